@@ -1,7 +1,7 @@
 """Random draws of the tests, all from one seed, so that a failure can be repeated.
 
 KEYTAIL_SEED sets the seed. Without it each run draws one, which is printed at its start and with each failure. The
-draws of a test depend only on the seed: not on the tests that ran before, nor on the process that runs it.
+draws of a test depend only on the seed, not on the tests that ran before, nor on the process that runs it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def chance() -> random.Random:
 
 
 def draws(number: int) -> int:
-    """Return the number of random cases that a test runs: a quarter of `number`, but at least a dozen if `number`
-    allows it.
+    """Return the number of random cases that a test runs: a quarter of `number`, but at least a dozen if `number` is
+    not smaller.
 
-    Each run has another seed, so a quarter is enough. KEYTAIL_DRAWS sets another share; `make soak` runs a multiple
-    of `number`.
+    A quarter is enough, because each run has another seed. KEYTAIL_DRAWS sets another share; `make soak` runs a
+    multiple of `number`.
     """
     return max(min(number, 12), round(number * float(os.environ.get("KEYTAIL_DRAWS", "0.25"))))

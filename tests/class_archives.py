@@ -27,10 +27,10 @@ from tests.interop.kafka import VERSION, jar_folder
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "interop" / "target" / "archives"
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
-# As in a session of ours on one machine: a JVM of the tests only distributes ids and collects small cells.
+# Options of a session on one machine: a JVM of the tests only distributes ids and collects small cells.
 LEAN_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-# Settings of a driver, as in the shared session (tests/run/shared.py): compiling a query takes more time than
-# interpreting it for a few rows.
+# Settings of a driver, as in the shared session (tests/run/shared.py): for a few rows, compiling a query takes longer
+# than interpreting it.
 _INTERPRETED = (
     "-Dspark.sql.codegen.wholeStage=false", "-Dspark.sql.codegen.factoryMode=NO_CODEGEN",
     "-Dspark.sql.shuffle.partitions=2", "-Dspark.ui.enabled=false",
@@ -71,12 +71,12 @@ def options(name: str) -> tuple[str, ...]:
 
 
 def java_options() -> str:
-    """Return the options of any JVM of Spark, which save time."""
+    """Return options that let any JVM of Spark start faster."""
     return " ".join([*LEAN_JAVA, *options("spark")])
 
 
 def submit_options() -> str:
-    """Return a value for SPARK_SUBMIT_OPTS: options of a driver's JVM, which save time."""
+    """Return a value for SPARK_SUBMIT_OPTS that lets the JVM of a driver start faster."""
     return " ".join([java_options(), *_INTERPRETED])
 
 

@@ -33,6 +33,6 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def rows_of(result: Result) -> dict[str, dict[str, Any]]:
-    """Return the rows of a JSON output, by partition; raises if standard output contains anything else."""
+    """Return the rows of JSON output, by partition. Raises an exception if standard output contains anything else."""
     rows = json.loads(result.stdout)
     return {f"{row['topic']}-{row['partition']}": row for row in rows}

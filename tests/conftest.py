@@ -28,7 +28,7 @@ from tests.chance import SEED
 from tests.command_line import log_dir, run  # noqa: F401
 from tests.run.shared import end_shared_session, engine, on_spark, spark, two_workers  # noqa: F401
 
-# The first call of a kernel compiles it, which takes seconds on a machine with a cold cache and is no failure.
+# The first call of a kernel compiles it, which takes seconds on a machine with a cold cache, and is not a failure.
 settings.register_profile("keytail", deadline=None)
 settings.load_profile("keytail")
 
@@ -36,18 +36,18 @@ settings.load_profile("keytail")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Typer's runner would build all commands again for each command line of a test, which takes most of its time.
+# Typer's runner would build all commands again for each command line, which would take most of the time of a test.
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
-# Spark's workers import no module from the current directory, but run functions of the tests: with this, all JVMs,
-# whichever test starts them, find the tests.
+# Spark's workers import no module from the current directory, but run functions of the tests. With this variable, all
+# JVMs find the tests, whichever test starts them.
 ROOT = str(Path(__file__).resolve().parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 class_archives.use_for_spark()
 
 
-# The files of `make check` that take most, up to 30 s of CPU.
-DEAR = {
+# The files of `make check` that take longest, up to 30 s of CPU.
+SLOW_FILES = {
     "tests/audit/test_missing_segments.py",
     "tests/audit/test_stages.py",
     "tests/cli/test_metadata.py",
@@ -62,7 +62,7 @@ DEAR = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> None:
-    """Do not search for garbage in the thousands of tests, which are there to the end."""
+    """Disable garbage collection, because the thousands of tests remain until the end."""
     gc.disable()
 
 
@@ -71,10 +71,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Make each file a group that runs in one process, because its tests share fixtures.
 
     The tests with the shared Spark session are two groups, because each process starts that session for itself. An
-    xdist_group mark on a test overrides this, for tests that must not run at the same time. Groups that start JVMs
-    run first, then files that take long, so that the cores finish at about the same time. Tests with the mark `soak`,
-    and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1. KEYTAIL_ONE_OF=all
-    keeps the latter.
+    xdist_group mark on a test overrides this, for tests that must not run at the same time. Groups that start JVMs run
+    first, followed by files that take long, so that the cores finish at about the same time. Tests with the mark
+    `soak`, and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1. With
+    KEYTAIL_ONE_OF=all, all tests with the latter mark are kept.
     """
     if os.environ.get("KEYTAIL_SOAK") != "1":
         left_out = {item for item in items if item.get_closest_marker("soak")}
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out |= _not_drawn(items, left_out)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
-    long = DEAR | {_file(item) for item in items if item.get_closest_marker("long")}
+    long = SLOW_FILES | {_file(item) for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: (_rank(item), _file(item) not in long))
     sharing = list(dict.fromkeys(_file(item) for item in items if _shares_spark(item)))
     for item in items:
@@ -96,7 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that are left out because another test with the same mark `one_of` is run.
 
-    A test is drawn first, then one of its cases: a test with many cases is not drawn more often than others.
+    A test is drawn first, and then one of its cases, so that a test with many cases is not drawn more often than
+    others.
     """
     groups: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -111,7 +112,7 @@ def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pyte
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail if groups are ignored (pytest-xdist 3.8.0 under pytest 9.2): each process would make all fixtures."""
+    """Fail if groups are ignored (pytest-xdist 3.8.0 under pytest 9.2): each process would create all fixtures."""
     gc.enable()
     gc.freeze()
     if hasattr(session.config, "workerinput") and not all("@" in item.nodeid for item in session.items):
@@ -119,7 +120,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _file(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]  # `item.location` inspects the source of the test, for a second in all
+    # `item.location` inspects the source of the test, which takes a second in total
+    return item.nodeid.partition("::")[0]
 
 
 def _rank(item: pytest.Item) -> int:
@@ -143,11 +145,11 @@ def pytest_sessionfinish() -> None:
 
 PACKAGE = os.path.dirname(os.path.realpath(keytail.__file__)) + os.sep
 TESTS = os.path.dirname(os.path.realpath(__file__)) + os.sep
-# `files/` carries out the operations of fs.py, and only fs.py imports it (a contract of import-linter).
+# `files/` implements the operations of fs.py, and only fs.py imports it (a contract of import-linter).
 FILE_SYSTEM = (os.path.join(PACKAGE, "log", "fs.py"), os.path.join(PACKAGE, "log", "files", ""))
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
-# Event -> positions of its arguments that are changed paths.
+# For each event, the positions of the arguments that are changed paths.
 CHANGING = {
     "open": (0,),
     "os.rename": (0, 1),
@@ -169,16 +171,16 @@ CHANGING = {
 
 
 class Watch:
-    """The state of the audit hook; there is only one, because hooks cannot be removed."""
+    """The state of the audit hook. There is only one, because hooks cannot be removed."""
 
     def __init__(self) -> None:
         self.registered: set[str] = set()
         self.temporary = ""
         self.violations: list[str] = []
-        self._looking = False
+        self._is_checking = False
 
     def __call__(self, event: str, arguments: tuple) -> None:
-        if event not in CHANGING or self._looking or not (self.registered or self.temporary):
+        if event not in CHANGING or self._is_checking or not (self.registered or self.temporary):
             return
         if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
             return
@@ -186,14 +188,14 @@ class Watch:
         if module is None or module.startswith(FILE_SYSTEM):
             return
         before = len(self.violations)
-        self._looking = True
+        self._is_checking = True
         try:
             for position in CHANGING[event]:
                 path = _path(arguments[position])
                 if path is not None and self.is_in_a_log_dir(path):
                     self.violations.append(f"{module} did {event} on {path}; only log/fs.py may")
         finally:
-            self._looking = False
+            self._is_checking = False
         if len(self.violations) > before:
             raise AssertionError(self.violations[-1])
 
@@ -203,11 +205,11 @@ class Watch:
         if not (self.temporary and path.startswith(self.temporary)):
             return False
         directory = os.path.dirname(path)
-        return _is_partition_dir(directory) or _is_partition_dir(path) or _holds_partitions(directory)
+        return _is_partition_dir(directory) or _is_partition_dir(path) or _contains_partitions(directory)
 
 
 def _module_of_keytail(frame: FrameType | None) -> str | None:
-    """Return the innermost module of the package on the stack, or None if it called a test's code."""
+    """Return the innermost module of the package on the stack, or None if it called code of a test."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(TESTS):
             return None
@@ -239,7 +241,7 @@ def _is_partition_dir(path: str) -> bool:
         return False
 
 
-def _holds_partitions(path: str) -> bool:
+def _contains_partitions(path: str) -> bool:
     try:
         return any(_is_partition_dir(os.path.join(path, name)) for name in os.listdir(path))
     except OSError:
@@ -257,7 +259,7 @@ def _watched_temporary_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def register_log_dir() -> Iterator[Callable[[Path], None]]:
-    """Register log dirs that are outside of `tmp_path`, or do not have a partition yet."""
+    """Register log dirs that are outside of `tmp_path`, or that do not have a partition yet."""
     before = set(watch.registered)
     yield lambda path: watch.registered.add(os.path.realpath(path))
     watch.registered = before

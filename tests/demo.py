@@ -1,8 +1,8 @@
 """Demonstrates the main job on a copy of the golden logs: plan, compact, verify, and the results. `python -m
 tests.demo`.
 
-Every step is the real command line in a separate process, as an operator would type it; this module only unpacks the
-logs first and sums up the rows at the end.
+Every step is the real command line in a separate process, as an operator would type it. This module only unpacks the
+logs before these, and sums up the rows at the end.
 """
 
 from __future__ import annotations

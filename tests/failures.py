@@ -1,4 +1,4 @@
-"""Pytest plugin: prints the seed, the time by folder, and for each failure the command that repeats it."""
+"""A pytest plugin that prints the seed, the time by folder and, for each failure, the command that repeats it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.chance import SEED
 
-# The other KEYTAIL_ variables determine the draws and their number: a repetition needs them.
+# The other KEYTAIL_ variables determine the draws and their number, so a repetition needs them.
 _NOT_DRAWS = ("KEYTAIL_NO_SKIP", "KEYTAIL_CACHE_DIR", "KEYTAIL_SEED")
 _seconds: dict[str, float] = defaultdict(float)
 _tests: dict[str, int] = defaultdict(int)
@@ -26,7 +26,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionstart(session):
-    if not hasattr(session.config, "workerinput"):  # pytest-xdist's worker processes print nothing
+    if not hasattr(session.config, "workerinput"):  # the worker processes of pytest-xdist print nothing
         session.config.get_terminal_writer().line(f"seed: KEYTAIL_SEED={SEED}")
 
 
@@ -37,7 +37,7 @@ def pytest_runtest_logreport(report):
     _tests[folder] += report.when == "call"
     if report.failed and test not in _failed:
         _failed[test] = None
-        if "PYTEST_XDIST_WORKER" not in os.environ:  # at once, for a long run that may be stopped
+        if "PYTEST_XDIST_WORKER" not in os.environ:  # immediately, for a long run that may be stopped
             print(f"\nfailed: {repetition(test)}", flush=True)
 
 
@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def repetition(test: str) -> str:
-    """Return one shell command line: seed and amounts of this run, command, test."""
+    """Return one shell command line: the seed and numbers of draws of this run, the command, and the test."""
     more = {name: value for name, value in sorted(os.environ.items()) if name.startswith("KEYTAIL_")}
     draws = {"KEYTAIL_SEED": str(SEED)} | {name: value for name, value in more.items() if name not in _NOT_DRAWS}
     command = [os.path.relpath(sys.executable), "-m", "pytest", test]

@@ -1,6 +1,6 @@
-"""A partition that grows as under a broker: transactions of several producers, every codec, old formats, tombstones,
-rolls, compaction, a new leader. It keeps all appended records and computes the expected state from them in plain
-Python.
+"""A partition that grows as under a broker: with transactions of several producers, all codecs, old formats,
+tombstones, rolls, compaction, and a new leader. It keeps all appended records, and computes the expected state from
+them in plain Python.
 
 The files on disk are those of a stopped broker. The computed state does not depend on them.
 """
@@ -30,7 +30,7 @@ EAGER = CompactionConfig(cleanup_policy=frozenset({"compact"}), min_cleanable_di
 class _Appended:
     record: Rec
     epoch: int | None
-    producer: int | None  # of its transaction, while it is open
+    producer: int | None  # the producer of its open transaction
     aborted: bool = False
 
 
@@ -163,7 +163,7 @@ class GrowingLog:
         self.end = end
 
     def write(self, high_watermark: int | None = None) -> None:
-        """Write what was appended since the last call. Ended segments that were written before are left unchanged."""
+        """Write what was appended since the last call. Closed segments that were written before are left unchanged."""
         self.path.mkdir(parents=True, exist_ok=True)
         for segment in self._segments:
             stem = self.path / f"{segment.base:020d}"
@@ -193,7 +193,8 @@ class GrowingLog:
 
     def compact(self) -> None:
         """Run a round of keytail's own cleaner over all but the active segment, late enough to remove tombstones."""
-        facts = replace(self.facts(), clean_shutdown=False)  # there are no snapshots, so producers are in the log
+        # there are no snapshots, so producers are read from the log
+        facts = replace(self.facts(), clean_shutdown=False)
         self._rounds += 1
         now_ms = self.now_ms + self._rounds * 10**12
         result = compact(facts, EAGER, now_ms=now_ms, message_format=self.rng.choice(["v2", "keep"]), fs=LOCAL)
@@ -207,7 +208,7 @@ class GrowingLog:
         return survey_partition(LOCAL, log_dir, entry)
 
     def latest(self, end: int | None = None) -> dict[bytes, tuple[Rec, int | None]]:
-        """Return the latest committed record and its leader epoch by key, below offset `end`; without deleted keys."""
+        """Return, by key, the latest committed record below offset `end` and its leader epoch, without deleted keys."""
         found: dict[bytes, tuple[Rec, int | None]] = {}
         for item in self._appended:
             inside = self.start <= item.record.offset < (self.stable if end is None else end)

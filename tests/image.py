@@ -1,4 +1,4 @@
-"""Reads conf/Dockerfile and .dockerignore as an engine does, as far as the project's files use their language."""
+"""Reads conf/Dockerfile and .dockerignore as a container engine does, as far as the files of the project require it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def instructions() -> list[tuple[str, str]]:
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in whole.splitlines())]
 
 
-def given(paths: list[str]) -> list[str]:
-    """Return the `paths` that .dockerignore does not exclude: the last line matching a path or parent decides."""
+def sent_to_the_engine(paths: list[str]) -> list[str]:
+    """Return the `paths` that .dockerignore does not exclude: the last line that matches a path or a parent decides."""
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
 
     def matches(path: str, rule: str) -> bool:
@@ -31,11 +31,11 @@ def given(paths: list[str]) -> list[str]:
             return any(fnmatch(part, rule[3:]) for part in parts)
         return any(fnmatch(item, rule) and item.count("/") == rule.count("/") for item in above)
 
-    def is_given(path: str) -> bool:
+    def is_sent(path: str) -> bool:
         says = [rule for rule in rules if matches(path, rule.removeprefix("!"))]
         return not says or says[-1].startswith("!")
 
-    return [path for path in paths if is_given(path)]
+    return [path for path in paths if is_sent(path)]
 
 
 def defaults() -> dict[str, str]:
@@ -51,5 +51,5 @@ def step(*words: str) -> str:
 
 def tracked() -> list[str]:
     if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout: nobody knows what is tracked")
+        pytest.skip("not a git checkout, so the tracked files are unknown")
     return subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()

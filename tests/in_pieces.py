@@ -1,4 +1,6 @@
-"""Makes tests read record blocks of a few bytes in pieces, like blocks too large for the memory when decompressed."""
+"""Makes tests read record blocks of a few bytes in pieces, like blocks that are too large for the memory when
+decompressed.
+"""
 
 from __future__ import annotations
 

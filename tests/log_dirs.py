@@ -13,7 +13,7 @@ BASE_MS = 1_700_000_000_000
 
 
 def random_records(seed: int, count: int, keys: int = 20) -> list[Rec]:
-    """Return records of a few keys, one in ten a tombstone; offsets from 0."""
+    """Return records of a few keys, with offsets from 0 on; one in ten is a tombstone."""
     chance = random.Random(seed)
     return [
         Rec(
@@ -44,7 +44,7 @@ def write_partition(path: Path, records: Sequence[Rec], segments: int = 4, batch
 def write_log_dir(
     path: Path, partitions: Mapping[str, Sequence[Rec]], *, high_watermarks: bool = True, segments: int = 4
 ) -> Path:
-    """Write a log dir with these partitions, by names such as `orders-0`, closed cleanly."""
+    """Write a cleanly closed log dir with these partitions, given by names such as `orders-0`."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
     (path / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
@@ -73,7 +73,7 @@ def newest_by_key(records: Sequence[Rec]) -> dict[bytes | None, Rec]:
 def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
     """Return every file below `path` with its bytes and modification time, to check that nothing was changed.
 
-    The lock file is excluded, because a run that executes leaves it there.
+    The lock file is excluded, because a run with `--execute` leaves it.
     """
     return {
         str(file.relative_to(path)): (file.read_bytes(), file.stat().st_mtime_ns)

@@ -1,7 +1,7 @@
-"""Runs tests in this process on a changed core: for `tests/mutation.py`, which forks a process for each run.
+"""Runs tests in this process on a changed core, for `tests/mutation.py`, which forks a process for each run.
 
-No file is changed: Python's import is given the changed source of one module. The kernels of the core are not compiled
-but run as plain Python, so that a changed kernel costs no compilation and the lines that a test executes are known.
+No file is changed: Python's import receives the changed source of one module. The kernels of the core are not compiled
+but run as plain Python, so that a changed kernel need not be compiled, and the lines that a test executes are known.
 Compiled kernels can still call them, and inline them without the change.
 """
 
@@ -29,7 +29,7 @@ from hypothesis import Phase, settings
 from numba.extending import register_jitable
 
 MEMORY_BYTES = 12 << 30
-WAITING_S = 1200  # of one test: a busy machine must not count as a caught mutant
+WAITING_S = 1200  # the limit for one test, so that a busy machine does not count as a caught mutant
 
 
 def _of_walk() -> dict[str, object]:
@@ -45,10 +45,10 @@ def _of_walk() -> dict[str, object]:
 def _of_step() -> dict[str, object]:
     from keytail.kernels.opening.decoders import NOT_PLAIN
 
-    return {"decompress_plain": lambda *given: NOT_PLAIN}  # the caller decompresses the block then
+    return {"decompress_plain": lambda *given: NOT_PLAIN}  # the caller decompresses the block in this case
 
 
-# What plain Python cannot call.
+# Functions that plain Python cannot call.
 REPLACED: Mapping[str, Callable[[], dict[str, object]]] = {
     "keytail.kernels.walk": _of_walk,
     "keytail.kernels.proof.step": _of_step,
@@ -71,7 +71,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules `names`, and gives them the changed sources."""
+    """Finds the modules `names`, and supplies the changed sources."""
 
     def __init__(self, names: Collection[str], sources: Mapping[str, str]) -> None:
         self._names, self._sources = names, sources
@@ -86,7 +86,8 @@ class _Finder(MetaPathFinder):
 
 
 def _as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as compiled code is called: rows have attributes, and results are no NumPy scalars."""
+    """Return `function` so that it behaves like compiled code: rows have attributes, and results are not NumPy scalars.
+    """
 
     @functools.wraps(function)
     def called(*given: Any) -> Any:
@@ -116,7 +117,7 @@ def change_imports(plain: Collection[str], sources: Mapping[str, str]) -> None:
             module = getattr(function, "__module__", "")
             if module in plain or module.startswith("tests."):
                 return uncompiled(function)
-            # The cache contains it unchanged.
+            # The cache contains the unchanged function.
             return njit(function) if module in sources else compiled(function, *arguments, **options)
 
         return decorate
@@ -124,12 +125,14 @@ def change_imports(plain: Collection[str], sources: Mapping[str, str]) -> None:
     njit = numba.njit
     jit.kernel = decorator(jit.kernel, _as_compiled)
     numba.njit = decorator(njit, register_jitable)  # others may call it
-    # What is compiled with a changed function inlined is not for other processes.
+    # Code that is compiled with an inlined changed function must not be saved for other processes.
     jit.IS_WRITABLE = jit.IS_WRITABLE and not sources
 
 
 class Chosen:
-    """Runs only the tests `seconds`, in this order, each with a time limit by its seconds; notes the first failure."""
+    """Runs only the tests `seconds`, in this order, each with a time limit based on its seconds, and records the first
+    failure.
+    """
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
         self._seconds = seconds
@@ -153,7 +156,7 @@ class Chosen:
 
 
 class Lines:
-    """Notes the seconds of each test that passes, and the lines of `files` that it executes.
+    """Records the seconds of each test that passes, and the lines of `files` that it executes.
 
     A test fails after `limit_cpu_s`, and the remaining cases of a test that has run for longer are skipped.
     """
@@ -165,7 +168,7 @@ class Lines:
         self._start_s = 0.0
         self._of_function: dict[str, float] = defaultdict(float)
         self.tests: dict[str, Any] = {}
-        self.left_out: dict[str, str] = {}  # test: why
+        self.left_out: dict[str, str] = {}  # test: reason
 
     def pytest_sessionstart(self) -> None:
         signal.signal(signal.SIGVTALRM, self._end_test)
@@ -216,17 +219,17 @@ class Lines:
 
 
 def _limit_time(cpu_s: float) -> None:
-    # The default action of both ends the process, also inside a kernel.
+    # The default action of both signals ends the process, even inside a kernel.
     signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, WAITING_S)
 
 
 def run_tests(files: Collection[str], plugin: object, temporary: Path, *options: str) -> int:
-    """Run test files in this process; return pytest's exit status."""
+    """Run test files in this process, and return pytest's exit status."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     temporary.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = str(temporary)
-    # Failures need not be shrunk; this follows the profile that conftest.py loads.
+    # Failures need not be shrunk; this profile replaces the one that conftest.py loads.
     profile = {"deadline": None, "database": None, "derandomize": True, "phases": [Phase.explicit, Phase.generate]}
     settings.register_profile("mutants", **profile)
 

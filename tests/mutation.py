@@ -13,13 +13,13 @@ there, so that each module is drawn in proportion to its code. Not drawn, becaus
 - the replacement of a comparison by `is` or `is not`, and of these by any comparison but each other.
 
 A mutant is never written to a file, and its kernels are not compiled: `tests/mutated.py` describes how tests run with
-it. The tests of `--folders` that need no JVM are first run once without a mutation, to note the lines of the core that
-each of them executes; those that take too long without compilation are left out. A mutant is run with the tests that
-execute its statement until one fails: the quickest test of each function first, then the next ones, up to `--limit-s`
-seconds of tests. A time limit counts as caught and is listed separately, and so is a crash of the process.
-`results.jsonl` in KEYTAIL_MUTANTS (by default a folder in the temporary directory) has a line for each mutant; a
-stopped run continues there when it is started again, and lines of a changed test file are noted again. After a change
-of the package all results are out of date. Run it in a clone if the tree may change meanwhile.
+it. The tests of `--folders` that need no JVM are first run once without a mutation, to record the lines of the core
+that each of them executes; those that take too long without compilation are left out. A mutant is run with the tests
+that execute its statement until one fails: the quickest test of each function first, then the next ones, up to
+`--limit-s` seconds of tests. A mutant that exceeds its time limit or crashes the process counts as caught, and is
+listed separately. `results.jsonl` in KEYTAIL_MUTANTS (by default a folder in the temporary directory) has a line for
+each mutant; a stopped run continues there when it is started again, and lines of a changed test file are recorded
+again. After a change of the package all results are out of date. Run it in a clone if the tree may change meanwhile.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ CORE = {
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
     "recovery": ("log/recover.py",),
 }  # fmt: skip
-# Uses vector instructions and cannot run as plain Python: it is compiled, and run with these tests.
+# These use vector instructions and cannot run as plain Python, so they are compiled, and run with these tests.
 COMPILED = {"kernels/proof/blake2b.py": "tests/kernels/test_blake2b.py::"}
-# Its kernels are not those of the core, and mutants would change how all of them are cached.
+# Its kernels do not belong to the core, and mutants would change how all kernels are cached.
 NOT_RUN = {"tests/kernels/test_jit.py"}
-LONG_CPU_S = 30  # all cases of a test together, while their lines are noted; others are not run
+LONG_CPU_S = 30  # all cases of a test together, while lines are recorded; slower tests are not run
 
 
 class Remove(Operator):
@@ -131,7 +131,7 @@ def _names() -> list[str]:
 
 
 def modules() -> dict[str, str]:
-    """Return each module of the core, and the part that it belongs to."""
+    """Return each module of the core, and the part to which it belongs."""
     found = {}
     for part, patterns in CORE.items():
         for pattern in patterns:
@@ -186,20 +186,20 @@ def diff_of(mutant: Mutant) -> str:
     return "\n".join(line for line in lines if line[:3] not in ("---", "+++"))
 
 
-# Processes.
+# Processes
 
 
 @dataclass(frozen=True)
 class Ended:
-    number: int  # of the call
-    status: int  # as `waitstatus_to_exitcode` returns it
+    number: int  # the number of the call
+    status: int  # as returned by `waitstatus_to_exitcode`
     cpu_s: float
     printed: str
-    found: Any  # what the call returned, if it ended by itself
+    found: Any  # what the call returned, if it was not killed
 
 
 def in_processes(calls: Iterable[Callable[[Path], object]], jobs: int) -> Iterator[Ended]:
-    """Run each call in a fork of this process, at most `jobs` at a time, in a folder of its own."""
+    """Run each call in a fork of this process, at most `jobs` at a time, each in a separate folder."""
     running: dict[int, tuple[int, Path]] = {}
 
     def end_of_one() -> Ended:
@@ -252,7 +252,7 @@ def _in_child(call: Callable[[Path], object], folder: Path) -> None:
         os._exit(status)
 
 
-# Which tests.
+# Selection of tests
 
 
 def test_files(folders: Iterable[str]) -> list[str]:
@@ -274,7 +274,7 @@ def _code() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()[:16]
 
 
-def _note_lines(file: str, folder: Path) -> object:
+def _record_lines(file: str, folder: Path) -> object:
     change_imports(_kernels(), {})
     plugin = Lines([str(PACKAGE / module) for module in modules()], LONG_CPU_S)
     run_tests([file], plugin, folder)
@@ -293,7 +293,7 @@ def measure(folders: Iterable[str], jobs: int) -> dict[str, dict]:
         digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
         places[file] = PLACE / "lines" / f"{file.replace('/', '-')}.{_code()}.{digest}.json"
     todo = [file for file, place in places.items() if not place.exists()]
-    for ended in in_processes((functools.partial(_note_lines, file) for file in todo), jobs):
+    for ended in in_processes((functools.partial(_record_lines, file) for file in todo), jobs):
         file = todo[ended.number]
         print("measured", file, f"{ended.cpu_s} s", "" if ended.found else f"status {ended.status}", flush=True)
         places[file].write_text(json.dumps(ended.found or {"tests": {}, "left_out": {file: ended.printed[-3000:]}}))
@@ -301,12 +301,14 @@ def measure(folders: Iterable[str], jobs: int) -> dict[str, dict]:
     left_out = {name: why for file in found for name, why in file["left_out"].items()}
     (PLACE / "left-out.json").write_text(json.dumps(left_out, indent=1))
     tests = {name: test for file in found for name, test in file["tests"].items()}
-    print(f"{len(tests)} tests; {len(left_out)} that take long or need compiled kernels, in left-out.json", flush=True)
+    print(
+        f"{len(tests)} tests; {len(left_out)} that take long or need compiled kernels are in left-out.json", flush=True
+    )
     return tests
 
 
 def _statement(module: str, line: int) -> set[int]:
-    """Return the lines of the statement at this line; of one that contains others, those before these."""
+    """Return the lines of the statement at this line; for a statement that contains others, the lines before these."""
     inner = (1, 0)
     for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
@@ -318,9 +320,10 @@ def _statement(module: str, line: int) -> set[int]:
 
 
 def _executed(mutant: Mutant) -> dict[str, set[int]]:
-    """Return the lines of each module of the core that a test must execute to be run with this mutant.
+    """Return the lines of each module of the core of which a test must execute one to be run with this mutant.
 
-    Statements outside of functions are executed by an import: tests are run that use a name that they assign.
+    Statements outside of functions are executed by an import; tests are run that use a name that such a statement
+    assigns.
     """
     nodes = list(ast.walk(ast.parse((PACKAGE / mutant.module).read_text())))
     lines = _statement(mutant.module, mutant.line)
@@ -338,7 +341,7 @@ def _executed(mutant: Mutant) -> dict[str, set[int]]:
 
 
 def tests_for(mutant: Mutant, tests: dict[str, dict], limit_s: float) -> dict[str, float]:
-    """Return the tests that execute the mutant's statement and their seconds, in the order in which they are run."""
+    """Return the tests that execute the mutant's statement, with their seconds, in the order in which they are run."""
     wanted = _executed(mutant)
     of_function: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for name, test in tests.items():
@@ -363,7 +366,7 @@ def tests_for(mutant: Mutant, tests: dict[str, dict], limit_s: float) -> dict[st
     return chosen
 
 
-# Results.
+# Results
 
 
 def _run_mutant(mutant: Mutant, chosen: dict[str, float], folder: Path) -> object:
@@ -377,7 +380,7 @@ def _run_mutant(mutant: Mutant, chosen: dict[str, float], folder: Path) -> objec
 
 
 def _outcome(ended: Ended) -> tuple[str, str]:
-    """Return outcome and the test that failed."""
+    """Return the outcome, and the test that failed."""
     if not isinstance(ended.found, dict):
         return ("time" if ended.status in (-signal.SIGVTALRM, -signal.SIGALRM) else "crash"), ""
     by = str(ended.found["by"])
@@ -437,16 +440,18 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=200, help="mutants to draw (default 200)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--limit-s", type=float, default=60, help="seconds of tests for one mutant (default 60)")
-    parser.add_argument("--folders", default="kernels,compact,log", help="of tests (default kernels,compact,log)")
-    parser.add_argument("--survivors", action="store_true", help="run those again that survived")
-    parser.add_argument("--table", action="store_true", help="print the results only")
+    parser.add_argument(
+        "--folders", default="kernels,compact,log", help="folders of tests (default kernels,compact,log)"
+    )
+    parser.add_argument("--survivors", action="store_true", help="run again the mutants that survived")
+    parser.add_argument("--table", action="store_true", help="only print the results")
     options = parser.parse_args()
     seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
     print(f"KEYTAIL_SEED={seed}, in {PLACE}", flush=True)
     PLACE.mkdir(parents=True, exist_ok=True)
     mutants = draw(options.n, seed)
     if not options.table:
-        # For this process, whose forks import the package, and for those that tests start.
+        # For this process, whose forks import the package, and for processes that tests start.
         sys.path.insert(0, str(ROOT / "lib"))
         os.environ["PYTHONPATH"] = os.pathsep.join([f"{ROOT}/lib", str(ROOT)])
         os.environ.update({"KEYTAIL_SEED": "1", "KEYTAIL_CACHE_DIR": str(PLACE / "kernels")})

@@ -1,4 +1,4 @@
-"""Runs a compaction as its command does, but calls functions that Spark would send to a worker in this process."""
+"""Runs a compaction as its command does, but calls the functions that Spark would send to a worker in this process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ from tests.run.engines import LikeSpark
 def without_spark() -> Iterator[None]:
     with (
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark()),
-        patch.object(worker, "let_others_go_first"),  # this process goes on with other tests
+        patch.object(worker, "let_others_go_first"),  # this process continues with other tests
     ):
         yield

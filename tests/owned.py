@@ -1,4 +1,4 @@
-"""Log dirs of another user than the one who runs the tests, for tests that only root can run."""
+"""Log dirs of a user other than the one who runs the tests, for tests that only root can run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 BROKER, OTHER = 52_001, 52_002
-ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 
 
 @contextlib.contextmanager
 def open_directory() -> Iterator[Path]:
-    """Create a temporary directory that other users can enter; pytest's own directories are closed to them."""
+    """Create a temporary directory that other users can enter; they cannot enter pytest's own directories."""
     path = Path(tempfile.mkdtemp(prefix="keytail-owned-"))
     path.chmod(0o755)
     try:
@@ -56,7 +56,7 @@ def keytail(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[st
 
 
 def python(script: str, *arguments: str | Path, status: int = 0) -> Any:
-    """Run a script in a separate process and return its output, parsed as JSON."""
+    """Run a script in a separate process, and return its output, parsed as JSON."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)

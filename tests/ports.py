@@ -1,4 +1,4 @@
-"""Loopback ports for test servers, reserved for the calling process until it ends, also while its server restarts."""
+"""Loopback ports for test servers, reserved for the calling process until it ends, even while its server restarts."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ PYTEST = (sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-o", 
 
 @dataclass(frozen=True)
 class Part:
-    """One part. `tried` parses a command's output and returns how much it tried, in words, and the number of losses."""
+    """A part of the soak. `tried` parses the output of the command, and returns how much it tried, in words, and the
+    number of losses.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -102,7 +104,8 @@ def parts() -> list[Part]:
 
 
 def run(part: Part) -> tuple[str, int, float, int]:
-    """Run a part, forwarding its output; return what it tried, losses, seconds, exit status."""
+    """Run a part, forwarding its output. Return what it tried, the number of losses, the seconds and the exit status.
+    """
     variables = {"KEYTAIL_SEED": SEED, **part.variables}
     words = [*(f"{key}={value}" for key, value in variables.items()), *part.command]
     print(f"\n=== {part.name}: {' '.join(words)}", flush=True)

@@ -41,7 +41,7 @@ TEXT = {
     "verb": "command",
     "verbs": "commands",
 }
-# Parts of identifiers.
+# Words that are not used as parts of identifiers.
 NAMES = {
     "anew": "again, rebuilt",
     "mend": "repair",
@@ -68,7 +68,7 @@ PAGES = (".md", "Makefile", ".toml", ".properties", ".conf")
 
 
 def files() -> list[str]:
-    """Return the files of the repository; those of the source distribution if there is no work tree."""
+    """Return the files of the repository, or those of the source distribution if there is no work tree."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode == 0:
         return listed.stdout.split()
@@ -99,7 +99,7 @@ def names(source: str) -> Iterator[tuple[int, str]]:
 
 
 def words_of(name: str) -> list[str]:
-    """`ListOf_VERBS` -> list, of, verbs."""
+    """Split a name into words: `ListOf_VERBS` -> list, of, verbs."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
@@ -108,7 +108,7 @@ TEXT_WORDS = re.compile(r"(?<![\w.-])(" + "|".join(TEXT) + r")(?![\w-])", re.IGN
 
 def problems(path: str, source: str) -> Iterator[str]:
     part, _ = ALLOWED_LINES.get(path, (None, ""))
-    # Few files have any of the words anywhere, and to parse all files would take seconds.
+    # Few files have any of the words anywhere, and it would take seconds to parse all files.
     for number, text in texts(path, source) if TEXT_WORDS.search(source) else ():
         if part is not None and part in text:
             continue

@@ -1,4 +1,4 @@
-"""What a process started as root can access while it works as another user, by thread."""
+"""What each thread of a process that root started can access while the process works as another user."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(script: str, private: Path) -> object:
     return python(BEGIN + script, private, str(BROKER))
 
 
-def test_the_process_has_the_users_ids_and_root_only_to_change_them_back(private: Path) -> None:
+def test_the_process_has_the_ids_of_the_user_and_can_restore_those_of_root(private: Path) -> None:
     before, during, after = run(
         """
 seen = [status()]
@@ -55,7 +55,7 @@ print(json.dumps([*seen, status()]))
     assert ids_of(after) == ids_of(before) != ids_of(during)
 
 
-def test_only_the_thread_that_asks_has_the_callers_rights(private: Path) -> None:
+def test_only_the_requesting_thread_has_the_rights_of_the_caller(private: Path) -> None:
     reported = run(
         """
 acting_user.become(user)
@@ -86,7 +86,7 @@ print(json.dumps(found))
     assert reported == {**nobody, "caller": "known to root"}
 
 
-def test_an_error_within_takes_the_callers_rights_away_again(private: Path) -> None:
+def test_after_an_error_the_rights_of_the_caller_are_dropped_again(private: Path) -> None:
     reported = run(
         """
 acting_user.become(user)
@@ -102,7 +102,7 @@ except KeyboardInterrupt:
     assert ids_of(reported[1]) == ids_as(BROKER)
 
 
-def test_modules_load_from_where_only_root_reads(private: Path) -> None:
+def test_modules_are_loaded_from_directories_that_only_root_can_read(private: Path) -> None:
     package = private / "lazily"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -122,7 +122,7 @@ print(json.dumps([lazily.one.name, two.name, three.name, can_read()]))
     assert reported == ["one", "two", "three", None]
 
 
-def test_the_signal_at_the_parents_death_stays_armed(private: Path) -> None:
+def test_the_signal_at_the_death_of_the_parent_remains_set(private: Path) -> None:
     reported = run(
         """
 libc = ctypes.CDLL(None)
@@ -146,7 +146,7 @@ print(json.dumps([*found, armed(), int(signal.SIGUSR1)]))
     assert reported[0] != 0
 
 
-def test_a_program_that_is_started_is_the_callers(private: Path) -> None:
+def test_a_program_that_is_started_runs_as_the_caller(private: Path) -> None:
     reported = run(
         """
 acting_user.become(user)
@@ -163,7 +163,7 @@ print(json.dumps([ids(acting_user.popen_as_caller), status()]))
 
 
 @pytest.mark.long
-def test_kernels_are_compiled_into_the_callers_cache_and_loaded_from_there(private: Path) -> None:
+def test_kernels_are_compiled_into_the_cache_of_the_caller_and_loaded_from_it(private: Path) -> None:
     script = """
 os.environ["KEYTAIL_CACHE_DIR"] = str(private / "cache")
 acting_user.become(user)
@@ -179,7 +179,7 @@ print(json.dumps([hits, sum(sum(one.stats.cache_misses.values()) for one in jit.
     assert run(script, private) == [misses, 0]
 
 
-def test_a_user_that_cannot_be_become_leaves_the_ids_as_they_were(private: Path) -> None:
+def test_if_the_user_cannot_be_changed_the_ids_are_unchanged(private: Path) -> None:
     reported = run(
         """
 before = status()

@@ -1,4 +1,4 @@
-"""`make bundle` makes an archive of which keytail can be installed, and runs, where there is no network."""
+"""`make bundle` creates an archive from which keytail can be installed, and runs, without a network."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ PYTHON = "{}.{}".format(*sys.version_info)
 
 
 def offline(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a network namespace that has no network, without settings of pip. Where this user may not create
-    one, only a proxy that does not exist keeps pip from the network."""
+    """Run a command in a network namespace without a network, without settings of pip.
+
+    If this user may not create one, only a proxy that does not exist keeps pip from the network.
+    """
     alone = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         alone = ["env", "http_proxy=http://127.0.0.1:9", "https_proxy=http://127.0.0.1:9"]
@@ -52,7 +54,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.one_of("a wheel in an empty environment")
-def test_it_is_installed_and_runs_without_a_network(unpacked: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_installed_and_runs_without_a_network(unpacked: Path, tmp_path: Path) -> None:
     done = offline("sh", unpacked / "install.sh", tmp_path / "env", sys.executable, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     version, then = done.stdout.splitlines()

@@ -23,12 +23,12 @@ _MS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
         (-11_520_000, "-3 h 12 min"),
     ],
 )
-def test_two_units_say_it(ms: int, text: str) -> None:
+def test_durations_are_printed_in_two_units(ms: int, text: str) -> None:
     assert duration_text(ms) == text
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_what_is_said_is_at_most_a_smaller_unit_off(ms: int) -> None:
+def test_a_printed_duration_is_wrong_by_at_most_one_smaller_unit(ms: int) -> None:
     words = duration_text(ms).replace(",", "").split()
     message = sum(int(count) * _MS[unit] for count, unit in zip(words[::2], words[1::2], strict=True))
     assert 0 <= ms - message

@@ -25,7 +25,7 @@ from keytail.errors import CorruptLog, in_words, of_system
         ("EXDEV", "Check the file system"),
     ],
 )
-def test_an_error_of_the_system_says_file_and_remedy(name: str, remedy: str) -> None:
+def test_an_error_of_the_system_has_the_file_and_a_remedy(name: str, remedy: str) -> None:
     number = getattr(errno, name)
     problem = of_system(OSError(number, f"{os.strerror(number)} while writing it", "/logs/t-0/x.log"), " on host h")
     assert str(problem).startswith(f"{os.strerror(number)} while writing it on host h (/logs/t-0/x.log). ")
@@ -33,7 +33,7 @@ def test_an_error_of_the_system_says_file_and_remedy(name: str, remedy: str) -> 
     assert str(pickle.loads(pickle.dumps(problem))) == str(problem)
 
 
-def test_without_a_path_or_words_there_is_still_a_sentence() -> None:
+def test_an_error_without_a_path_or_text_is_a_sentence() -> None:
     remedy = "Check the file system and its permissions, then run again"
     assert in_words(OSError("odd")) == f"odd. {remedy} [file-system-error]"
     assert in_words(CorruptLog("cut", path="/f")) == "cut (/f)"

@@ -1,4 +1,4 @@
-"""Without the packages of an extra, all other commands run, and those that need it say which line installs it.
+"""Without the packages of an extra, all other commands run, and those that need it print the line that installs it.
 
 Each run is a child process in which the packages cannot be imported. tests/test_release.py installs the core alone.
 """
@@ -57,7 +57,7 @@ for arguments in json.loads(sys.argv[2]):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The result of a command."""
 
     status: Any
     stdout: str
@@ -79,7 +79,7 @@ def core() -> Iterator[Any]:
 
 
 def test_all_commands_without_spark_need_no_extra(core: Any, tmp_path: Path) -> None:
-    """On a real broker's logs: what is done in this order would be done on a stopped broker."""
+    """The commands run on a real broker's logs, in an order in which they could be run on a stopped broker."""
     golden.unpack(tmp_path)
     logs, other = tmp_path / "kafka-logs", tmp_path / "other"
     shutil.copytree(logs, other)
@@ -106,8 +106,8 @@ def test_all_commands_without_spark_need_no_extra(core: Any, tmp_path: Path) -> 
         assert "Traceback" not in ended.stderr, (name, ended.stderr)
 
 
-def test_work_of_any_size_is_done_by_processes(core: Any, tmp_path: Path) -> None:
-    """Where Spark is installed it would start: the partition may have more keys than the map."""
+def test_work_of_any_size_is_done_by_child_processes(core: Any, tmp_path: Path) -> None:
+    """If Spark were installed, it would be started: the partition may have more keys than the map."""
     logs = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 4000)})
     flags = ("--log-dirs", logs, *SETTINGS, "--force", "--map-memory", "64k", "--output", "json", "--execute")
     [ended] = core(("compact", *flags))
@@ -118,7 +118,7 @@ def test_work_of_any_size_is_done_by_processes(core: Any, tmp_path: Path) -> Non
     assert "running without Spark: " in ended.stderr
 
 
-def test_what_needs_an_extra_says_which_line_installs_it(core: Any, tmp_path: Path) -> None:
+def test_commands_that_need_an_extra_print_the_line_that_installs_it(core: Any, tmp_path: Path) -> None:
     logs = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
     (tmp_path / "schema").write_text('"string"')
     schema = ("--value-format", "avro", "--value-schema", f"1={tmp_path / 'schema'}")
@@ -167,7 +167,7 @@ def test_a_large_partition_is_not_audited_without_spark(tmp_path: Path, run: Run
     assert SPARK.install in result.stderr
 
 
-def test_doctor_has_a_check_of_each_extra(core: Any, tmp_path: Path) -> None:
+def test_doctor_checks_each_extra(core: Any, tmp_path: Path) -> None:
     [ended, with_master] = core(
         ("doctor", "--output", "json"), ("doctor", "--master", "local[1]", "--output", "json")
     )
@@ -183,7 +183,7 @@ def test_doctor_has_a_check_of_each_extra(core: Any, tmp_path: Path) -> None:
     assert SPARK.install in failed["remedy"]
 
 
-def test_doctor_warns_of_a_part_of_an_extra() -> None:
+def test_doctor_warns_if_only_a_part_of_an_extra_is_installed() -> None:
     [ended] = run_without(("pyarrow",), ("doctor", "--output", "json"))
     rows = {row["check"]: row for row in json.loads(ended.stdout)}
     assert (rows["Spark"]["status"], rows["Spark"]["remedy"]) == ("warn", f"Run {SPARK.install}")
@@ -204,8 +204,8 @@ def test_doctor_needs_no_java_without_spark(run: Run, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra.name)
-def test_an_extra_brings_what_it_names(extra: Any) -> None:
-    """And what is installed here is not missing."""
+def test_an_extra_has_the_packages_of_its_modules(extra: Any) -> None:
+    """Only that package is used, and it is not missing in this environment."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     brought = {_name(item) for item in optional[extra.name]}
@@ -217,7 +217,7 @@ def test_an_extra_brings_what_it_names(extra: Any) -> None:
     require("this test", extra)
 
 
-def test_all_means_all() -> None:
+def test_the_extra_all_has_all_packages() -> None:
     optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert optional.keys() == {"all", "test", "mutation", *(extra.name for extra in EXTRAS)}
     assert optional["all"] == [f"keytail[{','.join(sorted(extra.name for extra in EXTRAS))}]"]

@@ -1,4 +1,4 @@
-"""The command printed for a failure repeats it, with the same draws."""
+"""The command that is printed for a failure repeats it, with the same draws."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ def test_the_printed_command_repeats_a_failure() -> None:
     again = [drawn(output_of(line)) for line in lines]
     assert [len(draws) for draws in again] == [1, 1]
     assert set().union(*again) == drawn(output)
-    assert drawn(output_of(failing)) != drawn(output), "each run draws a seed of its own"
+    assert drawn(output_of(failing)) != drawn(output), "each run must draw another seed"

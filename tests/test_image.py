@@ -1,8 +1,8 @@
-"""Checks conf/Dockerfile without an engine: the files it copies exist and are sent to the engine, and its own steps
-run.
+"""Checks conf/Dockerfile without an engine: the files that it copies exist and are sent to the engine, and its own
+steps run.
 
-No image is built here. test_release.py also runs steps of it: building the wheel from only the files that the engine
-receives, and installing it with the pinned versions.
+No image is built here. test_release.py also runs steps of it: it builds the wheel from only the files that the engine
+receives, and installs it with the pinned versions.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 import pytest
 
 import keytail
-from tests.image import DOCKERFILE, ROOT, defaults, given, instructions, step, tracked
+from tests.image import DOCKERFILE, ROOT, defaults, instructions, sent_to_the_engine, step, tracked
 
 
-def test_the_engine_is_given_the_sources_and_nothing_else() -> None:
+def test_only_the_sources_are_sent_to_the_engine() -> None:
     paths = tracked()
     wanted = {path for path in paths if path.startswith(("lib/", "conf/", "jobs/"))}
-    assert set(given(paths)) == wanted | {"pyproject.toml", "README.md", "LICENSE"}
+    assert set(sent_to_the_engine(paths)) == wanted | {"pyproject.toml", "README.md", "LICENSE"}
     also = ["dist/keytail-1-py3-none-any.whl", "dist/keytail-1.tar.gz", "lib/keytail/__pycache__/a.pyc", ".venv/x",
             "lib/keytail.egg-info/PKG-INFO", "dist/a/b.whl", "build/x", ".git/config"]  # fmt: skip
-    assert given(also) == also[:1]
+    assert sent_to_the_engine(also) == also[:1]
 
 
-def test_what_is_copied_is_there_and_given() -> None:
-    paths, stages, copied = given(tracked()), set(), []
+def test_copied_files_exist_and_are_sent_to_the_engine() -> None:
+    paths, stages, copied = sent_to_the_engine(tracked()), set(), []
     for name, rest in instructions():
         if name == "FROM" and " AS " in rest:
             stages.add(rest.split(" AS ")[1])
@@ -53,38 +53,40 @@ def test_jobs_and_settings_are_those_of_the_wheel() -> None:
     assert step("jobs-dir")
 
 
-def test_all_arguments_have_a_default_but_the_version() -> None:
+def test_all_arguments_except_the_version_have_a_default() -> None:
     declared = [rest.partition("=")[0] for name, rest in instructions() if name == "ARG"]
     assert len(declared) == len(set(declared))
     assert set(declared) - defaults().keys() == {"VERSION"}
     used = set(re.findall(r"\$\{([A-Z]+)\b", DOCKERFILE.read_text()))
-    assert set(declared) <= used, "of no effect"
+    assert set(declared) <= used, "an argument has no effect"
     assert used - set(declared) == {"PATH"}
     assert keytail.__version__ not in re.sub(r"(?m)^#.*$", "", DOCKERFILE.read_text())
 
 
-def test_the_extras_are_ours() -> None:
+def test_the_extras_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert defaults()["EXTRAS"] == "all"
     assert "all" in project["optional-dependencies"]
 
 
-def test_who_runs_it_is_not_root() -> None:
+def test_the_user_of_the_image_is_not_root() -> None:
     last = dict(instructions())
     assert last["USER"] == "${UID}:${GID}"
     assert int(defaults()["UID"]) > 0
 
 
 @pytest.mark.parametrize("version", [keytail.__version__, "9.9", ""])
-def test_a_version_that_is_not_the_wheels_ends_the_build(version: str, tmp_path: Path) -> None:
+def test_a_version_other_than_that_of_the_wheel_ends_the_build(version: str, tmp_path: Path) -> None:
     done = run(step("keytail --version"), VERSION=version)
     assert (done.returncode == 0) == (version == keytail.__version__)
     assert version == keytail.__version__ or f"the wheel has keytail {keytail.__version__}" in done.stdout
 
 
 @pytest.mark.long
-def test_the_kernels_of_the_image_are_for_any_cpu_and_any_user(tmp_path: Path) -> None:
-    """Runs the step that compiles kernels, with another folder and one kernel instead of all, which take minutes."""
+def test_the_kernels_of_the_image_are_compiled_for_any_cpu_and_any_user(tmp_path: Path) -> None:
+    """The step that compiles kernels is run with another folder, and with one kernel instead of all, which would take
+    minutes.
+    """
     [settings] = [rest for _, rest in instructions() if "NUMBA_CPU_NAME" in rest]
     variables = dict(re.findall(r"(\w+)=(\S*)", settings))
     assert variables["NUMBA_CPU_NAME"] == "${CPU}"

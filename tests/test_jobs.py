@@ -1,4 +1,6 @@
-"""A job that spark-submit starts with a Python without keytail looks once for a Python with keytail beside Spark."""
+"""A job that spark-submit starts with a Python without keytail looks once for a Python with keytail in the environment
+of Spark.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,16 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
-def test_each_job_says_that_there_is_no_keytail(job: Path) -> None:
-    """Runs in a Python that has neither keytail nor the folder of the job on its path, as with PYTHONSAFEPATH."""
+def test_each_job_reports_that_keytail_is_missing(job: Path) -> None:
+    """The job runs in a Python that has neither keytail nor the folder of the job on its path, as with PYTHONSAFEPATH.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
     command = [sys.executable, "-I", "-S", str(job)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert "has no module keytail; set PYSPARK_PYTHON" in done.stderr
 
 
-def test_it_is_restarted_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_restarted_with_the_python_of_spark(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")  # both variables are restored after the test
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "python3")
@@ -48,23 +51,23 @@ def test_it_is_restarted_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPa
     assert os.environ["PYSPARK_PYTHON"] == str(beside)
 
 
-def test_that_python_has_none_either(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_restarted_only_once(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the job would restart itself forever."""
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(beside))
-    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("started again"))
+    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("the job was restarted"))
     with pytest.raises(SystemExit, match="has no module keytail; set PYSPARK_PYTHON"):
         beside_spark.restart("keytail")
 
 
-def test_spark_did_not_come_by_pip(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_not_restarted_if_pip_did_not_install_spark(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("started again"))
+    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("the job was restarted"))
     with pytest.raises(SystemExit, match="has no module keytail"):
         beside_spark.restart("keytail")
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
-def test_a_job_needs_no_other_file_where_keytail_is_installed(job: Path, tmp_path: Path) -> None:
+def test_a_job_needs_no_other_file_if_keytail_is_installed(job: Path, tmp_path: Path) -> None:
     """In cluster mode spark-submit sends only the file of the job."""
     alone = tmp_path / job.name
     alone.write_bytes(job.read_bytes())

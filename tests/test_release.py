@@ -1,4 +1,6 @@
-"""The released files: complete wheel and sdist of the tracked files, which can be installed in an empty environment."""
+"""The released files: a complete wheel, and an sdist of the tracked files, which can be installed in an empty
+environment.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import pytest
 
 import keytail
 from tests import golden
-from tests.image import given, step, tracked
+from tests.image import sent_to_the_engine, step, tracked
 
 ROOT = Path(__file__).parents[1]
 # Needed only for development.
@@ -45,7 +47,7 @@ def _run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build from a copy: a build must leave nothing in the tree, and must not use untracked files of it."""
+    """Build from a copy: a build must leave nothing in the tree, and must not use its untracked files."""
     source = tmp_path_factory.mktemp("source")
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,7 @@ def _installed(built: Built, home: Path, extras: str) -> Path:
     for source, folder in ((built.wheel, home / "wheel"), (ROOT / "conf/constraints.txt", home / "conf")):
         folder.mkdir()
         shutil.copy(source, folder)
-    if not extras:  # the image's step also links to Spark
+    if not extras:  # the step of the image also links to Spark
         _run([sys.executable, "-m", "venv", home / "venv"], home)
         _run([home / "venv/bin/pip", "install", "-c", home / "conf/constraints.txt", built.wheel], home, **_PIP)
     else:
@@ -91,10 +93,10 @@ def _as_in_the_image(home: Path, *words: str, **arguments: str) -> None:
     _run(["sh", "-c", command], home, PATH=path, **_PIP, **arguments)
 
 
-@pytest.mark.soak("test_image.py: what the image is given; the environment here is made by the image's step")
-def test_the_images_wheel_is_this_one(built: Built, tmp_path: Path) -> None:
-    """The wheel made by the image's step from the files that an engine receives equals the built one."""
-    for name in given(tracked()):
+@pytest.mark.soak("test_image.py: the files of the image; the environment here is made by the image's step")
+def test_the_wheel_of_the_image_equals_the_built_one(built: Built, tmp_path: Path) -> None:
+    """The wheel that the image's step makes from the files that an engine receives equals the built one."""
+    for name in sent_to_the_engine(tracked()):
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / "src" / name)
     _as_in_the_image(tmp_path, "pip wheel", KEYTAIL=str(tmp_path / "src"))
@@ -122,7 +124,7 @@ def test_the_wheel_has_the_packages_with_their_pages_and_types(built: Built) -> 
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_sdist_has_all_that_is_tracked(built: Built) -> None:
+def test_the_sdist_has_all_tracked_files(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         names = {member.name.partition("/")[2] for member in sdist.getmembers()}
     wanted = {name for name in tracked() if not name.startswith(NOT_RELEASED)}
@@ -130,7 +132,7 @@ def test_the_sdist_has_all_that_is_tracked(built: Built) -> None:
     assert names - wanted <= {"PKG-INFO", ".gitignore"}  # the first is generated; the builder always adds the other
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_is_defined_once() -> None:
     places = [
         name for name in tracked()
         if name.endswith((".py", ".toml")) and f'"{keytail.__version__}"' in (ROOT / name).read_text()
@@ -141,8 +143,8 @@ def test_the_version_stands_in_one_place() -> None:
 
 @pytest.mark.long
 @pytest.mark.one_of("a wheel in an empty environment")
-def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: Path) -> None:
-    """Compacts without Spark, with less than 360 MB of packages; `verify` of this environment checks the result."""
+def test_the_core_alone_compacts_the_log_dir_of_a_broker(clean: Path, tmp_path: Path) -> None:
+    """The run uses no Spark, and less than 360 MB of packages; `verify` of this environment checks the result."""
     assert _run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"
     [packages] = clean.parent.glob("lib/python*/site-packages")
     brought = [path for path in packages.iterdir() if not path.name.startswith(_OF_VENV)]
@@ -160,8 +162,8 @@ def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.one_of("a wheel in an empty environment")
-def test_a_job_of_the_wheel_compacts_what_a_broker_wrote(with_spark: Path, tmp_path: Path) -> None:
-    """Compacts under spark-submit as the image does; `verify` of this environment checks the result."""
+def test_a_job_of_the_wheel_compacts_the_log_dir_of_a_broker(with_spark: Path, tmp_path: Path) -> None:
+    """The job runs under spark-submit, as in the image; `verify` of this environment checks the result."""
     home = with_spark.parents[1]
     _as_in_the_image(home, "jobs-dir")
     golden.unpack(tmp_path)
@@ -176,7 +178,7 @@ def test_a_job_of_the_wheel_compacts_what_a_broker_wrote(with_spark: Path, tmp_p
 
 @pytest.mark.long
 @pytest.mark.soak("the wheel has py.typed: test_the_wheel_has_the_packages_with_their_pages_and_types")
-def test_types_are_seen_by_who_uses_it(clean: Path, tmp_path: Path) -> None:
+def test_users_of_the_package_see_its_types(clean: Path, tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("from keytail import __version__\n\nnumber: int = __version__\n")
     mypy = [sys.executable, "-m", "mypy", "--python-executable", clean / "python", "--cache-dir", tmp_path / "cache"]
     done = subprocess.run([*mypy, "user.py"], cwd=tmp_path, capture_output=True, text=True, check=False)

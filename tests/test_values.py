@@ -50,14 +50,14 @@ class Attack:
 
 
 @given(data)
-def test_values_come_back_as_they_were(value: Any) -> None:
+def test_values_are_restored_unchanged(value: Any) -> None:
     again = from_bytes(to_bytes(value))
     assert again == value
     assert repr(again) == repr(value)  # which distinguishes 1 and True
 
 
 @given(of_numpy.arrays(of_numpy.scalar_dtypes(), of_numpy.array_shapes(min_dims=0, min_side=0)))
-def test_arrays_come_back_as_they_were(array: np.ndarray) -> None:
+def test_arrays_are_restored_unchanged(array: np.ndarray) -> None:
     for item in (array, array.T):
         again = from_bytes(to_bytes(item))
         assert (again.dtype, again.shape) == (item.dtype, item.shape)
@@ -80,13 +80,13 @@ def test_arrays_come_back_as_they_were(array: np.ndarray) -> None:
         math.inf,
     ],
 )
-def test_classes_of_ours_come_back_as_they_were(value: Any) -> None:
+def test_classes_of_keytail_are_restored_unchanged(value: Any) -> None:
     again = from_bytes(to_bytes(value))
     assert again == value
     assert type(again) is type(value)
 
 
-def test_an_error_comes_back_with_where_it_is() -> None:
+def test_an_error_is_restored_with_its_place() -> None:
     problem = CorruptLog("a byte is wrong", path="/x", byte_position=7, offset=3, remedy="Look")
     again = from_bytes(to_bytes(Outcome(None, problem))).problem
     assert type(again) is CorruptLog
@@ -94,7 +94,7 @@ def test_an_error_comes_back_with_where_it_is() -> None:
     assert again.args == problem.args
 
 
-def test_tables_and_maps_come_back_without_a_copy() -> None:
+def test_tables_and_maps_are_restored_without_a_copy() -> None:
     offset_map, table = OffsetMap(1 << 16), np.arange(300).view(np.uint8)[: 2 * BATCH_TABLE.itemsize].view(BATCH_TABLE)
     words = np.arange(100, dtype=np.uint64)
     offset_map.put_all(words, words, words.view(np.int64), 100)
@@ -109,7 +109,7 @@ def test_tables_and_maps_come_back_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), Attack(Path("x")), len, CleanFile, np.array([object()]), 1j, Path("x")])
-def test_what_is_no_data_is_not_written(value: Any) -> None:
+def test_values_that_are_not_data_are_not_written(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be serialized: it is not a data class"):
         to_bytes([value])
 
@@ -149,7 +149,7 @@ def test_a_pickle_is_not_run(tmp_path: Path) -> None:
         (7, 7),
     ],
 )
-def test_what_names_anything_but_data_of_ours_is_refused(classes: Any, value: Any) -> None:
+def test_names_of_other_classes_are_refused(classes: Any, value: Any) -> None:
     header = memoryview(json.dumps({"classes": classes, "value": value}).encode())
     body = memoryview(bytes(8))
     with pytest.raises(NotAValue):
@@ -157,7 +157,7 @@ def test_what_names_anything_but_data_of_ours_is_refused(classes: Any, value: An
 
 
 @given(st.integers(0, 10_000), st.binary(max_size=4))
-def test_damaged_bytes_are_refused_or_another_value(position: int, by: bytes) -> None:
+def test_damaged_bytes_are_refused_or_give_another_value(position: int, by: bytes) -> None:
     good = to_bytes((GroupOutput((0, 7), (OutputSegment(0, (FILE,)),)), np.arange(5)))
     position %= len(good)
     with_damage = good[:position] + by + good[position + len(by) :]
@@ -173,7 +173,7 @@ def test_deep_nesting_is_refused() -> None:
         from_bytes(values.sizes_of([header]) + bytes(header))
 
 
-def test_no_class_runs_its_own_code_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_code_of_a_class_is_run_when_its_value_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = to_bytes(replace(FILE, name="other"))
     monkeypatch.setattr(CleanFile, "__init__", lambda *_, **__: pytest.fail("it was called"))
     assert from_bytes(data).name == "other"
@@ -201,7 +201,7 @@ def classes_in(hint: Any, found: set[type]) -> set[type]:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_what_tasks_answer_is_data(name: str) -> None:
+def test_answers_of_tasks_are_data(name: str) -> None:
     module, _, attribute = name.partition(":")
     imported = importlib.import_module(f"keytail.{module}")
     found = classes_in(getattr(imported, attribute), set())

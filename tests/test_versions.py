@@ -1,4 +1,4 @@
-"""Files that cannot import the table of supported versions agree with it; `make versions` tries these versions."""
+"""Files that cannot import the table of supported versions agree with it, and `make versions` tries these versions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "conf/constraints.txt").read_text(), re.MULTILINE))
 
 
-def test_the_metadata_names_the_pythons() -> None:
+def test_the_metadata_has_the_supported_versions_of_python() -> None:
     named = [line.split(" :: ")[-1] for line in PROJECT["project"]["classifiers"] if "Language :: Python ::" in line]
     assert tuple(named) == PYTHONS
     assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
     assert PROJECT["tool"]["ruff"]["target-version"] == f"py{PYTHONS[0].replace('.', '')}"
-    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in PYTHONS, "these tests run on one of them"
+    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in PYTHONS, "these tests must run on one of them"
 
 
-def test_all_that_is_installed_for_these_tests_is_pinned() -> None:
-    """Includes indirect dependencies: unpinned ones could be installed in another version tomorrow."""
+def test_all_packages_of_these_tests_are_pinned() -> None:
+    """This includes indirect dependencies: an unpinned one could be installed in another version tomorrow."""
     pinned = {_as_pip_does(name): version for name, version in PINNED.items()}
     ours = {"keytail", "pip", "setuptools", "wheel"}
     installed = {_as_pip_does(item.name): item.version for item in metadata.distributions()}
@@ -49,7 +49,7 @@ def test_numbers_are_compared_as_numbers() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "lib/keytail/run/CLUSTER.md"])
-def test_pages_name_them(page: str) -> None:
+def test_pages_have_the_supported_versions(page: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
     assert re.findall(r"Python (3\.[\d., or]+\d)", text) == [either(PYTHONS)]
     assert re.findall(r"Java (\d\d, [\d., or]+\d)", text) == [either([*JAVAS])]
@@ -66,8 +66,8 @@ def test_the_image_has_supported_versions() -> None:
     assert f"pyspark=={spark}" in PROJECT["project"]["optional-dependencies"]["spark"]
 
 
-def test_what_is_here_is_found(tmp_path: Path) -> None:
-    """`make versions` finds this interpreter and Java, and ignores a command that only seems to be a Python."""
+def test_installed_versions_are_found(tmp_path: Path) -> None:
+    """`make versions` finds this interpreter and Java, and ignores a command that only looks like a Python."""
     assert versions.version_of(sys.executable) == sys.version.split()[0]
     pretends = tmp_path / "python3.99"
     pretends.write_text("#!/bin/sh\necho 'python3.99: command not found' >&2\nexit 127\n")

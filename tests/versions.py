@@ -1,8 +1,8 @@
-"""Tries the wheel on each Python and each Java found here: `make versions`, `python -m tests.versions [PYTHON...]`.
+"""Tries the wheel with each Python and each Java found here: `make versions`, `python -m tests.versions [PYTHON...]`.
 
-For each Python of the table in keytail/versions.py that can be run as `python3.X` (or each that is named), a new
-environment with the wheel and the pinned versions is created; golden logs are compacted there without Spark, then
-with Spark on each supported Java that is found, and verified each time. This takes minutes, because each Python
+For each Python of the table in keytail/versions.py that can be run as `python3.X` (or for each that is named), a new
+environment is created with the wheel and the pinned versions. Golden logs are compacted there, first without Spark and
+then with Spark on each supported Java that is found, and verified each time. This takes minutes, because each Python
 compiles the kernels again.
 """
 
@@ -60,7 +60,7 @@ def version_of(python: str) -> str | None:
 
 
 def javas_here() -> Iterator[tuple[int, str]]:
-    """Yield each supported version with its home. JAVA_HOME, or the one on PATH, comes last, to take precedence."""
+    """Yield each supported version with its home. JAVA_HOME, or the Java on PATH, comes last, to take precedence."""
     found = [str(java) for java in sorted(Path("/usr/lib/jvm").glob("*/bin/java"))]
     try:
         found.append(os.path.realpath(require_java()))
@@ -80,7 +80,7 @@ def build(folder: Path) -> Path:
 
 
 def smoke(python: str, wheel: Path, home: Path, javas: Mapping[int, str]) -> list[str]:
-    """Return a description of what was done. Raises AssertionError, CalledProcessError."""
+    """Return a description of what was done. Raises AssertionError or CalledProcessError."""
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     variables = kept | {"KEYTAIL_CACHE_DIR": str(home / "kernels")}
@@ -100,7 +100,7 @@ def smoke(python: str, wheel: Path, home: Path, javas: Mapping[int, str]) -> lis
         where.mkdir()
         golden.unpack(where)
         config = ["--config", where / "server.properties", "--output", "json"]
-        # Without a Java only the strategy without Spark is possible.
+        # Without a Java, only the strategy without Spark is possible.
         with_java = {"JAVA_HOME": javas[java]} if java else {"JAVA_HOME": "", "PATH": "/nowhere"}
         master = ["--master", "local[2]"] if java else []
         rows = json.loads(run(keytail, "compact", *config, "--execute", *master, **with_java))

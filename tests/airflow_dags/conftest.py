@@ -1,4 +1,4 @@
-"""Fixtures for tests of the DAGs. Airflow has a separate environment, `.venv-airflow`, in which they start processes.
+"""Fixtures for tests of the DAGs. They start processes in Airflow's separate environment, `.venv-airflow`.
 
 Without it these tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
@@ -29,7 +29,7 @@ AIRFLOW = ROOT / ".venv-airflow" / "bin"
 
 @pytest.fixture(scope="session")
 def airflow_bin() -> Path:
-    """Return the directory of the environment's programs."""
+    """Return the directory of the programs of Airflow's environment."""
     if not (AIRFLOW / "python").exists():
         reason = f"there is no {AIRFLOW}; `make airflow-venv` builds it"
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
@@ -40,7 +40,7 @@ def airflow_bin() -> Path:
 
 @pytest.fixture(scope="session")
 def keytail_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as an operator has it: the environment with keytail, with jobs/ and conf/ in it."""
+    """Create a folder like that of an operator: the environment with keytail, and in it jobs/ and conf/."""
     home = tmp_path_factory.mktemp("keytail-home")
     for path in (*(Path(sys.prefix) / name for name in ("bin", "lib", "pyvenv.cfg")), ROOT / "jobs", ROOT / "conf"):
         (home / path.name).symlink_to(path)
@@ -51,7 +51,8 @@ def keytail_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(
     airflow_bin: Path, tmp_path_factory: pytest.TempPathFactory, keytail_home: Path
 ) -> dict[str, str]:
-    """Return variables for Airflow's processes: a separate home, and nothing of Spark or an activated environment."""
+    """Return the variables for Airflow's processes: a separate home, and none of Spark or of an activated environment.
+    """
     made = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_", "AIRFLOW_"))}
     return made | {
         "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
@@ -81,7 +82,9 @@ class Airflow:
             )  # fmt: skip
 
     def ask(self, what: str, *arguments: Any, log: Path, **environ: str) -> Any:
-        """Return the answer. Other output goes to the file `log`, whose end is in the error if there is no answer."""
+        """Return the answer to a question. Other output is written to the file `log`, whose end is part of the error if
+        there is no answer.
+        """
         path = self.home / "answer.json"
         path.unlink(missing_ok=True)
         question = {"what": what, "arguments": arguments, "env": environ, "answer": str(path), "log": str(log)}
@@ -103,7 +106,7 @@ class Airflow:
 
 @pytest.fixture(scope="session")
 def airflow(airflow_bin: Path, environment: dict[str, str]) -> Iterator[Airflow]:
-    """Airflow without a database: it reads DAGs, and runs none."""
+    """Start Airflow without a database: it reads DAGs but runs none."""
     made = Airflow(airflow_bin, environment)
     yield made
     made.end()
@@ -111,10 +114,10 @@ def airflow(airflow_bin: Path, environment: dict[str, str]) -> Iterator[Airflow]
 
 @pytest.fixture(scope="session")
 def empty_database(airflow: Airflow) -> Path:
-    """Copy Airflow's state from here on, before any DAG has run with it."""
+    """Copy Airflow's state from before any DAG has run with it."""
     airflow.ask("migrate", log=airflow.home / "migrate.log")
     copied = airflow.home / "empty.db"
-    with (  # a part of it is in a write-ahead log
+    with (  # a part of the database is in a write-ahead log
         contextlib.closing(sqlite3.connect(airflow.home / "airflow.db")) as origin,
         contextlib.closing(sqlite3.connect(copied)) as copy,
     ):
@@ -124,7 +127,7 @@ def empty_database(airflow: Airflow) -> Path:
 
 @pytest.fixture(scope="session")
 def airflow_runs(airflow: Airflow, empty_database: Path) -> Airflow:
-    """Airflow with a database."""
+    """Start Airflow with a database."""
     return airflow
 
 
@@ -133,13 +136,13 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(airflow: Airflow, tmp_path: Path) -> Ask:
-    """Return the answer of in_airflow.py; its other output is in `ask.log`."""
+    """Return a function that asks in_airflow.py; its other output is in `ask.log`."""
     return partial(airflow.ask, log=tmp_path / "ask.log")
 
 
 @pytest.fixture
 def run_dag(airflow_runs: Airflow, tmp_path: Path) -> Ask:
-    """Run a DAG, with its Params, and variables as keywords."""
+    """Return a function that runs a DAG with Params, and with variables as keywords."""
 
     def run(dag_id: str, conf: Mapping[str, Any], **environ: str) -> Any:
         return airflow_runs.ask("test", dag_id, json.dumps(conf), log=tmp_path / "ask.log", **environ)
@@ -149,9 +152,9 @@ def run_dag(airflow_runs: Airflow, tmp_path: Path) -> Ask:
 
 @pytest.fixture(scope="session")
 def commands() -> Any:
-    """Import the module keytail_commands in this process, without Airflow: other exceptions replace Airflow's.
+    """Import the module keytail_commands in this process, without Airflow, whose exceptions are replaced by others.
 
-    test_structure.py checks in Airflow's own environment that those have these names.
+    test_structure.py checks in Airflow's own environment that the exceptions have these names.
     """
     names = ("airflow", "airflow.sdk", "airflow.sdk.exceptions")
     before = {name: sys.modules.get(name) for name in names}
@@ -172,12 +175,12 @@ def commands() -> Any:
 
 @pytest.fixture(scope="session")
 def inventory() -> Any:
-    """Import the module keytail_brokers, which needs only Python's standard library."""
+    """Import the module keytail_brokers, which requires only Python's standard library."""
     return imported("keytail_brokers")
 
 
 def imported(name: str) -> Any:
-    """Import a module of the DAGs' folder, which is on Airflow's path and not on this one."""
+    """Import a module of the folder of the DAGs, which is on Airflow's path but not on the path of this process."""
     sys.path.insert(0, str(DAGS))
     try:
         return __import__(name)
@@ -187,7 +190,7 @@ def imported(name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def rolls_of(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the DAG of the rolling run as built from the inventory: with `three` brokers, or with `none`."""
+    """Return the DAG of the rolling run as built from inventories with `three` brokers and with `none`."""
     folder = tmp_path_factory.mktemp("structure")
     three = write_inventory(folder, {"a": {}, "b": {}, "c": {}})
     asked = [{"env": {"KEYTAIL_BROKERS": str(path)}} for path in (three, folder / "none.toml")]

@@ -1,7 +1,7 @@
-"""A fake broker and a fake keytail, for fast tests of rolls: FOLDER BROKER WHAT [ARGUMENT...].
+"""A fake broker and a fake keytail, for fast tests of rolling runs: FOLDER BROKER WHAT [ARGUMENT...].
 
-FOLDER/BROKER.json defines its behaviour, FOLDER/BROKER.state contains its state; FOLDER/events gets a line for each
-action.
+FOLDER/BROKER.json defines the broker's behaviour, FOLDER/BROKER.state has its state, and FOLDER/events gets a line for
+each action.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def state() -> dict[str, Any]:
     return json.loads(STATE.read_text()) if STATE.exists() else {"running": True, "clean": False, "starts": 0}
 
 
-def become(**changes: Any) -> None:
+def set_state(**changes: Any) -> None:
     STATE.write_text(json.dumps({**state(), **changes}))
 
 
-def noted(event: str) -> None:
+def record(event: str) -> None:
     with (FOLDER / "events").open("a") as events:
         events.write(f"{name} {event}\n")
 
@@ -47,14 +47,14 @@ def keytail(verb: str) -> int:
     if verb == "compact" and "--prepare" in words:
         if BEHAVIOUR.get("prepare") == "hangs":
             time.sleep(60)
-        noted("prepare")
+        record("prepare")
         (FOLDER / f"{name}.prepare").write_text(json.dumps(words))
-        assert state()["running"], "a preparation of a broker that is down"
+        assert state()["running"], "a compaction is prepared while the broker is down"
         said = BEHAVIOUR.get("prepare", {"status": 0, "rows": [{**ROW, "status": "prepared"}]})
         print(json.dumps(said["rows"]))
         return int(said["status"])
     if verb == "downtime":
-        noted("downtime")
+        record("downtime")
         with (FOLDER / "ledger").open("a") as ledger:
             ledger.write(json.dumps([name, *words]) + "\n")
         print(json.dumps([] if "downtime" in BEHAVIOUR else [{"broker": name, "status": "recorded"}]))
@@ -63,9 +63,9 @@ def keytail(verb: str) -> int:
         said = BEHAVIOUR.get("plan", {"status": 0, "rows": [{**ROW, "status": "would-compact"}]})
         print(json.dumps(said["rows"]))
         return int(said["status"])
-    noted(verb)
+    record(verb)
     (FOLDER / f"{name}.{verb}").write_text(json.dumps(words))
-    assert not state()["running"], f"{verb} beside a running broker"
+    assert not state()["running"], f"keytail {verb} is run beside a running broker"
     done = {"compact": {"status": "compacted", "prepared": "committed"}, "verify": {"status": "sound"}}
     said = BEHAVIOUR.get(verb, {"status": 0, "rows": [{**ROW, **done[verb]}]})
     if verb == "compact" and "--ledger" in words:
@@ -81,20 +81,20 @@ def main() -> int:
     if what == "keytail":
         return keytail(words[0])
     if what == "stop":
-        noted("stop")
-        become(stops=now.get("stops", 0) + 1)
+        record("stop")
+        set_state(stops=now.get("stops", 0) + 1)
         if now.get("stops", 0) < BEHAVIOUR.get("stop_fails", 0):
             return 1
         how = BEHAVIOUR.get("stop", "clean")
         if how != "hangs":
-            become(running=False, clean=how == "clean")
+            set_state(running=False, clean=how == "clean")
     elif what == "start":
-        become(starts=now["starts"] + 1)
+        set_state(starts=now["starts"] + 1)
         if now["starts"] < BEHAVIOUR.get("start_fails", 0):
-            noted("start fails")
+            record("start fails")
             return 1
-        noted("start")
-        become(running=True, clean=False)
+        record("start")
+        set_state(running=True, clean=False)
     elif what == "reachable":
         return 0 if now["running"] else 1
     else:

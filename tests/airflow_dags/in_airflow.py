@@ -1,11 +1,11 @@
-"""Answers questions of tests about Airflow: a process of `.venv-airflow/bin/python`, which reads questions from its
+"""Answers questions of tests about Airflow: a process of `.venv-airflow/bin/python` that reads questions from its
 input.
 
 A question is a line of JSON: `what` (a function of `ANSWERS`), its `arguments`, `env` (variables), and the files for
 `answer` (JSON) and `log`. After each answer the process prints the exit status of the process that gave it.
 
-DAGs are run by this process, one after the other: the first run of a process takes seconds longer. Questions that only
-read DAGs are answered by forks of another process, which has imported Airflow and nothing else.
+This process runs the DAGs, one after the other, because the first run of a process takes seconds longer. Questions that
+only read DAGs are answered by forks of another process, which has imported Airflow and nothing else.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def import_airflow() -> None:
 
 
 def answer(question: dict[str, Any]) -> int:
-    """Return the exit status. Variables and standard files are restored afterwards."""
+    """Answer a question, and return the exit status. Variables and standard files are restored afterwards."""
     variables, own = dict(os.environ), [os.dup(number) for number in range(3)]
     try:
         with open(question["log"], "wb") as log, open(os.devnull, "rb") as nothing:
@@ -111,7 +111,7 @@ def dag_bag(path: str | None = None) -> Any:
 
 
 def structure() -> dict[str, Any]:
-    """Return errors of imports, modules that the DAG files imported, and the tasks, params and settings of each DAG."""
+    """Return import errors, the modules that the DAG files imported, and the tasks, params and settings of each DAG."""
     bag = dag_bag()
     loaded = {name.partition(".")[0] for name in sys.modules}
     return {
@@ -145,7 +145,7 @@ def structure() -> dict[str, Any]:
 
 
 def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
-    """Return the templates of each task, once for each of the Params in `confs`."""
+    """Return the rendered templates of each task, once for each set of Params in `confs`."""
     import types
 
     dag = dag_bag().dags[dag_id]
@@ -161,9 +161,9 @@ def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
 
 
 def test(dag_id: str, conf: str) -> dict[str, Any]:
-    """Run a DAG once: return the states of its tasks, and their XComs."""
+    """Run a DAG once, and return the states and XComs of its tasks."""
     dag = dag_bag().dags[dag_id]
-    for task in dag.tasks:  # retries are waited for
+    for task in dag.tasks:  # the run waits for retries
         task.retry_delay, task.retry_exponential_backoff = datetime.timedelta(0), 0
         task.retries = min(task.retries, 1)
     run = run_of(dag, json.loads(conf))
@@ -179,8 +179,8 @@ def test(dag_id: str, conf: str) -> dict[str, Any]:
 
 
 def rolls(folder: str, *asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return for each roll the structure of its DAG and, if it has `conf` (its Params), the result of its run. Each has
-    `env` (variables), and `retries`, the maximum for a task.
+    """Return, for each rolling run, the structure of its DAG and, if it has `conf` (its Params), the result of a run.
+    Each has `env` (variables), and `retries`, the maximum for a task.
     """
     return [roll(f"{folder}/rolling_maintenance.py", **one) for one in asked]
 
@@ -224,14 +224,15 @@ def roll(path: str, env: dict[str, str], conf: Any = None, retries: int = 1) -> 
 
 
 def run_of(dag: Any, conf: Any) -> Any:
-    with without_what_takes_time(dag):
+    with without_delays(dag):
         return dag.test(run_conf=conf)
 
 
 @contextlib.contextmanager
-def without_what_takes_time(dag: Any) -> Iterator[None]:
-    """dag.test() reads all DAG files again and sleeps a second for each level of tasks without anything to do; each
-    copy of a Param checks its JSON schema against the schema of schemas."""
+def without_delays(dag: Any) -> Iterator[None]:
+    """Avoid three delays: dag.test() reads all DAG files again, and sleeps a second for each level of tasks without
+    anything to do; each copy of a Param checks its JSON schema against the schema of schemas.
+    """
     from unittest.mock import patch
 
     from airflow.dag_processing import dagbag

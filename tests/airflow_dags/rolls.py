@@ -1,4 +1,4 @@
-"""Shared by tests of the rolling run: an inventory of fake brokers."""
+"""An inventory of fake brokers, for tests of the rolling run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMANDS = ("stop", "start", "reachable", "under_replicated", "unavailable", "at
 
 
 def write_inventory(folder: Path, behaviours: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Fake brokers, each with commands and a fake keytail."""
+    """Write fake brokers, each with commands and a fake keytail, and return the path of their inventory."""
     made = []
     for name, behaviour in behaviours.items():
         (folder / f"{name}.json").write_text(json.dumps(behaviour))

@@ -34,7 +34,7 @@ def test_omitted_keys_have_defaults(inventory: Any, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "has no broker"),
         ("broker = 3", "has no broker"),
@@ -59,10 +59,10 @@ def test_omitted_keys_have_defaults(inventory: Any, tmp_path: Path, monkeypatch:
         ("[[broker]]\nname = 'a'\nconfig = '/c'\ncommands = {stop = 'x'}", r"commands\.stop must be a list"),
     ],
 )
-def test_an_error_is_reported(inventory: Any, tmp_path: Path, text: str, told: str) -> None:
+def test_an_error_is_reported(inventory: Any, tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "b.toml"
     path.write_text(text, "latin-1")
-    with pytest.raises(inventory.InventoryError, match=told) as problem:
+    with pytest.raises(inventory.InventoryError, match=message) as problem:
         inventory.brokers(str(path))
     assert str(path) in str(problem.value)
 

@@ -1,4 +1,4 @@
-"""How a task runs a command, ends it, reads its rows, and the result of each exit status."""
+"""How a task runs a command, ends it and reads its rows, and the result of each exit status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_arguments_are_passed_unchanged(commands: Any, on_host: tuple[str, ...])
 
 
 def test_arguments_survive_ssh(commands: Any, tmp_path: Path) -> None:
-    """ssh joins its arguments with blanks into one line, which a shell of the other host reads."""
+    """ssh joins its arguments with blanks to one line, which a shell on the other host parses."""
     (tmp_path / "ssh").write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
     (tmp_path / "ssh").chmod(0o755)
     assert commands.run([*ECHO, *ODD], (str(tmp_path / "ssh"), "kafka@b1")).rows == [{"words": ODD}]
@@ -72,7 +72,7 @@ def test_invalid_rows_are_reported(commands: Any, output: str) -> None:
     assert commands.run([*script, "1"]).rows == []
 
 
-def test_background_processes_are_not_waited_for(commands: Any) -> None:
+def test_a_task_does_not_wait_for_background_processes(commands: Any) -> None:
     started = time.monotonic()
     ended = commands.run(["sh", "-c", "sleep 60 & echo '[]'"])
     assert (ended.exit_status, ended.rows) == (0, [])
@@ -81,7 +81,7 @@ def test_background_processes_are_not_waited_for(commands: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("on_host", HOSTS)
-def test_a_timeout_stops_the_command_in_order(commands: Any, tmp_path: Path, on_host: tuple[str, ...]) -> None:
+def test_a_timeout_stops_the_command_with_sigterm(commands: Any, tmp_path: Path, on_host: tuple[str, ...]) -> None:
     ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], on_host, timeout_s=3)
     assert ended.exit_status == 124
     assert (tmp_path / "told").read_text() == "told\n"
@@ -99,7 +99,7 @@ def test_a_command_that_does_not_stop_is_killed_with_all_its_children(commands: 
 
 
 def test_an_exception_stops_the_command(commands: Any, tmp_path: Path) -> None:
-    """Like that of Airflow's execution_timeout, which is raised wherever the task is."""
+    """An exception like that of Airflow's execution_timeout may be raised at any point of the task."""
 
     class Timeout(BaseException):
         pass
@@ -150,7 +150,7 @@ def test_without_standard_input_nothing_is_started(commands: Any, tmp_path: Path
     assert not (tmp_path / "begun").exists()
 
 
-# -- results
+# Results
 
 
 def row(status: str, number: int = 0, **more: Any) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_all_done_without_the_ledger_is_partial(commands: Any) -> None:
     assert commands.outcome(commands.Ended(3, [row("compacted")]))["partial"] is True
 
 
-def test_warnings_alone_are_success(commands: Any) -> None:
+def test_only_warnings_are_success(commands: Any) -> None:
     made = commands.outcome(commands.Ended(1, [row("suspect")]))
     assert (made["partial"], made["counts"]) == (False, {"suspect": 1})
 
@@ -199,7 +199,7 @@ def test_warnings_alone_are_success(commands: Any) -> None:
         (126, [], False, "command not found"),
     ],
 )
-def test_failures_and_whether_a_retry_may_help(
+def test_failures_that_a_retry_may_resolve_are_retried(
     commands: Any, status: int, rows: list[dict[str, Any]], retry: bool, told: str
 ) -> None:
     with pytest.raises(commands.AirflowException, match=told) as failed:
@@ -207,7 +207,7 @@ def test_failures_and_whether_a_retry_may_help(
     assert isinstance(failed.value, commands.AirflowFailException) is not retry
 
 
-def test_ten_thousand_partitions_are_small_in_the_database(commands: Any) -> None:
+def test_the_result_for_ten_thousand_partitions_is_small(commands: Any) -> None:
     rows = [row("compacted", n, bytes_before=n, bytes_after=1, segments=[{"base": 1}] * 50) for n in range(9_000)]
     rows += [row("refused", n, error="x" * 5000, findings=[{"what": "y" * 5000}] * 9) for n in range(9_000, 10_000)]
     made = commands.outcome(commands.Ended(3, rows))

@@ -1,5 +1,4 @@
-"""What the rolling run decides from the output of commands; and its invariant, in random sequences over the tasks as
-Airflow has them.
+"""The decisions of the rolling run from the output of commands, and its invariant in random sequences of its tasks.
 
 KEYTAIL_SEED repeats the sequences.
 """
@@ -15,7 +14,7 @@ import pytest
 from tests.airflow_dags.conftest import imported
 from tests.chance import SEED
 
-pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers all questions
+pytestmark = pytest.mark.xdist_group("airflow")  # all tests use one process of Airflow
 
 rolling: Any = imported("keytail_rolling")
 
@@ -57,7 +56,7 @@ def test_the_state_of_a_broker_is_that_of_all_its_log_dirs(dirs: list[tuple[Any,
     assert rolling.state_of([*rows, missing]) == "unknown"
 
 
-def test_unclean_needs_two_listings() -> None:
+def test_a_broker_is_unclean_only_after_two_listings() -> None:
     told = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
             (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
             (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip
@@ -65,7 +64,7 @@ def test_unclean_needs_two_listings() -> None:
         assert rolling.has_stopped(states) == decided, states
 
 
-def test_a_check_is_good_without_output() -> None:
+def test_a_check_without_output_succeeds() -> None:
     assert rolling.is_good("unavailable", 0, " \n")
     assert not rolling.is_good("unavailable", 0, "Topic: t")
     assert not rolling.is_good("unavailable", 1, "")
@@ -77,7 +76,7 @@ def row(status: str, *findings: Mapping[str, Any], **more: Any) -> dict[str, Any
     return {"topic": "t", "partition": 1, "status": status, "error": "", "findings": list(findings), **more}
 
 
-def test_a_verdict_by_findings() -> None:
+def test_the_result_of_verify_follows_from_its_findings() -> None:
     said = rolling.verdict(1, [row("sound"), row("damaged", KEEPS, LOSES), row("suspect", KEEPS), row("failed")])
     assert (said["ran"], said["loses_count"], said["bad_count"]) == (True, 1, 2)
     assert said["loses"] == ["t-1: w (/p, byte position 3, offset 9). A broker: deletes. mend"]
@@ -91,7 +90,7 @@ def test_a_verdict_by_findings() -> None:
         assert rolling.verdict(status, rows)["ran"] is ran
 
 
-def test_many_findings_are_small_in_the_database() -> None:
+def test_the_result_of_many_findings_is_small() -> None:
     long = {**LOSES, "what": "w" * 5000}
     said = rolling.verdict(1, [row("damaged", *[long] * 50, partition=n) for n in range(500)])
     assert (said["loses_count"], said["bad_count"]) == (25_000, 500)
@@ -118,7 +117,7 @@ CLEAN, COMPACTED = {"state": "clean"}, {"partial": True}
         ((CLEAN, {"counts": {"compacted": 1, "failed": 2}}, SOUND), ""),
     ],
 )
-def test_reasons_that_stop_the_roll(left: tuple[Any, Any, Any], why: str) -> None:
+def test_reasons_that_stop_the_rolling_run(left: tuple[Any, Any, Any], why: str) -> None:
     told = rolling.stops_the_roll(*left, stop_on_damage=True)
     assert why in told
     assert bool(told) == bool(why)
@@ -128,7 +127,7 @@ def test_reasons_that_stop_the_roll(left: tuple[Any, Any, Any], why: str) -> Non
 TIMES = {"down_at_ms": 1000, "reachable_at_ms": 42_300, "in_sync_at_ms": 61_000}
 
 
-def test_downtimes_are_known_or_not() -> None:
+def test_downtimes_are_determined_from_known_times() -> None:
     whole = rolling.downtime({**TIMES, "run_id": "x"})
     assert whole == TIMES
     assert rolling.downtime_text(whole) == "down for 41.3 s, in sync after 60.0 s"
@@ -138,7 +137,7 @@ def test_downtimes_are_known_or_not() -> None:
     for unknown, known, words in (
         ({"in_sync_at_ms": None}, 2, "down for 41.3 s, not in sync"),
         ({"reachable_at_ms": None}, 1, "did not answer since"),
-        ({"reachable_at_ms": 999}, 1, "did not answer since"),  # of an earlier start
+        ({"reachable_at_ms": 999}, 1, "did not answer since"),  # this is the time of an earlier start
         ({"down_at_ms": None}, 0, "not seen to be down"),
     ):
         made = rolling.downtime({**TIMES, **unknown})
@@ -147,7 +146,7 @@ def test_downtimes_are_known_or_not() -> None:
         assert len(rolling.downtime_flags(made)) == 2 * known
 
 
-def test_partitions_that_were_committed() -> None:
+def test_committed_partitions_are_verified() -> None:
     rows = [
         row("compacted", partition=0, prepared="committed"), row("compacted", partition=1, prepared="discarded: why"),
         row("clean", partition=2), row("compacted", partition=3), row("failed", partition=4, prepared="not committed"),
@@ -155,10 +154,10 @@ def test_partitions_that_were_committed() -> None:
     rows += [row("refused", partition=5), row("corrupt", partition=6), row("skipped", partition=7)]
     assert rolling.to_verify(rows) == ["t-0", "t-1", "t-3", "t-4", "t-6"]
     assert rolling.prepared(rows) == {"committed": 1, "discarded": 1, "not committed": 1}
-    assert rolling.to_verify([row("compacted", partition=n) for n in range(9999)]) == []  # too long for a command
+    assert rolling.to_verify([row("compacted", partition=n) for n in range(9999)]) == []  # too long for a command line
 
 
-def test_brokers_and_their_groups() -> None:
+def test_groups_of_tasks_are_named_after_brokers() -> None:
     assert rolling.group_ids(["b1", "b.1", "b 1", "ü", "b_1"]) == ["b1", "b_1", "b_1_2", "_", "b_1_3"]
     assert rolling.chosen(["a", "b", "c"], []) == ["a", "b", "c"]
     assert rolling.chosen(["a", "b", "c"], ["c", "a"]) == ["a", "c"]
@@ -172,11 +171,11 @@ def test_brokers_and_their_groups() -> None:
     )
 
 
-# -- the invariant, over the tasks of the DAG, by a simplified form of Airflow's rules
+# The invariant, for the tasks of the DAG, by simplified rules of Airflow
 
 
 def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: set[str]) -> str | None:
-    """Return the state of a task whose upstream is done; None: it runs."""
+    """Return the state of a task whose upstream tasks have ended; None if it is run."""
     above = {name: states[name] for name in task["upstream"]}
     values = list(above.values())
     failed = any(state in ("failed", "upstream_failed") for state in values)
@@ -199,7 +198,8 @@ def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: 
 
 
 class World:
-    """Three brokers, and what random tasks do to them. A task that is killed may have done its work, or not."""
+    """Three brokers, and the effects of random tasks on them. A task that is killed may or may not have done its work.
+    """
 
     def __init__(self, rng: random.Random, groups: list[str]) -> None:
         self.rng = rng
@@ -207,7 +207,7 @@ class World:
         self.refused: set[str] = set()
         self.tried_in_vain: set[str] = set()
         self.left: dict[str, Any] = {}
-        self.over = False  # the rolling run has stopped: nothing may be changed
+        self.over = False  # the rolling run has stopped, and nothing may be changed
         self.unrecorded = False
         self.skipped = {group for group in groups if rng.random() < 0.15}
 
@@ -216,7 +216,7 @@ class World:
         name = f"{group}.{step}"
         dies = rng.random() < 0.06
         if step == "prepare":
-            if group in self.skipped or rng.random() < 0.2:  # or it is off
+            if group in self.skipped or rng.random() < 0.2:  # the broker may also be off
                 return "skipped"
             self.over |= dies
             return "failed" if dies else "success"
@@ -234,8 +234,8 @@ class World:
             self.over |= dies
             return "failed" if dies else "success"
         if step == "stop":
-            assert not self.over, "a broker is stopped after the rolling run has"
-            assert not self.down, "two brokers are down at once"
+            assert not self.over, "a broker is stopped although the rolling run has stopped"
+            assert not self.down, "two brokers are down at the same time"
             if not dies or rng.random() < 0.5:
                 self.down.add(group)
             return "failed" if dies or rng.random() < 0.05 else "success"
@@ -263,7 +263,7 @@ class World:
                 self.refused.add(group)
                 self.over = True
                 return "failed"
-            if dies:  # all of its retries are used
+            if dies:  # all its retries are used
                 self.tried_in_vain.add(group)
                 self.over = True
                 return "failed"
@@ -304,7 +304,7 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
                 decided = world.run(group, step) if group else "success"
                 stopped |= world.down
             states[name] = decided
-        # A stopped broker has been started, or verify forbade it, or the command failed on every try.
+        # A stopped broker has been started again, unless verify forbade that, or the command failed on every try.
         assert world.down == {group for group in stopped if group in world.refused | world.tried_in_vain}, number
         assert len(world.down) <= 1
         for group in world.refused:
@@ -315,13 +315,14 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
         assert ("is not recorded" in ended.text) == world.unrecorded, (number, states, ended)
         for group in GROUPS:
             down = ended.brokers[group] in (rolling.DOWN, rolling.KEPT_DOWN)
-            # If the stop was killed before it did anything, and then the start, the broker is reported down and is not.
+            # If the stop and then the start were killed before they did anything, the broker is reported as down but is
+            # not.
             assert down or group not in world.down, (number, ended)
             assert not down or group in world.down | world.tried_in_vain, (number, ended)
             if down:
                 assert f"broker {group}" in ended.text
                 assert "is DOWN" in ended.text
-            # Its downtime is determined whenever the broker may have been stopped, and not otherwise.
+            # The downtime of a broker is determined if and only if the broker may have been stopped.
             was_stopped = "success" in (states[f"{group}.stop"], states[f"{group}.in_sync"])
             assert (states[f"{group}.downtime"] in ("success", "failed")) == was_stopped
         seen |= {*ended.brokers.values(), "stopped" if ended.text else "through"}
@@ -355,7 +356,7 @@ def test_without_brokers_there_is_one_task_with_instructions(rolls_of: dict[str,
     assert list(rolls_of["none"]["tasks"]) == ["inventory_is_missing"]
 
 
-def test_a_roll_that_is_not_started_is_reported() -> None:
+def test_a_rolling_run_that_is_not_started_is_reported() -> None:
     ended = rolling.ending({"a": "a"}, {"choose": "failed"}, {"choose": "no inventory"}, {})
     assert "did not begin: no inventory" in ended.text
     open_ = rolling.ending({"a": "A"}, {"choose": "success", "a.begin": "success"}, {}, {})

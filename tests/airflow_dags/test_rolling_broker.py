@@ -1,7 +1,8 @@
 """A rolling run over real Kafka brokers, with Kafka's own tools as checks: the compaction is prepared while they run,
-records are appended, and it is committed; afterwards the brokers run and serve the latest record of each key.
+records are appended, and it is committed. Afterwards the brokers run and serve the latest record of each key.
 
-One broker; with KEYTAIL_ROLL_BROKERS=2 there are two with a separate controller and two replicas of each partition.
+There is one broker; with KEYTAIL_ROLL_BROKERS=2 there are two, with a separate controller and two replicas of each
+partition.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NOW = 1_700_000_000_000
 TOPIC_CONFIGS = {"cleanup.policy": "compact", "internal.segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.3"}
 KEYS = 20
 
-# A broker as a service: start and stop by process id, both idempotent. $1: folder, $2: what.
+# A script that starts and stops a broker by its process id, both idempotent. $1 is the folder, $2 the action.
 SERVICE = """#!/bin/sh
 pid=$(cat "$1/pid" 2>/dev/null)
 up() {{ [ -n "$pid" ] && [ -d "/proc/$pid" ] && ! grep -q "^State:.Z" "/proc/$pid/status"; }}
@@ -49,7 +50,7 @@ esac
 
 
 class Cluster:
-    """Brokers of one cluster, which scripts start and stop; if there are two, the controller is a third process."""
+    """The brokers of a cluster, which scripts start and stop; if there are two, the controller is a third process."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
@@ -117,7 +118,7 @@ class Cluster:
                 "under_replicated": self.tool("TopicCommand", "--describe", "--under-replicated-partitions"),
                 "unavailable": self.tool("TopicCommand", "--describe", "--unavailable-partitions"),
             }
-            if len(self.ports) > 1:  # with one replica every partition is at its minimum
+            if len(self.ports) > 1:  # with one replica, every partition is at its minimum of in-sync replicas
                 commands["at_min_isr"] = self.tool("TopicCommand", "--describe", "--under-min-isr-partitions")
             made.append(f'[[broker]]\nname = "{name}"\nkeytail = "{KEYTAIL}"\nflags = ["--topic", "users"]\n')
             made.append(f'config = "{self.folder / name / "server.properties"}"\non_host = ["sh", "-c"]\n')
@@ -138,7 +139,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         made.kill()
 
 
-def until_it_works(words: Sequence[str]) -> None:
+def retry_until_success(words: Sequence[str]) -> None:
     give_up = time.monotonic() + 60
     while (done := subprocess.run(words, capture_output=True, check=False)).returncode:
         assert time.monotonic() < give_up, done.stdout + done.stderr
@@ -153,7 +154,9 @@ def wait_for(is_true: Callable[[], bool], seconds: float = 300) -> None:
 
 
 def is_flushed(log_dir: Path) -> bool:
-    """Return whether a recovery point of each partition is known that is above 0: a preparation goes no further."""
+    """Return whether the recovery point of each partition is known and above 0: a preparation covers only what is
+    flushed.
+    """
     path = log_dir / "recovery-point-offset-checkpoint"
     lines = [line.split() for line in path.read_text().splitlines() if line.startswith("users ")]
     return len(lines) == 2 and all(int(offset) > 0 for _, _, offset in lines)
@@ -164,11 +167,11 @@ def is_prepared(log_dir: Path) -> bool:
 
 
 @pytest.mark.one_of("real work under Airflow")
-def test_a_roll_over_real_brokers_compacts_and_restarts_each(airflow_runs: Airflow, tmp_path: Path) -> None:
+def test_a_rolling_run_over_real_brokers_compacts_and_restarts_each(airflow_runs: Airflow, tmp_path: Path) -> None:
     with start_client() as client, cluster(tmp_path) as brokers:
         configs = [word for key, value in TOPIC_CONFIGS.items() for word in ("--config", f"{key}={value}")]
         create = ["--create", "--topic", "users", "--partitions", "2", "--replication-factor", str(BROKERS), *configs]
-        until_it_works(brokers.tool("TopicCommand", *create))
+        retry_until_success(brokers.tool("TopicCommand", *create))
         client.connect(brokers)  # type: ignore[arg-type]  # it asks for `bootstrap` alone
         for number in range(120):
             records = [(NOW + number, b"k%d" % (i % KEYS), b"%d" % number * 40) for i in range(10)]
@@ -185,7 +188,9 @@ def test_a_roll_over_real_brokers_compacts_and_restarts_each(airflow_runs: Airfl
         appended: list[int] = []
 
         def append() -> None:
-            """Write the latest records, after the first broker's compaction was prepared and while it still runs."""
+            """Write the latest records after the compaction of the first broker was prepared, and while it is still
+            running.
+            """
             wait_for(lambda: is_prepared(logs["b1"]))
             for number in range(2):
                 client.produce("late", "users", number, [(NOW + 500, b"k0", b"late"), (NOW + 500, b"new", b"late")])
@@ -219,13 +224,13 @@ def test_a_roll_over_real_brokers_compacts_and_restarts_each(airflow_runs: Airfl
         assert len(after) < len(before) / 2
         assert client.offsets(partitions) == {name: (start, end + 2) for name, (start, end) in ends.items()}
         client.produce("q", "users", 0, [(NOW + 999, b"k0", b"new")])
-        for name in names:  # otherwise each would start cleanly again
+        for name in names:  # otherwise each start would be clean again
             subprocess.run(brokers.service(name, "stop"), check=True, timeout=60)
             assert (brokers.folder / name / "logs" / ".kafka_cleanshutdown").exists()
 
 
 def check_downtime(xcoms: dict[str, Any], name: str, ledger: str) -> None:
-    """The ledger has the times that the task returned, with the run of `compact`."""
+    """Check that the ledger has the times that the task returned, and the run of `compact`."""
     times = xcoms[f"{name}.downtime return_value"]
     down, reachable, in_sync = (times[key] for key in ("down_at_ms", "reachable_at_ms", "in_sync_at_ms"))
     assert 0 < reachable - down < in_sync - down < 300_000

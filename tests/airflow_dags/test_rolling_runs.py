@@ -1,4 +1,4 @@
-"""Whole rolls by Airflow itself, `dag.test()`, with fake brokers and a fake keytail."""
+"""Complete rolling runs by Airflow itself, `dag.test()`, with fake brokers and a fake keytail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.airflow_dags.rolls import write_inventory
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
 
 QUICK = {"poll_seconds": 0.05, "stop_minutes": 10, "wait_for_sync_minutes": 10}
-# Where the time must run out; elsewhere a busy machine may need seconds for two checks.
+# Only for runs whose time must run out; in others, two checks may take seconds on a busy machine.
 NO_SYNC = {"wait_for_sync_minutes": 0.02}
 LOSES = {
     "kind": "log-start", "severity": "error", "what": "the log start is above the log end", "path": "/logs/b1/x",
@@ -27,7 +27,7 @@ HARMLESS = {**LOSES, "kind": "checksum", "what": "a checksum differs", "start_lo
 STOPPED = ["prepare", "stop"]
 ROUND = [*STOPPED, "compact", "verify", "start"]
 LEDGER = {"ledger": "/l"}
-RUN_ID = "20260101T000000Z-3f2a91c0"  # that the fake keytail prints
+RUN_ID = "20260101T000000Z-3f2a91c0"  # printed by the fake keytail
 
 
 def row(status: str, *findings: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,18 +36,20 @@ def row(status: str, *findings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Roll:
-    """How b1 and b2 behave, with which Params, and the expected result. Successful cases are combined with failures of
-    the other broker: a rolling run takes seconds."""
+    """The behaviour of b1 and b2, the Params, and the expected result. Successful cases are combined with failures of
+    the other broker, because a rolling run takes seconds.
+    """
 
     events: list[str]
-    alert: tuple[str, ...] = ()  # words of its text; none: it succeeded
+    alert: tuple[str, ...] = ()  # words of its text; none if the run succeeded
     b1: Mapping[str, Any] = field(default_factory=dict)
     b2: Mapping[str, Any] = field(default_factory=dict)
     conf: Mapping[str, Any] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)
-    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # in the commands "BROKER.VERB", in order
-    recorded: tuple[tuple[str, ...], ...] = ()  # of each downtime: the broker, the times that are known, and --run
+    # words in the commands "BROKER.COMMAND", in order
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recorded: tuple[tuple[str, ...], ...] = ()  # the broker, the known times and --run of each downtime
 
 
 def of(broker: str, *steps: str) -> list[str]:
@@ -62,7 +64,7 @@ ROLLS: dict[str, Roll] = {
         b2={"start_fails": 7},
         conf={**LEDGER, "topic": "t", "prepare_throttle": "9m"},
         states={"b1.start": "success", "b2.start": "success"},
-        tries={"b2.start": 2},  # of the task; each runs the command five times
+        tries={"b2.start": 2},  # each try of the task runs the command five times
         words={
             "b1.prepare": ("--topic t", "--deadline 240", "--throttle 9m", "--prepare"),
             "b1.compact": ("--topic t", "--deadline 60", "--ledger /l", "--execute"),
@@ -85,7 +87,7 @@ ROLLS: dict[str, Roll] = {
         ("b1, step compact", "nothing was done", "Broker b1 runs", "the compaction failed", "Not touched: b2"),
         b1={"compact": {"status": 1, "rows": [row("failed")]}},
         states={"b1.compact": "failed", "b1.verify": "success", "b1.start": "success", "b1.in_sync": "success"},
-        words={"b1.verify": ("--only-ends",)},  # of all partitions
+        words={"b1.verify": ("--only-ends",)},  # all partitions are verified
     ),
     "a preparation that takes too long, then a compaction that dies": Roll(
         of("b1", *ROUND[1:]), ("b1, step compact", "signal 9", "Broker b1 runs"),
@@ -122,7 +124,7 @@ ROLLS: dict[str, Roll] = {
         ("b1, step verify", "could not be verified", "Broker b1 runs"),
         b1={"verify": "dies"},
         states={"b1.verify": "failed", "b1.start": "success"},
-        words={"b1.verify": ("--only-ends",)},  # of all partitions, in the second try
+        words={"b1.verify": ("--only-ends",)},  # the second try verifies all partitions
     ),
     "an unclean stop": Roll(
         of("b1", *STOPPED, "start", "downtime"),
@@ -134,7 +136,7 @@ ROLLS: dict[str, Roll] = {
     ),
     "a stop that hangs": Roll(
         of("b1", *STOPPED, "start"), ("b1, step stopped", "has not stopped cleanly", "running"), b1={"stop": "hangs"},
-        conf={**LEDGER, "stop_minutes": 0.02},  # it was not seen to be down: nothing is recorded
+        conf={**LEDGER, "stop_minutes": 0.02},  # the broker was not seen to be down, so nothing is recorded
         states={"b1.downtime": "success"},
     ),
     "under-replicated before": Roll(
@@ -176,9 +178,13 @@ ROLLS: dict[str, Roll] = {
 def rolled(
     request: pytest.FixtureRequest, airflow_runs: Airflow, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Run every roll that a test needs, once: return its folder and result."""
+    """Run every rolling run that a test needs once, and return its folder and result."""
     folders, asked = {}, []
-    wanted = [item.callspec.params["name"] for item in request.session.items if item.name.startswith("test_a_roll[")]
+    wanted = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.name.startswith("test_a_rolling_run_has_the_expected_result[")
+    ]
     for name in wanted:
         roll = ROLLS[name]
         folder = folders[name] = tmp_path_factory.mktemp("roll")
@@ -191,7 +197,7 @@ def rolled(
 
 
 @pytest.mark.parametrize("name", ROLLS)
-def test_a_roll(rolled: dict[str, tuple[Path, dict[str, Any]]], name: str) -> None:
+def test_a_rolling_run_has_the_expected_result(rolled: dict[str, tuple[Path, dict[str, Any]]], name: str) -> None:
     folder, answer = rolled[name]
     roll = ROLLS[name]
     events = (folder / "events").read_text().splitlines() if (folder / "events").exists() else []
@@ -200,7 +206,7 @@ def test_a_roll(rolled: dict[str, tuple[Path, dict[str, Any]]], name: str) -> No
         assert answer["states"][task] == state, task
     for task, tries in roll.tries.items():
         assert answer["tries"][task] == tries, task
-        if task.endswith("stop"):  # it may have been down since the first try
+        if task.endswith("stop"):  # the broker may have been down since the first try
             begun = answer["xcoms"][f"{task.removesuffix('stop')}begin return_value"]
             assert answer["xcoms"][f"{task} down_at_ms"] == begun
     for command, words in roll.words.items():

@@ -1,4 +1,4 @@
-"""Whole runs of the DAGs by `dag.test()`, with the real keytail, on real logs; test_scheduler.py has one more."""
+"""Complete runs of the DAGs by `dag.test()`, with the real keytail, on real logs; test_scheduler.py has another run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small(path: Path, *numbers: int) -> Path:
 
 
 def damage(log_dir: Path, partition: str) -> None:
-    """Flip a byte of a batch in the first segment, which is not the active one."""
+    """Flip a bit in a batch of the first segment, which is not the active one."""
     log = sorted((log_dir / partition).glob("*.log"))[0]
     spoiled = bytearray(log.read_bytes())
     spoiled[100] ^= 1
@@ -52,9 +52,10 @@ def left(found: dict[str, Any], task: str, index: int = -1) -> Any:
 
 @pytest.mark.one_of("real work under Airflow")
 @pytest.mark.spark
-def test_snapshots_on_spark_with_a_damaged_one(run_dag: Ask, tmp_path: Path) -> None:
-    """A real broker's logs with a real spark-submit: the others are compacted and verified, the task succeeds without a
-    retry, the ledger is complete, and the last task reports which one is damaged, and where.
+def test_snapshots_are_compacted_on_spark_although_one_is_damaged(run_dag: Ask, tmp_path: Path) -> None:
+    """The logs are those of a real broker, and spark-submit is real. The other snapshots are compacted and verified,
+    the task succeeds without a retry, the ledger is complete, and the last task reports which snapshot is damaged, and
+    where.
     """
     log_dir = unpack(tmp_path)
     damage(log_dir, "gzip-0")
@@ -100,8 +101,9 @@ def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path
     assert left(found, "maintain")["counts"] == {"maintained": 3}
 
 
-# A keytail for brokers that writes no ledger and knows one run. $0 and the name of the broker, then its arguments.
-STAND_IN = """
+# A replacement of keytail on brokers that writes no ledger and has one run. $0 has the name of the broker, and the
+# arguments follow.
+FAKE_KEYTAIL = """
 import json, sys
 folder, name, command, *words = sys.argv[1:]
 with open(f"{folder}/{name}", "a") as file:
@@ -128,7 +130,7 @@ print(json.dumps(maintained if "--maintain" in words else rows[command]))
 @pytest.mark.long
 def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Path) -> None:
     """The run is found by the id that the compaction printed; tests of recorded output check how it is printed."""
-    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    (tmp_path / "stand_in.py").write_text(FAKE_KEYTAIL)
     lines = []
     for name in ("b1", "b2"):
         keytail = tmp_path / f"keytail-{name}"
@@ -161,9 +163,10 @@ def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
-    """Its task fails with the message about the lock, and is retried; the others are done, also those of the same
-    group."""
+def test_indexes_are_rebuilt_except_those_of_a_running_broker(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
+    """The task of that broker fails with the message about the lock, and is retried; the tasks of the others succeed,
+    including those of the same group.
+    """
     running, stopped, damaged = small(tmp_path / "a", 0), small(tmp_path / "b", 1), small(tmp_path / "c", 2, 3)
     for log_dir in (running, stopped, damaged):
         next(log_dir.glob("orders-*/00000000000000000000.index")).unlink()

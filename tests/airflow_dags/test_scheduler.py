@@ -1,7 +1,7 @@
-"""One run by a real Airflow: its scheduler, its DAG processor and its API server, each a separate process.
+"""A run by a real Airflow: its scheduler, its DAG processor and its API server, each a separate process.
 
-This covers what `dag.test()` leaves out: DAGs go through the database, tasks are processes that use the API server, and
-their XComs come from there. All of it listens on the loopback address only and is ended by process id.
+This covers what `dag.test()` omits: DAGs are stored in the database, and tasks are processes that use the API server
+and get XComs from it. All processes listen only on the loopback address, and are ended by their process ids.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def running(commands: dict[str, list[str]], env: dict[str, str], logs: Path) -> 
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(15)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started
+                os.killpg(process.pid, signal.SIGKILL)  # processes that the program started
             process.wait()
 
 
@@ -63,8 +63,9 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     tmp_path: Path,
     keytail_home: Path,
 ) -> None:
-    """One broker is compacted and verified, through a shell that replaces a host's; for the other too little is due, so
-    that all its tasks except the plan are skipped."""
+    """One broker is compacted and verified, through a shell in place of ssh. On the other too little is due, so that
+    all its tasks except the plan are skipped.
+    """
     worth, little = small(tmp_path / "it's one", 0, 1), small(tmp_path / "two", 2)
     before = {n: records_of(worth / f"orders-{n}") for n in range(2)}
     untouched = records_of(little / "orders-2")
@@ -109,7 +110,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
                 ended = [name for name, process in processes.items() if process.poll() is not None]
                 if ended or time.monotonic() > until:
                     logs = "\n".join(log.read_text()[-1500:] for log in tmp_path.glob("*.log"))
-                    raise AssertionError(f"{what}: not so; ended are {ended}\n{logs}")
+                    raise AssertionError(f"not reached: {what}; ended tasks: {ended}\n{logs}")
                 time.sleep(0.3)
 
         wait_for("the DAG is read", lambda: asked(database, "select 1 from serialized_dag where dag_id = ?", BROKERS))

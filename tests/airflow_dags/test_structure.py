@@ -14,37 +14,38 @@ from keytail.main.main import app
 from tests.airflow_dags.conftest import DAGS, ROOT, Ask
 from tests.airflow_dags.test_commands import ODD
 
-pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers all questions
+pytestmark = pytest.mark.xdist_group("airflow")  # all tests use one process of Airflow
 
 SNAPSHOTS, BROKERS = "keytail_compact_snapshots", "keytail_compact_brokers"
 REBUILD, LEDGER = "keytail_index_rebuild", "keytail_ledger_maintenance"
-TOLD_HERE = (SNAPSHOTS, BROKERS, REBUILD, LEDGER)
+DESCRIBED_HERE = (SNAPSHOTS, BROKERS, REBUILD, LEDGER)
 PAGE = (DAGS / "README.md").read_text()
 
 
 @pytest.mark.long
 def test_the_dags_have_the_expected_structure(ask: Ask, tmp_path: Path) -> None:
-    """All are read once, since that takes seconds: no errors, no imports except Airflow's, and the properties that all
-    DAGs share."""
+    """All DAGs are read once, because that takes seconds: there are no errors, only Airflow is imported, and the DAGs
+    have the properties that they share.
+    """
     found = ask("structure", KEYTAIL_COMPACT_BROKERS_SCHEDULE="0 3 * * 6", KEYTAIL_BROKERS=str(tmp_path / "none"),
                 KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"ledger": "/l"}')  # fmt: skip
     assert found["errors"] == {}
     assert found["forbidden"] == []
     dags = found["dags"]
-    assert dags.keys() >= set(TOLD_HERE)
+    assert dags.keys() >= set(DESCRIBED_HERE)
     for dag_id, dag in dags.items():
         assert (dag["max_active_runs"], dag["catchup"]) == (1, False), dag_id
         assert dag["schedule"] == ("0 3 * * 6" if dag_id == BROKERS else None)
         assert "keytail" in dag["tags"]
         assert dag["description"]
         for task_id in dag["tasks"]:
-            told = f"`{task_id.rpartition('.')[2]}`"
-            assert told in dag["doc"] or dag_id not in TOLD_HERE, f"{dag_id} {task_id}"
+            quoted = f"`{task_id.rpartition('.')[2]}`"
+            assert quoted in dag["doc"] or dag_id not in DESCRIBED_HERE, f"{dag_id} {task_id}"
         for name, param in dag["params"].items():
             assert param["description"], f"{dag_id} {name}"
             assert param["schema"]["type"], f"{dag_id} {name}"
-            assert dag_id not in TOLD_HERE or f"`{name}`" in PAGE, f"{dag_id} {name}"
-    for dag_id in TOLD_HERE:
+            assert dag_id not in DESCRIBED_HERE or f"`{name}`" in PAGE, f"{dag_id} {name}"
+    for dag_id in DESCRIBED_HERE:
         assert f"`{dag_id}`" in PAGE
         tasks = dags[dag_id]["tasks"]
         assert [task_id for task_id, task in tasks.items() if not task["downstream"]] == ["done"]
@@ -70,7 +71,7 @@ def in_order(tasks: dict[str, Any], *names: str) -> bool:
 
 @pytest.mark.long
 def test_the_command_of_a_job_contains_its_params(ask: Ask, keytail_home: Path) -> None:
-    """A Param is one argument of the command, whatever it contains; templates in it are not rendered."""
+    """A Param is a single argument of the command, whatever it contains; templates in it are not rendered."""
     odd = [*(word for word in ODD if word), "{{ 1 + 1 }}", "{% raw %}"]
     full = {
         "log_dirs": ["/a b", "/c'd"], "config": "/x y/server.properties", "topic": odd, "topic_list": ["o r", "u"],
@@ -105,7 +106,9 @@ def test_the_command_of_a_job_contains_its_params(ask: Ask, keytail_home: Path) 
 
 @pytest.mark.long
 def test_invalid_defaults_are_reported(ask: Ask) -> None:
-    """Invalid Params in the environment are reported when DAGs are read: the variable, for the DAGs of that file."""
+    """Invalid Params in the environment are reported when the DAGs are read, with the variable, and only for the DAGs
+    of that file.
+    """
     found = ask(
         "structure", KEYTAIL_COMPACT_BROKERS_PARAMS="{", KEYTAIL_INDEX_REBUILD_PARAMS='{"x": 1}',
         KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"retain_days": 0}',
@@ -118,7 +121,9 @@ def test_invalid_defaults_are_reported(ask: Ask) -> None:
 
 
 def test_flags_exist_in_their_commands(commands: Any) -> None:
-    """All flags that the DAGs pass to a command exist in it. Read from their source: Airflow is not in this process."""
+    """All flags that the DAGs pass to a command exist in it. They are read from the source of the DAGs, because Airflow
+    is not available in this process.
+    """
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     namespace: dict[str, Any] = {}
     source = (DAGS / "keytail_steps.py").read_text()
@@ -158,4 +163,4 @@ def test_the_environment_is_the_pinned_one(airflow_bin: Path) -> None:
     assert {k: v for k, v in installed.items() if k not in ("pip", "setuptools", "wheel")} == known
     assert "pyspark" not in known
     if "pyspark-client" not in known:
-        pytest.fail("the Spark provider is not among them")
+        pytest.fail("the Spark provider is not installed")

@@ -1,4 +1,5 @@
-"""Replicas of a partition for audits: one log, cleaned at different times in each, and differences inserted into it."""
+"""Replicas of a partition for audits: one log, cleaned at different times in each replica, with inserted differences.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +10,24 @@ from pathlib import Path
 
 from keytail.audit.compare import ReplicaLog, compared_range
 from keytail.audit.scan import AuditTask
-from tests.reference import audit as twin
+from tests.reference import audit as reference
 from tests.reference.batches import Batch, Rec, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment, clean
 from tests.reference.legacy import decode_any_log, encode_single, encode_wrapper
 
 NOW = 1_750_000_000_000
 SIMPLE = ("value", "headers", "timestamp", "leader-epoch", "producer-id", "producer-epoch", "sequence", "key")
-PLANTED = (*SIMPLE, "transactional", "control-type", "lost", "marker-lost")
+DIFFERENCES = (*SIMPLE, "transactional", "control-type", "lost", "marker-lost")
 
 
 @dataclass
 class Replica:
-    """Segments of one replica, the last one active."""
+    """The segments of one replica; the last one is active."""
 
     segments: list[Segment]
     log_start: int = 0
     cleaned_to: int | None = 0
-    end: int | None = None  # for a log that the reference model cannot read
+    end: int | None = None  # set if the reference model cannot read the log
 
     def batches(self) -> list[Batch]:
         return [batch for segment in self.segments for batch in decode_any_log(segment.log)]
@@ -39,7 +40,7 @@ class Replica:
 
 
 def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool = True) -> list[Segment]:
-    """A log as a leader wrote it, with all segments closed except the last."""
+    """Return the segments of a log as a leader wrote it; all but the last are closed."""
     keys = [b"k%d" % n for n in range(rng.choice([3, 12, 60]))] + [b""]
     offset = rng.choice([0, 0, 2**33])
     segments, parts, entries = [], [], []
@@ -82,7 +83,7 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
                 parts.append(encode_marker(offset, NOW - 10**6, commit=commit, **own))
                 records = [Rec(offset, 0, None, None)]
             offset = records[-1].offset + 1
-        if number == count - 1:  # nothing remains open below the active segment
+        if number == count - 1:  # no transaction remains open below the active segment
             for pid in list(started):
                 started.pop(pid)
                 parts.append(
@@ -97,7 +98,9 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
 
 
 def cleaned(replica: Replica, to: int, now_ms: int, rng: random.Random) -> Replica:
-    """Clean up to a segment's base as Kafka's cleaner does in one pass; again if delete horizons have passed."""
+    """Clean the replica up to the base offset of a segment, as Kafka's cleaner does in one pass, and again if delete
+    horizons have passed.
+    """
     first = max(replica.cleaned_to or 0, replica.segments[0].base_offset)
     if first >= to:
         first = replica.segments[0].base_offset
@@ -106,7 +109,7 @@ def cleaned(replica: Replica, to: int, now_ms: int, rng: random.Random) -> Repli
             replica.segments, first_dirty=first, first_uncleanable=to, now_ms=now_ms, delete_retention_ms=1000,
             segment_bytes=rng.choice([1, 10**6]), log_start_offset=replica.segments[0].base_offset,
         )  # fmt: skip
-    except ValueError:  # old messages that would have to remain empty: Kafka throws
+    except ValueError:  # Kafka raises an exception for old messages that would have to be retained empty
         return replica
     made = [
         Segment(s.base_offset, s.log, mtime_ms=s.mtime_ms, aborted=_entries(s.txn_index)) for s in done.segments
@@ -153,7 +156,7 @@ def _again(batch: Batch, records=None, **changes) -> bytes:
 
 
 def variants(rng: random.Random, segments: list[Segment], count: int) -> list[Replica]:
-    """Return replicas that differ as healthy ones do."""
+    """Return replicas that differ as healthy replicas may."""
     made = []
     base = segments[0].base_offset
     for _ in range(count):
@@ -163,11 +166,11 @@ def variants(rng: random.Random, segments: list[Segment], count: int) -> list[Re
             replica = cleaned(replica, to, NOW + rng.choice([0, 0, 5000, 10**6]), rng)
         if rng.random() < 0.3:
             replica = recompressed(replica, rng)
-        if rng.random() < 0.3:  # it has fetched less so far
+        if rng.random() < 0.3:  # the replica has fetched less so far
             tail = decode_any_log(replica.segments[-1].log)
             cut = rng.choice(tail).position
             replica.segments[-1] = replace(replica.segments[-1], log=replica.segments[-1].log[:cut])
-        if rng.random() < 0.3:  # retention
+        if rng.random() < 0.3:  # retention has removed segments
             offsets = [batch.base_offset for batch in replica.batches()]
             replica.log_start = rng.choice(offsets[: len(offsets) // 2] or [base])
         made.append(replica)
@@ -175,7 +178,7 @@ def variants(rng: random.Random, segments: list[Segment], count: int) -> list[Re
 
 
 def logs_of(replicas: list[Replica], home: Path) -> tuple[ReplicaLog, ...]:
-    """Write to disk, each in a separate folder."""
+    """Write the replicas to disk, each in a separate folder."""
     logs = []
     for number, replica in enumerate(replicas):
         path = home / f"r{number}" / "t-0"
@@ -201,15 +204,15 @@ def task_of(replicas: list[Replica], home: Path, *, shards: int = 1, examples: i
     return AuditTask("t", 0, logs, end, shards, examples, 12345), first
 
 
-def expected(replicas: list[Replica], task: AuditTask) -> twin.Found:
+def expected(replicas: list[Replica], task: AuditTask) -> reference.Found:
     starts = [replica.log_start for replica in replicas]
     segments = [[(s.base_offset, decode_any_log(s.log)) for s in replica.segments] for replica in replicas]
-    limits = twin.limits(segments, starts, [replica.cleaned_to for replica in replicas])
-    return twin.audit([replica.batches() for replica in replicas], starts, task.end_offset, limits)
+    limits = reference.limits(segments, starts, [replica.cleaned_to for replica in replicas])
+    return reference.audit([replica.batches() for replica in replicas], starts, task.end_offset, limits)
 
 
-def plant(rng: random.Random, replicas: list[Replica], kind: str, end: int) -> int | None:
-    """Change one record of one replica; return its offset, or None if the kind of change is impossible."""
+def insert_difference(rng: random.Random, replicas: list[Replica], kind: str, end: int) -> int | None:
+    """Change one record of one replica. Return its offset, or None if this kind of change is impossible."""
     numbers = list(range(len(replicas)))
     rng.shuffle(numbers)
     for number in numbers:
@@ -251,7 +254,7 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         return batch.control and bool(data) and max(data) > max(before, default=-1)
     if batch.control:
         return False
-    if kind == "timestamp":  # with append time, and beside an old message without one, there is none
+    if kind == "timestamp":  # with append time, or next to an old message without a timestamp, there is no difference
         times = [x.timestamp for r in holding for b in r.batches() for x in b.records if x.offset == record.offset]
         return batch.timestamp_type == 0 and -1 not in times
     if kind in ("producer-id", "producer-epoch", "sequence"):
@@ -262,13 +265,14 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         own = replicas[number]
         same = [x for b in own.batches() if not b.transactional for x in b.records if x.key == record.key]
         newer = [x for b in own.batches() for x in b.records if x.key == record.key and x.offset > record.offset]
-        # One that this replica has not fetched yet explains it too, if its offset is the one it was cleaned to.
+        # A later record that this replica has not fetched yet explains it too, if its offset is the one up to which the
+        # replica was cleaned.
         limit = max(r.cleaned_to or 0 for r in replicas)
         newer += [
             x for r in replicas for b in r.batches() for x in b.records
             if x.key == record.key and record.offset < x.offset <= limit
         ]  # fmt: skip
-        # A tombstone may be removed with everything that it deletes.
+        # A tombstone may be removed together with everything that it deletes.
         left = record.value is not None or any(own.log_start <= x.offset < record.offset for x in same)
         return not batch.transactional and left and not newer and record.key is not None
     return True

@@ -1,4 +1,4 @@
-"""`keytail audit` end to end: rows, the table, exit statuses, wrong usage, and that nothing is written."""
+"""`keytail audit` as a command: rows, the table, exit statuses, wrong usage, and that nothing is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.reference.batches import decode_log, encode_batch
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> list[Path]:
-    """Three brokers: orders-0 on all, users-0 on two, only-0 on one."""
+    """Write three brokers: all have orders-0, two have users-0, one has only-0."""
     orders, users = random_records(1, 400), random_records(2, 200)
     a = write_log_dir(tmp_path / "a", {"orders-0": orders, "users-0": users, "only-0": users})
     b = write_log_dir(tmp_path / "b", {"orders-0": orders, "users-0": users})
@@ -36,7 +36,7 @@ def audit(run: Run, brokers: list[Path], *more: str) -> tuple[int, dict[str, dic
 
 
 def change(log_dir: Path, segment: int, number: int, **changes: Any) -> None:
-    """Replace the segment's batch of this number with another one."""
+    """Replace the batch of this number in the segment with a changed one."""
     path = log_dir / "orders-0" / f"{segment:020d}.log"
     data = path.read_bytes()
     batches = decode_log(data)
@@ -47,7 +47,7 @@ def change(log_dir: Path, segment: int, number: int, **changes: Any) -> None:
 
 
 @pytest.mark.long
-def test_equal_replicas_are_alike(run: Run, brokers: list[Path]) -> None:
+def test_equal_replicas_do_not_differ(run: Run, brokers: list[Path]) -> None:
     before = [snapshot(path) for path in brokers]
     status, rows = audit(run, brokers)
     assert status == 0
@@ -56,11 +56,11 @@ def test_equal_replicas_are_alike(run: Run, brokers: list[Path]) -> None:
     assert [item["records"] for item in rows["orders-0"]["replicas"]] == [400] * 3
     assert rows["orders-0"]["divergences"] == {} == rows["orders-0"]["explained"]
     assert (rows["orders-0"]["first_offset"], rows["orders-0"]["end_offset"]) == (0, 400)
-    assert [snapshot(path) for path in brokers] == before, "nothing is created, changed or locked"
+    assert [snapshot(path) for path in brokers] == before, "nothing may be created, changed or locked"
     table = run("audit", *flags(brokers))
     assert table.exit_code == 0
     assert "3 partitions: 2 alike, 1 skipped. No differences found." in table.stdout
-    assert audit(run, brokers, "--partitions", "only-0")[0] == 1, "skipped, and asked for by name"
+    assert audit(run, brokers, "--partitions", "only-0")[0] == 1, "a partition that is named but skipped is an error"
     alone = run("audit", *flags(brokers), "--partitions", "only-0")
     assert "1 partition: 1 skipped. Nothing was compared." in alone.stdout
 
@@ -88,7 +88,7 @@ def test_a_difference_is_reported_with_its_offset(run: Run, brokers: list[Path])
 
 
 @pytest.mark.long
-def test_damage_is_a_finding_with_its_position_and_the_rest_is_compared(run: Run, brokers: list[Path]) -> None:
+def test_damage_is_reported_with_its_position_and_the_rest_is_compared(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
     path = b / "orders-0" / f"{100:020d}.log"
     data = bytearray(path.read_bytes())
@@ -102,7 +102,7 @@ def test_damage_is_a_finding_with_its_position_and_the_rest_is_compared(run: Run
     assert (gap["replica"], gap["first_offset"], gap["end_offset"]) == ("b", 140, 150)
     assert (gap["path"], gap["byte_position"]) == (str(path), at.position)
     assert "invalid CRC" in gap["what"]
-    assert row["records_compared"] == 400, "the other two are compared there"
+    assert row["records_compared"] == 400, "the other two replicas are compared at that position"
     change(c, 100, 9, leader_epoch=3)  # after the damage
     _, rows = audit(run, brokers)
     assert (rows["orders-0"]["status"], rows["orders-0"]["divergences"]) == ("differs", {"leader-epoch": 10})

@@ -1,4 +1,6 @@
-"""Audits whose cells Spark shuffles: results equal those of one process; writes of a running broker are not damage."""
+"""Audits whose cells Spark shuffles: the results equal those of one process, and what a running broker writes is not
+damage.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from keytail.audit.stages import Alone, Audit, audit
 from keytail.log.fs import LOCAL
 from keytail.run.spark.engine import SparkEngine
 from keytail.run.tasks import Outcome
-from tests.audit.logs import PLANTED, plant, random_segments, task_of, variants
+from tests.audit.logs import DIFFERENCES, insert_difference, random_segments, task_of, variants
 from tests.chance import SEED
 
 pytestmark = pytest.mark.spark
@@ -33,7 +35,7 @@ def test_spark_finds_what_one_process_finds(engine: SparkEngine, tmp_path: Path)
         replicas = variants(rng, random_segments(rng), 3)
         task, first = task_of(replicas, tmp_path / str(number))
         for _ in range(5):
-            plant(rng, replicas, rng.choice(PLANTED), task.end_offset)
+            insert_difference(rng, replicas, rng.choice(DIFFERENCES), task.end_offset)
         large = number < 2
         task, first = task_of(replicas, tmp_path / str(number), shards=4 if large else 1)
         jobs.append(AuditJob(task, first, 2**40 if large else 1))
@@ -61,7 +63,7 @@ def test_a_segment_that_a_broker_replaces_or_removes_during_the_run_fails_the_ro
             assert "changed since it was planned" in str(outcomes[0].problem)
 
 
-def test_batches_appended_during_the_run_are_no_damage(tmp_path: Path) -> None:
+def test_batches_appended_during_the_run_are_not_damage(tmp_path: Path) -> None:
     replicas = variants(random.Random(SEED), random_segments(random.Random(SEED)), 2)
     task, first = task_of(replicas, tmp_path)
     active = Path(task.replicas[1].path) / f"{task.replicas[1].segments[-1][0]:020d}.log"

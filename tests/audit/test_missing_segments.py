@@ -1,4 +1,6 @@
-"""A whole segment is missing in one replica: what was lost and what was cleaned, with and without checkpoints."""
+"""A whole segment is missing in one replica: which records were lost and which were cleaned, with and without
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def lost_offsets(result: Audit) -> set[int]:
 
 
 def remove_one(rng: random.Random, replica: Replica) -> Segment | None:
-    """Remove a segment with records that is neither the first nor the last one; return it."""
+    """Remove, and return, a segment with records that is neither the first nor the last one."""
     inner = [s for s in replica.segments[1:-1] if s.base_offset > replica.log_start and s.log]
     if not inner:
         return None
@@ -53,7 +55,7 @@ def remove_one(rng: random.Random, replica: Replica) -> Segment | None:
 
 
 def data_offsets(replicas: list[Replica], segment: Segment, end: int) -> set[int]:
-    """Return the offsets of the records that only the segment's replica has lost: no markers, below `end`."""
+    """Return the offsets of the records that only the replica of the segment has lost: below `end`, without markers."""
     return {
         record.offset
         for batch in decode_any_log(segment.log)
@@ -64,7 +66,7 @@ def data_offsets(replicas: list[Replica], segment: Segment, end: int) -> set[int
 
 
 def without_reason(replica: Replica, removed: Segment) -> set[int]:
-    """Return the offsets of records in `replica` of which a later record was in a segment that it has lost."""
+    """Return the offsets of the records in `replica` of which a later record was in the segment that it has lost."""
     newest = {r.key: r.offset for b in decode_any_log(removed.log) if not b.control for r in b.records}
     return {r.offset for b in replica.batches() for r in b.records if r.offset < newest.get(r.key, 0)}
 
@@ -103,7 +105,7 @@ def test_nothing_is_explained_by_a_cleaning_that_did_not_happen(case: int, known
         assert lost_offsets(result) <= truth
         assert result.divergences["lost"] + unknown == len(truth)
         if known or first_removable(replicas[number]) <= segment.base_offset:
-            assert unknown == 0, "nothing above a record that a cleaner would have removed was cleaned"
+            assert unknown == 0, "above a record that a cleaner would have removed, nothing was cleaned"
 
 
 def first_removable(replica: Replica) -> int:
@@ -119,9 +121,9 @@ def first_removable(replica: Replica) -> int:
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_a_missing_segment_of_a_cleaned_replica(case: int, tmp_path: Path) -> None:
-    """Only records of the missing segment are lost, and all of them above the offset that a cleaner reached; also
-    records that were removed elsewhere, if the reason was in that segment.
+def test_a_missing_segment_of_a_cleaned_replica_is_reported_as_lost(case: int, tmp_path: Path) -> None:
+    """Only records of the missing segment are lost, and all of them above the offset that a cleaner reached. Records
+    that were removed elsewhere are lost too, if the reason was in that segment.
     """
     print("seed", SEED, "case", case)
     rng = random.Random(f"{SEED} {case}")
@@ -157,8 +159,8 @@ def log(*segments: tuple[int, bytes], cleaned_to: int | None = None) -> Replica:
 WHOLE = ((0, single(0, 1)), (2, single(2, 3)), (4, single(4, 5)), (6, single(6)))
 
 
-def test_what_a_replica_without_a_checkpoint_shows(tmp_path: Path) -> None:
-    """A gap between segments may be a missing segment; a gap inside a segment was made by a cleaner."""
+def test_gaps_of_a_replica_without_a_checkpoint_show_how_far_it_was_cleaned(tmp_path: Path) -> None:
+    """A gap between segments may be a missing segment, but a gap inside a segment was made by a cleaner."""
     whole = log(*WHOLE)
     missing = found([whole, log(*WHOLE[:1], *WHOLE[2:])], tmp_path)
     assert (dict(missing.divergences), dict(missing.explained), missing.shown) == ({"lost": 2}, {}, [0, 0])
@@ -169,8 +171,9 @@ def test_what_a_replica_without_a_checkpoint_shows(tmp_path: Path) -> None:
     assert (dict(both.divergences), dict(both.explained)) == ({"lost": 2}, {"superseded": 3})
 
 
-def test_what_a_log_neither_shows_nor_excludes_is_unknown(tmp_path: Path) -> None:
-    """The log is the same whether a cleaner removed all records at a segment's end or a whole segment was removed."""
+def test_a_loss_that_a_log_neither_shows_nor_excludes_is_unknown(tmp_path: Path) -> None:
+    """The log is the same whether a cleaner removed all records at the end of a segment or a whole segment was removed.
+    """
     cut = [(0, single(0, keys=b"c")), (3, single(3, keys=b"a"))]
     whole = [(0, single(0, keys=b"c") + single(1, 2, keys=b"a")), (3, single(3, keys=b"a"))]
     result = found([log(*whole), log(*cut)], tmp_path)
@@ -179,15 +182,17 @@ def test_what_a_log_neither_shows_nor_excludes_is_unknown(tmp_path: Path) -> Non
     assert dict(result.divergences) == {"lost": 2}
 
 
-def test_a_replica_that_fetched_from_a_cleaned_one_shows_it_or_it_is_unknown(tmp_path: Path) -> None:
-    """Its own checkpoint is 0. The records that it fetched after the cleaning have the cleaner's gaps."""
+def test_gaps_show_that_a_replica_fetched_from_a_cleaned_one(tmp_path: Path) -> None:
+    """The checkpoint of the replica itself is 0. The records that it fetched after the cleaning have the cleaner's
+    gaps.
+    """
     whole, leader = log(*WHOLE, cleaned_to=0), log((0, single(3)), *WHOLE[2:], cleaned_to=4)
     fetched = log((0, single(3, 4)), (5, single(5, 6)), cleaned_to=0)
     result = found([whole, leader, fetched], tmp_path)
     assert (dict(result.divergences), dict(result.explained)) == ({}, {"superseded": 3})
     without = log(*WHOLE[:1], *WHOLE[2:], cleaned_to=0)
     result = found([whole, leader, without], tmp_path)
-    assert dict(result.divergences) == {"lost": 1}, "the latest below 4"
+    assert dict(result.divergences) == {"lost": 1}, "the latest record below 4"
     assert dict(result.explained) == {"superseded": 2, "cleaning-unknown": 1}
     result = found([whole, log((0, single(5)), *WHOLE[3:], cleaned_to=6), without], tmp_path)
     assert dict(result.explained) == {"superseded": 3, "cleaning-unknown": 2}
@@ -214,7 +219,7 @@ def table(*rows: tuple[int, int, int, int]) -> np.ndarray:
         ([(5, 9, 5, DELETE_HORIZON), (10, 10, 1, 0)], 5, 10),
     ],
 )
-def test_the_traces_of_a_cleaner(rows: Any, end_offset: int | None, shown: int) -> None:
+def test_gaps_inside_segments_are_traces_of_a_cleaner(rows: Any, end_offset: int | None, shown: int) -> None:
     assert shown_cleaned_to(table(*rows), end_offset) == shown
 
 
@@ -225,8 +230,8 @@ def audited(a: Path, b: Path, *topics: str) -> dict[str, AuditRow]:
     return {row.name: row for row in audit_replicas(request)}
 
 
-def test_a_segment_that_is_missing_in_a_copy_of_a_real_log_is_lost_as_a_whole(tmp_path: Path) -> None:
-    """Copies of partition directories, without the checkpoints of their log dir."""
+def test_all_records_of_a_segment_missing_in_a_copy_of_a_real_log_are_lost(tmp_path: Path) -> None:
+    """The replicas are copies of partition directories, without the checkpoints of their log dirs."""
     source = golden.unpack(tmp_path)
     chosen, gone = ("none-1", "gzip-0", "tombstones-0", "events-0"), Counter[str]()
     rng = random.Random(SEED)

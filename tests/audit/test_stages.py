@@ -1,4 +1,6 @@
-"""Audits of replicas in this process: the reference model, every inserted difference, no false ones, damage."""
+"""Audits of replicas in this process: compared with the reference model; every inserted difference is found, and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ import pytest
 from keytail.audit.stages import Alone, Audit, audit
 from keytail.log.fs import LOCAL
 from tests.audit.logs import (
+    DIFFERENCES,
     NOW,
-    PLANTED,
     Replica,
     expected,
-    plant,
+    insert_difference,
     random_segments,
     task_of,
     variants,
@@ -50,7 +52,7 @@ def test_healthy_replicas_do_not_differ_and_all_missing_records_are_explained(ca
         assert result.gaps == []
 
 
-@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("kind", DIFFERENCES)
 @pytest.mark.parametrize("case", range(draws(8)))
 def test_every_inserted_difference_is_found(kind: str, case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
@@ -58,11 +60,11 @@ def test_every_inserted_difference_is_found(kind: str, case: int, tmp_path: Path
     for _ in range(20):
         replicas = variants(rng, random_segments(rng), rng.choice([2, 3]))
         task, _ = task_of(replicas, tmp_path)
-        offset = plant(rng, replicas, kind, task.end_offset)
+        offset = insert_difference(rng, replicas, kind, task.end_offset)
         if offset is not None:
             break
     else:
-        pytest.fail("nowhere to plant it")
+        pytest.fail("no place for the difference was found")
     task, _ = task_of(replicas, tmp_path)
     model = expected(replicas, task)
     for shards in (1, 4):
@@ -79,7 +81,7 @@ def test_many_differences_are_counted_as_by_the_model(case: int, tmp_path: Path)
     replicas = variants(rng, random_segments(rng, keyless=rng.random() < 0.3), rng.choice([2, 3, 4]))
     for _ in range(rng.randint(2, 8)):
         task, _ = task_of(replicas, tmp_path)
-        plant(rng, replicas, rng.choice(PLANTED), task.end_offset)
+        insert_difference(rng, replicas, rng.choice(DIFFERENCES), task.end_offset)
     task, _ = task_of(replicas, tmp_path)
     model = expected(replicas, task)
     for shards in (1, 5):
@@ -98,12 +100,12 @@ def signed(data: bytearray) -> bytes:
     return bytes(data)
 
 
-def test_headers_are_compared_as_a_cleaner_writes_them(tmp_path: Path) -> None:
-    """A length in two bytes that fits into one: a cleaner that rebuilds the batch writes one."""
+def test_lengths_that_a_cleaner_rewrites_are_not_differences(tmp_path: Path) -> None:
+    """A length is written in two bytes although one is sufficient; a cleaner that rebuilds the batch writes one."""
     plain = encode_batch([Rec(0, NOW, b"k", b"v", ((b"h", None),))])
     assert plain.endswith(b"\x02\x02h\x01")
     longer = bytearray(plain[:-4] + b"\x82\x00" + plain[-3:])
-    longer[61] += 2  # the record's length, zig-zag
+    longer[61] += 2  # the zig-zag length of the record
     longer[8:12] = (len(longer) - 12).to_bytes(4, "big")
     for other, kinds in ((signed(longer), {}), (encode_batch([Rec(0, NOW, b"k", b"v")]), {"headers": 1})):
         result, _ = found([one_batch(plain), one_batch(other)], tmp_path)
@@ -111,7 +113,7 @@ def test_headers_are_compared_as_a_cleaner_writes_them(tmp_path: Path) -> None:
         assert result.common == 1
 
 
-def test_a_marker_in_one_and_a_record_in_the_other_differ(tmp_path: Path) -> None:
+def test_a_marker_and_a_record_at_the_same_offset_differ(tmp_path: Path) -> None:
     marker = encode_marker(1, NOW, commit=True, producer_id=4, producer_epoch=0)
     first = encode_batch([Rec(0, NOW, b"k", b"v")])
     for shards in (1, 7):
@@ -121,7 +123,7 @@ def test_a_marker_in_one_and_a_record_in_the_other_differ(tmp_path: Path) -> Non
         assert [(item["kind"], item["offset"]) for item in result.examples] == [("control", 1)]
 
 
-def test_unparsable_records_under_a_valid_checksum_are_damage_and_only_their_batch_is_left_out(
+def test_unparsable_records_with_a_valid_checksum_are_damage_of_their_batch_only(
     tmp_path: Path,
 ) -> None:
     batches = [encode_batch([Rec(n, NOW, b"k%d" % n, b"v")], codec=n % 2) for n in range(5)]
@@ -138,7 +140,7 @@ def test_unparsable_records_under_a_valid_checksum_are_damage_and_only_their_bat
         assert result.common == 4
 
 
-def test_an_epoch_that_begins_elsewhere_differs_if_a_record_is_between(tmp_path: Path) -> None:
+def test_epochs_with_different_starts_differ_if_a_record_is_between_these(tmp_path: Path) -> None:
     batches = [encode_batch([Rec(n, NOW, b"k%d" % n, b"v")]) for n in (0, 1, 9)]
     replicas = [one_batch(*batches), one_batch(*batches)]
     for starts, kinds in (((2, 9), {}), ((1, 9), {"epoch-start": 1}), ((5, 5), {})):
@@ -150,8 +152,8 @@ def test_an_epoch_that_begins_elsewhere_differs_if_a_record_is_between(tmp_path:
         assert dict(result.divergences) == kinds, starts
 
 
-def test_above_the_cleaned_offset_nothing_may_be_missing(tmp_path: Path) -> None:
-    """A later record of the key explains it only below the largest checkpoint."""
+def test_above_the_cleaned_offset_no_record_may_be_missing(tmp_path: Path) -> None:
+    """A later record of the key explains a missing one only below the largest checkpoint."""
     whole = [encode_batch([Rec(n, NOW, b"k", b"v")]) for n in range(4)]
     lost = {"lost": 1}
     for cleaned_to, kinds in (((0, 0), lost), ((2, 0), {}), ((0, 2), {}), ((0, 1), lost), ((0, None), {})):

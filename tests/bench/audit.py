@@ -1,6 +1,7 @@
-"""`audit` of two replicas: equal, and one of them compacted. `python -m tests.bench.audit [--records N] [--cores N]`.
+"""`audit` of two equal replicas, and of two of which one is compacted. `python -m tests.bench.audit [--records N]
+[--cores N]`.
 
-In one warm Spark session. Prints records per second (of both replicas together), MB/s of log, and CPU seconds,
+Runs in one warm Spark session. Prints records per second (of both replicas together), MB/s of log, and CPU seconds,
 including the JVM and its workers. A run fails only if a difference is found, or an inserted one is not.
 """
 

@@ -26,8 +26,9 @@ from tests.reference.batches import Rec
 
 SETTINGS = ("orders:cleanup.policy=compact", "orders:min.cleanable.dirty.ratio=0")
 KEYS = 50
-COUNTED = ("scan", "stat", "fsync_dir", "rename", "unlink")  # of the driver; each task syncs every file that it writes
-APART = 1 << 31  # offsets between two segments: no group may span so many
+# of the driver; each task also syncs every file that it writes
+COUNTED = ("scan", "stat", "fsync_dir", "rename", "unlink")
+APART = 1 << 31  # offsets between two segments, more than a group may span
 
 
 class Counting(FileSystem):
@@ -47,7 +48,7 @@ class Counting(FileSystem):
 
 
 def make(path: Path, segments: int) -> Path:
-    """Write a log dir with one partition: in each segment one record of a few keys, and one that no other supersedes.
+    """Write a log dir with one partition. Each segment has one record of a few keys, and one that no other supersedes.
     """
     records = []
     for number in range(segments):
@@ -58,7 +59,7 @@ def make(path: Path, segments: int) -> Path:
 
 
 def compact(log_dir: Path, fs: FileSystem) -> dict[str, Any]:
-    """Run once with --execute, in this process; return its row and seconds."""
+    """Run once with --execute in this process, and return the row and the seconds."""
     configuration = read_configuration(None, SETTINGS, True)
     choice = Choice(log_dirs=(str(log_dir),))
     request = compaction.Request(choice, configuration, execute=True, in_detail=True, fan_out="never")

@@ -1,4 +1,4 @@
-"""Fresh copies of a log dir in one state of the page cache, and the comparison of two cleaned copies."""
+"""Fresh copies of a log dir with the same state of the page cache, and the comparison of two cleaned copies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _PREFIX = struct.Struct(">qi")
 
 
 def fresh_copy(source: Path, target: Path) -> Path:
-    """Copy with modification times, by reflinks if the file system supports them; durable, so that no measurement
-    includes writing it back, and read once, so that every measurement finds it in the page cache."""
+    """Copy with modification times, by reflinks if the file system supports them.
+
+    The copy is durable, so that no measurement includes writing it back, and is read once, so that every measurement
+    finds it in the page cache.
+    """
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run(["cp", "--archive", "--reflink=auto", str(source), str(target)], check=True)
     for path in sorted(target.rglob("*")):

@@ -1,4 +1,4 @@
-"""How long a broker is down: for a plain restart, for a compaction in one go, and for the commit of a prepared one.
+"""How long a broker is down: for a plain restart, for a whole compaction, and for the commit of a prepared one.
 
     .venv/bin/python -m tests.bench.downtime
     .venv/bin/python -m tests.bench.downtime --partitions 10 --megabytes 50
@@ -33,7 +33,7 @@ START_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: the flags of the run beside the broker, and of the run while it is stopped, if any."""
+    """A line of the table: the flags of the run beside the broker, and of the run while it is stopped, if any."""
 
     name: str
     before: tuple[str, ...] | None
@@ -65,7 +65,7 @@ class Bench:
         self._generate(root / "one" / f"{TOPIC}-0", megabytes * 1_000_000 // RECORD_BYTES)
 
     def _generate(self, one: Path, records: int) -> None:
-        """Write one log with Kafka's classes, and copy it into each partition of a broker that is stopped."""
+        """Write one log with Kafka's classes, and copy it into each partition of a stopped broker."""
         settings = {"segment.bytes": str(64 << 20), "cleanup.policy": "compact"}
         with self._broker:
             self._client.connect(self._broker)
@@ -112,7 +112,7 @@ class Bench:
             shutil.rmtree(self._logs)
 
     def _start(self) -> None:
-        """Return when the broker answers for all partitions."""
+        """Start the broker, and return when it answers for all partitions."""
         self._broker.start()
         self._client.connect(self._broker)
         give_up = time.monotonic() + START_LIMIT_S

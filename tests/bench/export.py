@@ -36,7 +36,7 @@ from tests.interop.broker_client import BrokerClient
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 
 TOPIC = "customers"
-BATCH_BYTES = 16 << 10  # a producer's own
+BATCH_BYTES = 16 << 10  # the size that producers use
 
 
 def exported(home: Path, to: Path) -> None:
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
             story.session_of_run = real
             spark.stop()
     for figure in (ours, theirs, folded):
-        figure.seconds = figure.seconds[1:]  # the first of each warms up
+        figure.seconds = figure.seconds[1:]  # the first run of each warms up
     for name, fact in machine().items():
         print(f"{name}: {fact}")
     print(f"{options.records} records of {size} bytes, {digests[0][0]} keys, {PARTITIONS} partitions, {options.codec}")

@@ -1,8 +1,8 @@
-"""One partition by fan-out, in warm Spark sessions of one core and of two, compared with one task with enough memory
-for its keys.
+"""One partition compacted by fan-out, in warm Spark sessions of one core and of two, compared with one task with enough
+memory for its keys.
 
-`python -m tests.bench.fan_out` prints seconds by stage, the speed-up by two cores, the start-up time of a session, and
-the number of cores from which fan-out is faster than one task. It never fails.
+`python -m tests.bench.fan_out` prints the seconds by stage, the speed-up with two cores, the start-up time of a
+session, and the number of cores from which fan-out is faster than one task. It never fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def one_task(payload: Any, attempt: str) -> Any:
 
 
 def generate(home: Path, records: int) -> None:
-    """Write the log, unless it exists already: records of 117 bytes, almost all with distinct keys."""
+    """Write the log, unless it already exists: records of 117 bytes, almost all with distinct keys."""
     if not (home / "facts").exists():
         batches = records // BATCH_RECORDS // SEGMENTS
         made = write_segments(home / "t-0", SEGMENTS, batches, 2**40, value_bytes=VALUE_BYTES)
@@ -47,10 +47,10 @@ def generate(home: Path, records: int) -> None:
 
 
 def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
-    """Run each strategy once to warm up, then measured; this is what the process of a session does.
+    """Run each strategy once to warm up and once measured. Called in the process of a session.
 
-    Pinned to this number of cores: otherwise the JVM, and threads that prefetch and hash keys, give a session of one
-    core a second one.
+    The process is pinned to this number of cores: otherwise the JVM, and threads that prefetch and hash keys, would use
+    a second core in a session of one.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     path = Path(home) / "t-0"
@@ -120,7 +120,7 @@ def report(run: dict[str, Any], two: dict[str, Any], budget_bytes: int) -> str:
     lines.append(f"start of the session: {run['start_s']:.1f} s, {two['start_s']:.1f} s")
     alone = min(run["one_task_s"], two["one_task_s"])
     lines.append(f"one task with room for all keys: {alone:.2f} s; a fan-out on one core: {a / alone:.1f} times that")
-    # The parallel share by Amdahl's law from the two; and the number of cores at which both strategies take the same
+    # The parallel share by Amdahl's law from both times, and the number of cores at which both strategies take the same
     # time.
     divided = 2 * (a - b)
     serial = a - divided

@@ -1,9 +1,9 @@
-"""How the cost of a compaction grows: curves over records, keys, segments, partitions, cores, and keys beyond the map;
-and one of the driver's work that grows with a log dir, its checkpoint.
+"""Measures how the cost of a compaction grows: with records, keys, segments, partitions, cores, and keys that do not
+fit into the map; and how the driver's work grows with the checkpoint of a log dir.
 
-`python -m tests.bench.growth --json FILE` measures all of them, `--curves records,keys` some; other curves in the file
-are kept. `growth_report.py` draws it; `make bench-report` does both. Kafka's own Cleaner runs on copies of the same
-logs, alternating. Every side is warm; logs are in the page cache (`copies.py`). It never fails.
+`python -m tests.bench.growth --json FILE` measures all curves, `--curves records,keys` some; other curves in the file
+are kept. `growth_report.py` draws them; `make bench-report` does both. Kafka's own Cleaner runs on copies of the same
+logs, alternately. All sides are warm, and logs are in the page cache (`copies.py`). It never fails.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Sizes:
     partitions: tuple[int, ...]
     unique_keys: tuple[int, ...]
     entries: tuple[int, ...]
-    fixed_records: int  # of the curves over something else
+    fixed_records: int  # the number of records in the other curves
     core_partitions: int
     core_records: int
 
     def scaled(self, scale: float) -> Sizes:
-        """Multiply the records, and the keys with them."""
+        """Multiply the records, and with them the keys."""
         many = {name: tuple(max(1, int(n * scale)) for n in getattr(self, name))
                 for name in ("records", "keys", "unique_keys")}  # fmt: skip
         item = {name: max(1, int(getattr(self, name) * scale)) for name in ("fixed_records", "core_records")}
@@ -84,7 +84,7 @@ QUICK = Sizes(
 
 @dataclass
 class Growth:
-    """Measure the curves: each gives its points, with the runs of every side."""
+    """Measures the curves. Each method returns the points of a curve, with the runs of all sides."""
 
     sides: Sides
     sizes: Sizes
@@ -111,7 +111,7 @@ class Growth:
         return points
 
     def over_partitions(self) -> list[dict[str, Any]]:
-        """Put the same records into this number of partitions; on Spark, with one core and with all."""
+        """Divide the same records into this number of partitions, compacted on Spark with one core and with all."""
         points, shapes = [], []
         for n in self.sizes.partitions:
             records = self.sizes.fixed_records // n
@@ -136,7 +136,8 @@ class Growth:
         return points
 
     def over_unique_keys(self) -> list[dict[str, Any]]:
-        """Records of almost only distinct keys; each side with room in its map, and in several rounds with a small one.
+        """Records of almost only distinct keys: each side runs with room for them in its map, and in several rounds
+        with a small map.
         """
         entries = int(self.small_map_bytes // KAFKA_SLOT_BYTES * KAFKA_LOAD)
         points = []
@@ -150,7 +151,9 @@ class Growth:
         return points
 
     def over_entries(self) -> list[dict[str, Any]]:
-        """Set one entry of a log dir's cleaner checkpoint: what the driver does for each partition, one at a time."""
+        """Set one entry in the cleaner checkpoint of a log dir, which the driver does for each partition, one at a
+        time.
+        """
         path = self.sides.home / "cleaner-offset-checkpoint"
         points = []
         for n in self.sizes.entries:
@@ -164,7 +167,7 @@ class Growth:
             points.append(point)
         return points
 
-    # One point
+    # Points of the curves
 
     def _point(self, x: float, shape: Shape) -> dict[str, Any]:
         self.sides.generate(shape)

@@ -1,7 +1,7 @@
-"""One page of the measurements of `growth.py`: curves, and every number beside them.
+"""A page of the measurements of `growth.py`: curves, and every number.
 
-`python -m tests.bench.growth_report FILE.json PAGE.html`. The page needs no other file and no network: drawings are SVG
-that takes its colours from the page, in light and in dark mode.
+`python -m tests.bench.growth_report FILE.json PAGE.html`. The page needs no other file and no network: the drawings are
+SVG with the colours of the page, in light and in dark mode.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.bench.growth import KAFKA, TASK
 STYLE = (Path(__file__).parent / "growth_report.css").read_text()
 # An exponent of the bytes this close to 1 counts as linear: caches and fixed costs bend any line.
 NEARLY = 0.1
-# The page's style says what each colour is.
+# The page's style defines the colours.
 COLOURS = tuple(f"var(--side-{n})" for n in range(4))
 FAINT = "var(--faint)"
-# Around the middle of a point: a circle, a square, a triangle, a diamond.
+# Shapes around the centre of a point: a circle, a square, a triangle, a diamond.
 MARKS = (
     "m-3,0a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z", "m-3,-3h6v6h-6z", "m0,-3.5l3.5,6.5h-7z", "m0,-4l4,4l-4,4l-4,-4z",
 )  # fmt: skip
@@ -34,7 +34,7 @@ HEIGHT = 209
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the whole page, as HTML."""
+    """Return the complete page as HTML."""
     curves = found["curves"]
     parts = [_section(name, curves[name]) for name in SECTIONS if name in curves]
     machines = {json.dumps({**c["machine"], "load_at_start": ""}): c["machine"] for c in curves.values()}
@@ -66,7 +66,7 @@ def cost_of_bytes(points: Sequence[dict[str, Any]], side: str, what: str = "seco
     """Return seconds, seconds per GB, and the exponent of the bytes, each from the best fit through the points of one
     side.
 
-    The exponent leaves out the points that the fixed cost of a run dominates: those below a tenth of the largest.
+    Points that the fixed cost of a run dominates, those below a tenth of the largest, are excluded from the exponent.
     """
     gigabytes = np.array([point["log_bytes"] / 1e9 for point in points])
     seconds = np.array([statistics.median(point["sides"][side][what]) for point in points])
@@ -165,7 +165,7 @@ def _short(value: float) -> str:
 
 # Sections
 
-# By curve: what the x of a point is, the title of the axis, whether it is logarithmic, and what the curve shows.
+# By curve: the x of a point, the title of the axis, whether it is logarithmic, and what the curve shows.
 SECTIONS: dict[str, tuple[Callable[[Any], float], str, bool, str]] = {
     "records": (
         lambda point: point["log_bytes"] / 1e9,
@@ -222,7 +222,7 @@ def _sides(points: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _colour(side: str) -> int:
-    """Kafka's colour is the same in all drawings, and so is keytail's."""
+    """Return the number of a side's colour, which is the same in all drawings."""
     if side.startswith("Kafka"):
         return 0 if side == KAFKA else 3
     return 1 if side in (TASK, "keytail on local[1]", "keytail on Spark", "keytail's driver") else 2

@@ -1,6 +1,6 @@
-"""The two sides that growth.py measures, and the log that they get: each turn is one whole compaction.
+"""The two sides that growth.py measures, and their log. Each turn is one whole compaction.
 
-Both live through all turns, in separate processes; one log at a time is in `home`.
+The processes of both sides run through all turns; `home` has one log at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Turn = tuple[float, dict[str, float]]
 
 @dataclass
 class Sides:
-    """`cleaned_to` is the end of the last turn: the first dirty offset of a next round."""
+    """The two sides. `cleaned_to` is the end of the last turn, and the first dirty offset of the next round."""
 
     home: Path
     kafka: Kafka = field(default_factory=lambda: Kafka(heap="3g", compiler="full"))
@@ -39,7 +39,7 @@ class Sides:
         self.worker.close()
 
     def warm(self, shape: Shape) -> None:
-        """Run rounds that do not count: the JVM compiles its code, the worker loads its kernels."""
+        """Run rounds that are not measured: the JVM compiles its code, and the worker loads its kernels."""
         self.generate(shape)
         for _ in range(3):
             self.run_kafka(shape, [self.fresh("kafka")])
@@ -87,7 +87,7 @@ class Sides:
         return [log_dir / f"{TOPIC}-{number}" for number in range(partitions)]
 
     def run_kafka(self, shape: Shape, partitions: Sequence[Path], start: int = 0, entries: int = 0) -> Turn:
-        """Run Kafka's Cleaner over one partition after the other; its map has room for all keys, or for `entries`."""
+        """Run Kafka's Cleaner over one partition after the other, with a map for all keys, or for `entries`."""
         seconds, cpu_seconds, cleaned = self.kafka.bench_clean(
             partitions,
             map_max_entries=entries or max(KAFKA_MAP_ENTRIES, min(shape.keys, shape.records)),
@@ -121,8 +121,7 @@ class Sides:
         }
 
     def kafka_in_rounds(self, shape: Shape, entries: int) -> Turn:
-        """Run round after round with a map of this number of entries, until the log is clean up to its active segment.
-        """
+        """Run rounds with a map of this number of entries until the log is clean up to its active segment."""
         partition = self.fresh("kafka")
         return self._in_rounds(shape, lambda start: self.run_kafka(shape, [partition], start, entries))
 
@@ -137,7 +136,7 @@ class Sides:
         return seconds, {"cpu_seconds": cpu_seconds, "rounds": rounds}
 
     def run_on_spark(self, cores: int, shapes: Sequence[tuple[Shape, int]]) -> list[Turn]:
-        """Run a turn for each shape, in this number of partitions, all in one warm session."""
+        """Run a turn for each shape with its number of partitions, all in one warm session."""
         log_dirs = []
         for number, (shape, partitions) in enumerate(shapes):
             self.generate(shape)

@@ -1,7 +1,7 @@
 """Measures compactions of whole log dirs in one warm Spark session: `growth_stage.py CORES WARM LOG_DIR...`.
 
-WARM is a log dir that is compacted first, so that workers run and kernels are loaded. Prints a line of JSON for each
-LOG_DIR: planning and execution are measured separately.
+The log dir WARM is compacted first, so that workers run and kernels are loaded. Prints a line of JSON for each LOG_DIR,
+in which planning and execution are measured separately.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAP_MEMORY_BYTES = 256 << 20
 
 
 def compact(engine: SparkEngine, log_dir: str) -> dict[str, float]:
-    """Compact all of a log dir's partitions, from their checkpoints to their active segments, as `compact` does it."""
+    """Compact all partitions of a log dir, from their checkpoints to their active segments, as `compact` does."""
     started_s = time.perf_counter()
     [facts] = survey_log_dirs(LOCAL, [log_dir])
     tasks = []

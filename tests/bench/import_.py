@@ -1,11 +1,11 @@
-"""`import` compared with a Kafka producer on the same records. `python -m tests.bench.import_`; part of `make bench`.
+"""`import` compared with a Kafka producer on the same records. `python -m tests.bench.import_`; a part of `make bench`.
 
-Alternating: a real producer sends all records to a real broker on this machine (records are in its memory before the
-clock starts; it stops when flush returns, which does not mean that they are on disk), and `import` reads them from
-Parquet in a Spark session that has done one import before, until checkpoints are written, everything durable. Both
-partition by the same hash, with the same codec and batch size. A third row is the lower limit of "at the speed of the
-disk": as many bytes as keys and values have, written sequentially to one file, and fsynced. A run fails if a partition
-got another number of records.
+Two programs alternate. A real producer sends all records to a real broker on this machine: the records are in its
+memory before the clock starts, and the clock stops when flush returns, which does not mean that they are on disk.
+`import` reads them from Parquet in a Spark session that has done one import before, until the checkpoints are written
+and everything is durable. Both partition by the same hash, with the same codec and batch size. A third row is the lower
+limit of "at the speed of the disk": as many bytes as keys and values have, written sequentially to one file, and
+fsynced. A run fails if a partition has a wrong number of records.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
 def write_records(home: Path, count: int) -> int:
-    """Write the same records for both sides; return the bytes of keys and values."""
+    """Write the same records for both sides, and return the bytes of keys and values."""
     rng = random.Random(7)
     words = [bytes(rng.choices(b"abcdefghijklmnopqrstuvwxyz", k=rng.randrange(3, 9))) for _ in range(2000)]
     keys = [b"customer-%08d" % rng.randrange(count // 5 + 1) for _ in range(count)]
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
             import_.session_of_run = real
             spark.stop()
     for figure in (theirs, ours, disk):
-        figure.seconds = figure.seconds[1:]  # the first of each warms up
+        figure.seconds = figure.seconds[1:]  # the first run of each warms up
     for name, fact in machine().items():
         print(f"{name}: {fact}")
     what = f"{options.records} records of {size} bytes, {PARTITIONS} partitions"

@@ -1,7 +1,9 @@
-"""The work that no log cleaner can avoid, each part measured alone over the same bytes: the reference of `shapes.py`.
+"""The work that no log cleaner can avoid, with each part measured separately over the same bytes: the reference of
+`shapes.py`.
 
-Read the log, verify checksums, decompress, hash one key per record; compress rebuilt batches, write the retained ones
-and sync them. Each with the fastest implementation available, over as much at once as it accepts, on one core.
+The parts: read the log, verify checksums, decompress, hash one key per record; compress rebuilt batches, write the
+retained ones, and sync them. Each uses the fastest implementation available, on as many bytes at a time as it accepts,
+on one core.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _REPEATS = 3
 
 
 def limits(log_dir: str, output: str) -> dict[str, float]:
-    """Return seconds by part, the best of a few tries. `log_dir` is the partition before, `output` the one after."""
+    """Return the seconds of each part, the best of a few tries. `log_dir` has the partition before, `output` the one
+    after.
+    """
     before, after = (sorted(Path(path).glob("*.log")) for path in (log_dir, output))
     source, left = list(_batches(before)), list(_batches(after))
     known = {(batch[:8], batch[17:21]) for batch in source}
@@ -51,7 +55,7 @@ def limits(log_dir: str, output: str) -> dict[str, float]:
 
 
 def of_phases(parts: dict[str, float]) -> dict[str, float]:
-    """Return the same for each phase of a task, from its parts: each reads and checks again what it uses."""
+    """Return the same for each phase of a task, from its parts: each phase reads and checks again what it uses."""
     read = parts["read"] + parts["checksum"]
     output_share = parts["read output"] / parts["read"] if parts["read"] else 0.0
     read_output = parts["read output"] + parts["checksum"] * output_share
@@ -68,7 +72,7 @@ def of_task(parts: dict[str, float]) -> float:
 
 
 def _best(work: Callable[[], Any], clock: Callable[[], float] = time.thread_time) -> float:
-    """Return CPU seconds, which other processes on the machine lengthen least."""
+    """Return the CPU seconds, which other processes on the machine affect least."""
     times = []
     for _ in range(_REPEATS):
         started = clock()
@@ -125,7 +129,7 @@ def _compress(batches: list[bytes]) -> float:
 
 @kernel
 def hash_many(data, n):
-    """Hash `n` keys, all of them in the cache."""
+    """Hash `n` keys, all of which are in the cache."""
     total = np.uint64(0)
     for i in range(n):
         low, high = xxh3_128(data, (i * 16) & 0xFFEF, 16, np.uint64(1))

@@ -1,7 +1,7 @@
-"""What `plan --measure` and `--estimate` cost beside a compaction, and how wide the bounds of an estimate are.
+"""The cost of `plan --measure` and `--estimate` compared with a compaction, and the width of the bounds of an estimate.
 
-`python -m tests.bench.measure [--mib 256]` prints a table over codecs and shares of the clean section: CPU seconds of
-one task, with the log in the page cache, of a compaction, a measurement and an estimate.
+`python -m tests.bench.measure [--mib 256]` prints a table over codecs and shares of the clean section: the CPU seconds
+of one task for a compaction, a measurement and an estimate, with the log in the page cache.
 """
 
 from __future__ import annotations

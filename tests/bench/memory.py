@@ -1,7 +1,7 @@
-"""Peak memory of some work in this process, as reported by Linux, without sampling.
+"""The peak memory of some work in this process, as reported by Linux, without sampling.
 
-The kernel keeps the high-water mark of resident memory (VmHWM) exactly and lets a process reset its own. Memory mapped
-from files (libraries) and shared memory is subtracted, so that anonymous, private memory is left.
+The kernel keeps the exact maximum of resident memory (VmHWM), and lets a process reset its own. Memory mapped from
+files (libraries) and shared memory is subtracted, so that anonymous, private memory is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _RESET_PEAK = "5"  # proc(5), clear_refs
 
 @dataclass
 class Peak:
-    """`before_bytes` when the work began, `peak_bytes` the maximum during it; for the whole process."""
+    """Private memory of the whole process: `before_bytes` when the work began, and `peak_bytes` as the maximum during
+    it.
+    """
 
     before_bytes: int = 0
     peak_bytes: int = 0
@@ -29,14 +31,14 @@ class Peak:
 
 @contextmanager
 def peak_private() -> Iterator[Peak]:
-    """Measure private memory at the start and its peak until the end of the block."""
+    """Measure private memory at the start, and its peak until the end of the block."""
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     before = _status()
     peak = Peak(before_bytes=before["RssAnon"])
     try:
         yield peak
     finally:
-        # Pages of libraries touched for the first time during the work are included: the result is never too small.
+        # Pages of libraries that are first used during the work are included, so the result is never too small.
         mapped = before["RssFile"] + before["RssShmem"]
         peak.peak_bytes = _status()["VmHWM"] - mapped
 

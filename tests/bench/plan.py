@@ -1,9 +1,9 @@
 """`keytail plan` on many partitions: seconds, CPU seconds and peak memory of the whole command.
 
 `python -m tests.bench.plan HOME [--partitions N] [--segments N]`. Creates the log dirs in HOME, unless they exist, as
-hard links to the files of a few partitions: a plan reads names, sizes, ends of indexes and first headers, and does not
-see the difference. 100,000 partitions of 20 segments are six million names; ext4 takes about two minutes and 700 MiB
-for them. HOME is left for the next run, and removed by hand.
+hard links to the files of a few partitions: a plan reads names, sizes, the ends of indexes and first headers, for which
+this makes no difference. 100,000 partitions of 20 segments are six million names, for which ext4 takes about two
+minutes and 700 MiB. HOME remains for the next run, and must be removed by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECORDS_A_SEGMENT = 20
 
 
 def make(home: Path, partitions: int, segments: int) -> list[Path]:
-    """Write log dirs of a broker that stopped cleanly, with this number of partitions in total."""
+    """Write log dirs of a cleanly stopped broker, with this number of partitions in total."""
     log_dirs = [home / f"logs-{number}" for number in range(DIRS)]
     shares = [range(number, partitions, DIRS) for number in range(DIRS)]
     with ProcessPoolExecutor() as pool:

@@ -1,10 +1,10 @@
-"""How long a broker must be down to commit prepared compactions of many partitions, and what the system is asked to do.
+"""How long a broker must be down to commit prepared compactions of many partitions, and which operations that takes.
 
     .venv/bin/python -m tests.bench.prepared 2000 10
 
-Writes a log dir of so many partitions with so many segments each, prepares all of them, and times the commit as a user
-runs it, and once more the same compaction in one go. Prints operations on the log dir per partition, and how long a
-sync of a directory takes there, in one thread and in as many as commit.
+Writes a log dir with these numbers of partitions and of segments per partition, prepares all partitions, and times the
+commit as a user runs it and the same compaction without preparation. Prints operations on the log dir per partition,
+and how long a sync of a directory takes there, in one thread and in as many as a commit uses.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def timed(log_dir: Path, *flags: str) -> float:
 
 
 def counted(root: Path, segments: int) -> Counter[str]:
-    """Return the operations on the log dir of a commit, for each partition."""
+    """Return the operations of a commit on the log dir, per partition."""
     log_dir = make(root, COUNTED_PARTITIONS, segments)
     choice, settings = Choice(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True)
     driver.prepare(driver.Request(choice, settings, prepare=True, force=True))

@@ -1,11 +1,11 @@
 """Index rebuild compared with Kafka's own LogSegment.recover on the same files. `python -m tests.bench.recover`.
 
-Both on one core, the same one, alternating, on files that are in the page cache, in warm processes. Kafka's seconds are
-those of `recover` alone; keytail's those of the whole of `rebuild-index --execute` for a partition: reading, checking,
+Both run in warm processes on the same core, alternately, on files that are in the page cache. Kafka's seconds are those
+of `recover` alone; keytail's are those of the whole of `rebuild-index --execute` for a partition: reading, checking,
 writing, fsync, renames. A run fails if index files differ from Kafka's. A third figure is the lower limit: the same
-bytes read into one small buffer, and nothing done with them.
+bytes are only read, into one small buffer.
 
-`--stages` measures the same work on Spark with one core and with two instead, each in a warm session.
+With `--stages`, the same work is measured on Spark with one core and with two instead, each in a warm session.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STAGE_SECONDS = 20.0
 
 @dataclass
 class Shape:
-    """Write a log of uncompressed batches of equal counts; records of 117 bytes in batches of 100."""
+    """A log of uncompressed batches with the same number of records each; the records have 117 bytes."""
 
     batch_records: int
     records: int
@@ -61,7 +61,7 @@ class Shape:
         self.log_bytes = sum(path.stat().st_size for path in log_dir.rglob("*.log"))
 
     def play(self, kafka: Kafka, worker: Worker, home: Path) -> None:
-        """Run one turn of each, on copies without any index."""
+        """Run one turn of each side, on copies without any index."""
         source = home / f"source-{self.batch_records}"
         copies = {name: _without_indexes(fresh_copy(source, home / name)) for name in ("kafka", "ours")}
         bases = sorted(int(path.stem) for path in (source / PARTITION).glob("*.log"))
@@ -100,7 +100,7 @@ def _seconds_of_reading(partition: Path) -> float:
 
 
 def compare(shapes: list[Shape], home: Path, runs: int) -> None:
-    """Both sides inherit the single core to which this process is pinned."""
+    """Compare the two sides, which inherit the single core to which this process is pinned."""
     cores = os.sched_getaffinity(0)
     kafka, worker = Kafka(heap="1g", compiler="full"), None
     try:
@@ -124,8 +124,11 @@ def compare(shapes: list[Shape], home: Path, runs: int) -> None:
 
 
 def stages(shape: Shape, home: Path, seconds: float) -> dict[int, float]:
-    """Measure the same work with one core and with two. The log's partition exists many times, by hard links: it is
-    read from memory, since the cores and not the disk are to be compared."""
+    """Measure the same work with one core and with two.
+
+    The log's partition exists many times, by hard links, so that it is read from memory: the cores are compared, and
+    not the disk.
+    """
     kafka = Kafka(heap="1g", compiler="full")
     try:
         shape.generate(kafka, home / "source")

@@ -1,7 +1,7 @@
-"""One table over logs of many shapes: Kafka's Cleaner, keytail's whole task, and the lower limit of the work.
+"""A table over logs of many shapes: Kafka's Cleaner, keytail's whole task, and the lower limit of the work.
 
-`python -m tests.bench.shapes`, or with `--shapes zstd,tiny --scale 0.1` a part of it, smaller. Each run compares the
-two results; a difference fails it. `tests/bench/README.md` describes the columns.
+`python -m tests.bench.shapes`, or with `--shapes zstd,tiny --scale 0.1` a smaller part of it. Each run compares the two
+results, and fails if they differ. `tests/bench/README.md` describes the columns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PHASES = ("check", "map", "write", "prove", "replace")
 
 @dataclass
 class Row:
-    """The figures of a shape, all seconds medians; `spread_s` is the minimum and maximum of the task's runs."""
+    """The figures of a shape, in seconds, as medians; `spread_s` has the minimum and maximum of the task's runs."""
 
     name: str
     log_bytes: int
@@ -152,7 +152,7 @@ def table(rows: list[Row]) -> str:
 
 
 def phase_table(rows: list[Row]) -> str:
-    """Return seconds of each phase, and the ratio to its limit if it has one."""
+    """Return the seconds of each phase, and the ratio to its limit, if it has one."""
     head = f"{'shape':9}" + "".join(f"{f'{name} s':>16}" for name in _PHASES) + "   limits, s"
     lines = [head, "-" * len(head)]
     for row in rows:
@@ -171,8 +171,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="times the records of each shape")
     parser.add_argument("--runs", type=int, default=3, metavar="N")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
-    parser.add_argument("--one-core", action="store_true", help="keep both sides, all their threads, to the same one")
-    parser.add_argument("--dir", type=Path, help="where the logs and their copies go")
+    parser.add_argument(
+        "--one-core", action="store_true", help="run both sides, with all their threads, on the same core"
+    )
+    parser.add_argument("--dir", type=Path, help="folder for the logs and their copies")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure, as JSON")
     return parser.parse_args(arguments)
 

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
                     for name, frame in runs.items():
                         started = time.perf_counter()
                         drain(frame())
-                        if run:  # the first of each warms up
+                        if run:  # the first run of each warms up
                             figures[name].seconds.append(time.perf_counter() - started)
                 digests = [digest(frame()) for name, frame in runs.items() if name.endswith("all")]
         finally:

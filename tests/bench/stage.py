@@ -1,4 +1,6 @@
-"""Measures one index check of a log dir in a warm Spark session with this number of cores: `stage.py CORES LOG_DIR`."""
+"""Measures a check of the indexes of a log dir in a warm Spark session with this number of cores: `stage.py CORES
+LOG_DIR`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def main() -> None:
     plans = plans_of(log_dir)
     spark = local_session(f"local[{cores}]")
     try:
-        for some in (plans[: 2 * cores], plans[: 2 * cores]):  # workers started, kernels loaded
+        for some in (plans[: 2 * cores], plans[: 2 * cores]):  # starts workers and loads kernels
             Rebuild(some, SparkEngine(spark)).run()
         started = time.perf_counter()
         outcomes = Rebuild(plans, SparkEngine(spark)).run()

@@ -1,6 +1,7 @@
-"""From a command to its first line, first result and end, for ten small partitions: `python -m tests.bench.start`.
+"""The time from a command to its first line, its first result and its end, for ten small partitions: `python -m
+tests.bench.start`.
 
-Without Spark, with it, and a dry run, alternating, after one run of each that does not count; and the duration of
+A run without Spark, a run with it, and a dry run alternate, after one run of each that is not counted. Also measures
 `--version`, `--help` and a plan. `processor` is the CPU time of the command and all its children.
 """
 
@@ -36,7 +37,7 @@ SHORT = {
 
 
 def short(log_dir: Path, arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Return seconds to the end, CPU seconds."""
+    """Return the seconds to the end, and the CPU seconds."""
     more = ("--log-dirs", str(log_dir)) if "plan" in arguments else ()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start_s = time.perf_counter()
@@ -51,7 +52,7 @@ def _processor_s(before: resource.struct_rusage) -> float:
 
 
 def turn(source: Path, work: Path, more: tuple[str, ...]) -> tuple[float, float, float, float]:
-    """Return seconds to the first line, to the first result, to the end; CPU seconds."""
+    """Return the seconds to the first line, to the first result and to the end, and the CPU seconds."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(source, work)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

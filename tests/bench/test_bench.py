@@ -20,8 +20,8 @@ SMALL = [
 ]
 
 
-def test_a_small_run_has_figures_and_kafkas_result(tmp_path, capsys):
-    """Of what is not compressed, the next two have runs."""
+def test_a_small_run_has_figures_and_the_result_of_kafka(tmp_path, capsys):
+    """The next two tests have no compressed logs."""
     report = tmp_path / "figures.json"
     status = run.main([*SMALL, "--codec=lz4", f"--dir={tmp_path}", f"--json={report}", "--seed=5"])
     printed = capsys.readouterr().out
@@ -39,12 +39,12 @@ def test_a_small_run_has_figures_and_kafkas_result(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [report]
 
 
-def test_a_result_that_differs_from_kafkas_fails_the_run(tmp_path, capsys, monkeypatch):
+def test_a_result_that_differs_from_that_of_kafka_fails_the_run(tmp_path, capsys, monkeypatch):
     fresh_copy = copies.fresh_copy
 
     def spoil(source, target):
         copy = fresh_copy(source, target)
-        if target.name == "task":  # the last batch, whose records are all retained, is missing for keytail
+        if target.name == "task":  # for keytail, the last batch, whose records are all retained, is missing
             log = max(path for path in copy.glob("*/*.log") if path.stat().st_size)
             with log.open("r+b") as file:
                 header = file.read(12)
@@ -56,7 +56,7 @@ def test_a_result_that_differs_from_kafkas_fails_the_run(tmp_path, capsys, monke
     assert "DIFFERS FROM KAFKA'S" in capsys.readouterr().out
 
 
-def test_shapes_have_rows_with_limits_and_kafkas_results(tmp_path, capsys):
+def test_shapes_have_rows_with_limits_and_the_results_of_kafka(tmp_path, capsys):
     report = tmp_path / "figures.json"
     flags = ["--shapes=clean,zstd", "--scale=0.002", "--runs=1", "--seed=5"]
     flags += [f"--dir={tmp_path}", f"--json={report}"]
@@ -66,7 +66,7 @@ def test_shapes_have_rows_with_limits_and_kafkas_results(tmp_path, capsys):
     for row in rows:
         assert set(row["phase_limits_s"]) == {"map", "write", "prove"} <= set(row["phases_s"])
         assert 0 < row["limit_s"] and 0 < row["cpu_s"] and row["differences"] == []
-    assert rows[0]["phases_s"]["check"] > 0  # of the clean section
+    assert rows[0]["phases_s"]["check"] > 0  # the time for checking the clean section
     assert list(tmp_path.iterdir()) == [report]
 
 
@@ -76,7 +76,7 @@ def test_an_unknown_shape_is_reported(capsys):
     assert "no shape brotli" in capsys.readouterr().err
 
 
-def test_a_small_index_rebuild_has_figures_and_kafkas_files(tmp_path, capsys):
+def test_a_small_index_rebuild_has_figures_and_the_files_of_kafka(tmp_path, capsys):
     report = tmp_path / "figures.json"
     flags = ["--megabytes=2", "--runs=1", f"--dir={tmp_path}", f"--json={report}", "--seed=5"]
     assert recover.main(flags) == 0, capsys.readouterr().out

@@ -14,8 +14,9 @@ def figures(seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_break_even_is_where_both_strategies_take_the_same_time() -> None:
-    """Of 20 s on one core and 12 s on two, 16 s are parallel; at four cores the other 4 s and 4 s more make 8 s."""
+def test_at_the_break_even_both_strategies_take_the_same_time() -> None:
+    """Of 20 s on one core and 12 s on two, 16 s are parallel; on four cores, the other 4 s and 4 s of these make 8 s.
+    """
     text = report(figures(20.0), figures(12.0), 1 << 20)
     assert "break-even: 4.0 cores" in text
     assert "all             20.00s    12.00s    0.60" in text

@@ -47,8 +47,8 @@ def test_every_curve_has_points_and_adds_to_the_file(tmp_path: Path, monkeypatch
     rounds = [
         [point["sides"][side]["rounds"] for side in (KAFKA_SMALL, TASK_SMALL)] for point in found["unique"]["points"]
     ]
-    assert [kafkas for kafkas, _ in rounds] == [[1], [3]], "9,811 and 19,633 keys in a map of 9,830"
-    assert all(ours >= kafkas for kafkas, ours in rounds), "which has room for fewer while it grows"
+    assert [kafkas for kafkas, _ in rounds] == [[1], [3]], "9,811 and 19,633 keys with a map of 9,830"
+    assert all(ours >= kafkas for kafkas, ours in rounds), "keytail's map has room for fewer keys while it grows"
     assert list(tmp_path.iterdir()) == [figures]
 
 
@@ -114,14 +114,14 @@ def test_the_page_needs_no_other_file_and_contains_every_number() -> None:
     seen = _Page()
     seen.feed(text)
     assert seen.open == []
-    assert all(link.startswith("#") for link in seen.asked), "nothing is fetched"
+    assert all(link.startswith("#") for link in seen.asked), "nothing may be fetched"
     assert not re.search(r"url\((?!#)|@import|<script", text)
     assert len(seen.ids) == len(set(seen.ids))
     assert {link[1:] for link in seen.asked} | set(re.findall(r"url\(#([\w-]+)\)", text)) <= set(seen.ids)
     assert json.loads(seen.raw) == found
     drawings = "".join(re.findall(r"<svg.*?</svg>", text))
     assert drawings.count("<svg") == len(found["curves"]) + 1
-    assert not re.findall(r"#\w{3,6}\b", drawings), "every colour is the page's"
+    assert not re.findall(r"#\w{3,6}\b", drawings), "drawings may only use colours of the page"
     for curve in found["curves"].values():
         assert curve["date"] in text
         for point in curve["points"]:
@@ -138,7 +138,7 @@ def test_the_page_states_whether_cost_is_linear(power: float, words: str) -> Non
     assert f'<p class="lead">{words}' in growth_report.page(found)
 
 
-def test_a_line_is_found_and_distinguished_from_a_square() -> None:
+def test_linear_and_quadratic_growth_are_distinguished() -> None:
     fixed, slope, _ = growth_report.cost_of_bytes(_curve([1, 2, 50], lambda x: 0.5 + 3.0 * x)["points"], KAFKA)
     assert (fixed, slope) == pytest.approx((0.5, 3.0))
     for power in (1, 2):
@@ -156,14 +156,14 @@ def test_a_petabyte_is_the_product_of_measurements_and_assumptions() -> None:
     assert measured.rest_s_a_partition == pytest.approx(0.02)
     assert measured.checkpoint_s == pytest.approx(0.0055)
     text = petabyte.tables(measured, assumed)
-    assert "| 10 | 16.7 h |" in text, "a million GB of 6 s on a hundred cores"
-    assert "| 94.4 h |" in text, "3.4 PB of 10 GB/s"
+    assert "| 10 | 16.7 h |" in text, "a million GB at 6 s each on a hundred cores"
+    assert "| 94.4 h |" in text, "3.4 PB at 10 GB/s"
     assert "listing all partitions, one after the other | 3 min" in text
     assert "python <it> --json growth.json" in text
 
 
-def test_the_committed_page_is_that_of_the_figures() -> None:
+def test_the_committed_page_has_the_committed_figures() -> None:
     assumed = petabyte.Assumed()
     text = petabyte.tables(petabyte.Measured.of(json.loads(MEASURED.read_text()), assumed), assumed)
     page = petabyte.PAGE.read_text()
-    assert petabyte.written(page, text) == page, "make it again: python -m tests.bench.petabyte growth.json --write"
+    assert petabyte.written(page, text) == page, "generate it again: python -m tests.bench.petabyte growth.json --write"

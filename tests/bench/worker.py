@@ -1,7 +1,7 @@
-"""A warm keytail worker: a process that lives through all runs and cleans one partition for each request.
+"""A warm keytail worker: a process that runs through all turns and cleans one partition for each request.
 
-It replaces a Spark worker, without Spark: the same `clean_partition` and `install`, and the checkpoint. Uses one line
-of JSON in each direction; `Worker` is the client.
+It replaces a Spark worker, without Spark: it runs the same `clean_partition` and `install`, and writes the checkpoint.
+It uses one line of JSON in each direction; `Worker` is the client.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PIECE_BYTES = 128 << 10
 
 
 class Worker:
-    """Starts the process on first use; `ask` returns the answer to one request."""
+    """Starts the process when it is first used; `ask` returns the answer to one request."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -108,7 +108,7 @@ class MemoryFiles(FileSystem):
 
 
 class TimedFreeing(Freeing):
-    """The seconds that a replacement waits at its end until everything is freed are added to those of unlinking."""
+    """Adds the time for which a replacement waits at its end, until everything is freed, to that of removals."""
 
     def __init__(self, files: TimedFiles) -> None:
         super().__init__(files)
@@ -153,7 +153,7 @@ class TimedFiles(FileSystem):
 def task_of(
     log_dir: str, *, map_memory_bytes: int, segment_bytes: int, first_dirty_offset: int = 0
 ) -> CleaningTask:
-    """Return the only partition of a log dir, dirty from an offset on, up to its active segment."""
+    """Return the task for the only partition of a log dir, dirty from an offset on, up to its active segment."""
     [facts] = survey_log_dirs(LOCAL, [log_dir])
     [entry] = facts.partitions
     partition = survey_partition(LOCAL, facts, entry)
@@ -171,7 +171,9 @@ def task_of(
 
 
 def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
-    """Read, verify, write, fsync, prove, replace, checkpoint; the driver's survey before that is not measured."""
+    """Read, verify, write, fsync, prove, replace, and write the checkpoint; the driver's survey before that is not
+    measured.
+    """
     task = task_of(log_dir, **settings)
     files = TimedFiles()
     with peak_private() as peak:
@@ -200,7 +202,8 @@ def kernels_alone(log_dir: str, **settings: int) -> dict[str, Any]:
     """Map and rewrite a log in memory: checksum, hash, map, decide, build, index; nothing is written."""
     task = task_of(log_dir, **settings)
     files = MemoryFiles(Path(task.partition_path))
-    # There is nothing on disk to prove. (A plain function: a Mock would keep `files`, and everything in it.)
+    # Nothing on disk is to be proven. (This is a plain function, because a Mock would keep `files` and everything in
+    # it.)
     with mock.patch.object(cleaner, "_prove", lambda *args: None):
         phases = clean_partition(files, task).phases_s
     return {"seconds": phases["map"] + phases["write"] - files.copying_s}
@@ -219,7 +222,7 @@ def rebuild_indexes(log_dir: str) -> dict[str, Any]:
 
 def main() -> None:
     commands = {"task": whole_task, "kernels": kernels_alone, "limits": limits, "rebuild": rebuild_indexes}
-    keep_freed_memory()  # as a task's process does
+    keep_freed_memory()  # the process of a task does this too
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(commands[request.pop("command")](**request)), flush=True)

@@ -1,4 +1,4 @@
-"""Runs the command line in a fork of the test process: a separate process that saves a second of imports.
+"""Runs the command line in a fork of the test process: a separate process that does not spend a second on imports.
 
 Spark cannot be started in it, and `history` and `report --ledger` cannot run in it, because deltalake's runtime does
 not survive a fork.
@@ -31,7 +31,9 @@ CLOSED = "closed"
 def keytail(
     *arguments: str | Path, streams: Mapping[int, int | str] | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line. `streams`: standard descriptors to paths, descriptors or CLOSED; others are captured."""
+    """Run the command line. `streams` maps standard descriptors to paths, descriptors or CLOSED; other streams are
+    captured.
+    """
     words = list(map(str, arguments))
     _load_kernels()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -70,7 +72,7 @@ def _be_the_command_line(words: list[str], streams: Mapping[int, int | str], var
         for name in [name for name in os.environ if name.startswith(("PYSPARK_", "SPARK_"))]:
             del os.environ[name]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        logging.getLogger().handlers.clear()  # pytest's
+        logging.getLogger().handlers.clear()  # the handlers of pytest
         console.set_output_style(console.OutputStyle())
         main(words)
     except SystemExit as ended:
@@ -85,5 +87,5 @@ def _be_the_command_line(words: list[str], streams: Mapping[int, int | str], var
 
 
 def _stream(fd: int, mode: str, streams: Mapping[int, int | str]) -> Any:
-    """Return a stream as Python opens it when it starts, or None if the descriptor is closed."""
+    """Return a stream as Python opens it at its start, or None if the descriptor is closed."""
     return None if streams[fd] == CLOSED else open(fd, mode, buffering=1 if fd == 2 else -1, closefd=False)

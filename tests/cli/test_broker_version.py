@@ -1,4 +1,4 @@
-"""The effect of `--broker-version` on the commands, without Spark, with Spark, and out of place."""
+"""The effect of `--broker-version` on the commands: without Spark, with Spark, and out of place."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ HORIZON = 0x40
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """Write a log dir with t-0: two old files and a new one, each with a value, a tombstone and a marker without
-    data.
-
-    All but the last are clean.
+    """Write a log dir with the partition t-0: two old files and a new one, each with a value, a tombstone, and a marker
+    without data. All but the last are clean.
     """
     path = tmp_path / "logs"
     (path / "t-0").mkdir(parents=True)
@@ -69,7 +67,7 @@ def offsets(partition: Path) -> list[int]:
         ("0.11", 0, [0, 3, 6, 7, 8]),
     ],
 )
-def test_below_3_1_files_decide_and_no_horizon_is_written(
+def test_below_3_1_file_times_decide_and_no_horizon_is_written(
     run: Run, logs: Path, version: str | None, retention_ms: int, stay: list[int]
 ) -> None:
     by_file_time = version not in (None, "3.1")
@@ -91,7 +89,7 @@ def test_below_3_1_files_decide_and_no_horizon_is_written(
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("on_spark")
-def test_with_spark_and_shared_by_all_tasks_it_is_the_same(run: Run, logs: Path) -> None:
+def test_the_result_is_the_same_with_spark_and_fan_out(run: Run, logs: Path) -> None:
     more = ("--broker-version", "2.8", *RETENTION, "--fan-out", "always")
     done = run("compact", "--log-dirs", logs, *CONFIG, "--execute", "--output", "json", "--master", "local[2]", *more)
     assert rows_of(done)["t-0"]["status"] == "compacted", done.stdout
@@ -99,7 +97,7 @@ def test_with_spark_and_shared_by_all_tasks_it_is_the_same(run: Run, logs: Path)
     assert not any(batch.attributes & HORIZON for batch in left(logs / "t-0"))
 
 
-def test_out_of_place_it_is_the_same(run: Run, logs: Path, tmp_path: Path) -> None:
+def test_the_result_is_the_same_out_of_place(run: Run, logs: Path, tmp_path: Path) -> None:
     more = ("--broker-version", "2.8", *RETENTION, "--output-dir", tmp_path / "out")
     with without_spark():
         done = run("compact", "--log-dirs", logs, *CONFIG, "--execute", "--output", "json", *more)
@@ -129,14 +127,14 @@ def test_the_report_shows_the_version_and_no_horizons(run: Run, logs: Path, tmp_
 def test_below_3_1_producers_expire_with_transactional_ids(
     version: str | None, given: tuple[str, ...], expiration_ms: int
 ) -> None:
-    """Producer expiration determines whether a producer's last batch is retained, although emptied."""
+    """Producer expiration determines whether a producer's last batch is retained after it was emptied."""
     stated = parse_broker_version(version) if version else None
     configuration = replace(read_configuration(None, given, True), broker_version=stated)
     assert configuration.for_compaction("t")[1].producer_id_expiration_ms == expiration_ms
 
 
 @pytest.mark.parametrize("text", ["0.10.2", "2", "new"])
-def test_another_version_is_wrong_usage(run: Run, logs: Path, text: str) -> None:
+def test_another_version_is_a_usage_error(run: Run, logs: Path, text: str) -> None:
     done = run("compact", "--log-dirs", logs, *CONFIG, "--broker-version", text)
     assert done.exit_code == 2
     assert "use a version from 0.11 on" in " ".join(done.stderr.replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""A request's fields are the flags of its command; functions make other fields from flags."""
+"""The flags of a command are the fields of its request; functions make further fields from flags."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Request:
     submitted: bool = False
 
 
-def test_flags_are_those_of_the_fields_and_of_the_functions_that_make_fields() -> None:
+def test_flags_are_those_of_fields_and_of_functions_that_make_fields() -> None:
     flags = flags_of(Request)
     assert list(flags) == ["name", "loud", "times"]  # a flag that two functions need is one flag
     assert [flag.default for flag in flags.values()] == [None, False, 1]
@@ -57,11 +57,11 @@ def _shouted(words: str) -> str:
 
 @dataclass(frozen=True)
 class Incomplete:
-    """Names no field `words`, which the function needs."""
+    """Has no field `words`, which the function needs."""
 
     shouted: Annotated[str, FromFlags(_shouted)]
 
 
-def test_a_function_cannot_take_what_is_neither_a_flag_nor_a_field() -> None:
+def test_an_argument_of_a_function_must_be_a_flag_or_a_field() -> None:
     with pytest.raises(KeyError, match="words"):
         request_of(Incomplete, {})

@@ -1,6 +1,6 @@
 """Another process removes and recreates the `.lock` of a log dir while a command runs.
 
-The command stops at its next commit and changes nothing more; the next run completes.
+The command stops at its next commit and changes nothing more, and the next run completes.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def no_spark() -> Iterator[None]:
 
 
 class Losing(FileSystem):
-    """A file system on which another process replaces the lock file once `is_time` returns true for the operations so
-    far.
+    """A file system on which another process replaces the lock file as soon as `is_time` returns true for the
+    operations so far.
 
-    `after` are the changes that follow, each with the name of its file.
+    `after` has the changes that follow, each with the name of its file.
     """
 
     def __init__(self, log_dir: Path, is_time: Callable[[list[Operation]], bool]) -> None:
@@ -70,7 +70,7 @@ class Losing(FileSystem):
 
 
 def groups_done(count: int) -> Callable[[list[Operation]], bool]:
-    """Return a condition: so many groups are done, with their sources unlinked and then the directory synced."""
+    """Return a condition: this many groups are done, with their sources removed and then the directory synced."""
 
     def is_time(done: list[Operation]) -> bool:
         if done[-1][0] != "fsync_dir" or len(done) < 2 or not done[-2][1].endswith(".deleted"):
@@ -90,7 +90,7 @@ def first_scratch(done: list[Operation]) -> bool:
     return done[-1][0] == "create" and done[-1][1].endswith(".clean")
 
 
-def in_one_go(log_dir: Path, fs: FileSystem) -> list[Any]:
+def compact_in_process(log_dir: Path, fs: FileSystem) -> list[Any]:
     configuration = read_configuration(None, commits.SETTINGS, True)
     choice = Choice(log_dirs=(str(log_dir),))
     return compaction.compact(compaction.Request(choice, configuration, execute=True, fan_out="never"), fs)
@@ -101,18 +101,18 @@ def test_a_compaction_stops_before_its_next_group_or_checkpoint(tmp_path: Path, 
     log_dir = commits.make(tmp_path / "logs", 6)  # five groups of one segment, and the active segment
     wanted = newest_by_key(records_of(log_dir / "orders-0"))
     fs = Losing(log_dir, groups_done(groups))
-    [row] = in_one_go(log_dir, fs)
+    [row] = compact_in_process(log_dir, fs)
     assert fs.is_lost and fs.after == []
     assert row.status == "refused"
     assert LOST in row.error and f"{groups} of 5 groups done" in row.error
     assert not (log_dir / "cleaner-offset-checkpoint").exists()
-    [again] = in_one_go(log_dir, LOCAL)
+    [again] = compact_in_process(log_dir, LOCAL)
     assert again.status == "compacted"
     assert newest_by_key(records_of(log_dir / "orders-0")) == wanted
     assert not [path for path in log_dir.rglob("*") if path.suffix in (".clean", ".swap", ".deleted", ".cleaned")]
 
 
-def test_a_compaction_begins_nothing_more_after_a_lost_lock(tmp_path: Path) -> None:
+def test_a_compaction_begins_no_partition_after_a_lost_lock(tmp_path: Path) -> None:
     topics = [f"t{number}-0" for number in range(40)]
     log_dir = write_log_dir(tmp_path / "logs", {name: random_records(3, 40) for name in topics})
     settings = [f"{name[:-2]}:{setting}" for name in topics for setting in ("cleanup.policy=compact",)]
@@ -137,8 +137,8 @@ def test_expire_removes_nothing_more(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / expire_case.PARTITION).iterdir()) == segments
 
 
-def test_a_removal_that_had_begun_is_not_called_refused(tmp_path: Path) -> None:
-    """The log start has moved: the log must not be reported as unchanged."""
+def test_a_removal_that_had_begun_is_not_reported_as_refused(tmp_path: Path) -> None:
+    """The log start has moved, so the log must not be reported as unchanged."""
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(3, 400)})
     properties = tmp_path / "server.properties"
     properties.write_text("log.retention.hours=1\n")
@@ -159,13 +159,13 @@ def test_rebuild_index_installs_nothing(tmp_path: Path) -> None:
     with hold([str(root)]):
         reported = str(rebuild_case.run(fs, root).reported)
     assert fs.is_lost and LOST in reported
-    assert all(name.endswith(".clean") for _, name in fs.after), "tasks write scratch"
+    assert all(name.endswith(".clean") for _, name in fs.after), "only scratch files may be written"
     assert rebuild_case.files_of(root) == before
     rebuild_case.run(LOCAL, root)
     assert rebuild_case.files_of(root) != before
 
 
-def test_undo_puts_nothing_more_back(run: Run, tmp_path: Path) -> None:
+def test_undo_restores_nothing_more(run: Run, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 200), "users-0": random_records(2, 200)})
     before = snapshot(log_dir)
     _, run_id = compact_and_keep(run, log_dir)
@@ -174,7 +174,9 @@ def test_undo_puts_nothing_more_back(run: Run, tmp_path: Path) -> None:
     rows = undo(request, fs)
     assert fs.is_lost
     assert [row.status for row in rows] == ["undone", "refused"] and LOST in rows[1].error
-    assert {name for _, name in fs.after} <= {"manifest.json", "manifest.json.tmp", "orders-0"}, "of the backup"
+    assert {name for _, name in fs.after} <= {"manifest.json", "manifest.json.tmp", "orders-0"}, (
+        "only files of the backup may change"
+    )
     assert {row.status for row in undo(request)} == {"undone", "clean"}
     left = snapshot(log_dir)
     assert {name: left[name] for name in before} == before
@@ -188,11 +190,11 @@ def test_import_commits_nothing(tmp_path: Path) -> None:
     fs = Losing(log_dir, first_scratch)
     with pytest.raises(LockLost), hold([str(log_dir)]):
         case.run(fs, tmp_path)
-    assert all(name.endswith(".clean") for _, name in fs.after), "tasks write scratch"
+    assert all(name.endswith(".clean") for _, name in fs.after), "only scratch files may be written"
     assert {name: facts for name, facts in snapshot(log_dir).items() if not name.endswith(".clean")} == before
 
 
-def test_a_target_out_of_place_gets_no_more_files(tmp_path: Path) -> None:
+def test_no_more_files_are_written_to_a_target_out_of_place(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     out.mkdir()

@@ -1,4 +1,4 @@
-"""The format chosen for messages of magic 0 and 1: by settings, by the flag; refused if it is unknown."""
+"""The format that is chosen for messages of magic 0 and 1, by settings or by the flag; an unknown format is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = ("--topics-have-no-overrides", "--topic-config", "old:cleanup.policy=co
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    """Write a cleanly closed log dir with a partition with messages of all magics; nothing identifies its broker."""
+    """Write a log dir, cleanly shut down, with messages of all magics in a partition; no file identifies its broker."""
     path = tmp_path / "logs"
     (path / "old-0").mkdir(parents=True)
     for base, log in ((0, _log(0)), (100, _log(100)), (200, b"")):
@@ -70,7 +70,7 @@ def compact(run: Run, logs: Path, *more: str | Path) -> tuple[str, str, str]:
     return row["status"], row["error"] or "", done.stderr
 
 
-def test_nothing_known_is_refused_and_changes_nothing(run: Run, logs: Path) -> None:
+def test_an_unknown_format_is_refused_and_nothing_is_changed(run: Run, logs: Path) -> None:
     before = snapshot(logs / "old-0")
     status, error, message = compact(run, logs)
     assert status == "refused"
@@ -90,7 +90,7 @@ def test_nothing_known_is_refused_and_changes_nothing(run: Run, logs: Path) -> N
         (ZOOKEEPER, ("--topic-config", "old:message.format.version=0.9.0")),
     ],
 )
-def test_the_magic_is_kept(run: Run, logs: Path, meta: str, more: tuple[str, ...] | None) -> None:
+def test_the_magic_is_preserved(run: Run, logs: Path, meta: str, more: tuple[str, ...] | None) -> None:
     if meta:
         (logs / "meta.properties").write_text(meta)
     if more is None:  # settings from a broker's file that refers to its own log dir
@@ -129,7 +129,7 @@ def test_version_2_is_written(run: Run, logs: Path, meta: str, more: tuple[str, 
     assert set(magics(logs)) == {2}
 
 
-def test_out_of_place_as_in_place(run: Run, logs: Path, tmp_path: Path) -> None:
+def test_the_output_out_of_place_equals_that_in_place(run: Run, logs: Path, tmp_path: Path) -> None:
     (logs / "meta.properties").write_text(ZOOKEEPER)
     before = snapshot(logs / "old-0")
     status, error, message = compact(run, logs, "--output-dir", tmp_path / "out", "--high-watermark", "log-end")
@@ -141,8 +141,8 @@ def test_out_of_place_as_in_place(run: Run, logs: Path, tmp_path: Path) -> None:
     assert contents[0] == contents[1] and set(magics(logs)) == {0, 1, 2}
 
 
-def test_what_is_left_is_sound(run: Run, logs: Path) -> None:
-    """Its index files equal rebuilt ones, and `verify` reports no errors before or after."""
+def test_the_output_has_no_problems(run: Run, logs: Path) -> None:
+    """Its index files equal rebuilt ones, and `verify` reports no errors before or after the rebuild."""
     (logs / "meta.properties").write_text(ZOOKEEPER)
     found = []
     for _ in range(2):

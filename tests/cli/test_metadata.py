@@ -1,4 +1,4 @@
-"""Commands on log dirs with a metadata log: topics need not be named, and settings are not guessed."""
+"""Commands on log dirs with a metadata log: topics need not be named, and settings are not assumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.command_line import Run, rows_of
 from tests.log.test_listing import Counting
 from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.no_spark import without_spark
-from tests.reference import metadata as dull
+from tests.reference import metadata as model
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.metadata import T0, MetadataLog
 
@@ -29,21 +29,23 @@ COMPACT = ("cleanup.policy", "compact")
 def _write_id(partition: Path, number: int) -> None:
     from keytail.format.metadata import RemoveTopicRecord, parse_record
 
-    record = parse_record(dull.remove(number))
+    record = parse_record(model.remove(number))
     assert isinstance(record, RemoveTopicRecord)
     (partition / "partition.metadata").write_text(f"version: 0\ntopic_id: {record.topic_id}")
 
 
 @pytest.fixture
 def log(log_dir: Path) -> MetadataLog:
-    """Write metadata, long committed, for `orders` (two partitions, compacted) and `users` (one, Kafka's defaults)."""
+    """Write metadata, committed long ago, for `orders` (two partitions, compacted) and `users` (one, with Kafka's
+    defaults).
+    """
     for path in log_dir.iterdir():
         if path.is_dir():
             _write_id(path, 1 if path.name.startswith("orders") else 2)
     log = MetadataLog(log_dir / METADATA)
-    log.append(dull.topic("orders", 1), dull.topic_config("orders", *COMPACT))
-    log.append(dull.partition(1, 0), dull.partition(1, 1, (2, 1)))
-    return log.append(dull.topic("users", 2), dull.partition(2, 0)).no_ops(1000)
+    log.append(model.topic("orders", 1), model.topic_config("orders", *COMPACT))
+    log.append(model.partition(1, 0), model.partition(1, 1, (2, 1)))
+    return log.append(model.topic("users", 2), model.partition(2, 0)).no_ops(1000)
 
 
 def plan(run: Run, log_dir: Path, *flags: str | Path) -> tuple[dict[str, dict[str, Any]], str]:
@@ -71,7 +73,7 @@ def test_old_metadata_is_reported(run: Run, log_dir: Path, log: MetadataLog) -> 
     assert "Warning: this is 2 d before this run; settings of topics may have changed since" in message
 
 
-def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: Run, tmp_path: Path) -> None:
+def test_the_plan_of_the_golden_log_dir_is_the_same_whether_or_not_topics_are_named(run: Run, tmp_path: Path) -> None:
     log_dir = golden.unpack(tmp_path)
     flags = ("--config", tmp_path / "server.properties", "--now", str(golden.manifest()["generated_ms"] + 3_600_000))
     rows, message = plan(run, log_dir, *flags)
@@ -90,42 +92,42 @@ def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: R
     assert set(statuses(unknown).values()) == {"refused"}
 
 
-def test_the_command_line_wins(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_the_command_line_overrides_the_metadata_log(run: Run, log_dir: Path, log: MetadataLog) -> None:
     rows, _ = plan(run, log_dir, "--topic-config", "users:cleanup.policy=compact")
     assert rows["users-0"]["status"] == "would-compact"
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=delete")
     assert rows["orders-0"]["status"] == "skipped"
 
 
-def test_dynamic_settings_of_brokers(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+def test_dynamic_settings_of_brokers_are_applied(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_text(f"log.dirs={log_dir}\nnode.id=1\nlog.cleaner.min.compaction.lag.ms=0\n")
     lag = "log.cleaner.min.compaction.lag.ms"
-    log.append(dull.config(4, "", lag, "4000000000000")).no_ops(1000)
+    log.append(model.config(4, "", lag, "4000000000000")).no_ops(1000)
     rows, _ = plan(run, log_dir, "--config", properties)
     assert rows["orders-0"]["status"] == "skipped"
     assert "younger than min.compaction.lag.ms 4000000000000" in rows["orders-0"]["error"]
-    log.append(dull.config(4, "1", lag, "0")).no_ops(1000)
+    log.append(model.config(4, "1", lag, "0")).no_ops(1000)
     assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "would-compact"
-    log.append(dull.config(4, "1", lag, None), dull.config(4, "2", lag, "0")).no_ops(1000)
+    log.append(model.config(4, "1", lag, None), model.config(4, "2", lag, "0")).no_ops(1000)
     assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "skipped"
 
 
-def test_of_a_recent_change_the_safer_value_counts(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(dull.topic_config("users", *COMPACT))
+def test_of_a_recent_change_the_safer_value_is_used(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(model.topic_config("users", *COMPACT))
     rows, _ = plan(run, log_dir)
     assert rows["users-0"]["status"] == "skipped"
     assert "cleanup.policy may have one of several values (Kafka's default or metadata log" in rows["users-0"]["error"]
     table = run("plan", "--log-dirs", log_dir).stdout
     assert "users-0 skipped: cleanup.policy is [], without compact; cleanup.policy may have one of several" in table
     assert "the safer one is used. Plan again when the broker has run for ten minutes more" in table
-    log.append(dull.topic_config("orders", "cleanup.policy", "compact,delete"))
+    log.append(model.topic_config("orders", "cleanup.policy", "compact,delete"))
     assert plan(run, log_dir)[0]["orders-0"]["status"] == "would-compact"
     log.no_ops(1000)
     assert plan(run, log_dir)[0]["users-0"]["status"] == "would-compact"
 
 
-# Stray
+# Stray partitions
 
 
 @pytest.mark.parametrize(
@@ -138,12 +140,12 @@ def test_of_a_recent_change_the_safer_value_counts(run: Run, log_dir: Path, log:
         ("moved away", "stray: broker 1 is not among the partition's replicas 2, 3"),
     ],
 )
-def test_stray_partitions_are_refused_whatever_the_command_line_says(
+def test_stray_partitions_are_refused_whatever_is_on_the_command_line(
     run: Run, log_dir: Path, log: MetadataLog, case: str, said: str
 ) -> None:
     name = "users-0"
     if case == "unknown topic":
-        log.append(dull.remove(2))
+        log.append(model.remove(2))
     elif case == "other id":
         _write_id(log_dir / name, 9)
     elif case == "no id":
@@ -152,7 +154,7 @@ def test_stray_partitions_are_refused_whatever_the_command_line_says(
         name = "users-5"
         (log_dir / "users-0").rename(log_dir / name)
     else:
-        log.append(dull.change(2, 0, (2, 3)))
+        log.append(model.change(2, 0, (2, 3)))
     for flags in ((), ("--topic-config", "users:cleanup.policy=compact", "--topics-have-no-overrides")):
         rows, _ = plan(run, log_dir, *flags)
         assert rows[name]["status"] == "refused"
@@ -168,7 +170,7 @@ def test_a_malformed_id_is_corrupt(run: Run, log_dir: Path, log: MetadataLog) ->
 # Outdated metadata
 
 
-def test_a_late_record_at_the_end_does_not_hide_what_was_appended_before(
+def test_a_late_record_at_the_end_does_not_hide_earlier_appends(
     run: Run, log_dir: Path, log: MetadataLog
 ) -> None:
     later_ms = T0 + log.end_offset + 9 * HOUR_MS
@@ -179,7 +181,7 @@ def test_a_late_record_at_the_end_does_not_hide_what_was_appended_before(
     assert "is not used" in plan(run, log_dir)[1]
 
 
-def test_a_segment_that_was_cut_in_its_first_batch_does_not_hide_the_one_before(
+def test_a_segment_truncated_in_its_first_batch_does_not_hide_the_previous_one(
     run: Run, log_dir: Path, log: MetadataLog
 ) -> None:
     later_ms = T0 + log.end_offset + 9 * HOUR_MS
@@ -204,27 +206,27 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize(
-    ("written", "modified", "believed"),
+    ("written", "modified", "is_trusted"),
     [
         (HOUR_MS + 1, HOUR_MS + 1, False),
-        (HOUR_MS, 2 * HOUR_MS, True),  # a copy: its file is new, its batch is old
+        (HOUR_MS, 2 * HOUR_MS, True),  # a copy, whose file is new and whose batch is old
         (9 * HOUR_MS, HOUR_MS, True),  # a timestamp set by a client: no file is that new
         (-1, 2 * HOUR_MS, True),
         (HOUR_MS, HOUR_MS, True),
         (9 * HOUR_MS, 2 * HOUR_MS, False),
     ],
 )
-def test_metadata_older_than_what_brokers_appended_is_not_believed(
-    run: Run, log_dir: Path, log: MetadataLog, written: int, modified: int, believed: bool
+def test_metadata_older_than_appended_records_is_not_trusted(
+    run: Run, log_dir: Path, log: MetadataLog, written: int, modified: int, is_trusted: bool
 ) -> None:
     """A cluster that was reverted to ZooKeeper keeps the metadata log of its migration (KAFKA-16463)."""
     as_of_ms = T0 + log.end_offset - 1
     path = append_later(log_dir, "users-0", written_ms=as_of_ms + written, modified_ms=as_of_ms + modified)
     rows, message = plan(run, log_dir)
     assert (statuses(rows)["orders-0"], "is not used" in message) == (
-        "would-compact" if believed else "refused", not believed
+        "would-compact" if is_trusted else "refused", not is_trusted
     )  # fmt: skip
-    if believed:
+    if is_trusted:
         return
     assert str(path) in rows["orders-0"]["error"]
     assert "--metadata-is-current" in rows["orders-0"]["error"]
@@ -243,7 +245,7 @@ def test_metadata_older_than_what_brokers_appended_is_not_believed(
     assert "is not used" not in message
 
 
-def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_trusted(run: Run, log_dir: Path, log: MetadataLog) -> None:
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\n")
     rows, message = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
@@ -251,13 +253,13 @@ def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, l
     rows, _ = plan(run, log_dir, "--metadata-is-current")
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
-    assert statuses(rows)["orders-0"] == "would-compact", "what is given needs no metadata"
+    assert statuses(rows)["orders-0"] == "would-compact", "given settings require no metadata"
 
 
-def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
+def test_the_metadata_log_of_a_migrated_broker_is_trusted(
     run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
 ) -> None:
-    """A broker that was migrated from ZooKeeper to KRaft keeps version=0: 4.3.1 starts on it and writes it again."""
+    """A broker that was migrated from ZooKeeper to KRaft keeps version=0: 4.3.1 starts on it, and writes it again."""
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\ndirectory.id=y\n")
     rows, message = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
@@ -268,22 +270,22 @@ def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     config.write_text("zookeeper.connect=localhost\nbroker.id=1\n")
     assert set(statuses(plan(run, log_dir, "--config", config)[0]).values()) == {"refused"}
-    for level, status in ((21, "refused"), (22, "would-compact")):  # 3.9 and 4.0, which has no ZooKeeper
-        log.append(dull.frame(12, 0, dull.text("metadata.version") + struct.pack(">h", level))).no_ops(1000)
+    for level, status in ((21, "refused"), (22, "would-compact")):  # 3.9, and 4.0, which has no ZooKeeper
+        log.append(model.frame(12, 0, model.text("metadata.version") + struct.pack(">h", level))).no_ops(1000)
         rows, _ = plan(run, log_dir)
         assert statuses(rows)["orders-0"] == status, rows["orders-0"]["error"]
 
 
-def test_records_of_an_unknown_type_are_warned_of(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_records_of_an_unknown_type_cause_a_warning(run: Run, log_dir: Path, log: MetadataLog) -> None:
     assert "Warning: records of type" not in plan(run, log_dir)[1]
-    log.append(dull.frame(99, 0, b"\x00")).no_ops(1000)
+    log.append(model.frame(99, 0, b"\x00")).no_ops(1000)
     rows, message = plan(run, log_dir)
     assert "Warning: records of type 99 are ignored, because this release does not know them" in message
     assert statuses(rows)["orders-0"] == "would-compact"
 
 
 @pytest.mark.parametrize("appended_by_broker", [False, True])
-def test_what_an_import_wrote_says_nothing_about_brokers(
+def test_records_of_an_import_do_not_count_as_appended_by_brokers(
     run: Run, log_dir: Path, log: MetadataLog, appended_by_broker: bool
 ) -> None:
     now_ms = T0 + log.end_offset - 1 + 2 * HOUR_MS
@@ -296,7 +298,7 @@ def test_what_an_import_wrote_says_nothing_about_brokers(
     assert statuses(rows)["orders-0"] == ("refused" if appended_by_broker else "would-compact")
 
 
-def test_an_empty_active_segment_does_not_hide_what_is_before_it(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_an_empty_active_segment_does_not_hide_the_previous_one(run: Run, log_dir: Path, log: MetadataLog) -> None:
     now_ms = T0 + log.end_offset - 1 + 2 * HOUR_MS
     append_later(log_dir, "users-0", written_ms=now_ms, modified_ms=now_ms)
     (log_dir / "users-0" / f"{401:020d}.log").touch()
@@ -308,18 +310,18 @@ def test_ages_of_many_partitions_are_found_without_reading_logs(log_dir: Path, l
     for path in log_dir.glob("*-*/*.log"):
         os.utime(path, (T0 / 1000, T0 / 1000))
     assert appended_after(fs, [str(log_dir)], T0) is None
-    assert fs.counts == {"scan": 4, "stat": 3}  # of the log dir and three partitions
+    assert fs.counts == {"scan": 4, "stat": 3}  # the log dir and three partitions are listed
 
 
-def test_internal_topics_expire_as_the_metadata_log_says(run: Run, tmp_path: Path) -> None:
+def test_internal_topics_expire_with_the_settings_of_the_metadata_log(run: Run, tmp_path: Path) -> None:
     names = ("__consumer_offsets-0", "__transaction_state-0", "__share_group_state-0")
     log_dir = write_log_dir(tmp_path / "logs", {name: random_records(1, 400) for name in names})
     log = MetadataLog(log_dir / METADATA)
     for number, name in enumerate(names, start=1):
         _write_id(log_dir / name, number)
-        log.append(dull.topic(name[:-2], number), dull.partition(number, 0))
-    log.append(dull.topic_config("__transaction_state", "cleanup.policy", "compact,delete"))
-    log.append(dull.topic_config("__transaction_state", "retention.ms", "1")).no_ops(1000)
+        log.append(model.topic(name[:-2], number), model.partition(number, 0))
+    log.append(model.topic_config("__transaction_state", "cleanup.policy", "compact,delete"))
+    log.append(model.topic_config("__transaction_state", "retention.ms", "1")).no_ops(1000)
     flags = ("expire", "--log-dirs", log_dir, "--metadata-is-current", "--output", "json")
     found = statuses(rows_of(run(*flags)))
     assert found == {names[0]: "kept", names[1]: "would-expire", names[2]: "kept"}
@@ -329,10 +331,10 @@ def test_internal_topics_expire_as_the_metadata_log_says(run: Run, tmp_path: Pat
     assert "the given cleanup.policy, retention.ms cannot replace it" in rows[names[0]]["error"]
 
 
-def test_what_is_read_from_a_broker_that_overrides_nothing_needs_its_file(
+def test_settings_that_no_topic_overrides_require_the_file_of_the_broker(
     run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
 ) -> None:
-    """`users` has no overrides: its policy and retention are the broker's, which are not in the metadata log."""
+    """`users` has no overrides: its policy and retention are those of the broker, which are not in the metadata log."""
     flags = ("expire", "--log-dirs", log_dir, "--topic-list", "users", "--execute", "--output", "json")
     before = snapshot(log_dir)
     row = rows_of(run(*flags))["users-0"]
@@ -358,14 +360,14 @@ def test_each_command_reports_which_metadata_it_uses(
     assert ". Save the settings of topics from any running broker" in message
 
 
-def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_doctor_reports_whether_settings_are_known(run: Run, log_dir: Path, log: MetadataLog) -> None:
     def row() -> dict[str, Any]:
         found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json").stdout)
         [row] = [row for row in found if row["check"] == "metadata log"]
         return dict(row)
 
     assert row()["found"].startswith(f"metadata as of offset {log.end_offset - 1}")
-    assert "stop it again" in row()["remedy"], "it is years old"
+    assert "stop it again" in row()["remedy"], "the metadata log is years old"
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     assert row()["status"] == "warn"
     assert "is not used" in row()["found"]
@@ -391,7 +393,7 @@ def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
     (tmp_path / "configs").write_text("orders:segment.bytes=16384\n")
     (tmp_path / "server.properties").write_text("log.segment.bytes=16384\nbroker.id=1\n")
     if source == "metadata":
-        log.append(dull.topic_config("orders", "segment.bytes", "16384")).no_ops(1000)
+        log.append(model.topic_config("orders", "segment.bytes", "16384")).no_ops(1000)
     rows, message = plan(run, log_dir, *flags[source])
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
     named = "topics without a value of their own (" if source == "broker" else "orders (16384)"
@@ -404,20 +406,20 @@ def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
         assert named in row["found"]
 
 
-def test_internal_segment_bytes_and_1_mib_are_no_reason_to_warn(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(dull.topic_config("orders", "segment.bytes", "1048576")).no_ops(1000)
+def test_internal_segment_bytes_and_1_mib_cause_no_warning(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(model.topic_config("orders", "segment.bytes", "1048576")).no_ops(1000)
     _, message = plan(run, log_dir, "--topic-config", "orders:internal.segment.bytes=300")
     assert "segment.bytes" not in message
 
 
 def test_segment_bytes_below_14_is_refused(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(dull.topic_config("orders", "segment.bytes", "13")).no_ops(1000)
+    log.append(model.topic_config("orders", "segment.bytes", "13")).no_ops(1000)
     rows, _ = plan(run, log_dir)
     assert rows["orders-0"]["status"] == "refused"
     assert "Use a whole number from 14 to 2147483647" in rows["orders-0"]["error"]
 
 
-def test_with_zookeeper_the_advice_leads_to_a_plan(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_with_zookeeper_a_plan_succeeds_after_following_the_advice(run: Run, log_dir: Path, tmp_path: Path) -> None:
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     rows, message = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
@@ -435,10 +437,10 @@ def test_with_zookeeper_the_advice_leads_to_a_plan(run: Run, log_dir: Path, tmp_
     rows, message = plan(run, log_dir, "--topic-configs", configs)
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
     assert f"Settings of topics are read from {configs}" in message
-    assert "kafka-configs.sh" not in message, "what was asked for is given"
+    assert "kafka-configs.sh" not in message, "the requested file was given"
 
 
-def test_describe_and_doctor_say_which_kafka_wrote_the_log_dirs(run: Run, tmp_path: Path) -> None:
+def test_describe_and_doctor_report_which_kafka_wrote_the_log_dirs(run: Run, tmp_path: Path) -> None:
     log_dir = golden.unpack(tmp_path)
     described = run("describe", "--log-dirs", log_dir, "--output", "json")
     for row in json.loads(described.stdout):
@@ -451,10 +453,10 @@ def test_describe_and_doctor_say_which_kafka_wrote_the_log_dirs(run: Run, tmp_pa
     assert "Kafka: metadata.version 30 in the metadata log" in {row["check"] for row in found}
 
 
-# Metadata that cannot be read
+# Unreadable metadata
 
 
-def test_a_cut_metadata_log_leaves_topics_unknown_for_its_reason(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_a_truncated_metadata_log_is_the_reason_for_unknown_topics(run: Run, log_dir: Path, log: MetadataLog) -> None:
     data = log.log_path.read_bytes()
     log.log_path.write_bytes(data[:-5])
     rows, message = plan(run, log_dir)
@@ -468,7 +470,7 @@ def test_a_cut_metadata_log_leaves_topics_unknown_for_its_reason(run: Run, log_d
     assert statuses(named) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "refused"}
 
 
-def test_a_changed_byte_anywhere_in_the_metadata_log_is_never_another_plan(
+def test_a_changed_byte_in_the_metadata_log_never_leads_to_another_plan(
     run: Run, log_dir: Path, log: MetadataLog
 ) -> None:
     data = log.log_path.read_bytes()
@@ -476,11 +478,11 @@ def test_a_changed_byte_anywhere_in_the_metadata_log_is_never_another_plan(
     for at in (*range(0, 200, 13), len(data) // 2, len(data) - 1):
         log.log_path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
         damaged, _ = plan(run, log_dir)
-        # The leader epoch of a batch is outside of its checksum, and has no meaning here.
+        # The checksum of a batch does not cover its leader epoch, which has no meaning here.
         assert damaged == rows or set(statuses(damaged).values()) == {"refused"}, at
 
 
-def test_a_metadata_log_that_may_not_be_read(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_a_metadata_log_without_read_permission_is_reported(run: Run, log_dir: Path, log: MetadataLog) -> None:
     if os.geteuid() == 0:
         shutil.rmtree(log.path)
         log.path.write_text("not a directory")
@@ -493,14 +495,14 @@ def test_a_metadata_log_that_may_not_be_read(run: Run, log_dir: Path, log: Metad
         log.path.chmod(0o700)
 
 
-def test_two_metadata_logs(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+def test_two_metadata_logs_are_refused(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
     other = write_log_dir(tmp_path / "more", {"others-0": random_records(5, 40)})
     shutil.copytree(log.path, other / METADATA)
     rows, _ = plan(run, log_dir, "--log-dirs", other)
     assert "several log dirs contain a metadata log" in rows["orders-0"]["error"]
 
 
-def test_a_metadata_log_beside_the_log_dirs(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+def test_a_metadata_log_in_another_directory_is_used(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
     elsewhere = tmp_path / "metadata"
     elsewhere.mkdir()
     shutil.move(log.path, elsewhere / METADATA)
@@ -509,7 +511,7 @@ def test_a_metadata_log_beside_the_log_dirs(run: Run, log_dir: Path, log: Metada
     assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "would-compact"
 
 
-def test_whose_log_dirs_they_are_must_be_known(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+def test_the_broker_of_the_log_dirs_must_be_known(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_text("node.id=2\n")
     rows, _ = plan(run, log_dir, "--config", properties)
@@ -522,13 +524,15 @@ def test_whose_log_dirs_they_are_must_be_known(run: Run, log_dir: Path, log: Met
 
 
 def test_secrets_in_the_metadata_log_are_not_shown(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(dull.config(4, "1", "ssl.key.password", "hunter2"), dull.frame(11, 0, b"hunter2 as a credential"))
+    log.append(model.config(4, "1", "ssl.key.password", "hunter2"), model.frame(11, 0, b"hunter2 as a credential"))
     result = run("plan", "--log-dirs", log_dir)
     assert result.exit_code == 0
     assert "hunter2" not in result.output
 
 
-def test_compact_on_a_stopped_brokers_host_without_naming_a_topic(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_compact_needs_no_topic_names_on_the_host_of_a_stopped_broker(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = [snapshot(log_dir / name) for name in ("users-0", METADATA)]
     (log_dir.parent / "server.properties").write_text(f"log.dirs={log_dir}\nnode.id=1\n")
@@ -551,7 +555,7 @@ def newer(data: bytes) -> bytes:
 
 
 def test_a_record_of_a_newer_version_leaves_its_own_topic_unknown(run: Run, log_dir: Path, log: MetadataLog) -> None:
-    log.append(newer(dull.topic_config("orders", "retention.ms", "1")), dull.frame(99, 7, b"of a later Kafka"))
+    log.append(newer(model.topic_config("orders", "retention.ms", "1")), model.frame(99, 7, b"of a later Kafka"))
     rows, message = plan(run, log_dir)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "refused", "users-0": "skipped"}
     why = "a record of type 4 has version 9, which this release does not support"
@@ -562,12 +566,12 @@ def test_a_record_of_a_newer_version_leaves_its_own_topic_unknown(run: Run, log_
     assert statuses(rows)["orders-0"] == "would-compact"
 
 
-def test_a_newer_version_of_the_brokers_settings_leaves_every_topic_unknown(
+def test_a_newer_version_of_the_broker_settings_leaves_every_topic_unknown(
     run: Run, log_dir: Path, log: MetadataLog
 ) -> None:
-    log.append(newer(dull.config(4, "2", "retention.ms", "1")))
-    assert statuses(plan(run, log_dir)[0])["orders-0"] == "would-compact", "of another broker"
-    log.append(newer(dull.config(4, "", "retention.ms", "1")))
+    log.append(newer(model.config(4, "2", "retention.ms", "1")))
+    assert statuses(plan(run, log_dir)[0])["orders-0"] == "would-compact", "the record is that of another broker"
+    log.append(newer(model.config(4, "", "retention.ms", "1")))
     rows, _ = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
     assert "the settings of all brokers are uncertain: a record of type 4 has version 9" in rows["users-0"]["error"]

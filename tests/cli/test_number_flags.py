@@ -1,4 +1,4 @@
-"""A number that no file, clock or machine can have is reported as invalid usage of its flag, never by a traceback."""
+"""A number that no file, clock or machine can have is a usage error of its flag, and never causes a traceback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES = _flags(lambda kind: kind.parameter_info.parser is o.size_bytes)
 NUMBERS = [flag for flag in _flags(lambda kind: kind.annotation is int) if flag not in SIZES]
 
 
-def test_the_flags_are_found() -> None:
+def test_the_number_flags_are_found() -> None:
     assert {("plan", "--now"), ("dump", "--from-offset"), ("lookup", "--offset"), ("audit", "--examples")} <= {*NUMBERS}
     assert {("compact", "--map-memory"), ("import", "--segment-bytes")} <= {*SIZES}
     assert {flag for _, flag in _flags(lambda kind: kind.annotation is float)} == {"--deadline"}
@@ -39,7 +39,7 @@ def test_the_flags_are_found() -> None:
 
 @pytest.mark.parametrize("text", ["-1", *BEYOND, "1.5", "x", ""])
 @pytest.mark.parametrize(("command", "flag"), NUMBERS)
-def test_a_number_outside_of_its_range_is_wrong_usage(run: Run, command: str, flag: str, text: str) -> None:
+def test_a_number_outside_its_range_is_a_usage_error(run: Run, command: str, flag: str, text: str) -> None:
     done = run(command, flag, text)
     assert (done.exit_code, done.stdout) == (2, "")
     assert isinstance(done.exception, SystemExit)
@@ -49,7 +49,7 @@ def test_a_number_outside_of_its_range_is_wrong_usage(run: Run, command: str, fl
 
 @pytest.mark.parametrize("text", ["-1", *BEYOND, "99999999t", "9e9", "x", "", "1.5.5", "nan", "inf"])
 @pytest.mark.parametrize(("command", "flag"), SIZES)
-def test_a_size_that_no_file_has_is_wrong_usage(run: Run, command: str, flag: str, text: str) -> None:
+def test_a_size_that_no_file_can_have_is_a_usage_error(run: Run, command: str, flag: str, text: str) -> None:
     done = run(command, flag, text)
     assert (done.exit_code, done.stdout) == (2, "")
     assert isinstance(done.exception, SystemExit)
@@ -57,7 +57,7 @@ def test_a_size_that_no_file_has_is_wrong_usage(run: Run, command: str, flag: st
 
 
 @pytest.mark.parametrize("text", ["-1", *BEYOND, "nan", "inf", "1e3", "x", ""])
-def test_a_deadline_that_is_no_time_is_wrong_usage(run: Run, text: str) -> None:
+def test_a_deadline_that_is_not_a_duration_is_a_usage_error(run: Run, text: str) -> None:
     done = run("compact", "--deadline", text)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "invalid number of minutes" in " ".join(done.stderr.split())
@@ -74,7 +74,7 @@ def test_sizes_are_exact() -> None:
 
 @pytest.mark.parametrize("now", ["0", "1", str(BASE_MS), str(LAST_MS)])
 @pytest.mark.parametrize("command", ["plan", "compact", "expire", "describe"])
-def test_any_time_in_the_range_is_decided_by(run: Run, log_dir: Path, command: str, now: str) -> None:
+def test_any_time_in_the_range_is_accepted(run: Run, log_dir: Path, command: str, now: str) -> None:
     flags = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
     flags += ("--topic-config", "retention.ms=1", "--topic-config", "delete.retention.ms=9223372036854775807")
     done = run(command, "--log-dirs", log_dir, *flags, "--now", now)
@@ -84,7 +84,7 @@ def test_any_time_in_the_range_is_decided_by(run: Run, log_dir: Path, command: s
 
 
 @pytest.mark.parametrize("bound", [0, 2**63 - 1])
-def test_any_offset_and_byte_in_the_range_is_looked_for(run: Run, log_dir: Path, bound: int) -> None:
+def test_any_offset_and_position_in_the_range_is_accepted(run: Run, log_dir: Path, bound: int) -> None:
     log = log_dir / "orders-0" / f"{100:020d}.log"
     for flags in (
         ("dump", log, "--from-offset", bound),
@@ -105,7 +105,7 @@ def test_any_offset_and_byte_in_the_range_is_looked_for(run: Run, log_dir: Path,
 
 
 @pytest.mark.parametrize("text", ["-1", *BEYOND])
-def test_a_time_outside_of_the_range_is_wrong_usage(run: Run, log_dir: Path, text: str) -> None:
+def test_a_time_outside_the_range_is_a_usage_error(run: Run, log_dir: Path, text: str) -> None:
     with pytest.raises(UsageProblem, match=r"\[time-out-of-range\]"):
         parse_time(text)
     done = run("lookup", "--log-dirs", log_dir, "--timestamp", text)
@@ -114,7 +114,7 @@ def test_a_time_outside_of_the_range_is_wrong_usage(run: Run, log_dir: Path, tex
 
 @pytest.mark.parametrize("number", ["-1", *BEYOND, "2147483648", "\u0663"])
 @pytest.mark.parametrize("command", ["plan", "verify", "describe", "lookup"])
-def test_a_partition_that_cannot_be_is_wrong_usage(run: Run, log_dir: Path, command: str, number: str) -> None:
+def test_an_impossible_partition_is_a_usage_error(run: Run, log_dir: Path, command: str, number: str) -> None:
     more = ("--offset", "0") if command == "lookup" else ()
     done = run(command, "--log-dirs", log_dir, "--partitions", f"orders-{number}", *more)
     assert isinstance(done.exception, SystemExit), done.exception
@@ -122,7 +122,7 @@ def test_a_partition_that_cannot_be_is_wrong_usage(run: Run, log_dir: Path, comm
 
 
 @pytest.mark.parametrize("number", [*BEYOND, "-1", "x"])
-def test_a_setting_that_no_topic_has_is_wrong_usage(run: Run, log_dir: Path, number: str) -> None:
+def test_a_setting_that_no_topic_can_have_is_a_usage_error(run: Run, log_dir: Path, number: str) -> None:
     for key in ("segment.bytes", "retention.ms", "min.cleanable.dirty.ratio"):
         if (key, number) in (("retention.ms", "-1"),):
             continue

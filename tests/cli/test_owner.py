@@ -1,6 +1,6 @@
-"""Commands started as root on log dirs of another user: they work as that user.
+"""Commands that root starts on log dirs of another user work as that user.
 
-Root's rights are used only for paths outside of them that the caller named.
+Root's rights are used only for paths outside the log dirs that the caller named.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ LONGEST_S = 120
 
 @dataclass
 class Case:
-    """A log dir of the broker's user, a directory that only root can access, and one where that user may write."""
+    """A log dir of the broker's user, a directory that only root can access, and one that the broker's user can write
+    to.
+    """
 
     home: Path
     log_dir: Path
@@ -127,7 +129,7 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
 
 @pytest.mark.long
 def test_a_ledger_is_written_where_only_root_can(case: Case) -> None:
-    """Here threads of the deltalake package write it; in run/test_owner.py, Spark does."""
+    """Here threads of the deltalake package write the ledger; in run/test_owner.py, Spark does."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger")
     for command in (("rebuild-index", *flags), ("compact", *COMPACT, *flags), ("compact", *COMPACT, *flags)):
         done = owned.keytail(*command)
@@ -139,7 +141,7 @@ def test_a_ledger_is_written_where_only_root_can(case: Case) -> None:
     assert foreign(case.private, 0) == []
 
 
-def test_the_copy_of_compact_output_dir_is_the_owners(case: Case) -> None:
+def test_the_copy_of_compact_output_dir_belongs_to_the_owner(case: Case) -> None:
     done = keytail("compact", "--log-dirs", case.log_dir, *COMPACT, "--output-dir", case.own / "copy", "--execute")
     assert done.returncode == 0, done.stderr
     assert (case.own / "copy" / "orders-0").is_dir()
@@ -164,7 +166,7 @@ def test_directories_that_the_owner_cannot_write_are_refused_before_any_work(cas
     assert snapshot(case.home) == before
 
 
-def test_links_that_the_owner_planted_lead_nowhere(case: Case) -> None:
+def test_links_that_the_owner_planted_are_not_followed(case: Case) -> None:
     secret = case.secret()
     (case.log_dir / "cleaner-offset-checkpoint").symlink_to(secret)
     partition = case.log_dir / "orders-0"
@@ -206,7 +208,7 @@ def test_several_owners_are_refused(case: Case) -> None:
         assert "keytail works as the owner of the log dirs, which must be the same user" in done.stderr
 
 
-def test_a_log_dir_of_root_with_partitions_of_another_user_is_that_users(case: Case) -> None:
+def test_a_log_dir_of_root_with_partitions_of_another_user_is_processed_as_that_user(case: Case) -> None:
     os.chown(case.log_dir, 0, 0)
     case.log_dir.chmod(0o755)
     done = keytail("verify", "--log-dirs", case.log_dir)
@@ -222,7 +224,7 @@ def test_a_log_dir_that_its_owner_cannot_reach_is_refused(case: Case) -> None:
     assert f"user id {BROKER} cannot read this directory ({moved})" in done.stderr
 
 
-def test_a_partition_of_root_in_the_owners_log_dir_is_refused_with_what_to_do(case: Case) -> None:
+def test_a_partition_of_root_in_the_owners_log_dir_is_refused_with_a_remedy(case: Case) -> None:
     partition = case.log_dir / "orders-1"
     for item in (partition, *partition.iterdir()):
         os.chown(item, 0, 0)
@@ -235,7 +237,7 @@ def test_a_partition_of_root_in_the_owners_log_dir_is_refused_with_what_to_do(ca
     assert why in refused["error"]
 
 
-def test_roots_own_log_dir_is_worked_on_as_root(case: Case) -> None:
+def test_a_log_dir_of_root_is_processed_as_root(case: Case) -> None:
     give(case.log_dir, 0)
     done = keytail("verify", "--log-dirs", case.log_dir)
     assert done.returncode == 0
@@ -288,7 +290,7 @@ def is_there(pid: int) -> bool:
 
 
 @pytest.mark.long
-def test_workers_of_a_compaction_are_the_owners_and_end_with_a_killed_driver(case: Case) -> None:
+def test_workers_of_a_compaction_run_as_the_owner_and_end_with_a_killed_driver(case: Case) -> None:
     write_log_dir(case.home / "more", {"orders-0": random_records(7, 5_000)})
     give(case.home / "more", BROKER)
     command = [sys.executable, "-m", "keytail.main.main", "compact", "--log-dirs", str(case.home / "more"), *COMPACT]
@@ -296,7 +298,7 @@ def test_workers_of_a_compaction_are_the_owners_and_end_with_a_killed_driver(cas
     try:
         until(lambda: len(descendants(run.pid)) >= 2 or run.poll() is not None, "no task began")
         workers = descendants(run.pid)
-        assert len(workers) >= 2, "it was too quick"
+        assert len(workers) >= 2, "the run ended too early"
         for pid in (run.pid, *workers):
             ids = ids_of(Path(f"/proc/{pid}/status").read_text())
             # The thread may be importing, with root's ids for file access.
@@ -308,8 +310,10 @@ def test_workers_of_a_compaction_are_the_owners_and_end_with_a_killed_driver(cas
 
 
 @pytest.mark.long
-def test_numba_takes_no_settings_from_the_owners_directory(case: Case) -> None:
-    """Numba looks for a file in the current directory; with one of its keys it writes a file when the process ends."""
+def test_numba_reads_no_settings_from_the_owners_directory(case: Case) -> None:
+    """Numba looks for a settings file in the current directory; with one of the keys, it writes a file when the process
+    ends.
+    """
     secret = case.secret()
     (case.log_dir / ".numba_config.yaml").write_text(f"chrome_trace: {secret}\ndisable_jit: 1\n")
     command = [sys.executable, "-m", "keytail.main.main", "verify", "--log-dirs", "."]
@@ -318,8 +322,8 @@ def test_numba_takes_no_settings_from_the_owners_directory(case: Case) -> None:
     assert secret.read_text() == "KNOWN-TO-ROOT\n"
 
 
-def test_an_entry_of_another_user_undoes_nothing_in_roots_log_dir(case: Case) -> None:
-    """The owner of a backup entry can edit what it states about the log dir."""
+def test_a_backup_of_another_user_changes_nothing_in_a_log_dir_of_root(case: Case) -> None:
+    """The owner of a backup can edit what its manifest states about the log dir."""
     backup = case.home / "backup"
     backup.mkdir()
     done = keytail("compact", "--log-dirs", case.log_dir, *COMPACT, "--keep-originals", case.own, "--execute")
@@ -334,8 +338,8 @@ def test_an_entry_of_another_user_undoes_nothing_in_roots_log_dir(case: Case) ->
     assert snapshot(case.log_dir) == before
 
 
-def test_a_directory_of_root_with_the_brokers_partitions_is_worked_on_as_the_broker(case: Case) -> None:
-    """Example: a mount point where the broker's group may write; created files belong to the broker."""
+def test_a_directory_of_root_with_partitions_of_the_broker_is_processed_as_the_broker(case: Case) -> None:
+    """An example is a mount point to which the broker's group may write; created files belong to the broker."""
     os.chown(case.log_dir, 0, BROKER)
     case.log_dir.chmod(0o775)
     os.chown(case.log_dir / "replication-offset-checkpoint", 0, BROKER)
@@ -345,14 +349,14 @@ def test_a_directory_of_root_with_the_brokers_partitions_is_worked_on_as_the_bro
     assert (case.log_dir / "cleaner-offset-checkpoint").stat().st_uid == BROKER
 
 
-def test_a_log_dir_that_is_absent_when_its_owner_is_asked_for_ends_the_run(
+def test_a_log_dir_that_is_missing_when_its_owner_is_determined_ends_the_run(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could reappear immediately, and would then be processed as root."""
     away = case.home / "away"
     looks = iter(range(100))
 
-    class Blinking(FileSystem):
+    class Vanishing(FileSystem):
         def stat(self, path):
             if path == str(case.log_dir) and next(looks) < 2:
                 raise FileNotFoundError(2, "No such file or directory", path)
@@ -360,5 +364,5 @@ def test_a_log_dir_that_is_absent_when_its_owner_is_asked_for_ends_the_run(
 
     assert not away.exists()
     with pytest.raises(UsageProblem, match="no such log dir"):
-        work_as_owner(Blinking(), [str(case.log_dir)])
+        work_as_owner(Vanishing(), [str(case.log_dir)])
     acting_user.give_back()

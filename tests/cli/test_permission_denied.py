@@ -1,4 +1,4 @@
-"""Files that the user of a run is not allowed to read: refused by every command, and never taken for damage."""
+"""Files that the user of a run may not read: every command refuses them, and none reports them as damaged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_command_refuses_a_partition_with_a_file_that_it_may_not_read(home
 
 
 @pytest.mark.parametrize("name", ["replication-offset-checkpoint", "recovery-point-offset-checkpoint"])
-def test_a_checkpoint_that_may_not_be_read_is_the_only_reason(home: Path, name: str) -> None:
+def test_an_unreadable_checkpoint_is_the_only_reason(home: Path, name: str) -> None:
     log_dir = home / "logs"
     (log_dir / name).chmod(0)
     given = ("--log-dirs", log_dir, "--output", "json")
@@ -118,7 +118,7 @@ def test_files_of_a_group_that_the_user_is_not_in_are_refused_by_the_plan_too(ho
         assert "[files-of-another-group]" in row["error"]
 
 
-def test_commands_that_only_show_report_what_they_may_not_read(home: Path) -> None:
+def test_read_only_commands_report_files_that_they_may_not_read(home: Path) -> None:
     log_dir = home / "logs"
     (log_dir / "orders-0" / CLOSED[0]).chmod(0)
     described = keytail("describe", "--log-dirs", log_dir, *COMPACT)
@@ -128,7 +128,7 @@ def test_commands_that_only_show_report_what_they_may_not_read(home: Path) -> No
     assert "keytail verify" not in row["error"]
 
 
-def test_a_settings_file_that_may_not_be_read_names_its_permissions(
+def test_the_error_for_an_unreadable_settings_file_names_its_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(path: Path) -> bytes:

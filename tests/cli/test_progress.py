@@ -101,7 +101,7 @@ def test_progress_equals_a_simple_count(
             assert left[slowest.name] == max(left.values())
 
 
-def test_a_partition_whose_tasks_are_over_waits() -> None:
+def test_a_partition_whose_tasks_have_ended_is_waiting() -> None:
     progress_so_far = RunProgress([("t-0", 10)], 1.0)
     assert progress_so_far.on_progress(TaskProgress("t-0", "a", "write", 5), 1.0)
     assert not progress_so_far.on_progress(TaskProgress("t-0", "b", "write", 1), 1.0)
@@ -112,11 +112,11 @@ def test_a_partition_whose_tasks_are_over_waits() -> None:
     assert progress_so_far.on_progress(TaskProgress("t-0", "driver", "replace", 0), 5.0)
 
 
-def test_an_attempt_that_died_counts_neither_as_read_nor_as_running() -> None:
+def test_a_dead_attempt_counts_neither_as_read_nor_as_running() -> None:
     progress_so_far = RunProgress([("t-0", 10)], 1.0)
     progress_so_far.on_progress(TaskProgress("t-0", "died", "write", 8), 1.0)
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 1), 20.0)
-    assert progress_so_far.done_bytes == 9  # it may be another task of a fan-out
+    assert progress_so_far.done_bytes == 9  # the later task may be another one of a fan-out
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 2), 40.0)
     assert progress_so_far.done_bytes == 2
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 9, is_over=True), 41.0)
@@ -138,7 +138,7 @@ def test_a_few_partitions_have_a_line_each(capsys: pytest.CaptureFixture[str]) -
     assert len(lines) == 3
 
 
-def test_of_many_partitions_a_log_has_what_is_wrong_what_took_long_and_a_line_now_and_then(
+def test_for_many_partitions_a_log_has_problems_long_tasks_and_periodic_progress(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rng, clock, count = chance(), Clock(), 5000
@@ -160,7 +160,7 @@ def test_of_many_partitions_a_log_has_what_is_wrong_what_took_long_and_a_line_no
     assert len(reported_s) >= (clock.now_s - 1000) / (2 * PACE_S) - 1
 
 
-def test_one_long_partition_is_reported_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_partition_is_reported_periodically(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Reporter("compact", [("t-0", 1000 << 20)], 2.0, clock) as reporter:
         reporter.on_progress(TaskProgress("t-0", "a", "write", 500 << 20))
@@ -174,12 +174,12 @@ def test_one_long_partition_is_reported_while_it_lasts(capsys: pytest.CaptureFix
     )
 
 
-def test_of_two_threads_that_find_a_line_due_one_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_two_threads_find_a_line_due_only_one_prints_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, message = Clock(), []
 
     def print_message(text: str, *_: object, **facts: object) -> None:
         message.append(text)
-        reporter.report_progress_if_due()  # like another thread, before this one has written its line
+        reporter.report_progress_if_due()  # another thread may do this before the line is printed
 
     with _reporter(3, clock) as reporter:
         monkeypatch.setattr(reporter, "_print", print_message)
@@ -189,7 +189,7 @@ def test_of_two_threads_that_find_a_line_due_one_says_it(monkeypatch: pytest.Mon
     assert len(message) == 2
 
 
-def test_for_programs_each_line_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_json_each_line_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
     console.set_output_style(OutputStyle(verbose=True, as_json=True))
     clock = Clock()
     hostile = "t\x1b[2J\n\u202e-0"
@@ -223,7 +223,7 @@ def test_for_programs_each_line_is_an_object(capsys: pytest.CaptureFixture[str])
     assert all(item["time"].endswith("Z") for item in found)
 
 
-def test_quiet_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_problems(capsys: pytest.CaptureFixture[str]) -> None:
     console.set_output_style(OutputStyle(quiet=True))
     clock = Clock()
     with _reporter(2, clock) as reporter:
@@ -237,14 +237,14 @@ def test_quiet_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_the_flags(command: str) -> None:
+def test_every_command_has_the_flags_for_progress(command: str) -> None:
     reported = CliRunner().invoke(app, [command, "--help"]).stdout
     assert "--quiet" in reported
     assert "--verbose" in reported
     assert "--log-format" in reported
 
 
-def test_flags_that_contradict_each_other_or_mean_nothing_are_refused(tmp_path: Path) -> None:
+def test_contradicting_and_meaningless_flags_are_refused(tmp_path: Path) -> None:
     both = keytail("plan", "--log-dirs", str(tmp_path), "--quiet", "--verbose")
     assert (both.returncode, both.stdout) == (2, "")
     assert "--quiet and --verbose exclude each other" in both.stderr
@@ -271,7 +271,9 @@ COMPACT = (
 
 
 def _screens(command: list[str], columns: int) -> Iterator[list[str]]:
-    """Yield the contents of a terminal of so many columns until the command has ended; then the final contents."""
+    """Yield the contents of a terminal with this many columns until the command has ended; then yield the final
+    contents.
+    """
     screen = pyte.Screen(columns, 40)
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
@@ -280,7 +282,7 @@ def _screens(command: list[str], columns: int) -> Iterator[list[str]]:
         environment.pop("COLUMNS", None)
         while os.get_terminal_size(2).columns != columns:  # lines of another width would not be erased
             time.sleep(0.001)
-        # Not execvp: variables that readline has set, in C, are not in os.environ, but would be inherited.
+        # Unlike execvp, this does not pass on variables that readline has set in C, which are not in os.environ.
         os.execvpe(command[0], command, environment)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     last_s = time.monotonic() + 120
@@ -306,12 +308,12 @@ def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
     command = [*KEYTAIL, "compact", "--log-dirs", str(log_dir), *COMPACT]
     *screens, last = _screens(command, columns)
     bars = [[line for line in screen if line.startswith("compact ")] for screen in screens]
-    assert not [found for found in bars if len(found) > 1], "a view is left behind"
+    assert not [found for found in bars if len(found) > 1], "an earlier view is still shown"
     assert any(" left " in found[0] and "MiB" in found[0] for found in bars if found)
     lines = {line for screen in screens for line in screen if "slowest: orders-" in line}
     reported = {
         line.split("(")[1].split(",")[0] for line in lines if "(" in line
-    }  # a screen may be captured half drawn
+    }  # a screen may be captured while it is drawn
     assert reported & {"map", "write", "prove"}
     assert any("0/2" in found[0] for found in bars if found)
     assert last[-1] == "status 0"
@@ -320,8 +322,8 @@ def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
-    """Uses the log dir that the previous test compacted, or an unchanged one."""
+def test_every_phase_is_reported_as_json(log_dir: Path) -> None:
+    """The log dir is the one that the previous test compacted, or unchanged."""
     how = ("--throttle", "2m", "--verbose", "--log-format", "json")
     done = keytail("compact", "--log-dirs", str(log_dir), *COMPACT, *how)
     assert done.returncode == 0, done.stderr
@@ -336,7 +338,7 @@ def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "closed"])
 def test_a_run_whose_output_cannot_be_written_continues(kind: str, log_dir: Path) -> None:
-    """Also if its disk is full, or its terminal is closed: the rows and the status are those of any run."""
+    """Even with a full disk or a closed terminal, the rows and the status are those of any run."""
     command = ("verify", "--log-dirs", log_dir, "--output", "json", "--verbose")
     unaffected = keytail(*command)
     assert "orders-0 " in unaffected.stderr
@@ -356,7 +358,7 @@ def test_a_run_whose_output_cannot_be_written_continues(kind: str, log_dir: Path
     assert [row["topic"] for row in json.loads(done.stdout)] == ["orders", "orders"]
 
 
-def test_logging_is_passed_on_once_for_two_commands_of_a_process(
+def test_log_messages_are_forwarded_once_for_two_commands_in_a_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):

@@ -1,4 +1,6 @@
-"""`--quarantine-report`: every partition that was left unchanged, in machine-readable form, complete or not at all."""
+"""`--quarantine-report`: all partitions that were left unchanged, in machine-readable form, written completely or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def reported(logs: Path, file: Path, arguments: list[str]) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize("arguments", [["verify"], ["rebuild-index"], COMPACT])
-def test_it_says_which_bytes_of_which_file(logs: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_the_report_names_the_file_and_the_bytes(logs: Path, tmp_path: Path, arguments: list[str]) -> None:
     found = reported(logs, tmp_path / "report.json", arguments)
     [bad] = [entry for entry in found if entry["topic"] == "bad"]
     assert bad["status"] in ("corrupt", "damaged", "refused")
@@ -60,7 +62,7 @@ def test_it_says_which_bytes_of_which_file(logs: Path, tmp_path: Path, arguments
         assert [help["how"] for help in bad["helps"]] == ["re-fetch", "salvage"]  # a clean shutdown leaves no torn tail
 
 
-def test_a_torn_tail_may_be_cut(logs: Path, tmp_path: Path) -> None:
+def test_the_report_states_that_a_torn_tail_may_be_truncated(logs: Path, tmp_path: Path) -> None:
     (logs / ".kafka_cleanshutdown").unlink()
     active = logs / "bad-0" / f"{6:020d}.log"
     active.write_bytes(encode_batch([Rec(6, T0, b"k", b"v")])[:-1])
@@ -77,7 +79,7 @@ def test_a_torn_tail_may_be_cut(logs: Path, tmp_path: Path) -> None:
     assert quarantine.remedies_of(quarantine.LOCAL, row, [place]) == ["re-fetch", "salvage"]
 
 
-def test_a_tail_of_unknown_offset_may_be_cut_only_if_its_segment_begins_above_the_recovery_point(logs: Path) -> None:
+def test_a_tail_of_unknown_offset_may_be_truncated_only_in_a_segment_above_the_recovery_point(logs: Path) -> None:
     (logs / ".kafka_cleanshutdown").unlink()
     torn = quarantine.Place("torn", str(logs / "bad-0" / f"{6:020d}.log"), 0, None, None)
     row = quarantine_row("corrupt", logs)
@@ -92,7 +94,7 @@ def quarantine_row(status: str, logs: Path) -> Any:
     return ResultRow("bad", 0, str(logs), status)
 
 
-def test_what_is_cut_has_both_ends(logs: Path, tmp_path: Path) -> None:
+def test_a_range_to_truncate_has_both_ends(logs: Path, tmp_path: Path) -> None:
     (logs / ".kafka_cleanshutdown").unlink()
     (logs / "bad-0" / f"{0:020d}.log").write_bytes(SOUND)
     torn = encode_batch([Rec(6, T0, b"k", b"v")])
@@ -107,7 +109,7 @@ def test_what_is_cut_has_both_ends(logs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["logs", "logs/bad-0", "link"])
-def test_a_file_in_a_log_dir_is_wrong_usage(logs: Path, tmp_path: Path, where: str) -> None:
+def test_a_report_in_a_log_dir_is_a_usage_error(logs: Path, tmp_path: Path, where: str) -> None:
     (tmp_path / "link").symlink_to(logs / "bad-0")
     file = tmp_path / where / "report.json"
     answer = run([*COMPACT, "--log-dirs", str(logs), "--quarantine-report", str(file)])
@@ -116,14 +118,14 @@ def test_a_file_in_a_log_dir_is_wrong_usage(logs: Path, tmp_path: Path, where: s
     assert (logs / "sound-0" / f"{0:020d}.log").read_bytes() == SOUND  # nothing was started
 
 
-def test_a_file_that_cannot_be_made_is_wrong_usage(logs: Path, tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_created_is_a_usage_error(logs: Path, tmp_path: Path) -> None:
     for file in (tmp_path / "nowhere" / "report.json", tmp_path):
         assert run(["verify", "--log-dirs", str(logs), "--quarantine-report", str(file)]).status == 2
 
 
-def test_where_nothing_is_left_alone_it_is_empty(logs: Path, tmp_path: Path) -> None:
+def test_the_report_is_empty_if_no_partition_is_left_unchanged(logs: Path, tmp_path: Path) -> None:
     assert reported(logs, tmp_path / "r", [*COMPACT, "--partitions", "sound-0"]) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "r"]  # no temporary file
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "r"]  # no temporary file is left
 
 
 def test_a_report_that_cannot_be_written_at_the_end_is_reported(
@@ -140,7 +142,7 @@ def test_a_report_that_cannot_be_written_at_the_end_is_reported(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "r"]
 
 
-def test_a_file_of_rows_that_cannot_be_written_does_not_cost_the_report(
+def test_the_report_is_written_even_if_the_file_of_rows_cannot_be(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = quarantine.write_whole
@@ -178,14 +180,14 @@ def test_a_file_that_cannot_be_written_changes_the_status_of_a_run_without_error
     assert [name for name in ("rows", "r") if not (tmp_path / name).exists()] == [missing]
 
 
-def test_rows_in_json_are_as_before(logs: Path) -> None:
+def test_rows_in_json_do_not_contain_the_report(logs: Path) -> None:
     for arguments in (["verify"], ["rebuild-index"], ["plan"]):
         for row in run([*arguments, "--log-dirs", str(logs), "--output", "json"]).rows():
             assert not {"problem", "places"} & row.keys()
 
 
 @pytest.mark.parametrize("arguments", [["verify"], ["rebuild-index"], COMPACT])
-def test_all_rows_as_a_file(logs: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_all_rows_are_written_to_a_file(logs: Path, tmp_path: Path, arguments: list[str]) -> None:
     """The file has the bytes of standard output, whether or not rows are printed there."""
     both = [*arguments, "--log-dirs", str(logs), "--rows-file", str(tmp_path / "rows")]
     answer = run([*both, "--output", "json", "--quarantine-report", str(tmp_path / "bad")])
@@ -197,22 +199,22 @@ def test_all_rows_as_a_file(logs: Path, tmp_path: Path, arguments: list[str]) ->
     assert {row["topic"] for row in json.loads((tmp_path / "rows").read_text())} == {"sound", "bad"}
 
 
-def test_a_file_of_rows_in_a_log_dir_is_wrong_usage(logs: Path) -> None:
+def test_a_file_of_rows_in_a_log_dir_is_a_usage_error(logs: Path) -> None:
     answer = run([*COMPACT, "--log-dirs", str(logs), "--rows-file", str(logs / "rows")])
     assert answer.status == 2
     assert "--rows-file is inside a log dir" in answer.err
     assert not (logs / "rows").exists()
 
 
-def test_a_run_that_cannot_begin_leaves_no_rows(logs: Path, tmp_path: Path) -> None:
+def test_a_run_that_cannot_begin_writes_no_rows(logs: Path, tmp_path: Path) -> None:
     assert run(["verify", "--log-dirs", str(tmp_path / "none"), "--rows-file", str(tmp_path / "rows")]).status == 2
     assert not (tmp_path / "rows").exists()
 
 
-@pytest.mark.parametrize("told", [None, []])
-def test_a_run_that_is_stopped_leaves_the_rows_that_it_has(tmp_path: Path, told: list[Any] | None) -> None:
+@pytest.mark.parametrize("rows_so_far", [None, []])
+def test_a_stopped_run_writes_the_rows_so_far(tmp_path: Path, rows_so_far: list[Any] | None) -> None:
     stop = quarantine.Stopped(15)
-    stop.rows = told
+    stop.rows = rows_so_far
     with pytest.raises(quarantine.Stopped), quarantine.writing_row_files(None, [], str(tmp_path / "rows")):
         raise stop
-    assert (tmp_path / "rows").exists() == (told is not None)
+    assert (tmp_path / "rows").exists() == (rows_so_far is not None)

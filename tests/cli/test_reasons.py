@@ -1,4 +1,4 @@
-"""Reasons below a table: equal ones of several partitions are printed once."""
+"""Reasons below a table: equal reasons of several partitions are printed once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def printed(capsys: pytest.CaptureFixture[str], *reasons: tuple[str, str, str]) 
     return capsys.readouterr().out.splitlines()
 
 
-def test_equal_reasons_are_one_line_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_reasons_are_printed_in_one_line_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(
         capsys,
         *((f"events-{n}", "skipped", "without compact") for n in range(1200)),
@@ -30,7 +30,7 @@ def test_equal_reasons_are_one_line_with_examples(capsys: pytest.CaptureFixture[
     ]
 
 
-def test_of_reasons_that_differ_in_numbers_and_names_that_with_the_largest_is_printed(
+def test_of_reasons_that_differ_in_numbers_the_one_with_the_largest_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts = [("a-0", 90), ("b-12", 1000), ("c-1", 200)]
@@ -48,11 +48,11 @@ def test_places_of_damage_are_never_grouped(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("text", "number"), [("dirty ratio 0.25", 0.25), ("1,200 bytes.", 1200.0), ("of Kafka 4.3.1", None)]
 )
-def test_numbers_of_a_reason(text: str, number: float | None) -> None:
+def test_the_numbers_of_a_reason_are_extracted(text: str, number: float | None) -> None:
     assert rows._numbers(text) == ([] if number is None else [number])
 
 
-def test_what_helps_with_corrupt_partitions_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_remedy_for_corrupt_partitions_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     errors = [CorruptLog(f"bad byte {n}", path=f"/logs/a-{n}", remedy=CORRUPT_REMEDY, slug="bad") for n in range(3)]
     found = printed(capsys, *((f"a-{n}", "corrupt", str(error)) for n, error in enumerate(errors)))
     assert found[:3] == [f"a-{n} corrupt: bad byte {n} (/logs/a-{n}) [bad]" for n in range(3)]

@@ -1,4 +1,4 @@
-"""Slugs are values that errors carry into rows: the name of a file that looks like one adds none."""
+"""Slugs are values that errors pass to rows; a file name that looks like a slug does not add one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.log_dirs import random_records, write_log_dir
 
 LOOKS_LIKE_ONE = "a [unknown-topic-settings]"
 SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
-# Each error in another way: from a listing, by an error with a path, and in an error about others.
+# The errors differ in their kind: from a listing, with a path, and caused by other errors.
 EXPECTED = {
     ("plan", *SETTINGS): ["not-a-regular-file"],
     ("compact", *SETTINGS, "--execute", "--shared-storage"): ["not-a-regular-file"],
@@ -44,12 +44,12 @@ def test_a_file_name_adds_no_slug(run: Run, tmp_path: Path, arguments: tuple[str
     done = run(command, "--log-dirs", logs, *target, "--output", "json")
     rows = json.loads(done.stdout)
     assert [row["slugs"] for row in rows] == [EXPECTED[arguments]], rows
-    assert LOOKS_LIKE_ONE in rows[0]["error"], "the test must have the name in the text"
+    assert LOOKS_LIKE_ONE in rows[0]["error"], "the name must be in the text of the error"
     assert all(f"[{slug}]" in rows[0]["error"] for slug in EXPECTED[arguments])
 
 
 @pytest.mark.parametrize("arguments", [("lookup", "--offset", "0"), ("describe", "--records")])
-def test_damage_has_the_slug_of_its_error_alone(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_damage_has_only_the_slug_of_its_error(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     logs = write_log_dir(tmp_path / LOOKS_LIKE_ONE, {"orders-0": random_records(0, 40)})
     first = min((logs / "orders-0").glob("*.log"))
     first.write_bytes(first.read_bytes()[:-1] + b"x")
@@ -57,7 +57,7 @@ def test_damage_has_the_slug_of_its_error_alone(run: Run, tmp_path: Path, argume
     assert (row["slugs"], LOOKS_LIKE_ONE in row["error"]) == (["invalid-crc"], True)
 
 
-def test_an_audit_names_the_slugs_of_each_cause(run: Run, tmp_path: Path) -> None:
+def test_an_audit_reports_the_slugs_of_each_cause(run: Run, tmp_path: Path) -> None:
     replicas = []
     for name in ("one", "two"):
         logs = write_log_dir(tmp_path / name / LOOKS_LIKE_ONE, {"orders-0": random_records(0, 40)})
@@ -72,7 +72,7 @@ WHY = joined([in_words(CAUSE), refusal("no high watermark", slug="no-high-waterm
 SLUGS = ("invalid-crc", "no-high-watermark")
 
 
-def test_texts_keep_the_slugs_of_what_they_are_made_of() -> None:
+def test_texts_keep_the_slugs_of_their_parts() -> None:
     assert WHY == f"{CAUSE}; no high watermark [no-high-watermark]; no error; {CAUSE}"
     assert WHY.slugs == SLUGS
     assert ("copied unchanged: " + WHY + ". Nothing was replaced").slugs == SLUGS
@@ -97,7 +97,7 @@ ROW = ResultRow("t", 0, "/logs", "refused", WHY, problem=Refused(WHY, slug="othe
     ],
     ids=["pickle", "values", "copy", "replace", "unchanged"],
 )
-def test_rows_have_their_slugs_elsewhere(moved) -> None:
+def test_rows_keep_their_slugs_when_they_are_passed_on(moved) -> None:
     row = moved(ROW)
     assert (row.error, fields_of(row)["slugs"]) == (WHY, SLUGS)
     assert in_words(row.problem).slugs == (*SLUGS, "other-cause")
@@ -111,7 +111,7 @@ def test_a_ledger_returns_the_slugs_of_its_rows() -> None:
     assert row.error.replace("\\[", "[") == WHY
 
 
-def test_only_what_looks_like_a_slug_is_escaped_where_it_is_stored() -> None:
+def test_only_text_that_looks_like_a_slug_is_escaped_in_storage() -> None:
     assert stored(WHY).count("\\") == 4
     assert slugs_of(of_stored(stored(WHY))) == SLUGS
     assert stored(in_words(CorruptLog("cut [1]", slug="invalid-crc"))) == "cut [1] [invalid-crc]"

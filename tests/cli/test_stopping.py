@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM sent to real runs, to the process alone and to its group as a terminal does."""
+"""SIGINT and SIGTERM sent to real runs: to the process alone, and to its process group, as a terminal does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from keytail.verify import driver as verify_driver
 from tests.chance import SEED
 from tests.cli.forked import keytail
 from tests.command_line import Run, rows_of
-from tests.compact.test_command import CONFIG, KEYTAIL, assert_kept
+from tests.compact.test_command import CONFIG, KEYTAIL, assert_unchanged_records
 from tests.log_dirs import BASE_MS, newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.reference.batches import Rec
 from tests.run.test_submit import JOB, ROOT, SUBMIT
@@ -48,7 +48,7 @@ ROUNDS = ("--topic-config", SEGMENT, "--grouping", "kafka", "--max-scratch-bytes
 
 
 def large_records(count: int = 400) -> list[Rec]:
-    """Return eight MiB of records: more than fits into the scratch space at once."""
+    """Return eight MiB of records, which is more than fits into the scratch space at a time."""
     chance = random.Random(SEED)
     return [Rec(n, BASE_MS + n, b"%d" % chance.randrange(150), chance.randbytes(20000)) for n in range(count)]
 
@@ -60,7 +60,7 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def start(command: list[str], tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
-    """Start a command; SIGINT works even if a shell runs the tests in the background, and has therefore disabled it."""
+    """Start a command. SIGINT works even if a shell runs the tests in the background, and has therefore disabled it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -112,7 +112,7 @@ def wait_until_gone(group: int) -> None:
 
 
 def ended(run: subprocess.Popen[str]) -> tuple[list[dict[str, Any]], float]:
-    """Return a run's rows, and the seconds until all its processes were gone."""
+    """Return the rows of a run, and the seconds until all its processes had ended."""
     start_s = time.monotonic()
     output, _ = run.communicate(timeout=60)
     wait_until_gone(run.pid)
@@ -124,11 +124,11 @@ def check_left(log_dir: Path, before: dict[str, list[Rec]]) -> None:
     assert not [path for path in log_dir.rglob("*") if path.suffix in (".clean", ".swap", ".deleted", ".cleaned")]
     for name, records in before.items():
         assert recover(LOCAL, str(log_dir / name)) == []
-        assert_kept(records, log_dir / name)
+        assert_unchanged_records(records, log_dir / name)
 
 
 def jvm_of(group: int) -> int | None:
-    """Return the JVM of a process group, or None; a child that has not yet executed Java does not count."""
+    """Return the JVM of a process group, or None. A child that has not yet executed Java is ignored."""
     for pid in group_members(group):
         try:
             if os.readlink(f"/proc/{pid}/exe").endswith("/java"):
@@ -140,7 +140,7 @@ def jvm_of(group: int) -> int | None:
 
 @pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
-def test_ctrl_c_while_spark_starts_lets_go_of_everything(log_dir: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_spark_starts_ends_all_processes(log_dir: Path, tmp_path: Path) -> None:
     before = snapshot(log_dir)
     command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute", "--master", "local[*]"]
     run = start(command, tmp_path)
@@ -156,8 +156,10 @@ def test_ctrl_c_while_spark_starts_lets_go_of_everything(log_dir: Path, tmp_path
 
 
 @pytest.mark.spark
-@pytest.mark.soak("tests/run/test_without_spark.py: a signal between rounds")
-def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.soak("tests/run/test_without_spark.py: a signal between passes")
+def test_after_ctrl_c_between_passes_the_run_reports_its_progress_and_the_next_run_continues(
+    log_dir: Path, tmp_path: Path
+) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     bytes_before = sum(log.stat().st_size for log in (log_dir / "orders-0").glob("*.log"))
     flags = ["--log-dirs", str(log_dir), *CONFIG, *ROUNDS, "--execute", "--master", "local[2]", "--output", "json"]
@@ -165,8 +167,8 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
     first = log_dir / "orders-0" / f"{0:020d}.log"
     inode = first.stat().st_ino
     began_s = time.monotonic()
-    wait_for(lambda: inode_of(first) not in (None, inode), run)  # the first round is done
-    longest_s = max(20, time.monotonic() - began_s)  # on a busy machine, no longer than the time until now
+    wait_for(lambda: inode_of(first) not in (None, inode), run)  # the first pass is done
+    longest_s = max(20, time.monotonic() - began_s)  # on a busy machine, not longer than the run has taken so far
     time.sleep(random.Random(SEED).uniform(0, 1))
     os.killpg(run.pid, signal.SIGINT)
     rows, seconds = ended(run)
@@ -187,14 +189,15 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
     assert done.returncode == 0, done.stderr
     assert [row["status"] for row in json.loads(done.stdout) if row["partition"] == 0] == ["compacted"]
     for name, records in before.items():
-        assert_kept(records, log_dir / name)
+        assert_unchanged_records(records, log_dir / name)
 
 
 @pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
 @pytest.mark.parametrize("to_group", [True, pytest.param(False, marks=pytest.mark.soak("to the group"))])
 def test_spark_submit_stops_on_a_signal(to_group: bool, log_dir: Path, tmp_path: Path) -> None:
-    """SIGINT reaches JVM and driver of the group; SIGTERM reaches only the JVM, whose end notifies the driver."""
+    """SIGINT reaches the JVM and the driver of the group; SIGTERM reaches only the JVM, whose end notifies the driver.
+    """
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = snapshot(log_dir)
     flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
@@ -211,8 +214,8 @@ def test_spark_submit_stops_on_a_signal(to_group: bool, log_dir: Path, tmp_path:
     assert run.returncode in (130, 143), errors
     if to_group:
         assert "interrupted by SIGINT" in errors
-        assert "Exception" not in errors, "messages of the JVM, which got the signal at the same time"
-    else:  # its session is stopped under the driver, which may fail by that before it detects the JVM's end
+        assert "Exception" not in errors, "the JVM, which got the signal at the same time, must print nothing"
+    else:  # its session is stopped during the run, which may fail before the driver detects the end of the JVM
         assert "interrupted by SIGTERM" in errors or "safe to start the broker" in errors
     assert "Traceback" not in errors
     check_left(log_dir, before)
@@ -225,7 +228,7 @@ def test_spark_submit_stops_on_a_signal(to_group: bool, log_dir: Path, tmp_path:
 
 @pytest.mark.one_of("a kill of a run with Spark")
 @pytest.mark.spark
-def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Path) -> None:
+def test_a_run_whose_jvm_is_killed_reports_what_is_done(log_dir: Path, tmp_path: Path) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = snapshot(log_dir)
     flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "2m", "--execute", "--master", "local[2]"]
@@ -248,7 +251,7 @@ def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Pa
 
 @pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
-def test_a_stopped_import_leaves_nothing(tmp_path: Path) -> None:
+def test_a_stopped_import_leaves_no_files(tmp_path: Path) -> None:
     """Its tasks create files continuously, and Spark gives them seconds before it kills them."""
     print("seed", SEED)
     chance = random.Random(SEED)
@@ -282,7 +285,7 @@ def test_a_stopped_import_leaves_nothing(tmp_path: Path) -> None:
 
 
 def stop_after(count: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, which Ctrl-C interrupts after this number of calls."""
+    """Return the function with a Ctrl-C after this number of calls."""
     calls = iter(range(count))
 
     def stopping_function(*given: Any, **named: Any) -> Any:
@@ -325,10 +328,10 @@ def test_the_rows_of_an_interrupted_run_are_printed(
     assert set(rows) < {"t-0", "t-1", "t-2"}
 
 
-def test_an_interrupted_compaction_says_what_was_not_begun(
+def test_an_interrupted_compaction_reports_what_was_not_begun(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C during the second of three partitions, when the first has ended."""
+    """Ctrl-C interrupts the second of three partitions, after the first one has ended."""
     records = random_records(0, 40)
     log_dir = write_log_dir(tmp_path / "logs", {f"orders-{number}": records for number in range(3)})
 
@@ -362,7 +365,7 @@ def fail(request: Failing) -> list[ResultRow]:
     raise request.problem
 
 
-def told(
+def result_of(
     problem: BaseException, capfd: pytest.CaptureFixture[str], **flags: object
 ) -> tuple[int, str, str]:
     """Return status, standard output and standard error of a command that ends with `problem`."""
@@ -375,13 +378,13 @@ def told(
 def test_the_rows_of_a_run_whose_spark_has_ended_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
     problem = SparkEnded()
     problem.rows = [ResultRow("orders", 0, "/logs", "compacted"), ResultRow("orders", 1, "/logs", "skipped")]
-    status, out, err = told(problem, capfd, execute=True)
+    status, out, err = result_of(problem, capfd, execute=True)
     assert status == 1
     assert [row["status"] for row in json.loads(out)] == ["compacted", "skipped"]
     assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is complete" in err
 
 
-def test_a_signal_while_an_error_is_printed_ends_in_one_message(
+def test_a_signal_while_an_error_is_printed_causes_one_message(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print_error = running.show.print_error
@@ -393,14 +396,18 @@ def test_a_signal_while_an_error_is_printed_ends_in_one_message(
         print_error(text)
 
     monkeypatch.setattr(running.show, "print_error", interrupted)
-    status, _, err = told(KeytailError("the disk is full"), capfd)
+    status, _, err = result_of(KeytailError("the disk is full"), capfd)
     assert status == 143
     assert "interrupted by SIGTERM. Nothing in a log dir was changed" in err
 
 
 @pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
-def test_a_parents_end_is_signalled_only_to_running_programs(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before the run begins, nor after its last message: then SIGTERM would end the process without a message."""
+def test_the_end_of_the_parent_is_signalled_only_during_the_run(
+    seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No signal is sent before the run begins or after its last message: SIGTERM would then end the process without a
+    message.
+    """
     parents = iter(seen)
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
     monkeypatch.setattr(stopping, "_PARENT_CHECK_S", 0.01)
@@ -415,7 +422,7 @@ def test_a_parents_end_is_signalled_only_to_running_programs(seen: list[int], mo
         signal.signal(signal.SIGTERM, handler)
 
 
-def test_a_signal_is_raised_once_and_again_only_after_a_while(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_repeated_signal_is_raised_only_after_some_time(capfd: pytest.CaptureFixture[str]) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Stopped) as stopped, stoppable():
         try:
@@ -427,7 +434,7 @@ def test_a_signal_is_raised_once_and_again_only_after_a_while(capfd: pytest.Capt
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_a_signal_that_is_turned_off_stays_off() -> None:
+def test_an_ignored_signal_remains_ignored() -> None:
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with stoppable():
@@ -436,7 +443,7 @@ def test_a_signal_that_is_turned_off_stays_off() -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-def test_an_interrupted_warm_says_that_compiled_kernels_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_warm_reports_that_compiled_kernels_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keytail.doctor.driver._warm", stop_after(0, lambda: None))
     result = run("doctor", "--warm")
     assert result.exit_code == 130

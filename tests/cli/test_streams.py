@@ -1,6 +1,6 @@
 """Runs whose output is lost: closed descriptors, a full disk, a closed pipe.
 
-Their work and exit status are those of any run, and no output gets into a file.
+Their work and exit status are those of any run, and no output is written to another file.
 """
 
 from __future__ import annotations
@@ -77,8 +77,10 @@ def rows_of(file: Path) -> list[tuple[str, int, str, int]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("damaged", [False, True])
-def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_path: Path) -> None:
-    """With each kind of lost output, with rows as a table and as JSON: files, rows and status are those of any run."""
+def test_a_run_without_output_has_the_same_files_and_status(damaged: bool, tmp_path: Path) -> None:
+    """With each kind of lost output, and with rows as a table and as JSON, the files, rows and status are those of any
+    run.
+    """
 
     def compacted(name: str, output: str, redirection: str | None) -> tuple[int, dict[str, bytes], object, str]:
         """Run in a separate process if streams must be closed before Python starts."""
@@ -110,8 +112,8 @@ def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_p
 
 
 @pytest.mark.long
-def test_a_command_that_looks_reports_what_was_lost(log_dir: Path) -> None:
-    """Runs in forks, whose streams are opened as Python opens them; the test above uses real processes."""
+def test_a_read_only_command_reports_lost_output(log_dir: Path) -> None:
+    """The commands run in forks, whose streams are opened as Python opens them; the test above uses real processes."""
     flags = ("--log-dirs", log_dir, "--output", "json")
     full = "/dev/full"
     for arguments in (("verify", *flags), ("dump", log_dir / "orders-0" / f"{100:020d}.log"), ("--help",)):
@@ -124,11 +126,13 @@ def test_a_command_that_looks_reports_what_was_lost(log_dir: Path) -> None:
                 assert "No space left on device" in done.stderr
         removed = without_reader(*arguments)
         assert removed.returncode == 141, removed.stderr
-        assert not removed.stderr or arguments[0] == "verify"  # its progress
+        assert not removed.stderr or arguments[0] == "verify"  # `verify` prints its progress there
         assert "Traceback" not in removed.stderr
     damage(log_dir)
     for streams in ({1: CLOSED}, {1: full}, {2: CLOSED}):
-        assert keytail("verify", *flags, streams=streams).returncode == 1, "that something was found"
+        assert keytail("verify", *flags, streams=streams).returncode == 1, (
+            "the status must report that something was found"
+        )
     for streams in ({2: CLOSED}, {2: full}):
         assert keytail("verify", "--no-such-flag", streams=streams).returncode == 2
         assert keytail("verify", "--log-dirs", log_dir / "none", streams=streams).returncode == 2
@@ -156,7 +160,7 @@ main(sys.argv[2:])
 @pytest.mark.long
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_a_standard_stream(redirection: str, log_dir: Path, tmp_path: Path) -> None:
-    """Otherwise output, of Python or of a library, would be written into a segment or a lock."""
+    """Otherwise output of Python, or of a library, would be written into a segment or a lock file."""
     notes = tmp_path / "notes"
     flags = ("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--execute")
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", OPENING, notes, *flags]

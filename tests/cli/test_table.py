@@ -1,4 +1,4 @@
-"""Tables of rows: at any width of the terminal, names and statuses are whole, and nothing is lost."""
+"""Tables of rows: at any width of the terminal, names and statuses are complete, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from keytail.main.main import COMMANDS
 from keytail.undo.command import BackedUpRun, UndoRow
 
 WIDTHS = (60, 80, 120)
-# Of topics, the last as long as Kafka allows.
+# Names of topics; the last one is as long as Kafka allows.
 NAMES = ("a", "orders.by-customer.v2-changelog", "t" * 249)
 LARGE = 1_234_567_890_123
-# What `show` of several commands reads of a request, and what it is in the cases below.
+# The fields of requests that `show` of several commands reads, with their values in the cases below.
 REQUEST = {
     "execute": False, "prepare": False, "is_out_of_place": False, "every_setting": True, "originals": "/backup",
     "run_id": None, "is_list": False, "maintain": False, "partitions": None, "ledger": "/ledger", "only_ends": False,
@@ -54,7 +54,7 @@ SCREENS = {key: rest for key, *rest in screens()}
 
 
 def filled(hint: Any) -> Any:
-    """Return a value of this type, a large one if it is a number."""
+    """Return a value of this type, which is large if it is a number."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if get_origin(kind) in (Union, UnionType):
         kind = next(item for item in get_args(kind) if item is not type(None))
@@ -87,7 +87,7 @@ def row_of(kind: type[Any], name: str, status: str) -> Any:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("screen", SCREENS)
-def test_no_command_cuts_or_breaks_names_and_statuses(
+def test_no_command_truncates_or_breaks_names_and_statuses(
     screen: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -118,7 +118,7 @@ def test_no_command_cuts_or_breaks_names_and_statuses(
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_on_a_terminal_lines_end_between_words(screen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of sentences, which are one line elsewhere."""
+    """This includes sentences, which are one line if the output is not a terminal."""
     command, kind, request = SCREENS[screen]
     why = ErrorText("the partition is moving: run `keytail plan --log-dirs /var/lib/kafka,/mnt/kafka`, then again")
     rows = [
@@ -159,7 +159,7 @@ def plain(line: list[tuple[str, str]]) -> str:
 
 
 def check_width(lines: Sequence[str], width: int) -> None:
-    """A line is wider than the terminal only if it is a single word, or a name with "(in use)"."""
+    """Check that a line is wider than the terminal only if it is a single word, or a name with "(in use)"."""
     for line in lines:
         assert cell_len(line) <= width or len(line.removesuffix(" (in use)").split()) == 1, line
 
@@ -185,7 +185,7 @@ def test_tables_contain_every_cell_at_any_width(data: st.DataObject) -> None:
             assert all(any(word in line for line in lines) for word in cell.split())
 
 
-def test_columns_without_room_follow_below_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_that_do_not_fit_are_printed_below_the_row(capsys: pytest.CaptureFixture[str]) -> None:
     columns = [
         Column("partition", lambda row: row[0], is_number=False), Column("log size", lambda row: row[1]),
         Column("status", lambda row: row[2], is_number=False), Column("key", lambda row: row[3], is_number=False),
@@ -204,11 +204,11 @@ def test_columns_without_room_follow_below_the_row(capsys: pytest.CaptureFixture
         "            2.0 KiB  would-compact (in use)  2.0 s",
     ]
     first = plain(next(table._laid_out(columns, [("a-0", "1" * 45, "ok", "", "")], 60)))
-    assert first == "partition  status", "the status has a column before all others"
+    assert first == "partition  status", "the status must have the first column after the name"
     assert "key" in plain(next(table._laid_out(columns, shown, 160)))
 
 
-def test_rows_with_nothing_to_say_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unremarkable_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     row = SimpleNamespace
     rows = [row(name=f"a-{number}", status="sound") for number in range(6)] + [row(name="b-0", status="refused")]
     columns = [table.PARTITION, table.STATUS]
@@ -221,7 +221,9 @@ def test_rows_with_nothing_to_say_are_counted(capsys: pytest.CaptureFixture[str]
     assert "6 more partitions: 6 sound; --verbose lists them." in out
     assert "b-0" in out
     assert "a-0" not in out
-    assert table.print_remarkable("Title", columns, rows[1:], is_plain) == rows[1:], "a few are printed"
+    assert table.print_remarkable("Title", columns, rows[1:], is_plain) == rows[1:], (
+        "a few rows are printed, even plain ones"
+    )
     assert table.print_remarkable("Title", columns, rows[:6], is_plain) == []
     assert capsys.readouterr().out.endswith("Title\n6 partitions: 6 sound; --verbose lists them.\n")
     before = show.output_style()
@@ -233,7 +235,7 @@ def test_rows_with_nothing_to_say_are_counted(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("count", [3, show.MOST_DRAWN + 1])
-def test_markup_in_names_is_printed_as_it_is(count: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markup_in_names_is_printed_unchanged(count: int, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [SimpleNamespace(name="keytail[report]", status="ok [bold]") for _ in range(count)]
     table.print_rows("Runs in /x[bold]y", [table.PARTITION, table.STATUS], rows)
     out = capsys.readouterr().out

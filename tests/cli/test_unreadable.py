@@ -1,5 +1,6 @@
-"""Files and directories that the user may not read: whose they are and what to do is reported, and the exit status is
-not 0."""
+"""Files and directories that the user may not read: the error reports their owner and a remedy, and the exit status is
+not 0.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ OF_DIRECTORY = f"it belongs to user root (uid 0), mode 0700, and keytail works a
 
 @pytest.fixture
 def log_dir() -> Iterator[Path]:
-    """Write a log dir of the broker's user with files and a directory of root: keytail works as that user."""
+    """Write a log dir of the broker's user that has files and a directory of root; keytail works as the broker's user.
+    """
     with open_directory() as home:
         names = [f"orders-{number}" for number in range(3)]
         path = write_log_dir(home / "logs", {name: random_records(0, 40) for name in names})
@@ -39,7 +41,7 @@ def log_dir() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("files", ["file", "directory"])
-def test_dump_says_whose_an_unreadable_file_is(files: str, log_dir: Path) -> None:
+def test_dump_reports_the_owner_of_an_unreadable_file(files: str, log_dir: Path) -> None:
     path = log_dir / "orders-0" / SEGMENT if files == "file" else log_dir / "orders-0"
     done = keytail("dump", path)
     assert done.returncode == 1, done.stderr
@@ -50,7 +52,7 @@ def test_dump_says_whose_an_unreadable_file_is(files: str, log_dir: Path) -> Non
 
 
 @pytest.mark.parametrize("flags", [(), ("--records",)], ids=["sizes", "records"])
-def test_describe_shows_no_numbers_of_what_it_could_not_read(flags: tuple[str, ...], log_dir: Path) -> None:
+def test_describe_shows_no_numbers_of_unreadable_files(flags: tuple[str, ...], log_dir: Path) -> None:
     done = keytail("describe", "--log-dirs", log_dir, *flags)
     assert done.returncode == 3, done.stderr
     assert "0 B" not in done.stdout
@@ -65,7 +67,7 @@ def test_describe_shows_no_numbers_of_what_it_could_not_read(flags: tuple[str, .
 
 
 @pytest.mark.parametrize("command", ["plan", "compact", "lookup", "rebuild-index"])
-def test_each_command_says_whose_it_is(command: str, log_dir: Path) -> None:
+def test_each_command_reports_the_owner(command: str, log_dir: Path) -> None:
     flags = {
         "plan": ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact"),
         "compact": ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact"),
@@ -79,13 +81,13 @@ def test_each_command_says_whose_it_is(command: str, log_dir: Path) -> None:
     assert "Run as the user that owns" not in done.stdout
 
 
-def test_a_file_below_a_closed_directory_names_the_directory(log_dir: Path) -> None:
+def test_the_error_for_a_file_in_an_unreadable_directory_names_the_directory(log_dir: Path) -> None:
     done = keytail("dump", log_dir / "orders-1" / SEGMENT)
     assert done.returncode == 1
     assert "the directory orders-1 belongs to user root (uid 0), mode 0700" in done.stderr
 
 
-def test_other_errors_name_no_owner(tmp_path: Path) -> None:
+def test_other_errors_do_not_report_an_owner(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         LOCAL.stat(str(tmp_path / "absent"))
     assert "belongs to" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Control characters in names reach a terminal escaped, whichever module prints them."""
+"""Control characters in names are escaped on a terminal, whichever module prints them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SEEN = r"/logs/t\x1b[2Jx\x0d\x07\x9b31m\x7f\u202eabc-0"
 
 @pytest.mark.long
 @given(st.text())
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+def test_no_control_character_is_left(text: str) -> None:
     assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u2066\u2028" for c in visible(text))
     if text.isprintable():
         assert visible(text) == text
 
 
-def test_errors_tables_and_progress_show_them(capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_tables_and_progress_escape_control_characters(capfd: pytest.CaptureFixture[str]) -> None:
     row = ResultRow(EVIL, 0, EVIL, "refused", error=f"no: {EVIL}")
     show.error_console().print(f"[bold red]keytail:[/] {in_words(CorruptLog('cut', path=EVIL))}", soft_wrap=True)
     print_table(EVIL, [row, ResultRow("b", 0, "/other", "refused")])
@@ -52,7 +52,7 @@ def test_errors_tables_and_progress_show_them(capfd: pytest.CaptureFixture[str])
     assert err.count(SEEN) == 4
 
 
-def test_a_terminal_gets_styles_of_ours_only(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_gets_only_the_styles_of_keytail(capfd: pytest.CaptureFixture[str]) -> None:
     console = show.output_console()
     console._force_terminal = True
     table = Table()
@@ -64,7 +64,7 @@ def test_a_terminal_gets_styles_of_ours_only(capfd: pytest.CaptureFixture[str]) 
     assert "\x1b]0" not in out
 
 
-def test_a_newline_in_a_path_makes_no_line() -> None:
+def test_a_newline_in_a_path_does_not_begin_a_line() -> None:
     assert "\n" not in in_words(CorruptLog("cut", path="/logs/t\nkeytail: all done"))
 
 
@@ -73,16 +73,16 @@ SENT = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\r\u202eabc\u2066\u200b\U000e0041 \t\u
 AS_TEXT = (
     r"\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x0d\u202eabc\u2066\u200b\U000e0041" + " \t\u00e9\u4e2d\U0001f600\\"
 )
-OBEYED = set("\x1b\x07\x9b\x7f\u202e\u2066\u200b\U000e0041")
+CONTROL_CHARACTERS = set("\x1b\x07\x9b\x7f\u202e\u2066\u200b\U000e0041")
 
 
 @pytest.fixture
 def partition(tmp_path: Path) -> Path:
-    """Write a partition with all kinds of text: in records, in a file's name, and in an entry of a checkpoint."""
+    """Write a partition with all kinds of text in records, in a file name, and in an entry of a checkpoint."""
     path = tmp_path / f"logs{SENT.replace('/', '')}" / "t-0"
     path.mkdir(parents=True)
     data = SENT.encode()
-    # A batch for each byte at which a portion of output may end would be slow; here one record spans two portions.
+    # A batch for each byte at which a portion of output may end would be slow; instead, one record spans two portions.
     records = [Rec(0, 1, data, data, ((data, data),)), Rec(1, 1, b"k" * (OUT_BYTES - 100) + data, b"v")]
     (path / f"{0:020d}.log").write_bytes(b"".join(encode_batch([record]) for record in records))
     (path.parent / "replication-offset-checkpoint").write_text(f"0\n1\n{SENT.split(maxsplit=1)[0]} 0 2\n")
@@ -113,10 +113,10 @@ def dumped(partition: Path, *flags: str, terminal: bool) -> str:
 def test_a_producer_cannot_send_escapes_to_a_terminal(output: str, partition: Path) -> None:
     flags = ("--output", output)
     seen = dumped(partition, *flags, terminal=True)
-    assert not OBEYED & set(seen)
+    assert not CONTROL_CHARACTERS & set(seen)
     assert "\r" not in seen
     raw = dumped(partition, *flags, terminal=False)
-    assert OBEYED & set(raw), "elsewhere the bytes are those of Kafka's tool, which sends them as they are"
+    assert CONTROL_CHARACTERS & set(raw), "elsewhere the bytes are unchanged, as printed by Kafka's tool"
     assert dumped(partition, *flags, "--escape", terminal=False) == seen
     assert dumped(partition, *flags, "--no-escape", terminal=True) == raw
     if output == "json":

@@ -1,4 +1,4 @@
-"""Files that a run writes at its end are complete, or unchanged."""
+"""A file that a run writes at its end is complete, or unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.command_line import Run
 
 
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), Stopped(15), ValueError("no text")])
-def test_a_file_is_as_it_was_where_writing_it_fails(problem: BaseException, tmp_path: Path) -> None:
+def test_a_file_is_unchanged_if_writing_it_fails(problem: BaseException, tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_text("before")
 
@@ -52,11 +52,11 @@ def _dangling_link(path: Path) -> None:
 
 
 def _device(path: Path) -> None:
-    """Create a separate device, if the user may: the test must not be able to replace the machine's."""
+    """Create a separate device, if the user may: the test must not be able to replace a device of the machine."""
     try:
         os.mknod(path, 0o666 | 0o020000, os.makedev(1, 3))
     except PermissionError:
-        pytest.skip("only root makes devices")
+        pytest.skip("only root can create devices")
 
 
 OTHERS: dict[str, Callable[[Path], None]] = {
@@ -83,11 +83,11 @@ def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
         refuse_file(LOCAL, str(path), (), "--rows-file")
     with pytest.raises(Refused, match=f"the file would replace {what}, which has its name by now"):
         write_whole(str(path), lambda file: file.write("rows"))
-    assert _names(tmp_path) == before, "and no temporary file is left"
+    assert _names(tmp_path) == before, "no temporary file may be left"
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_takes_the_name_while_the_file_is_written_is_not_replaced(tmp_path: Path, kind: str) -> None:
+def test_something_that_gets_the_name_during_the_write_is_not_replaced(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "rows"
     path.write_text("before")
     refuse_file(LOCAL, str(path), (), "--rows-file")
@@ -104,7 +104,7 @@ def test_what_takes_the_name_while_the_file_is_written_is_not_replaced(tmp_path:
     assert _names(tmp_path) == before
 
 
-def test_a_directory_that_is_exchanged_while_the_file_is_written_does_not_get_it(tmp_path: Path) -> None:
+def test_a_directory_that_is_exchanged_during_the_write_does_not_get_the_file(tmp_path: Path) -> None:
     """The file is written to the directory in which the run began to write it, even if the path has changed since."""
     (tmp_path / "reports").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -119,7 +119,7 @@ def test_a_directory_that_is_exchanged_while_the_file_is_written_does_not_get_it
     assert (tmp_path / "moved" / "rows").read_text() == "rows"
 
 
-def test_a_directory_that_leads_into_a_log_dir_by_then_does_not_get_it(tmp_path: Path, log_dir: Path) -> None:
+def test_a_directory_that_becomes_a_link_into_a_log_dir_does_not_get_the_file(tmp_path: Path, log_dir: Path) -> None:
     link = tmp_path / "reports"
     (tmp_path / "elsewhere").mkdir()
     link.symlink_to(tmp_path / "elsewhere")
@@ -135,7 +135,7 @@ def test_a_directory_that_leads_into_a_log_dir_by_then_does_not_get_it(tmp_path:
 @pytest.mark.parametrize("flag", ["--report", "--rows-file", "--quarantine-report"])
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout"])
 def test_no_flag_replaces_a_device(run: Run, log_dir: Path, flag: str, path: str) -> None:
-    """Checked first: otherwise a run by root would replace /dev/null by a regular file."""
+    """This is checked first: otherwise a run as root would replace /dev/null by a regular file."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "replace", lambda *_, **__: pytest.fail("a device would have been replaced"))
         result = run("verify", "--log-dirs", log_dir, flag, path)
@@ -143,7 +143,7 @@ def test_no_flag_replaces_a_device(run: Run, log_dir: Path, flag: str, path: str
     assert f"{flag} would replace" in result.stderr
 
 
-def test_two_flags_of_one_file_are_wrong_usage(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_two_flags_with_the_same_file_are_a_usage_error(run: Run, log_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     files = ("--rows-file", tmp_path / "out", "--quarantine-report", tmp_path / "link" / "out")
     result = run("verify", "--log-dirs", log_dir, *files)

@@ -1,4 +1,4 @@
-"""Random partitions for tests of cleaning: segments as bytes, on disk, and as the tasks that clean them."""
+"""Random partitions for tests of cleaning: the bytes of segments, their files, and the tasks that clean them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class RandomLog:
 
 
 def random_log(rng: random.Random, now_ms: int, *, codecs=(0,), keyless=0.0, max_gap=5, segments=None) -> RandomLog:
-    """A log that a broker could have: idempotent producers, horizons of earlier rounds, gaps, emptied batches, and
-    numbers that are not minimally encoded."""
+    """Return a log that a broker could have written: with idempotent producers, horizons of earlier rounds, gaps,
+    emptied batches, and numbers that are not minimally encoded.
+    """
     keys = [b"k%d" % i for i in range(rng.choice([1, 3, 10, 40]))] + [b""]
     offset, made, ends = rng.choice([0, 0, 17, 2**40]), [], []
     producers: dict[int, tuple[int, int]] = {}
@@ -70,7 +71,7 @@ def _random_batch(rng, offset, now_ms, keys, codecs, keyless, producers):
         fields["codec"] = 0
     if rng.random() < 0.05:
         fields["extra_attributes"] = 0x100
-    if rng.random() < 0.1:  # a body that cannot be copied when its batch is rebuilt
+    if rng.random() < 0.1:  # some varints are longer than needed, so a rebuilt batch must re-encode its records
         fields["spell"] = lambda varint: _longer(varint) if rng.random() < 0.3 else varint
     return encode_batch(records, **fields), last + 1
 

@@ -1,4 +1,5 @@
-"""A cleaner in a page of plain Python, by Kafka's rules for v2 logs without transactions: input for tests of the proof.
+"""A minimal cleaner in plain Python, after Kafka's rules for v2 logs without transactions. Its output is the input of
+tests of the proof.
 
 Shares no code with `keytail`, and implements only what these tests need.
 """
@@ -26,7 +27,7 @@ class Round:
 
 @dataclass
 class Out:
-    """One batch of the output: its bytes, and the source that it was made of."""
+    """One batch of the output: its bytes, and the batch from which it was made."""
 
     data: bytes
     source: Batch
@@ -36,7 +37,7 @@ class Out:
 def clean(segment: bytes, round_: Round, newest: dict[bytes, int]) -> list[Out]:
     out = []
     for batch in decode_log(segment):
-        kept = tuple(r for r in batch.records if _stays(r, batch, round_, newest))
+        kept = tuple(r for r in batch.records if _is_retained(r, batch, round_, newest))
         raw = segment[batch.position : batch.position + batch.size]
         last_of_range = batch.last_offset + 1 == round_.first_uncleanable
         needs_horizon = batch.delete_horizon_ms is None and any(r.value is None for r in kept)
@@ -60,7 +61,7 @@ def newest_offsets(segments: Iterable[bytes], round_: Round) -> dict[bytes, int]
     return newest
 
 
-def _stays(record: Rec, batch: Batch, round_: Round, newest: dict[bytes, int]) -> bool:
+def _is_retained(record: Rec, batch: Batch, round_: Round, newest: dict[bytes, int]) -> bool:
     if record.offset >= round_.end:
         return True
     if record.key is None or record.offset < newest.get(record.key, -1):

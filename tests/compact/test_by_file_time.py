@@ -1,4 +1,5 @@
-"""Rounds as by the cleaners before Kafka 3.1 (CLEANING.md 16): what is retained, and what the proof rejects."""
+"""Rounds by the rules of the cleaners before Kafka 3.1 (CLEANING.md 16): what is retained, and what the proof rejects.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_a_round_leaves_what_the_model_leaves_by_one_task_and_by_many(
 
 
 def some_partition(path: Path) -> tuple[RandomLog, tuple[SegmentFacts, ...]]:
-    """Tombstones at 1, 4 and 7 and markers without data at 2, 5 and 8, each in a segment of another age."""
+    """Write tombstones at 1, 4 and 7, and markers without data at 2, 5 and 8, in segments whose files differ in age."""
     segments, ages_ms = [], (10**6, RETENTION, RETENTION - 1)
     for number, age_ms in enumerate(ages_ms):
         at = 3 * number
@@ -108,14 +109,14 @@ def offsets(batches: list[Batch]) -> list[int]:
 @pytest.mark.parametrize(
     ("first_dirty", "retention_ms", "stay"),
     [
-        (9, 0, [0, 3, 6, 9]),  # the file at the horizon loses them too
+        (9, 0, [0, 3, 6, 9]),  # a file whose time equals the horizon loses tombstones and markers too
         (9, 1, [0, 3, 6, 7, 8, 9]),
         (9, 2, [0, 3, 4, 5, 6, 7, 8, 9]),
         (6, 0, [0, 3, 6, 7, 8, 9]),
-        (4, 0, [0, 3, 6, 7, 8, 9]),  # inside the second segment, which is then the last one below
+        (4, 0, [0, 3, 6, 7, 8, 9]),  # inside the second segment, which then is the last one before the dirty section
         (3, 0, [0, 3, 4, 5, 6, 7, 8, 9]),
         (3, 10**6, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # no segment is below
+        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # no segment is before the dirty section
     ],
 )
 def test_a_file_that_is_not_newer_than_the_horizon_loses_tombstones_and_markers(
@@ -154,7 +155,7 @@ def test_a_horizon_is_copied_with_its_batch_dropped_by_a_rewrite_and_never_appli
 
 
 def test_the_last_batch_of_the_range_is_removed_when_it_is_empty(tmp_path: Path) -> None:
-    """CLEANING.md 6.1b is a rule of 4.x."""
+    """CLEANING.md 6.1b, which retains such a batch, is a rule of 4.x only."""
     source = encode_batch([Rec(0, NOW, b"a", b"1")]) + encode_batch([Rec(1, NOW, b"b", None)])
     segments = [Segment(0, source, mtime_ms=0), Segment(2, b"")]
     log, facts = RandomLog(segments, [], 2, {}), write_log(str(tmp_path / "t-0"), segments)
@@ -180,7 +181,7 @@ def _of_newest_file(task: CleaningTask) -> int:
     return task.segments[-1].log_mtime_ns // 1_000_000 - task.config.delete_retention_ms
 
 
-def _forgetting(fact: int, value: int) -> Callable:
+def _with_fact(fact: int, value: int) -> Callable:
     decide_rows = Rewriter._decide_rows
 
     def without_state(self, *arguments):
@@ -227,7 +228,7 @@ def test_the_proof_rejects_a_cleaner_that_applies_horizons(tmp_path: Path, monke
         log, facts = RandomLog(segments, [], 3, {}), write_log(str(path), segments)
         task = task_for(str(path), log, facts, NOW, first_dirty=0, by_file_time=True)
         with monkeypatch.context() as patch:
-            patch.setattr(Rewriter, "_decide_rows", _forgetting(row_kernels.BY_FILE_TIME, 0))
+            patch.setattr(Rewriter, "_decide_rows", _with_fact(row_kernels.BY_FILE_TIME, 0))
             with pytest.raises(KeytailError, match=text):
                 clean_partition(LOCAL, task)
         assert len(round_of(task)) == 2
@@ -258,12 +259,12 @@ def test_the_proof_rejects_a_rebuilt_batch_that_lost_nothing(
     decide = Rewriter._decide_rows
 
     def without_mode(self, *arguments):
-        self._by_file_time = False  # batches with tombstones look as if they needed a horizon
+        self._by_file_time = False  # batches with tombstones are treated as if they needed a horizon
         self._facts[row_kernels.BY_FILE_TIME] = 0
         return decide(self, *arguments)
 
     monkeypatch.setattr(Rewriter, "_decide_rows", without_mode)
-    batch = encode_batch([Rec(0, NOW, b"a", None)], extra_attributes=0x100)  # which a rewrite does not keep
+    batch = encode_batch([Rec(0, NOW, b"a", None)], extra_attributes=0x100)  # an attribute that a rewrite does not keep
     segments = [Segment(0, batch, mtime_ms=NOW), Segment(1, b"")]
     log, facts = RandomLog(segments, [], 1, {}), write_log(str(tmp_path / "t-0"), segments)
     with pytest.raises(KeytailError, match="a batch from which nothing was removed differs from the source's bytes"):

@@ -35,8 +35,9 @@ NOW = 1_750_000_000_000
 
 @pytest.fixture(params=["large chunks", "tiny chunks", "in pieces"])
 def chunks(request, monkeypatch):
-    """Use tiny chunks, arenas, portions and pieces, so that boundaries are between any two batches, and within batches
-    too."""
+    """Use tiny chunks, arenas, portions and pieces, so that boundaries occur between any two batches and also inside
+    batches.
+    """
     if request.param == "in pieces":
         take_in_pieces(monkeypatch, records=random.Random(SEED).choice([1, 2, 3]))
     if request.param != "large chunks":
@@ -71,7 +72,7 @@ def read(path, name):
 
 
 def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
-    """Batches compared in everything except the bytes that a codec produces."""
+    """Return whether two logs differ only in the bytes that their codecs produced."""
 
     def plain(batch):
         packed = batch.codec and batch.records
@@ -184,7 +185,7 @@ def test_keyless_records_are_refused_with_count_and_first_offset__checklist_14(t
     with pytest.raises(Refused, match="2 records without a key") as caught:
         clean_tiny(tmp_path / "a", batches)
     assert caught.value.offset == 1
-    with pytest.raises(Refused, match="1 records without a key") as caught:  # in the clean section
+    with pytest.raises(Refused, match="1 records without a key") as caught:  # the record is in the clean section
         clean_tiny(tmp_path / "b", batches[:3] + batches[4:], first_dirty=2)
     assert caught.value.offset == 1
     assert not [n for n in os.listdir(tmp_path / "b" / "t-0") if n.endswith(".clean")]
@@ -201,7 +202,7 @@ def test_the_first_keyless_record_is_that_of_the_first_segment_with_one(tmp_path
     assert caught.value.offset == 1
 
 
-def test_a_keyless_record_after_the_mapped_range_is_no_reason_to_refuse(tmp_path):
+def test_a_keyless_record_after_the_mapped_range_is_accepted(tmp_path):
     batches = [one(0, key=b"a"), one(1, key=b"b"), one(2, key=None)]
     _, result = clean_tiny(tmp_path, batches, map_max_entries=1)
     assert result.end_offset == 1 and result.records_after == 3
@@ -237,13 +238,13 @@ def test_a_source_that_changed_since_the_plan_is_refused(tmp_path):
         install(LOCAL, task, result)
 
 
-def test_a_hash_other_than_the_plans_is_refused(tmp_path):
+def test_a_hash_other_than_that_of_the_plan_is_refused(tmp_path):
     with pytest.raises(Refused, match="planned with hash other-128"):
         clean_tiny(tmp_path, [one(0)], hash_name="other-128")
 
 
 def test_a_batch_that_has_its_horizon_is_copied(tmp_path):
-    """A rewrite would shorten the numbers in it."""
+    """The batch contains numbers that are longer than needed, which a rewrite would shorten."""
     records = [Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", b"v")]
     log = encode_batch(
         records, delete_horizon_ms=NOW + 1, spell=lambda number: number[:-1] + bytes([number[-1] | 0x80, 0])
@@ -266,7 +267,7 @@ def test_removed_tombstones_are_counted(tmp_path):
     assert (result.tombstones_removed, result.records_after) == (2, 3)
 
 
-def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
+def test_an_expired_producer_protects_no_batch__checklist_23(tmp_path):
     own = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
     for k, (age_ms, kept) in enumerate([(10, 1), (10**9, 0)]):
         log, path, facts = tiny(tmp_path / str(k), [one(0, **own), one(1), one(2, key=b"x")])
@@ -300,8 +301,9 @@ def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_exp
 
 
 def measured(kept: list[int], limit: int) -> list[list[int]]:
-    """Return the numbers of the sources of each output, by the bytes that survive of each source (each within the
-    limit)."""
+    """Return the numbers of the source segments of each output, given the bytes that survive of each source, none of
+    which exceeds the limit.
+    """
     outputs, size = [[0]], kept[0]
     for number, n in enumerate(kept[1:], 1):
         if size and size + n > limit:
@@ -327,7 +329,7 @@ def test_measured_outputs_are_those_of_the_reference_rule(case, chunks, tmp_path
     task = task_for(path, log, facts, NOW, first_dirty=base, config=config, grouping="measured", drop_keyless=True)
     result = clean_partition(LOCAL, task)
     outputs = [segment for group in result.groups for segment in group.segments]
-    # The reference model merges sources of 0 bytes, whatever the limit.
+    # The reference model merges sources without bytes, whatever the limit.
     bases = [[b for n in numbers for b in alone.segments[n].source_bases] for numbers in measured(kept, limit)]
     assert [list(group.source_bases) for group in result.groups] == bases
     assert [segment.base_offset for segment in outputs] == [b[0] for b in bases]
@@ -403,7 +405,7 @@ def test_with_delete_in_the_policy_an_output_spans_at_most_a_segments_age(tmp_pa
 
 
 def test_rows_of_written_batches_equal_those_parsed_from_their_bytes(monkeypatch, tmp_path):
-    """For copied, rebuilt and emptied batches: writers and indexes use the rows of what was written."""
+    """Writers and indexes use the rows of copied, rebuilt and emptied batches as they were written."""
     append, found_rows = writer.OutputWriter.append, 0
 
     def checked(self, data, table):
@@ -412,7 +414,7 @@ def test_rows_of_written_batches_equal_those_parsed_from_their_bytes(monkeypatch
         index_batches(np.ascontiguousarray(data), len(data), 0, -1, found, out)
         assert out[:3].tolist() == [len(table), len(data), OK]
         for name in BATCH_TABLE.names:
-            if name != "position":  # the writer's own
+            if name != "position":  # the writer assigns the position
                 assert found[name].tolist() == table[name].tolist(), name
         found_rows += len(table)
         append(self, data, table)

@@ -49,7 +49,7 @@ def log_dir(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
 
 
-def assert_kept(before: list[Any], partition: Path) -> None:
+def assert_unchanged_records(before: list[Any], partition: Path) -> None:
     after, newest = records_of(partition), newest_by_key(before)
     assert set(after) <= set(before)
     assert {k for k, r in newest.items() if r.value is not None} <= set(newest_by_key(after))
@@ -58,7 +58,9 @@ def assert_kept(before: list[Any], partition: Path) -> None:
 
 @pytest.mark.spark
 def test_good_partitions_are_compacted_beside_a_corrupt_one(log_dir: Path) -> None:
-    """A flipped byte, a leftover of a killed run, a checkpoint past the end, a topic that is not compacted."""
+    """The log dir has a partition with a flipped byte, a leftover of a killed run, a checkpoint past the log end, and a
+    topic that is not compacted.
+    """
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-2")}
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
@@ -81,7 +83,7 @@ def test_good_partitions_are_compacted_beside_a_corrupt_one(log_dir: Path) -> No
     assert "byte position" in rows["orders-1"]["error"]
     assert {name: snapshot(log_dir / name) for name in untouched} == untouched
     for name, records in before.items():
-        assert_kept(records, log_dir / name)
+        assert_unchanged_records(records, log_dir / name)
         assert rows[name]["records_after"] < rows[name]["records_before"] == 400
     checkpoint = (log_dir / "cleaner-offset-checkpoint").read_text()
     assert "orders 0 300\n" in checkpoint
@@ -89,10 +91,10 @@ def test_good_partitions_are_compacted_beside_a_corrupt_one(log_dir: Path) -> No
     assert "orders 1" not in checkpoint
     assert "users 0 100000" in checkpoint, "a topic that is not compacted keeps its entry"
     assert not list(log_dir.rglob("*.clean"))
-    assert (log_dir / ".lock").read_bytes() == b"", "it stays: a broker that starts may have it open"
-    assert "[3/3]" in errors, "plain lines where there is no terminal"
+    assert (log_dir / ".lock").read_bytes() == b"", "it must remain: a broker that starts may have it open"
+    assert "[3/3]" in errors, "without a terminal, progress is printed as plain lines"
     noise = [line for line in errors.splitlines() if line and not line.startswith(("keytail", "Next:"))]
-    assert noise == [], "Spark must be quiet"
+    assert noise == [], "Spark must print nothing"
 
     again = snapshot(log_dir)
     done = forked.keytail("compact", *flags(log_dir), "--topic", "orders", "--partitions", "orders-0,orders-2")

@@ -1,4 +1,4 @@
-"""Behaviours of tests/CONFORMANCE.md that a small log worked out by hand shows best, by number.
+"""Behaviours of tests/CONFORMANCE.md, by their numbers, on small logs worked out by hand.
 
 The random logs of test_cleaner.py and of the interop tests require more of the same code; these tests explain it.
 """
@@ -37,7 +37,7 @@ def one(offset: int, key: bytes | None = b"k", value: bytes | None = b"v", **fie
 
 
 class Log:
-    """A partition on disk: closed segments by base, and an empty active one at `end`."""
+    """A partition on disk: closed segments by base offset, and an empty active segment at `end`."""
 
     def __init__(self, tmp_path: Path, segments: dict[int, bytes], end: int) -> None:
         self.path = str(tmp_path / "t-0")
@@ -70,7 +70,7 @@ class Log:
 
 
 def test_offsets_far_apart_inside_one_segment_are_mapped(tmp_path: Path) -> None:
-    """9: a span of nearly 2^31 offsets inside one segment, far from zero, is mapped like any other."""
+    """9: a span of nearly 2^31 offsets inside one segment, far from offset zero, is mapped like any other span."""
     base, far = 2**40, 2**40 + 2**31 - 1
     log = Log(tmp_path, {base: one(base, b"a") + one(base + 1, b"b") + one(far, b"a")}, far + 1)
     assert log.round(first_dirty=base).end_offset == far + 1
@@ -103,7 +103,7 @@ def test_small_maps_make_progress_every_round(tmp_path: Path) -> None:
 
 
 def test_a_tombstone_removes_its_key_from_the_clean_section_too(tmp_path: Path) -> None:
-    """15: a deleted key is no longer in any cleanable segment, dirty or clean."""
+    """15: no value of a deleted key is left in any cleanable segment, dirty or clean."""
     log = Log(tmp_path, {0: one(0, b"a") + one(1, b"b"), 2: one(2, b"a") + one(3, b"a", None) + one(4, b"c")}, 5)
     log.round(first_dirty=2)
     assert [(r.offset, r.value) for b in log.batches() for r in b.records] == [(1, b"v"), (3, None), (4, b"v")]
@@ -111,7 +111,8 @@ def test_a_tombstone_removes_its_key_from_the_clean_section_too(tmp_path: Path) 
 
 @pytest.mark.parametrize("timestamp", [0, NOW - 1000 * DAY_MS, NOW + DAY_MS])
 def test_a_tombstone_is_retained_until_its_horizon_whatever_its_timestamp(tmp_path: Path, timestamp: int) -> None:
-    """16, 22: the horizon is set once, to now + delete.retention.ms, as the base timestamp; only its passing removes.
+    """16, 22: the horizon, now + delete.retention.ms, is set once, as the base timestamp. The tombstone is removed only
+    after the horizon has passed.
     """
     log = Log(tmp_path, {0: one(0, b"a", None, timestamp=timestamp) + one(1, b"b")}, 2)
     config = {"delete_retention_ms": 1000}
@@ -124,7 +125,7 @@ def test_a_tombstone_is_retained_until_its_horizon_whatever_its_timestamp(tmp_pa
 
 
 def test_segments_from_the_uncleanable_offset_on_are_not_changed(tmp_path: Path) -> None:
-    """17: neither their bytes nor their files change, and their records supersede nothing."""
+    """17: their bytes and their files are unchanged, and their records supersede no other record."""
     log = Log(tmp_path, {0: one(0) + one(1), 2: one(2) + one(3)}, 4)
     untouched = Path(log.path, f"{2:020d}.log")
     before = (untouched.read_bytes(), os.stat(untouched).st_ino, os.stat(untouched).st_mtime_ns)
@@ -134,7 +135,7 @@ def test_segments_from_the_uncleanable_offset_on_are_not_changed(tmp_path: Path)
 
 
 def test_the_counters_of_a_round_match_the_disk(tmp_path: Path) -> None:
-    """12, 18, 41: records and bytes before and after, including the clean section; nothing is padded."""
+    """12, 18, 41: the counters include the records and bytes of the clean section, and the files have no padding."""
     segments = {0: one(0, b"a") + one(1, b"b"), 2: one(2, b"a") + one(3, b"a", None) + one(4, b"c")}
     log = Log(tmp_path, segments, 5)
     result = log.round(first_dirty=2)
@@ -164,7 +165,8 @@ def test_duplicates_inside_one_batch_are_removed(tmp_path: Path, codec: int) -> 
 def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: int
 ) -> None:
-    """35: neither a chunk smaller than a batch nor a max.message.bytes lowered since prevents it."""
+    """35: such batches are cleaned even if a chunk is smaller than a batch or max.message.bytes has been lowered since.
+    """
     small = functools.partial(SegmentReader, chunk_bytes=200, arena_bytes=200)
     monkeypatch.setattr(cleaner, "SegmentReader", small)
     noise = random.Random(1)
@@ -175,9 +177,10 @@ def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
 
 
 def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
-    """33: aborted data is not decompressed: a chunk that would decompress to 40 MB needs no memory for it."""
+    """33: aborted data is not decompressed, so a chunk that would decompress to 40 MB needs no memory for it."""
     peaks = []
-    for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):  # warms up
+    # the first round warms up
+    for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):
         fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True, "codec": 4}
         data = [
             encode_batch([Rec(n, NOW, b"%d" % n, bytes(200_000))], base_sequence=n, **fields) for n in range(batches)
@@ -194,14 +197,15 @@ def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert log.offsets() == [*(range(batches) if commit else ()), batches, batches + 1]
     _, few, many, opened = peaks
-    assert many < few + 1_000_000  # the proof opens each batch, but one at a time
-    assert opened > few + 8_000_000  # both arenas of 4 MiB, and no more
+    assert many < few + 1_000_000  # the proof opens the batches one at a time
+    assert opened > few + 8_000_000  # two arenas of 4 MiB at most
     assert opened < few + 12_000_000
 
 
 def test_empty_segments_are_merged_across_any_span(tmp_path: Path) -> None:
-    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes join it, so that they do not
-    accumulate."""
+    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes join it whatever the span, so that
+    they do not accumulate.
+    """
     bases = [0, 10, 2**32, 2**33]
     log = Log(tmp_path, {0: one(0, b"a"), 10: b"", 2**32: b"", 2**33: one(2**33, b"b")}, 2**33 + 5)
     log.round()
@@ -219,7 +223,9 @@ def batch_rows(*rows: tuple[int, int, int, int]) -> np.ndarray:
 
 
 def test_entries_are_added_after_more_than_the_interval(tmp_path: Path) -> None:
-    """67: after strictly more bytes than the interval, never for the first batch; the time index gets a last entry."""
+    """67: an entry is added after strictly more bytes than the interval, and never for the first batch; the time index
+    gets a last entry.
+    """
     indexer = SegmentIndexer(0, 200, 1 << 20)
     rows = [(0, 100, 1, 50), (100, 100, 2, 60), (200, 100, 3, 60), (300, 100, 4, 55), (400, 100, 5, 70)]
     indexer.add(batch_rows(*rows))

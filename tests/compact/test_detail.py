@@ -1,4 +1,5 @@
-"""What a rewrite counts for each source segment, compared with a simple count of what is on disk before and after."""
+"""The counts of each source segment that a rewrite reports, compared with a simple count of the files before and after.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ from tests.reference.batches import Batch, decode_log
 
 
 def batches_of(path: str) -> dict[int, list[Batch]]:
-    """Return the counts by the base offset of the file."""
+    """Return the batches of each log by the base offset of its file."""
     return {int(file.stem): decode_log(file.read_bytes()) for file in sorted(Path(path).glob("*.log"))}
 
 
 @pytest.mark.parametrize("case", range(draws(25)))
-def test_records_and_horizons_by_source(
+def test_records_and_horizons_are_reported_by_source(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """In every other case a segment has several chunks."""
+    """In every other case a segment is read in several chunks."""
     print("seed", SEED, "case", case)
     if case % 2:
         monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, chunk_bytes=300, arena_bytes=200))
@@ -63,7 +64,7 @@ def test_records_and_horizons_by_source(
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 0x40, 0x44]), st.integers(0, 2**62)))))
-def test_counts_of_tables_add_up(tables: list[list[tuple[int, int, int]]]) -> None:
+def test_counts_of_several_tables_are_added(tables: list[list[tuple[int, int, int]]]) -> None:
     found = SourceCounts(3, 7, 0)
     for batches in tables:
         table = np.zeros(len(batches), BATCH_TABLE)
@@ -87,5 +88,5 @@ def test_many_segments_are_combined_into_few_parts() -> None:
     assert sum(part.segments for part in parts) == len(segments)
     assert sum(part.log_bytes for part in parts) == sum(item.log_bytes for item in segments)
     assert parts[0] == Part(0, 11, 55, 10, 110, 44)
-    assert parts[1].records is None, "of it not all were counted"
+    assert parts[1].records is None, "not all segments of this part were counted"
     assert parts_of([]) == ()

@@ -83,7 +83,7 @@ def compaction_of(
     ledger: Any = None,
     **events: Any,
 ) -> Compaction:
-    """`of_dirs`: the partitions of each log dir."""
+    """Run the tasks; `of_dirs` has the partitions of each log dir."""
     destination = InPlace(fs, of_dirs, clean or partial(clean_on_worker, engine.concurrent_tasks))
     return Compaction(engine, tasks, space or ScratchSpace(LOCAL), destination, Events(**events), deadline_s, ledger)
 
@@ -123,7 +123,7 @@ def test_partitions_are_replaced_and_checkpointed(engine: SparkEngine, tmp_path:
     assert all(row.start_ms and row.end_ms and row.start_ms <= row.end_ms for row in rows)
 
 
-def kill_worker_of_2(task: CleaningTask, attempt: str) -> CleaningResult:
+def kill_the_worker_of_partition_2(task: CleaningTask, attempt: str) -> CleaningResult:
     if task.partition == 2:
         Path(task.partition_path, f"{0:020d}.log.r{task.run_id}.a{attempt}.clean").touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -134,11 +134,11 @@ def kill_worker_of_2(task: CleaningTask, attempt: str) -> CleaningResult:
 def test_a_killed_worker_fails_one_partition(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs")
     untouched = snapshot(log_dir / "t-2")
-    rows = compaction(engine, log_dir, tasks, clean=kill_worker_of_2).run()
+    rows = compaction(engine, log_dir, tasks, clean=kill_the_worker_of_partition_2).run()
     assert [row.status for row in rows] == ["compacted", "compacted", "failed", "compacted", "compacted"], rows
     assert "killed twice" in rows[2].error
     assert rows[2].bytes_after == rows[2].bytes_before
-    assert snapshot(log_dir / "t-2") == untouched, "its scratch files must be gone and its segments stay"
+    assert snapshot(log_dir / "t-2") == untouched, "its scratch files must be removed, and its segments unchanged"
     assert ("t", 2) not in checkpoint(log_dir)
     assert not list(log_dir.rglob("*.clean"))
     for row in rows:
@@ -215,8 +215,9 @@ def answers(tasks: list[CleaningTask]) -> list[tuple[CleaningTask, Outcome[Clean
 
 
 class Checkpoints(FileSystem):
-    """Records what each replacement of a checkpoint found: names of files that a replacement still needs. `failing`
-    fails."""
+    """Records which names of files that a replacement still needs exist whenever a checkpoint is replaced. Replacing
+    `failing` fails.
+    """
 
     def __init__(self, failing: str = "none") -> None:
         super().__init__()
@@ -233,7 +234,7 @@ class Checkpoints(FileSystem):
 
 
 def test_the_checkpoints_of_a_bundle_are_written_once_for_each_log_dir(tmp_path: Path) -> None:
-    """After all of its segments are in place."""
+    """They are written after all segments of the bundle are in place."""
     item, first = make(tmp_path / "one", count=3)
     two, second = make(tmp_path / "two", count=2)
     fs = Checkpoints()
@@ -278,7 +279,7 @@ def test_a_stopped_bundle_moves_the_checkpoints_of_finished_partitions(tmp_path:
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if "/t-1/" in path and path.endswith(".log.cleaned"):
-                driver.stop.asked = True  # in the middle of its group, after its commit
+                driver.stop.asked = True  # the stop is requested after the commit of the group
 
     driver = compaction(ThisProcess(), log_dir, tasks, fs=Stopping())
     given = answers(tasks[:2])
@@ -298,7 +299,7 @@ class FullDisk(FileSystem):
 
 
 def test_outputs_that_end_at_a_limit_are_reported(tmp_path: Path) -> None:
-    """With indexes of two entries, one for each batch."""
+    """The indexes have two entries, one for each batch."""
     log_dir, [task] = make(tmp_path / "logs", count=1)
     before = newest_by_key(records_of(log_dir / "t-0"))
     tight = replace(CONFIG, segment_index_bytes=2 * 12, index_interval_bytes=0)

@@ -1,4 +1,4 @@
-"""How long a run is expected to take, and whether Spark is started for it."""
+"""The expected duration of a run, and the decision whether Spark is started for it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def expected(log_bytes: int, offsets: int, clean_bytes: int = 0, map_memory_byte
                   map_memory_bytes=map_memory_bytes)  # fmt: skip
 
 
-def test_strategy_by_scratch_size_and_keys() -> None:
+def test_the_strategy_depends_on_scratch_size_and_keys() -> None:
     assert expected(1 << 20, 1000).strategy == "packed"
     assert expected(4 * PACKED_BYTES, 1000).strategy == "one task"
     room = int(GIB / MAP_BYTES_A_KEY)
     assert expected(1 << 20, room).strategy == "packed"
     assert expected(1 << 20, room + 2).strategy == "maybe fan-out"
-    assert 2 * PACKED_BYTES <= bundles.BUNDLE_BYTES, "two that are packed share a job"
+    assert 2 * PACKED_BYTES <= bundles.BUNDLE_BYTES, "two packed partitions share a job"
 
 
 @given(st.integers(10, 1 << 34))
-def test_a_partition_that_is_not_maybe_fan_out_fits_into_the_map(memory_bytes: int) -> None:
+def test_a_partition_that_needs_no_fan_out_fits_into_the_map(memory_bytes: int) -> None:
     keys = int(memory_bytes / MAP_BYTES_A_KEY)
     if expected(1 << 20, max(keys, 1), map_memory_bytes=memory_bytes).strategy == "packed":
         slots = max(2, memory_bytes * 2 // (3 * 24))
         assert keys <= max(1, int(slots * 0.9)) + 1
 
 
-def test_the_bound_is_that_of_the_map() -> None:
+def test_the_bound_on_keys_is_that_of_the_map() -> None:
     memory = 1 << 20
     assert OffsetMap(memory).max_entries == pytest.approx(memory / MAP_BYTES_A_KEY, rel=0.001)
 
@@ -68,7 +68,7 @@ def test_a_run_takes_no_less_than_its_longest_task(each_s: list[float], cores: i
     assert is_worth_spark(each_s, cores) == (seconds >= SPARK_FROM_S)
 
 
-def test_cores_share_work_that_is_worth_a_session() -> None:
+def test_the_cores_share_the_work_of_runs_that_start_a_session() -> None:
     halves = [SPARK_FROM_S / 2] * 2
     assert is_worth_spark(halves, 1)
     assert not is_worth_spark(halves, 2)

@@ -1,4 +1,4 @@
-"""Records of each key, counted in the map and in shards, compared with a Counter over what is on disk."""
+"""Records of each key, counted in the map and in shards, compared with a Counter over the records on disk."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from tests.compact.fan_out.test_stages import some_log, write_indexes
 from tests.compact.fan_out.test_transactions import inside
 from tests.compact.test_passes import files_of, random_task, run_passes
 from tests.interop.conftest import fast_dir  # noqa: F401
-from tests.reference import key_counts as twin
+from tests.reference import key_counts as model
 
 Item = tuple[int, int, int, int]  # low, high, ordinal, times
 
 words = st.one_of(st.integers(0, 3), st.sampled_from([0, 1 << 63, 2**64 - 1]), st.integers(0, 2**64 - 1))
-many = st.one_of(st.integers(1, 5), st.sampled_from([2**31, twin.MOST_COUNTED - 1, twin.MOST_COUNTED]))
+many = st.one_of(st.integers(1, 5), st.sampled_from([2**31, model.MOST_COUNTED - 1, model.MOST_COUNTED]))
 items_strategy = st.lists(st.tuples(words, words, st.integers(-1, 2**40), many), max_size=80)
 
 
@@ -72,10 +72,10 @@ def put(offset_map: OffsetMap, items: list[Item], *, one_each: bool) -> int:
     slots=st.integers(2, 300),
     most=st.integers(0, 6),
 )
-def test_a_map_counts_as_a_counter_does(
+def test_a_map_counts_keys_like_a_counter(
     rounds: list[list[Item]], one_each: bool, max_entries: int, slots: int, most: int
 ) -> None:
-    """Grown or full, whatever an earlier use left in its memory."""
+    """The map may have grown or be full, and its memory may contain what an earlier use left."""
     offset_map = OffsetMap(slots * (SLOT_BYTES + 4) * 3 // 2, max_entries, counting=True)
     offset_map_without = OffsetMap(slots * SLOT_BYTES * 3 // 2, offset_map.max_entries)
     counts: Counter[tuple[int, int]] = Counter()
@@ -86,19 +86,19 @@ def test_a_map_counts_as_a_counter_does(
         for low, high, ordinal, times in items[:done]:
             if ordinal >= 0:
                 number = counts[low, high] + (1 if one_each else times)
-                counts[low, high] = min(number, twin.MOST_COUNTED)
+                counts[low, high] = min(number, model.MOST_COUNTED)
                 last[low, high] = ordinal
         offset_map.check()
     assert offset_map.used == offset_map_without.used == len(counts)
     found = offset_map.counted(most)
-    assert (found.keys, found.records) == twin.by_size(counts.values())
+    assert (found.keys, found.records) == model.by_size(counts.values())
     assert sum(found.records) == sum(counts.values())
     expected = sorted(((counts[key], last[key]) for key in counts if counts[key] > 1), reverse=True)
     assert list(found.hottest) == expected[:most]
     offset_map.forget_counts()
     assert not offset_map.is_counting
     assert put(offset_map, rounds[0], one_each=True) <= len(rounds[0])
-    assert offset_map.counted(3) == Counted((0,) * twin.SIZES, (0,) * twin.SIZES, ())
+    assert offset_map.counted(3) == Counted((0,) * model.SIZES, (0,) * model.SIZES, ())
 
 
 def test_counts_survive_growth_within_the_memory_of_the_map() -> None:
@@ -124,37 +124,37 @@ def test_counts_survive_growth_within_the_memory_of_the_map() -> None:
 
 @pytest.mark.parametrize("memory", [4 << 20, (1 << 26) + 7, 3 << 30])
 def test_counting_does_not_change_when_fan_out_is_needed(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof's table is full before a map that counts."""
-    monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # of a map that is not used
+    """The table of the proof is full before a map that counts is."""
+    monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # the memory of this map is not used
     assert memory >= LEAST_MEMORY_BYTES
     assert OffsetMap(memory, counting=True).max_entries > most_keys(memory)
 
 
-def test_a_count_that_is_full_stays_full() -> None:
+def test_a_count_at_its_maximum_remains_there() -> None:
     offset_map = OffsetMap(1 << 16, counting=True)
-    for times in (twin.MOST_COUNTED - 1, 7, 1):
+    for times in (model.MOST_COUNTED - 1, 7, 1):
         put(offset_map, [(1, 1, 5, times)], one_each=False)
     put(offset_map, [(1, 1, 9, 0)], one_each=True)
-    assert offset_map.counted(1).hottest == ((twin.MOST_COUNTED, 9),)
-    assert offset_map.counted(1).records[-1] == twin.MOST_COUNTED
+    assert offset_map.counted(1).hottest == ((model.MOST_COUNTED, 9),)
+    assert offset_map.counted(1).records[-1] == model.MOST_COUNTED
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=200), st.integers(1, 8))
 def test_parts_without_a_key_in_common_add_up(written: list[tuple[int, int]], most: int) -> None:
-    """The key decides its part; the hottest key of a part need not be the hottest of all."""
+    """Each key is in one part, decided by its bytes; the hottest key of a part need not be the hottest of all."""
     records = [(b"%d" % key, place) for place, (key, _) in enumerate(written)]
     parts = []
     for part in range(4):
         own = [record for record in records if int(record[0]) % 4 == part]
-        top = [(number, place) for number, place, _ in twin.hottest(own, most)]
-        parts.append(Counted(*twin.by_size(Counter(key for key, _ in own).values()), tuple(top)))
+        top = [(number, place) for number, place, _ in model.hottest(own, most)]
+        parts.append(Counted(*model.by_size(Counter(key for key, _ in own).values()), tuple(top)))
     whole = merged(parts, most)
-    assert (whole.keys, whole.records) == twin.by_size(Counter(key for key, _ in records).values())
-    assert list(whole.hottest) == [(number, place) for number, place, _ in twin.hottest(records, most)]
+    assert (whole.keys, whole.records) == model.by_size(Counter(key for key, _ in records).values())
+    assert list(whole.hottest) == [(number, place) for number, place, _ in model.hottest(records, most)]
 
 
-# Of a partition
+# Key counts of a partition
 
 
 def logs_of(path: str) -> list[bytes]:
@@ -162,9 +162,9 @@ def logs_of(path: str) -> list[bytes]:
 
 
 def expected_of(logs: Iterable[bytes], task: CleaningTask, end: int) -> KeyCounts:
-    records = twin.records_of(logs, task.first_dirty_offset, end)
-    sizes = twin.by_size(Counter(key for key, _ in records).values())
-    top = twin.hottest(records, task.hottest_keys)
+    records = model.records_of(logs, task.first_dirty_offset, end)
+    sizes = model.by_size(Counter(key for key, _ in records).values())
+    top = model.hottest(records, task.hottest_keys)
     hot = [hot_key(number, offset, key, show=task.show_keys) for number, offset, key in top]
     return KeyCounts(*sizes, tuple(hot))
 
@@ -173,9 +173,10 @@ def expected_of(logs: Iterable[bytes], task: CleaningTask, end: int) -> KeyCount
 def test_the_hottest_keys_of_a_log_are_counted(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """With one chunk or several, all codecs, with room in the map or not; counting does not change the output.
+    """Logs are read in one chunk or several, use all codecs, and may have more keys than the map has room for. Counting
+    does not change the output.
 
-    In passes, the first one counts for all.
+    If a round has several passes, the first one counts for all of them.
     """
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
@@ -217,7 +218,7 @@ def sweep_scratch(path: Path) -> None:
 def test_a_fan_out_counts_as_one_task_does(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """Whatever the slices and shards, and however small the tables in which a slice collects keys."""
+    """The counts do not depend on slices and shards, nor on the size of the tables in which a slice collects keys."""
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     monkeypatch.setattr(fan_out_keys, "_DEDUP_BYTES", rng.choice([1, 300, 12 << 20]))
@@ -238,7 +239,7 @@ def test_a_fan_out_counts_as_one_task_does(
 
 
 @pytest.mark.parametrize("first_dirty", [0, 2, 3, 4, 5, 6, 8, 10, 11, 13, 15])
-def test_records_aborted_for_the_map_are_not_counted(first_dirty: int, tmp_path: Path) -> None:
+def test_records_of_aborted_transactions_are_not_counted(first_dirty: int, tmp_path: Path) -> None:
     task = replace(inside(tmp_path / "t-0", first_dirty), hottest_keys=5, show_keys=True)
     alone = clean_partition(LOCAL, task).key_counts
     sweep_scratch(tmp_path / "t-0")
@@ -259,8 +260,8 @@ def test_more_keys_than_one_task_can_map_are_counted_by_fan_out(tmp_path: Path) 
     assert result.key_counts == expected_of(logs_of(task.partition_path), task, result.end_offset)
 
 
-def test_only_the_strides_of_the_hottest_keys_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of a segment before the one in which a key was last written."""
+def test_only_the_chunks_of_the_hottest_keys_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segments before the one in which the key was last written are not read."""
     task = replace(some_log(tmp_path / "t-0", keys=300), hottest_keys=1)
     read: list[int] = []
 
@@ -277,7 +278,7 @@ def test_only_the_strides_of_the_hottest_keys_are_read_again(tmp_path: Path, mon
 
 
 class Watched:
-    """Return how many bytes of chunks a function has read."""
+    """Counts the bytes of the chunks that a function reads."""
 
     def __init__(self, read, function) -> None:  # type: ignore[no-untyped-def]
         self.read, self.function, self.read_bytes = read, function, 0
@@ -296,15 +297,15 @@ def test_a_segment_that_lost_records_meanwhile_is_reported(tmp_path: Path) -> No
         hottest_keys.read_hottest(LOCAL, part, "0")
 
 
-# In words
+# Keys and counts as text
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "1"), (1, "2"), (2, "3 to 4"), (3, "5 to 8"), (11, "1,025 to 2,048")])
-def test_sizes_as_text(size: int, text: str) -> None:
+def test_sizes_are_printed_as_ranges(size: int, text: str) -> None:
     assert size_text(size) == text
     low, high = (int(part.replace(",", "")) for part in (text.split(" to ") * 2)[:2])
     for count in (low, high):
-        assert twin.by_size([count])[0][size] == 1
+        assert model.by_size([count])[0][size] == 1
 
 
 @pytest.mark.parametrize(
@@ -327,7 +328,7 @@ def test_sizes_as_text(size: int, text: str) -> None:
         (b"k" * 119 + b"\xff" * 81, "hex " + "6b" * 119 + "ff… (200 bytes)"),
     ],
 )
-def test_keys_as_text(key: bytes, text: str) -> None:
+def test_keys_are_printed_as_text_or_hexadecimal(key: bytes, text: str) -> None:
     assert key_text(hot_key(2, 7, key, show=True)) == text
 
 

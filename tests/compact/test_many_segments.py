@@ -32,7 +32,7 @@ def no_spark() -> Iterator[None]:
 
 
 def compacted(root: Path, segments: int, fs: FileSystem) -> str:
-    """Compact a log dir whose segments are separate groups, with a backup; return the id of the run."""
+    """Compact a log dir whose segments are separate groups, with a backup, and return the id of the run."""
     log_dir = make(root / "logs", segments)
     request = compaction.Request(
         Choice(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True), execute=True, fan_out="never",
@@ -84,7 +84,7 @@ def test_a_directory_changed_by_another_process_is_listed_again(tmp_path: Path) 
     assert directory.base_above(bases[0]) == bases[2]
     assert [file.name for file in directory.unfinished()] == [f"{bases[1]:020d}.log.deleted"]
     (path / f"{bases[1] + 1:020d}.log").touch()
-    os.utime(path, ns=(1, 1))  # a change in the same clock tick has no time of its own
+    os.utime(path, ns=(1, 1))  # a change in the same tick of the clock does not change the directory's time
     directory.refresh()
     assert (fs.counts["scan"], directory.bases_between(0, bases[-1])) == (2, (bases[0], bases[1] + 1, bases[2]))
     (path / "x.swap").touch()

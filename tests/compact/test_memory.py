@@ -77,8 +77,9 @@ def uncompressed(size_bytes, batch_records, value_bytes, keys):
 
 
 def compressed(size_bytes, batch_records, value_bytes):
-    """Write batches in zstd of which one chunk decompresses to more than the limit; half of the records of each are
-    retained."""
+    """Write zstd batches of which one chunk decompresses to more than the limit; half of the records of each batch are
+    retained.
+    """
     template, places = template_of(batch_records, value_bytes)
     block = np.frombuffer(template, np.uint8)[HEADER_BYTES:].copy()
     within = np.arange(batch_records)
@@ -95,12 +96,12 @@ def compressed(size_bytes, batch_records, value_bytes):
         parts.append(batch)
         size, offset = size + len(batch), offset + batch_records
     opened_bytes = len(parts) * len(block) * CHUNK_BYTES // size
-    assert opened_bytes > MAP_BYTES + BESIDE_THE_MAP_BYTES, f"a chunk opens to {opened_bytes} bytes only"
+    assert opened_bytes > MAP_BYTES + BESIDE_THE_MAP_BYTES, f"a chunk decompresses to only {opened_bytes} bytes"
     return np.concatenate(parts), offset
 
 
 def bomb(codec, values, value_bytes, keys):
-    """Write a batch between two small ones that decompresses to more than a gigabyte, of few records or of many."""
+    """Write, between two small batches, one that decompresses to more than a gigabyte, in few records or in many."""
     if value_bytes:
         parts = value_records([b"k%d" % (n % keys) for n in range(values)], value_bytes)
     else:
@@ -118,13 +119,13 @@ SHAPES = {
     "batches of 1": partial(uncompressed, GIB // 2, 1, 90, 1_000_000),
     "batches of 1 MB": partial(uncompressed, GIB // 2, 1000, 1000, 200_000),
     "zstd, 200 to 1": partial(compressed, CHUNK_BYTES, 500, 1000),
-    "a batch of 50 KB that opens to 1.1 GiB": partial(bomb, ZSTD, 1100, 1 << 20, 700),
+    "a batch of 50 KB that decompresses to 1.1 GiB": partial(bomb, ZSTD, 1100, 1 << 20, 700),
     "the same in gzip": partial(bomb, GZIP, 1100, 1 << 20, 700),
     "a batch of records of 60 MiB": partial(bomb, ZSTD, 20, 60 << 20, 7),
     "a batch of a million records": partial(bomb, ZSTD, 1_000_000, 0, 1000),
 }
-# The others need the same parts of the code: chunks, decompressed blocks, batches in pieces.
-IN_CI = ("batches of 100", "a batch of 50 KB that opens to 1.1 GiB")
+# The other shapes need the same parts of the code: chunks, decompressed blocks, batches in pieces.
+IN_CI = ("batches of 100", "a batch of 50 KB that decompresses to 1.1 GiB")
 
 
 def clean_in_a_process(directory, data, log_end_offset, **overrides):
@@ -154,7 +155,7 @@ def test_a_task_needs_its_map_and_less_than_512_mib(shape, tmp_path):
     assert answer["records_before"] == end
     assert 0 < answer["records_after"] < end
     assert answer["growth_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
-    # Even the interpreter and its libraries fit into it.
+    # The interpreter and its libraries fit into the limit, too.
     assert answer["peak_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
 
 
@@ -167,7 +168,7 @@ def test_the_measurement_detects_a_segment_read_at_once(tmp_path):
 
 
 def one_round(path, end, chunk_bytes=None):
-    """Run one round to warm up, then the one that is measured; this is what the separate process does."""
+    """Run one round to warm up, then the one that is measured. Called in the separate process."""
     small = encode_batch([Rec(n, NOW, b"k%d" % (n % 3), b"v") for n in range(9)])
     segments = [Segment(0, small, 0, 0, NOW), Segment(9, b"", 0, 0, NOW)]
     with tempfile.TemporaryDirectory() as directory:

@@ -1,5 +1,6 @@
-"""A partition is refused if a segment is missing but another of its files exists, and `corrupt` if the log end is
-missing; the plan reports both."""
+"""A partition is refused if a segment is missing of which another file exists, and is `corrupt` if the log end is
+missing. The plan reports both.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SEGMENT_FILES = (".log", ".index", ".timeindex")
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    """Segments at 0, 100, ... 400, the last one active."""
+    """Write segments at 0, 100, ... 400; the last one is active."""
     path = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 500, 9)}, segments=5)
     (path / "orders-0" / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
     for base in (200, 500):
@@ -47,7 +48,7 @@ def remove(log_dir: Path, base: int, suffixes: Sequence[str]) -> None:
     [(100, (".log",), ".index"), (300, (".log", ".index"), ".timeindex"), (200, SEGMENT_FILES, ".snapshot"),
      (400, (".log",), ".index")],
 )  # fmt: skip
-def test_it_is_refused_until_what_is_left_is_removed(
+def test_a_partition_is_refused_until_the_other_files_of_a_missing_segment_are_removed(
     base: int, suffixes: tuple[str, ...], shown_by: str, run: Run, log_dir: Path
 ) -> None:
     remove(log_dir, base, suffixes)
@@ -64,16 +65,16 @@ def test_it_is_refused_until_what_is_left_is_removed(
     assert compact(run, log_dir, "--execute", "--high-watermark", "log-end")["status"] == "compacted"
 
 
-def test_what_shows_no_loss_is_compacted(run: Run, log_dir: Path) -> None:
+def test_index_files_below_the_log_start_or_inside_a_segment_are_accepted(run: Run, log_dir: Path) -> None:
     partition = log_dir / "orders-0"
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\norders 0 150\n")
-    for base in (100, 250):  # the first one is below the log start offset, the other one inside of a segment
+    for base in (100, 250):  # the first is below the log start offset, the second inside a segment
         shutil.copy(partition / f"{300:020d}.index", partition / f"{base:020d}.index")
     remove(log_dir, 100, (".log", ".timeindex"))
     assert compact(run, log_dir, "--execute")["status"] == "compacted"
 
 
-def test_empty_index_files_at_the_log_end_are_of_an_interrupted_roll(run: Run, log_dir: Path) -> None:
+def test_only_empty_index_files_at_the_log_end_are_accepted(run: Run, log_dir: Path) -> None:
     end = log_dir / "orders-0" / f"{500:020d}"
     end.with_suffix(".index").touch()
     assert compact(run, log_dir)["status"] == "would-compact"
@@ -84,13 +85,13 @@ def test_empty_index_files_at_the_log_end_are_of_an_interrupted_roll(run: Run, l
     assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"]
 
 
-def test_after_an_unclean_shutdown_it_proves_nothing(run: Run, log_dir: Path) -> None:
+def test_after_an_unclean_shutdown_a_missing_segment_is_accepted(run: Run, log_dir: Path) -> None:
     (log_dir / ".kafka_cleanshutdown").unlink()
     remove(log_dir, 100, (".log",))
     assert compact(run, log_dir)["status"] == "would-compact"
 
 
-def test_a_lost_end_is_reported_by_the_plan(run: Run, log_dir: Path) -> None:
+def test_a_truncated_active_segment_is_reported_by_the_plan(run: Run, log_dir: Path) -> None:
     log = log_dir / "orders-0" / f"{400:020d}.log"
     log.write_bytes(log.read_bytes()[:-7])
     for flags in ((), ("--execute",), ("--high-watermark", "log-end"), ("--prepare",)):
@@ -101,7 +102,7 @@ def test_a_lost_end_is_reported_by_the_plan(run: Run, log_dir: Path) -> None:
     assert compact(run, log_dir)["status"] == "would-compact", "a broker will truncate it"
 
 
-def test_an_active_segment_that_is_missing_is_reported_by_the_plan(run: Run, log_dir: Path) -> None:
+def test_a_missing_active_segment_is_reported_by_the_plan(run: Run, log_dir: Path) -> None:
     remove(log_dir, 400, SEGMENT_FILES)
     row = compact(run, log_dir, status=1)
     assert (row["status"], row["slugs"]) == ("corrupt", ["damaged-log-end"])

@@ -26,7 +26,7 @@ def get(offset_map, keys):
     return found.tolist()
 
 
-# Few distinct words, and colliding slots: the high word's upper half decides the slot.
+# A few distinct words, some of which collide: the upper half of the high word determines the slot.
 words = st.one_of(st.integers(0, 3), st.sampled_from([0, 1 << 63, MASK, MASK - 1]), st.integers(0, MASK))
 items_strategy = st.lists(
     st.tuples(words, words, st.one_of(st.just(-1), st.integers(0, 2**62))), min_size=0, max_size=60
@@ -35,7 +35,7 @@ items_strategy = st.lists(
 
 @settings(deadline=None, max_examples=draws(150))
 @given(st.lists(items_strategy, max_size=6), st.integers(1, 80), st.integers(2, 120))
-def test_behaves_as_a_dictionary_until_it_is_full(rounds, max_entries, slots):
+def test_a_map_behaves_like_a_dictionary_until_it_is_full(rounds, max_entries, slots):
     offset_map = OffsetMap(slots * SLOT_BYTES * 3 // 2, max_entries)
     expected = DictMap(offset_map.max_entries)
     seen = {(0, 0)}
@@ -58,7 +58,7 @@ def test_keys_are_read_back__checklist_1_4(n):
     assert get(offset_map, list(zip(low.tolist(), high.tolist(), strict=True))) == list(range(n))
 
 
-def test_grows_within_its_memory_and_keeps_every_key():
+def test_a_map_grows_within_its_memory_and_retains_every_key():
     memory = 6 << 20
     offset_map = OffsetMap(memory)
     n = offset_map.max_entries
@@ -73,7 +73,7 @@ def test_grows_within_its_memory_and_keeps_every_key():
     assert get(offset_map, [(int(low[-1]), int(high[-1]))]) == [-1]
 
 
-def test_clear_makes_every_key_absent__checklist_2():
+def test_clear_removes_every_key__checklist_2():
     offset_map = OffsetMap(1 << 16)
     low, high, ordinals = columns([(1, 2, 3), (4, 5, 6)])
     offset_map.put_all(low, high, ordinals, 2)

@@ -1,4 +1,6 @@
-"""Groups in several passes: the bytes of one pass, whatever the bound, and what is proven before each is installed."""
+"""Rounds of several passes: whatever the bound, they write the bytes of a single pass, and each pass is proven before
+it is installed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def files_of(path: str | Path) -> dict[str, tuple[bytes, int]]:
 
 
 def run_passes(task: CleaningTask, fs: FileSystem = LOCAL) -> list[CleaningResult]:
-    """Run all passes and install each; remove what the driver removes of earlier ones."""
+    """Run and install all passes; as the driver does, remove files of earlier passes."""
     results = []
     while True:
         result = clean_partition(fs, replace(task, attempt=str(len(results))))
@@ -75,7 +77,7 @@ def random_task(rng: random.Random, path: str, grouping: str) -> CleaningTask:
 
 
 @pytest.mark.parametrize("case", range(draws(40)))
-def test_any_bound_gives_the_bytes_of_one_task(case: int, fast_dir: Path) -> None:  # noqa: F811
+def test_passes_of_any_size_write_the_bytes_of_one_pass(case: int, fast_dir: Path) -> None:  # noqa: F811
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     grouping = rng.choice(["kafka", "measured", "measured"])
@@ -101,7 +103,7 @@ def rec(offset: int, key: bytes | None, value: bytes | None = b"v") -> Rec:
 
 
 def task_of(path: Path, segments: list[list[bytes]], first_dirty: int, **fields: Any) -> CleaningTask:
-    """Write a log of these batches, the last segment active; every other segment is a group, and a pass."""
+    """Write a log of these batches, whose last segment is active. Each of the others is a group, and a pass."""
     sources, offset = [], 0
     for batches in segments:
         log = b"".join(batches)
@@ -118,15 +120,15 @@ def task_of(path: Path, segments: list[list[bytes]], first_dirty: int, **fields:
 ACTIVE = encode_batch([rec(90, b"z")])
 
 
-def test_reasons_to_end_a_later_pass_are_known_before_anything_is_replaced(tmp_path: Path) -> None:
-    """A record without a key in the clean section, and damage inside a batch there whose checksum is valid."""
+def test_problems_in_the_segments_of_later_passes_are_found_before_anything_is_replaced(tmp_path: Path) -> None:
+    """The clean section has a record without a key, or a damaged batch whose checksum is valid."""
     batches = [[encode_batch([rec(0, b"a")])], [encode_batch([rec(1, None)])], [encode_batch([rec(2, b"a")])], [ACTIVE]]
     keyless = task_of(tmp_path / "t-0", batches, 2)
     with pytest.raises(Refused, match=r"without a key.*offset 1"):
         clean_partition(LOCAL, keyless)
     assert not list((tmp_path / "t-0").glob("*.clean"))
     damaged = bytearray(encode_batch([rec(1, b"b")]))
-    damaged[64] ^= 2  # the offset of its record, with a matching checksum
+    damaged[64] ^= 2  # the offset of the record; the checksum is made to match
     damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
     twice = encode_batch([rec(1, b"b"), rec(1, b"c")])
     before_the_first = encode_batch([rec(0, b"b")], base_offset=1, last_offset=1)
@@ -139,7 +141,7 @@ def test_reasons_to_end_a_later_pass_are_known_before_anything_is_replaced(tmp_p
 
 
 @pytest.mark.parametrize("encode", [lambda record: encode_batch([record]), encode_single], ids=["batch", "message"])
-def test_only_dirty_records_of_later_passes_justify_removals_and_they_must_stay(
+def test_only_dirty_records_of_later_passes_justify_removals_and_they_must_be_retained(
     encode: Callable[[Rec], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [[encode(rec(0, b"a"))], [encode(rec(1, b"a"))], [encode(rec(2, b"b"))], [ACTIVE]]
@@ -154,7 +156,7 @@ def test_only_dirty_records_of_later_passes_justify_removals_and_they_must_stay(
 
 
 def test_aborted_records_of_later_passes_justify_no_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which marker ends a transaction follows from the last offset of a batch with several records."""
+    """The last offset of a batch with several records decides which marker ends its transaction."""
     producer = {"producer_id": 1, "producer_epoch": 0}
     later = [
         encode_batch([rec(10, b"a"), rec(11, b"b")], base_sequence=0, transactional=True, **producer),
@@ -188,7 +190,7 @@ def test_a_pass_refuses_state_that_the_previous_one_did_not_write(tmp_path: Path
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
-    """A rewriter that drops the batches at these offsets, or retains them (negative)."""
+    """Make the rewriter drop the batches at these offsets, or retain them (negative offsets)."""
     decide_rows = Rewriter._decide_rows
 
     def wrong(self: Rewriter, chunk: Any, *arguments: int) -> Any:
@@ -238,8 +240,8 @@ def test_the_proof_continues_across_passes(
 
 
 @pytest.mark.parametrize("grouping", ["kafka", "measured"])
-def test_replaced_segments_need_no_more_space(grouping: Any, tmp_path: Path) -> None:
-    """The largest group is the first; a later pass needs space for what is left."""
+def test_no_space_is_needed_for_segments_that_are_already_replaced(grouping: Any, tmp_path: Path) -> None:
+    """The first group is the largest one; a later pass needs space only for the groups that are left."""
     values = [b"v" * 5000, b"v" * 700, b"v" * 300]
     segments = [[encode_batch([rec(n, b"k%d" % n, value)])] for n, value in enumerate(values)]
     task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0, grouping=grouping)
@@ -256,7 +258,7 @@ def test_replaced_segments_need_no_more_space(grouping: Any, tmp_path: Path) -> 
     assert needs == sorted(set(needs), reverse=True)
 
 
-def test_a_source_that_may_make_an_output_too_full_needs_its_space_twice(tmp_path: Path) -> None:
+def test_a_source_that_may_overfill_an_output_needs_its_space_twice(tmp_path: Path) -> None:
     task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [ACTIVE]], 0, config={"segment_bytes": 1000})
     for index_bytes, time_index_bytes, once in ((None, None, 70), (8, 12, 90)):
         segment = SegmentFacts(0, 70, 0, index_bytes, time_index_bytes, None, 0, 0)
@@ -264,12 +266,12 @@ def test_a_source_that_may_make_an_output_too_full_needs_its_space_twice(tmp_pat
 
 
 @pytest.mark.parametrize("per_batch", [1, 50])
-def test_space_is_reserved_for_the_saved_state(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distinct keys, and a pass that ends before the dirty section, produce the largest files beside the outputs."""
+def test_space_is_reserved_for_saved_state(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saved files are largest if all keys are distinct and the pass ends before the dirty section."""
     monkeypatch.setattr(passes, "_UNCOUNTED_BYTES", 0)
     monkeypatch.setattr(offset_map, "_FIRST_SLOTS", 16)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
-    monkeypatch.setattr(passes, "_MARGIN_BYTES", 2000)  # the overhead of values besides their arrays
+    monkeypatch.setattr(passes, "_MARGIN_BYTES", 2000)  # the overhead of values beyond their arrays
     segments = [
         [
             encode_batch([rec(n, b"%d" % n, b"v" * 100) for n in range(first, first + per_batch)])
@@ -285,10 +287,10 @@ def test_space_is_reserved_for_the_saved_state(per_batch: int, tmp_path: Path, m
     assert least < scratch_bytes(task)
     written = sum(file.stat().st_size for file in (tmp_path / "t-0").glob("*.clean"))
     assert written <= least
-    assert least_scratch_bytes(replace(task, map_memory_bytes=1000)) < least, "a small map takes no more"
+    assert least_scratch_bytes(replace(task, map_memory_bytes=1000)) < least, "a small map needs no more space"
 
 
-def test_batches_larger_than_the_first_room_for_output_are_written(tmp_path: Path) -> None:
+def test_batches_larger_than_the_initial_output_buffer_are_written(tmp_path: Path) -> None:
     large = b"v" * (3 << 19)
     first = encode_batch([rec(0, b"a"), rec(1, b"b", large)])
     task = task_of(tmp_path / "t-0", [[first + encode_batch([rec(2, b"a", large)])], [ACTIVE]], 0)
@@ -297,8 +299,8 @@ def test_batches_larger_than_the_first_room_for_output_are_written(tmp_path: Pat
     assert [(record.offset, record.value) for batch in left for record in batch.records] == [(1, large), (2, large)]
 
 
-def test_later_passes_use_the_point_at_which_the_map_was_full(tmp_path: Path) -> None:
-    """The map was full inside a batch, of which an older record is removed."""
+def test_later_passes_end_where_the_map_was_full(tmp_path: Path) -> None:
+    """The map is full inside a batch from which an older record is removed."""
     end = encode_batch([rec(1, b"b"), rec(2, b"b"), rec(3, b"c"), rec(4, b"d")])
     task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [end], [ACTIVE]], 0, map_max_entries=3)
     results = run_passes(task)

@@ -1,4 +1,4 @@
-"""The selection of what to clean (ratio, lag, grouping), by examples and compared with the reference model."""
+"""The selection of what to clean (ratio, lag, grouping): examples, and comparisons with the reference model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def segment(base, log_bytes=100, *, index=8, time_index=12, largest=1000, first=
 
 
 def partition(segments=None, **given):
-    """Segments of 100 bytes at 0, 10, 20 and an active one at 30 with 5 offsets, cleanly shut down."""
+    """Return segments of 100 bytes at 0, 10 and 20 and an active one at 30 with 5 offsets, after a clean shutdown."""
     fields = {
         "topic": "orders",
         "partition": 0,
@@ -318,14 +318,14 @@ def test_each_reason_not_to_compact_has_a_remedy(facts, given, remedy):
     assert got.held_back == ""
 
 
-def test_what_ends_the_section_of_a_due_partition_is_named():
+def test_the_reason_why_the_section_of_a_due_partition_ends_is_named():
     got = select(partition(), COMPACT, NOW, unstable=Unstable(25, "open transaction of producer id 7"))
     assert (got.eligible, got.remedy) == (True, "")
     assert got.held_back == (
         "cleaned only up to offset 20: open transaction of producer id 7. Let it end, or abort it "
         "(kafka-transactions.sh), while the broker runs"
     )
-    assert select(partition(), COMPACT, NOW).held_back == "", "the active segment is never cleaned"
+    assert select(partition(), COMPACT, NOW).held_back == "", "that the active segment is never cleaned needs no reason"
 
 
 # --- refusals and decisions ---
@@ -366,7 +366,7 @@ def test_each_reason_to_refuse_is_reported(facts, given, unknown, start):
     assert (decision.status, decision.error, decision.selection) == ("refused", reason, None)
 
 
-def test_refusals_have_limits():
+def test_small_differences_and_what_a_flag_allows_are_not_refused():
     assert refusals(partition([segment(0, mtime=NOW + 3_600_000)]), COMPACT, "", NOW) == []
     late = partition([segment(0, mtime=NOW * 2)])
     assert refusals(late, COMPACT, "", NOW, unsafe_clock=True) == []
@@ -397,14 +397,14 @@ def test_a_known_policy_without_compact_is_skipped_and_not_refused():
         (partition([segment(0, 100), segment(10, 50), segment(20)], cleaner_checkpoint=10), "skipped"),
     ],
 )
-def test_the_status_of_a_plan(facts, status):
+def test_the_status_of_a_plan_follows_from_the_decision(facts, status):
     decision = decide(facts, COMPACT, "", Rules(NOW), policy_known=True)
     assert decision.status == status
     assert bool(decision.error) == (status != "would-compact")
 
 
 def test_settings_of_a_compaction_are_listed():
-    """Without `force`, also those that make it due."""
+    """Without `force`, the settings that make a partition due are listed too."""
     assert set(settings_of_compaction(force=True)) == {
         "cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable"
     }  # fmt: skip
@@ -428,7 +428,7 @@ def test_settings_of_a_compaction_are_listed():
         (99, 100, (3, 4)),
     ],
 )
-def test_segments_between(start, end, expected):
+def test_segments_between_two_offsets_are_found(start, end, expected):
     assert segments_between(partition().segments, start, end) == expected
 
 
@@ -452,13 +452,13 @@ ALL, TWO_AND_ONE, ALONE = ((0, 3),), ((0, 2), (2, 3)), ((0, 1), (1, 2), (2, 3))
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(300, ALL), (299, TWO_AND_ONE), (1, ALONE)])
-def test_groups_by_log_bytes_with_equality_allowed(limit, expected):
+def test_the_logs_of_a_group_may_reach_the_limit_exactly(limit, expected):
     """Checklist 37."""
     assert grouped(partition().segments, segment_bytes=limit) == expected
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(48, ALL), (47, TWO_AND_ONE), (1, ALONE)])
-def test_groups_by_bytes_of_either_index_with_equality_allowed(limit, expected):
+def test_either_index_of_a_group_may_reach_the_limit_exactly(limit, expected):
     """Checklist 37."""
     by_offset_index = [segment(base, index=16, time_index=12) for base in (0, 10, 20, 30)]
     assert grouped(by_offset_index, index_bytes=limit) == expected
@@ -493,7 +493,7 @@ def test_span_of_a_group_uses_the_next_base_and_for_the_last_the_uncleanable_off
     assert grouped(pair, end=11, uncleanable=INT_MAX + 2) == ((0, 1), (1, 2))
 
 
-def test_empty_segments_join_whatever_the_span():
+def test_empty_segments_join_a_group_whatever_its_span():
     """Checklist 38 and 39."""
     far = [segment(0), segment(INT_MAX * 2, 0), segment(INT_MAX * 4, 0), segment(INT_MAX * 6)]
     assert grouped(far, end=INT_MAX * 5, uncleanable=INT_MAX * 6) == ((0, 3),)
@@ -501,7 +501,7 @@ def test_empty_segments_join_whatever_the_span():
     assert grouped(no_index, end=INT_MAX + 9, uncleanable=INT_MAX + 9) == ((0, 1), (1, 2))
 
 
-# --- laws ---
+# Properties
 
 SIZES = st.sampled_from([0, 0, 1, 8, 12, 24, 50, 100])
 TIMES = st.sampled_from([-1, 0, 1, 500, NOW - 100, NOW - 99, NOW - 1, NOW, NOW + 9])
@@ -528,7 +528,7 @@ def segment_lists(draw):
 
 @st.composite
 def offsets_near(draw, segments):
-    """Draw an offset at, beside or between the bases."""
+    """Draw an offset at, near or between the base offsets."""
     near = draw(st.sampled_from([s.base_offset for s in segments]))
     return max(0, near + draw(st.integers(-2, 45)))
 
@@ -544,8 +544,8 @@ def test_ranges_equal_the_models(data):
 
 @settings(deadline=None, max_examples=draws(400))
 @given(st.data())
-def test_grouping_laws(data):
-    """Checklist 37 to 39: the groups cover the range in order, within their bounds, as large as allowed."""
+def test_groups_of_random_segments_equal_those_of_the_model(data):
+    """Checklist 37 to 39: the groups cover the range in order, within their bounds, and are as large as allowed."""
     segments = data.draw(segment_lists())
     end = data.draw(offsets_near(segments))
     uncleanable = end + data.draw(st.sampled_from([0, 1, 7, INT_MAX]))
@@ -608,7 +608,7 @@ def test_selection_equals_the_models(data):
     assert {name: getattr(got, name) for name in expected} == expected
     assert bool(got.blocker) == (not got.eligible)
 
-    if got.eligible:  # a round changes only what is below every bound
+    if got.eligible:  # a round changes only segments below every bound
         bounds = [segments[-1].base_offset]
         bounds += [] if facts.clean_shutdown else [facts.recovery_point]
         bounds += [] if unstable is None else [max(unstable, facts.log_start_offset)]

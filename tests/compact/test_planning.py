@@ -93,7 +93,7 @@ def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path)
 
 
 def test_each_setting_that_a_compaction_requires_must_be_known(run: Run, log_dir: Path) -> None:
-    """One of them given implies nothing about the others."""
+    """Any one of these settings, given alone, implies nothing about the others."""
     rests_on = {
         "cleanup.policy": "compact", "delete.retention.ms": "1", "min.compaction.lag.ms": "0",
         "remote.storage.enable": "false", "max.compaction.lag.ms": "9", "min.cleanable.dirty.ratio": "0",
@@ -109,7 +109,7 @@ def test_each_setting_that_a_compaction_requires_must_be_known(run: Run, log_dir
         row = orders(rests_on.keys() - {name})
         assert (row["status"], f"Unknown settings of orders: {name}. Give" in row["error"]) == ("refused", True), row
     row = orders({"cleanup.policy"})
-    assert "--topics-have-no-overrides" in row["error"], "safe where the policy is known"
+    assert "--topics-have-no-overrides" in row["error"], "the assertion is safe if the policy is known"
 
 
 def test_neither_an_assertion_nor_the_brokers_default_gives_a_policy(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_neither_an_assertion_nor_the_brokers_default_gives_a_policy(run: Run, l
         assert NO_OTHERS not in row["error"]
 
 
-def test_the_offsets_topic_is_compacted_by_the_settings_of_its_creation(run: Run, tmp_path: Path) -> None:
+def test_the_offsets_topic_is_compacted_with_the_settings_of_its_creation(run: Run, tmp_path: Path) -> None:
     path = write_log_dir(tmp_path / "logs", {"__consumer_offsets-0": random_records(1, 400)})
     row = rows_of(run("plan", "--log-dirs", path, "--output", "json"))["__consumer_offsets-0"]
     assert (row["status"], "cleanup.policy" in row["error"]) == ("refused", False)
@@ -139,7 +139,7 @@ def test_a_skipped_partition_that_was_named_counts_as_refused(run: Run, log_dir:
     assert run("plan", *flags, "--partitions", "users-0").exit_code == 1
 
 
-def test_selection_by_flags(run: Run, log_dir: Path) -> None:
+def test_flags_select_partitions(run: Run, log_dir: Path) -> None:
     def chosen(*flags: str) -> list[str]:
         result = run("plan", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--output", "json")
         return list(rows_of(result))
@@ -164,14 +164,14 @@ def test_selection_by_flags(run: Run, log_dir: Path) -> None:
         (("--config", "/nowhere/server.properties"), "--config cannot be read"),
     ],
 )
-def test_wrong_values_are_usage_errors(run: Run, log_dir: Path, flags: tuple[str, ...], message: str) -> None:
+def test_invalid_values_are_usage_errors(run: Run, log_dir: Path, flags: tuple[str, ...], message: str) -> None:
     result = run("plan", "--log-dirs", log_dir, *flags, "--output", "json")
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert result.stdout == ""
 
 
-def test_several_log_dirs_each_with_its_own_checkpoints(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_each_of_several_log_dirs_has_its_own_checkpoints(run: Run, log_dir: Path, tmp_path: Path) -> None:
     other = write_log_dir(tmp_path / "other", {"orders-7": random_records(7, 400)})
     (log_dir / "cleaner-offset-checkpoint").write_text("0\n2\norders 0 100\norders 7 200\n")
     (other / "cleaner-offset-checkpoint").write_text("0\n2\norders 0 300\norders 7 150\n")
@@ -199,7 +199,7 @@ def test_a_regular_expression_must_match_the_whole_topic(run: Run, log_dir: Path
     ("flag", "right"),
     [("--exeute", "--execute"), ("--log-dir", "--log-dirs"), ("--topics-have-no-override", "--topics-have-no")],
 )
-def test_an_unknown_flag_is_answered_with_the_nearest_one(run: Run, flag: str, right: str) -> None:
+def test_the_error_for_an_unknown_flag_suggests_the_nearest_one(run: Run, flag: str, right: str) -> None:
     result = run("compact", flag)
     assert result.exit_code == 2
     assert right in result.stderr
@@ -309,7 +309,7 @@ def test_commands_that_read_no_logs_load_no_log_code(arguments: list[str]) -> No
 
 @pytest.mark.parametrize("outside", [-3, 100_000])
 def test_a_checkpoint_outside_the_log_is_corrected_if_nothing_is_due(run: Run, log_dir: Path, outside: int) -> None:
-    """54: to the log start, whatever the ratio is; a topic that is not compacted keeps its entry."""
+    """54: it is set to the log start, whatever the ratio is; the entry of a topic that is not compacted is retained."""
     path = log_dir / "cleaner-offset-checkpoint"
     path.write_text(f"0\n3\norders 0 {outside}\norders 1 400\nusers 0 {outside}\n")
     never_due = ("--topic-config", "orders:min.cleanable.dirty.ratio=1")
@@ -361,7 +361,7 @@ def test_grouping_and_fan_out_reach_the_tasks(
 def test_a_partition_that_cannot_be_read_is_refused_beside_others_that_are_planned(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a snapshot at the log end, planning reads batches: there too, a disk error affects only one partition."""
+    """Without a snapshot at the log end, planning reads batches. Even then, a disk error affects only one partition."""
     flags = ("plan", "--log-dirs", str(log_dir), *ORDERS, *USERS, "--output", "json")
     before = rows_of(run(*flags))
 
@@ -385,9 +385,9 @@ def test_assumed_broker_defaults_are_reported(run: Run, tmp_path: Path) -> None:
     flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--force"]
     flags += ["--topics-have-no-overrides", "--topic-config", "min.compaction.lag.ms=0"]
 
-    def said(*more: str) -> str:
+    def printed(*more: str) -> str:
         return run("compact", *flags, *more).stderr
 
-    assert "Kafka's default is assumed for delete.retention.ms (topics: 1)" in said()
-    assert "Kafka's default is assumed" not in said("--config", str(properties))
-    assert "Kafka's default is assumed" not in said("--topic-config", "orders:delete.retention.ms=1")
+    assert "Kafka's default is assumed for delete.retention.ms (topics: 1)" in printed()
+    assert "Kafka's default is assumed" not in printed("--config", str(properties))
+    assert "Kafka's default is assumed" not in printed("--topic-config", "orders:delete.retention.ms=1")

@@ -1,6 +1,7 @@
-"""The quirks of Kafka's logs that the result of a round does not show, and selection end to end, without Kafka.
+"""Quirks of Kafka's logs that the result of a round does not show, and the selection from survey to result, without
+Kafka.
 
-Numbers are those of tests/interop/test_quirks.py, which compares the other quirks with Kafka itself. Each test covers
+The numbers are those of tests/interop/test_quirks.py, which compares the other quirks with Kafka itself. Each test runs
 everything from the survey of a directory to the installed result.
 """
 
@@ -37,7 +38,7 @@ def one(offset: int, key: bytes, time_ms: int = NOW) -> bytes:
 
 
 def log_dir(home: Path, *partitions: str, segments: dict[int, list[bytes]]) -> Path:
-    """Write partitions that all have `segments`, after a clean stop, with everything below the high watermark."""
+    """Write partitions that all have `segments`, cleanly shut down, with the high watermark at the log end."""
     home.mkdir(parents=True)
     end = max(*segments, *(decode_log(batch)[0].last_offset + 1 for found in segments.values() for batch in found))
     for partition in partitions:
@@ -120,10 +121,10 @@ class Watching(FileSystem):
         return result
 
 
-def test_18_27_never_two_groups_of_swap_files_nor_one_that_a_broker_discards_too_late__departed_from(
+def test_18_27_at_most_one_group_has_swap_files_and_a_broker_never_discards_it_too_late__departed_from(
     tmp_path: Path,
 ) -> None:
-    """Decision 7: at every instant, a broker that starts finds the latest record of each key."""
+    """Decision 7: a broker that starts at any instant finds the latest record of each key."""
     path = log_dir(tmp_path / "logs", "t-0", segments=THREE) / "t-0"
     newest = {1, 2, 4, 5, 6}
     stages = set()
@@ -144,14 +145,14 @@ def test_18_27_never_two_groups_of_swap_files_nor_one_that_a_broker_discards_too
     assert set(offsets(path)) == newest
 
 
-def test_18_30_a_foreign_directory_is_a_problem_of_the_whole_log_dir__equal(tmp_path: Path) -> None:
+def test_18_30_a_foreign_directory_is_a_problem_of_all_partitions_of_the_log_dir__equal(tmp_path: Path) -> None:
     home = log_dir(tmp_path / "logs", "t-0", "u-1", segments=THREE)
     (home / "lost+found").mkdir()
     assert all(any("lost+found" in problem for problem in facts.problems) for facts in survey(home))
 
 
-def test_18_32_what_a_broker_will_not_check_again_is_durable__departed_from(tmp_path: Path) -> None:
-    """`.kafka_cleanshutdown` is unchanged, so nothing is recovered at the next start. Decision 7."""
+def test_18_32_files_that_a_broker_does_not_check_again_are_durable__departed_from(tmp_path: Path) -> None:
+    """Decision 7: `.kafka_cleanshutdown` is unchanged, so the next start recovers nothing."""
     home = log_dir(tmp_path / "logs", "t-0", "u-0", segments=THREE)
     path = home / "t-0"
     stamp = (home / ".kafka_cleanshutdown").stat()
@@ -188,7 +189,7 @@ def test_18_32_after_a_crash_nothing_above_the_recovery_point_is_changed__depart
 
 
 def test_18_33_the_directory_is_synced_between_the_steps_of_a_replacement__departed_from(tmp_path: Path) -> None:
-    """Decision 7: Kafka syncs it once, and leaves the order of earlier renames to the file system."""
+    """Decision 7: Kafka syncs the directory once, and leaves the order of earlier renames to the file system."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     steps: list[str] = []
 
@@ -212,10 +213,10 @@ def test_18_33_the_directory_is_synced_between_the_steps_of_a_replacement__depar
 
 
 @pytest.mark.parametrize("tail", [bytes(1000), bytes(11), one(6, b"x")[:-1], one(6, b"x")[:30]], ids=len)
-def test_18_35_what_is_left_behind_an_inactive_segment_has_a_position__departed_from(
+def test_18_35_bytes_after_the_last_batch_of_an_inactive_segment_are_reported_with_their_position__departed_from(
     tail: bytes, tmp_path: Path
 ) -> None:
-    """Preallocated zeros and incomplete batches alike: decision 1."""
+    """Decision 1: this applies to preallocated zeros and to incomplete batches."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     log = home / "t-0" / f"{2:020d}.log"
     size = log.stat().st_size
@@ -229,7 +230,7 @@ def test_18_35_what_is_left_behind_an_inactive_segment_has_a_position__departed_
     assert before == {file.name: file.read_bytes() for file in (home / "t-0").iterdir()}
 
 
-# Selection, end to end
+# Selection, from survey to result
 
 
 def test_several_log_dirs_have_their_own_checkpoints(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_checkpoint_entries_of_partitions_no_longer_on_disk_are_removed(tmp_path
     ("log_start", "kept"), [(3, [0, 1, 2, 4, 5, 6]), (5, [0, 1, 2, 3, 4, 5, 6]), (6, None), (7, None)]
 )
 def test_log_starts_inside_and_beyond_segments(log_start: int, kept: list[int] | None, tmp_path: Path) -> None:
-    """Records below the log start supersede nothing, and are superseded."""
+    """Records below the log start supersede no record, and are superseded themselves."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     (home / names.LOG_START_CHECKPOINT).write_text(f"0\n1\nt 0 {log_start}\n")
     (facts,) = survey(home)
@@ -295,8 +296,10 @@ def test_both_lags_are_applied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("policy", "left"), [({"compact"}, [0, 6]), ({"compact", "delete"}, [0, 2, 4, 6])])
-def test_time_retention_gets_segments_of_one_age_only(policy: set[str], left: list[int], tmp_path: Path) -> None:
-    """Decision 15: measured outputs of a topic with delete merge only what lies within segment.ms."""
+def test_with_time_retention_a_segment_contains_records_of_one_age_only(
+    policy: set[str], left: list[int], tmp_path: Path
+) -> None:
+    """Decision 15: with delete in the policy, measured outputs merge only segments within one segment.ms."""
     aged = {base: [one(base, b"%d" % base, NOW - (6 - base) * HOUR_MS)] for base in (0, 2, 4)}
     home = log_dir(tmp_path / "logs", "t-0", segments={**aged, 6: [one(6, b"x")]})
     assert compact(survey(home)[0], cleanup_policy=frozenset(policy), segment_ms=HOUR_MS) is not None
@@ -305,7 +308,9 @@ def test_time_retention_gets_segments_of_one_age_only(policy: set[str], left: li
 
 
 def test_empty_segments_do_not_accumulate_whatever_their_age(tmp_path: Path) -> None:
-    """39, and decision 15: a segment without bytes counts as the latest, and would block older ones after it."""
+    """39 and decision 15: a segment without bytes counts as the latest, and would prevent the removal of older ones
+    after it.
+    """
     ages = {0: 9, 2: 6, 4: 3}
     aged = {base: [one(base, b"k", NOW - hours * HOUR_MS)] for base, hours in ages.items()}
     home = log_dir(tmp_path / "logs", "t-0", segments={**aged, 6: [one(6, b"x")]})
@@ -313,7 +318,7 @@ def test_empty_segments_do_not_accumulate_whatever_their_age(tmp_path: Path) -> 
     assert compact(survey(home)[0], **policy) is not None
     assert bases(home / "t-0") == [0, 6]
     assert offsets(home / "t-0") == [4, 6]
-    # Those that Kafka left empty are removed as well.
+    # Segments that Kafka left empty are removed too.
     empty = {0: [one(0, b"a", NOW - 9 * HOUR_MS)], 2: [], 4: [], 6: [one(6, b"b", NOW - HOUR_MS)], 8: [one(8, b"x")]}
     home = log_dir(tmp_path / "more", "t-0", segments=empty)
     assert compact(survey(home)[0], **policy) is not None
@@ -340,5 +345,5 @@ def test_a_batch_larger_than_any_limit_is_still_cleaned(tmp_path: Path) -> None:
     home = log_dir(tmp_path / "logs", "t-0", segments={0: [one(0, b"0"), one(1, b"z"), large, one(53, b"y")], 54: []})
     result = compact(survey(home)[0], segment_bytes=1000, max_message_bytes=100)
     assert result is not None and bases(home / "t-0") == [0, 2, 53, 54]
-    assert result.large_batches == 1, "the others are copied as they are"
+    assert result.large_batches == 1, "the other batches are copied unchanged"
     assert offsets(home / "t-0") == list(range(1, 54))

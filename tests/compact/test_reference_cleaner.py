@@ -1,4 +1,4 @@
-"""The reference cleaner does what Kafka's does, on rounds worked out by hand.
+"""The reference cleaner does what Kafka's cleaner does, in rounds worked out by hand.
 
 All comparisons with `tests/reference/cleaner.py` rely on this.
 """
@@ -168,7 +168,7 @@ def test_a_rewritten_batch_keeps_its_header_and_loses_unused_bits():
     assert (rebuilt.base_timestamp, rebuilt.max_timestamp) == (40, 40)
 
 
-def test_the_bytes_of_a_rewritten_batch():
+def test_the_bytes_of_a_rewritten_batch_are_those_of_kafka():
     """Checklist 21 and 22: the batch with a retained tombstone, as Kafka's classes write it."""
     source = batch(
         rec(100, "k1", b"v1", 1700000000000, ((b"h", b"x"),)),
@@ -188,7 +188,7 @@ def test_the_bytes_of_a_rewritten_batch():
     assert only(done).log == expected + newer
 
 
-def test_the_bytes_of_an_emptied_batch():
+def test_the_bytes_of_an_emptied_batch_are_those_of_kafka():
     """Checklist 21 and 23."""
     source = batch(
         rec(100, "k1", b"v1", 1700000000000),
@@ -259,7 +259,7 @@ def test_segments_at_or_after_the_uncleanable_offset_are_not_read():
 
 
 def test_a_tombstone_deletes_older_values_and_gets_a_horizon():
-    """Checklist 15, 16 and 22: whatever its own timestamp is."""
+    """Checklist 15, 16 and 22: the timestamp of the tombstone has no effect."""
     source = seg(0, batch(rec(0, "a")), batch(rec(1, "a", None, timestamp=0)))
     (rebuilt,) = decode_log(only(run(source)).log)
     assert [r.offset for r in rebuilt.records] == [1]
@@ -461,7 +461,7 @@ def test_aborted_records_are_removed_and_their_marker_one_round_later():
 
 
 def test_a_commit_marker_is_retained_while_data_of_its_transaction_is_left():
-    """Checklist 19 and 29: a user's key like a marker's changes nothing."""
+    """Checklist 19 and 29: a record whose key looks like a marker's changes nothing."""
     source = seg(
         0,
         batch(rec(0, "a"), **PID),
@@ -563,7 +563,7 @@ def test_aborted_transactions_that_ended_below_the_log_start_count_as_committed(
     assert kept(run(source, first_dirty=2, log_start_offset=1)) == [1, 2]
 
 
-# --- laws ---
+# Properties
 
 
 @st.composite
@@ -587,7 +587,7 @@ def random_segments(draw):
 @settings(deadline=None, max_examples=draws(150))
 @given(random_segments(), st.integers(1, 4), st.integers(50, 400))
 def test_laws_of_a_round(made, max_entries, segment_bytes):
-    """Checklist 12 to 16, 18: what may be removed, what must be retained, and nothing is added or moved."""
+    """Checklist 12 to 16, 18: what may be removed, what must be retained, and that nothing is added or moved."""
     segments, end = made
     source = [(r, b) for s in segments for b in decode_log(s.log) for r in b.records]
     given = {"first_uncleanable": end, "segment_bytes": segment_bytes}

@@ -1,4 +1,6 @@
-"""What the reference cleaner makes of magic 0 and 1, on rounds worked out by hand (LEGACY.md, "As version 2")."""
+"""What the reference cleaner writes for messages of magic 0 and 1, in rounds worked out by hand (LEGACY.md, "As version
+2").
+"""
 
 from __future__ import annotations
 
@@ -55,23 +57,23 @@ def test_timestamps_and_their_type_are_kept() -> None:
     assert (second.timestamp_type, second.base_timestamp, second.max_timestamp) == (1, 7777, 7777)
 
 
-def test_append_time_applies_to_magic_0_inside_only_through_the_header() -> None:
+def test_append_time_applies_to_magic_0_messages_inside_only_through_the_header() -> None:
     data = encode_wrapper([rec(0, b"a"), rec(1, b"b")], GZIP, inner_magics=[0, 1], append_time=7777)
     (batch,) = batches(run(Segment(0, data)))
     assert (batch.base_timestamp, batch.max_timestamp) == (-1, 7777)
 
 
-@pytest.mark.parametrize(("mtime_ms", "goes"), [(8999, True), (9000, True), (9001, False)])
-def test_a_tombstone_is_removed_by_the_time_of_its_file(mtime_ms: int, goes: bool) -> None:
-    """The horizon is 10000, of the last segment before the dirty ones, minus the retention of 1000."""
+@pytest.mark.parametrize(("mtime_ms", "is_removed"), [(8999, True), (9000, True), (9001, False)])
+def test_a_tombstone_is_removed_by_the_time_of_its_file(mtime_ms: int, is_removed: bool) -> None:
+    """The horizon, 10000, is the time of the last segment before the dirty ones minus the retention of 1000 ms."""
     segments = [
         Segment(0, encode_single(rec(0, b"a", None)), mtime_ms=mtime_ms),
         Segment(10, encode_single(rec(10, b"b")), mtime_ms=10_000),
         Segment(20, encode_single(rec(20, b"c")), mtime_ms=99_000),
     ]
     found = batches(run(*segments, first_dirty=20))
-    assert [batch.base_offset for batch in found] == ([10, 20] if goes else [0, 10, 20])
-    if not goes:
+    assert [batch.base_offset for batch in found] == ([10, 20] if is_removed else [0, 10, 20])
+    if not is_removed:
         assert found[0].delete_horizon_ms == NOW + RETENTION
         assert found[0].records == (rec(0, b"a", None),)
 
@@ -100,7 +102,7 @@ def test_an_empty_last_batch_of_the_round_is_an_error() -> None:
 
 
 def test_tombstones_of_both_kinds_in_one_file_follow_their_own_rules() -> None:
-    """A version 2 tombstone without a horizon is retained whatever the file's time is."""
+    """A version 2 tombstone without a horizon is retained, whatever the time of its file."""
     log = encode_single(rec(0, b"a", None)) + encode_batch([rec(1, b"b", None)])
     (left,) = batches(run(Segment(0, log, mtime_ms=0)))
     assert left.base_offset == 1

@@ -1,5 +1,6 @@
-"""Tombstones and markers that wait for other replicas: which are retained, compared with the reference model, and what
-the proof rejects."""
+"""Tombstones and markers that are retained until other replicas have been cleaned: what is retained, compared with the
+reference model, and what the proof rejects.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ NOW = 1_750_000_000_000
 
 
 def mixed_log(rng: random.Random) -> RandomLog:
-    """Old messages first, then batches and transactions, with tombstones and markers in all states."""
+    """Return a log of old messages followed by batches and transactions, with tombstones and markers in all states."""
     keys = [b"k%d" % n for n in range(8)]
     offset, segments, parts, entries = rng.choice([0, 1000]), [], [], []
     started: dict[int, int] = {}
@@ -78,7 +79,7 @@ def mixed_log(rng: random.Random) -> RandomLog:
                     encode_marker(offset, NOW - 10**6, commit=commit, producer_id=pid, producer_epoch=0, **at)
                 )
             offset += 1 + rng.choice([0, 0, 3])
-        if number == 0:  # open transactions end before the active segment
+        if number == 0:  # all transactions end before the active segment
             roll(NOW - rng.choice([10**7, 10]))
             continue
         roll(NOW - 5000 + number)
@@ -131,7 +132,7 @@ def test_retained_records_equal_the_models_with_one_task_and_with_many(case: int
 
 
 def some_partition(path: Path) -> tuple[RandomLog, tuple[SegmentFacts, ...]]:
-    """A tombstone at 2 and a marker at 3 past their horizons, and a tombstone at 6."""
+    """Write a tombstone at 2 and a marker at 3 past their horizons, and a tombstone at 6."""
     over = {"delete_horizon_ms": NOW - 1}
     first = encode_batch([Rec(0, NOW, b"a", b"1"), Rec(1, NOW, b"b", b"1")])
     first += encode_batch([Rec(2, NOW, b"a", None)], **over)
@@ -173,7 +174,7 @@ def test_the_proof_rejects_a_cleaner_that_ignores_the_limit(tmp_path: Path, monk
         (4, "the latest record of its key is not in the output", 6),
         (6, "the latest record of its key is not in the output", 6),
     ):
-        for first_dirty in (0, 5):  # tombstones of the clean part too
+        for first_dirty in (0, 5):  # tombstones of the clean section too
             log, facts = some_partition(tmp_path / f"{limit}-{first_dirty}")
             path = str(tmp_path / f"{limit}-{first_dirty}")
             task = task_for(path, log, facts, NOW, first_dirty=first_dirty, removal_limit_offset=limit)
@@ -223,9 +224,10 @@ def test_the_proof_accepts_a_removed_tombstone_only_below_the_limit(first_dirty:
     assert caught.value.offset == 1
 
 
-def test_the_proof_accepts_what_waits_and_rejects_what_was_removed(tmp_path: Path) -> None:
-    """With the examples of the proof's own tests: if everything waits they pass; each one that waits and was removed is
-    found."""
+def test_the_proof_rejects_a_marker_removed_above_the_limit(tmp_path: Path) -> None:
+    """The examples are those of the proof's own tests. They pass if the limit is past all their removals; with limit 0,
+    the removed marker is rejected.
+    """
     for number, example in enumerate((transactional_example, legacy_example)):
         case = example()
         case.removal_limit = 0
@@ -236,7 +238,7 @@ def test_the_proof_accepts_what_waits_and_rejects_what_was_removed(tmp_path: Pat
         case.prove(tmp_path / str(number))
 
 
-def test_the_cleaned_offset_of_a_replica_is_that_of_its_checkpoint() -> None:
+def test_a_replica_is_cleaned_up_to_its_checkpoint() -> None:
     segments = (SegmentFacts(10, 1, 0, 0, 0, None, 0, 0),)
     facts = PartitionFacts(
         topic="t", partition=0, log_dir="d", path="d/t-0", segments=segments, snapshots=(),

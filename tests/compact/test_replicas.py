@@ -1,4 +1,5 @@
-"""`plan` and `compact` with --replica: what waits for which replica, what is refused, and that replicas are only read.
+"""`plan` and `compact` with `--replica`: which tombstones and markers are retained because of which replica, what is
+refused, and that replicas are only read.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def tombstones(log_dir: Path) -> list[int]:
     return [record.offset for record in records_of(log_dir / "orders-0") if record.value is None]
 
 
-def test_tombstones_wait_for_the_least_cleaned_replica(run: Run, brokers: list[Path]) -> None:
+def test_tombstones_are_retained_until_all_replicas_have_been_cleaned(run: Run, brokers: list[Path]) -> None:
     a, b, c = brokers
     others = ("--replica", f"second={b}", "--replica", c)
-    _, row = compact(run, a, *others, now=BASE_MS + 1000)  # sets the horizons
+    _, row = compact(run, a, *others, now=BASE_MS + 1000)  # this round sets the horizons
     assert (row["status"], row["removal_limit_offset"]) == ("compacted", 0)
     assert row["removal_limit_replica"] in ("second", str(c))
     before = tombstones(a)
@@ -65,7 +66,7 @@ def test_tombstones_wait_for_the_least_cleaned_replica(run: Run, brokers: list[P
     assert kept in table
     _, row = compact(run, a, *others, "--from-log-start", now=LATER)
     assert row["status"] == "compacted"
-    assert tombstones(a) == [n for n in before if n >= 200], "the batch of 200 to 209 reaches over the limit"
+    assert tombstones(a) == [n for n in before if n >= 200], "the batch of offsets 200 to 209 contains the limit"
     once = snapshot(a / "orders-0")
     result, row = compact(run, a, *others, now=LATER)
     assert (result.exit_code, row["status"]) == (0, "clean")

@@ -1,4 +1,4 @@
-"""`--roll-active`: when the active segment is rolled and compacted, and which reason the row reports otherwise."""
+"""`--roll-active`: when the active segment is rolled and compacted, and which reason the row otherwise reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FLAGS = ("--now", "1800000000000", "--unsafe-clock", "--topics-have-no-overrides
 
 
 def decisions(facts: PartitionFacts, settings: CompactionConfig, **given: Any) -> tuple[Decision, Decision, str]:
-    """Return the decision without the flag, the one with it, and why the segment is not rolled."""
+    """Return the decision without the flag, the decision with it, and the reason why the segment is not rolled."""
     rules = Rules(NOW, roll_active=True, force=given.pop("force", False))
     decide_on = partial(decide, config=settings, unknown=NO_ERROR, rules=rules, policy_known=True, **given)
     plain = decide_on(facts)
@@ -62,7 +62,7 @@ def test_a_due_partition_is_rolled_and_cleaned_to_its_end() -> None:
     assert decision.selection.limit == "active segment"
 
 
-def test_the_decision_is_that_of_a_broker_that_has_rolled() -> None:
+def test_the_decision_is_that_after_a_broker_has_rolled() -> None:
     facts, settings = partition(), config(min_cleanable_dirty_ratio=0.3)
     rolled = replace(facts, segments=(*facts.segments, segment(35, 0, index=0, time_index=0, first=-1)))
     for checkpoint in (None, 0, 10, 25, 30, 33, 35):
@@ -73,7 +73,7 @@ def test_the_decision_is_that_of_a_broker_that_has_rolled() -> None:
         assert decision == expected, checkpoint
 
 
-def test_a_partition_with_an_active_segment_only_is_rolled() -> None:
+def test_a_partition_with_only_an_active_segment_is_rolled() -> None:
     facts = partition([segment(0)], log_end_offset=5, high_watermark=5, recovery_point=5)
     plain, decision, why = decisions(facts, config())
     assert (plain.status, decision.status, why) == ("clean", "would-compact", "")
@@ -90,12 +90,12 @@ def test_a_partition_with_an_active_segment_only_is_rolled() -> None:
         ({"log_end_offset": MAX_OFFSET}, "no record can follow"),
     ],
 )
-def test_a_segment_that_need_not_or_must_not_be_rolled(change: dict[str, Any], why: str) -> None:
+def test_an_empty_segment_and_one_in_an_unsafe_state_are_not_rolled(change: dict[str, Any], why: str) -> None:
     facts = partition(**change)
     assert why in reason_against(facts)
-    plain, decision, told = decisions(facts, config())
+    plain, decision, reported = decisions(facts, config())
     assert decision == plain
-    assert told == reason_against(facts)
+    assert reported == reason_against(facts)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_a_segment_that_need_not_or_must_not_be_rolled(change: dict[str, Any], w
 def test_a_segment_that_a_round_would_not_clean_is_not_rolled(
     facts: PartitionFacts, settings: CompactionConfig, given: dict[str, Any], why: str
 ) -> None:
-    plain, decision, told = decisions(facts, settings, **given)
-    assert told.startswith(why)
-    if told != NOT_DUE:
+    plain, decision, reported = decisions(facts, settings, **given)
+    assert reported.startswith(why)
+    if reported != NOT_DUE:
         assert decision == plain
 
 
-def test_a_reason_that_the_row_gives_anyway_is_not_repeated() -> None:
+def test_a_reason_that_the_row_reports_anyway_is_not_repeated() -> None:
     settings = config(min_compaction_lag_ms=10**15)
     plain, decision, why = decisions(partition(), settings)
     assert (decision, why) == (plain, NOT_DUE)
@@ -143,7 +143,7 @@ def test_a_running_broker_is_expected_to_stop_with_everything_replicated() -> No
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    """Segments at 0, 100, ... 400, the last one active, of nine keys."""
+    """Write segments at 0, 100, ... 400 with nine keys; the last one is active."""
     path = write_log_dir(tmp_path / "logs", {NAME: random_records(1, END, 9)}, segments=5)
     for base in range(100, END + 1, 100):
         (path / NAME / f"{base:020d}.snapshot").write_bytes(encode_snapshot([]))
@@ -191,7 +191,7 @@ def test_without_the_flag_the_active_segment_is_left(run: Run, log_dir: Path) ->
 
 
 @pytest.mark.parametrize("command", ["plan", "compact"])
-def test_a_plan_shows_what_is_due_with_it_and_changes_nothing(run: Run, log_dir: Path, command: str) -> None:
+def test_a_plan_shows_what_is_due_with_the_flag_and_changes_nothing(run: Run, log_dir: Path, command: str) -> None:
     before = snapshot(log_dir)
     flags = (command, "--log-dirs", log_dir, *FLAGS, "--roll-active")
     row = rows_of(run(*flags, "--output", "json"))[NAME]
@@ -228,7 +228,7 @@ def do_not_trim(log_dir: Path) -> None:
         (do_not_trim, "not rolled: its indexes are not as a broker leaves them: 00000000000000000400.timeindex ends "),
     ],
 )
-def test_where_it_is_not_rolled_the_rest_is_compacted_and_the_row_says_why(
+def test_if_the_segment_is_not_rolled_the_others_are_compacted_and_the_row_reports_why(
     change: Any, why: str, run: Run, log_dir: Path
 ) -> None:
     change(log_dir)
@@ -244,7 +244,7 @@ def test_where_it_is_not_rolled_the_rest_is_compacted_and_the_row_says_why(
     assert not (log_dir / NAME / f"{END:020d}.log").exists()
 
 
-def test_a_log_that_its_task_refuses_remains_rolled_and_the_row_says_so(run: Run, log_dir: Path) -> None:
+def test_a_log_that_its_task_refuses_remains_rolled_and_the_row_reports_it(run: Run, log_dir: Path) -> None:
     damaged = log_dir / NAME / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
@@ -283,7 +283,7 @@ def test_a_roll_that_fails_fails_its_partition_only(
     assert {path.name: path.read_bytes() for path in (log_dir / NAME).iterdir()} == before
 
 
-def test_a_stopped_run_reports_what_it_had_rolled() -> None:
+def test_a_stopped_run_reports_segments_that_it_had_rolled() -> None:
     facts = after_roll(partition())
     tasks = [
         CleaningTask.of(
@@ -311,7 +311,7 @@ def test_a_partition_that_is_not_due_is_not_rolled(run: Run, log_dir: Path) -> N
 @pytest.mark.parametrize(
     "other", [("--prepare",), ("--execute", "--prepared-only"), ("--output-dir", "out"), ("--output-dir", "s3://b/p")]
 )
-def test_flags_that_exclude_it(other: tuple[str, ...], run: Run, log_dir: Path) -> None:
+def test_flags_that_exclude_roll_active(other: tuple[str, ...], run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     done = run("compact", "--log-dirs", log_dir, *FLAGS, "--roll-active", *other)
     assert done.exit_code == 2
@@ -326,7 +326,7 @@ def test_a_plan_measures_no_segment_that_does_not_exist_yet(other: str, run: Run
     assert "--roll-active excludes --measure and --estimate" in done.output
 
 
-def test_what_was_prepared_is_committed_first_and_the_next_run_rolls(run: Run, log_dir: Path) -> None:
+def test_a_prepared_compaction_is_committed_first_and_the_next_run_rolls(run: Run, log_dir: Path) -> None:
     flags = [flag for flag in FLAGS if flag not in ("--now", "1800000000000")]
     newest = newest_by_key(records_of(log_dir / NAME))
 
@@ -345,7 +345,7 @@ def test_what_was_prepared_is_committed_first_and_the_next_run_rolls(run: Run, l
     assert newest_by_key(records_of(log_dir / NAME)) == newest
 
 
-def test_what_was_prepared_and_is_discarded_does_not_prevent_the_roll(run: Run, log_dir: Path) -> None:
+def test_a_prepared_compaction_that_is_discarded_does_not_prevent_the_roll(run: Run, log_dir: Path) -> None:
     assert compact(run, log_dir, "--prepare")["status"] == "prepared"
     os.utime(log_dir / NAME / f"{0:020d}.log", ns=(1, 1))
     row = compact(run, log_dir, "--execute", "--roll-active")
@@ -353,7 +353,7 @@ def test_what_was_prepared_and_is_discarded_does_not_prevent_the_roll(run: Run, 
     assert row["prepared"].startswith("discarded: ")
 
 
-def test_undo_restores_the_records_of_a_log_that_stays_rolled(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_undo_restores_the_records_and_the_log_remains_rolled(run: Run, log_dir: Path, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     before = {path.name: path.read_bytes() for path in (log_dir / NAME).iterdir()}
     compact(run, log_dir, "--execute", "--roll-active", "--keep-originals", backup)
@@ -369,7 +369,7 @@ def test_undo_restores_the_records_of_a_log_that_stays_rolled(run: Run, log_dir:
 
 
 @contextmanager
-def held(log_dir: Path) -> Iterator[None]:
+def lock_held(log_dir: Path) -> Iterator[None]:
     """Hold the lock as a broker does, in another process."""
     code = (
         "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); "
@@ -387,9 +387,9 @@ def test_beside_a_running_broker_a_plan_expects_a_clean_stop(run: Run, log_dir: 
     stop_uncleanly(log_dir)
     lower_high_watermark(log_dir)
     remove_snapshot(log_dir)
-    do_not_trim(log_dir)  # all of this is as beside a broker
+    do_not_trim(log_dir)  # a running broker does not trim its indexes either
     flags = ("plan", "--log-dirs", log_dir, *FLAGS, "--output", "json")
-    with held(log_dir):
+    with lock_held(log_dir):
         done = run(*flags, "--roll-active")
         plain = rows_of(run(*flags))[NAME]
     row = json.loads(done.stdout)[0]

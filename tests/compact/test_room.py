@@ -1,4 +1,4 @@
-"""A plan refuses exactly the partitions for which a run would have no room, and says so before a broker is stopped."""
+"""A plan refuses exactly those partitions for which a run would not have enough space."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from keytail.undo.backup import Backup
 from tests.command_line import Run, rows_of
 from tests.log_dirs import random_records, snapshot, write_log_dir
 
-MARGIN_BYTES = 1 << 20  # that every partition needs besides its segments
+MARGIN_BYTES = 1 << 20  # the space that every partition needs in addition to its segments
 INDEX_BYTES = 50_000
 FLAGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
 
 
 class Filling(FileSystem):
-    """A file system of which `free` bytes are free all the time."""
+    """A file system that always has `free` bytes free."""
 
     def __init__(self, free: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Filling(FileSystem):
 
 @pytest.fixture(scope="module")
 def log_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Log dirs with partitions of random sizes, some with large indexes, as those of a segment that was active."""
+    """Write log dirs with partitions of random sizes; some have large indexes, like those of an active segment."""
     chance = random.Random(7)
     found = []
     for number in range(4):
@@ -73,7 +73,7 @@ free_bytes = st.one_of(
     grouping=st.sampled_from(["kafka", "measured"]),
     copies=st.booleans(),
 )
-def test_a_plan_refuses_what_a_run_has_no_room_for(
+def test_a_plan_refuses_partitions_for_which_a_run_has_no_space(
     log_dirs: list[Path],
     number: int,
     free: int,
@@ -109,14 +109,14 @@ def test_a_plan_refuses_what_a_run_has_no_room_for(
 
     rows = driver.plan(request, fs)
     assert {row.partition for row in rows if row.status == "would-compact"} == has_room
-    if not copies:  # the directory of a backup is created by the run
+    if not copies:  # with copies, the messages differ: the run creates the directory of the backup
         assert {row.partition: row.error for row in rows if row.status == "refused"} == refused
     for row in rows:
         if row.status == "refused":
             assert set(slugs_of(row.error)) <= {"not-enough-space", "scratch-limit-too-low"}
 
 
-def test_a_plan_with_little_free_space_says_what_to_do(
+def test_a_plan_with_little_free_space_prints_remedies(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("--log-dirs", log_dir, "--topic", "orders", *FLAGS)
@@ -132,7 +132,7 @@ def test_a_plan_with_little_free_space_says_what_to_do(
     for remedy in ("300.0 KiB are free", "KiB more on this file system", "--output-dir", "another log dir"):
         assert remedy in result.stdout
     assert rows_of(run("compact", *flags, "--execute", "--output", "json")).keys() == rows.keys()
-    assert snapshot(log_dir) == before, "the run has no room either"
+    assert snapshot(log_dir) == before, "the run does not have enough space either"
     monkeypatch.setattr(FileSystem, "free_bytes", lambda *_: 1 << 30)
     assert {row["status"] for row in rows_of(run("plan", *flags, "--output", "json")).values()} == {"would-compact"}
 

@@ -1,4 +1,5 @@
-"""The state that one pass saves for the next is data: a replaced file cannot make the next pass run code."""
+"""The state that one pass saves for the next is only data: a file put in its place cannot make the next pass run code.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def task(tmp_path: Path) -> CleaningTask:
     return task_of(tmp_path / "t-0", [[ACTIVE]], 0)
 
 
-def planted(task: CleaningTask, data: bytes) -> CleanFile:
-    """Replace a file of the run with `data`, and also the result of the task that wrote it."""
+def with_replaced_file(task: CleaningTask, data: bytes) -> CleanFile:
+    """Replace a file of the run, and the digest in the result of the task that wrote it, with those of `data`."""
     file = save_state(LOCAL, task, names.PROOF, 7)
     Path(task.scratch_path, file.name).write_bytes(data)
     return replace(file, size_bytes=len(data), digest_hex=hashlib.blake2b(data).hexdigest())
@@ -35,7 +36,7 @@ def planted(task: CleaningTask, data: bytes) -> CleanFile:
 
 def test_a_pickle_in_place_of_a_scratch_file_is_not_run(task: CleaningTask, tmp_path: Path) -> None:
     attack = pickle.dumps(Attack(tmp_path / "mark"))
-    file = planted(task, struct.pack("<QQ", 1, len(attack)) + attack)
+    file = with_replaced_file(task, struct.pack("<QQ", 1, len(attack)) + attack)
     with pytest.raises(KeytailError, match=rf"has changed since it was written \(.*{file.name}.*Run again"):
         load_state(LOCAL, task, file)
     assert not (tmp_path / "mark").exists()
@@ -43,7 +44,7 @@ def test_a_pickle_in_place_of_a_scratch_file_is_not_run(task: CleaningTask, tmp_
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 8, struct.pack("<Q", 1 << 58), struct.pack("<QQ", 1, 1 << 62)])
 def test_a_damaged_scratch_file_is_reported(task: CleaningTask, data: bytes) -> None:
-    file = planted(task, data)
+    file = with_replaced_file(task, data)
     with pytest.raises(KeytailError, match="has changed since it was written"):
         load_state(LOCAL, task, file)
 

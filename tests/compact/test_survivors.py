@@ -1,4 +1,6 @@
-"""The map phase: exactly one bit per mapped key, and the mapped range of the reference model (checklist 7-11)."""
+"""The map phase: it sets exactly one bit per mapped key, and maps the range that the reference model maps (checklist
+7-11).
+"""
 
 
 import numpy as np

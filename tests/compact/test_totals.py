@@ -1,4 +1,4 @@
-"""What a plan prints below its rows, and how much a run prints of partitions that are left as they were."""
+"""What a plan prints below its rows, and how much a run prints about partitions that are unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 class Disks(FileSystem):
-    """/a and /b are on one file system, /c on another one."""
+    """/a and /b are on one file system, /c is on another."""
 
     def stat(self, path: str) -> SimpleNamespace:  # type: ignore[override]
         return SimpleNamespace(device=2 if path == "/c" else 1)
@@ -84,7 +84,7 @@ def test_totals_are_sums_by_file_system_and_one_downtime_with_its_parts(machine:
         ({"master": "local[2]"}, "one task", 1.0, 2),
     ],
 )
-def test_the_start_of_spark_counts_where_a_run_starts_it(
+def test_the_start_of_spark_counts_if_a_run_starts_it(
     given: dict, way: str, seconds: float, starts: int, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers.SPARK.__class__, "missing", lambda extra: ())
@@ -93,7 +93,7 @@ def test_the_start_of_spark_counts_where_a_run_starts_it(
     assert found.downtime.start_spark_s == starts * SPARK_START_S
 
 
-def test_there_is_no_downtime_where_it_is_unknown(machine: None) -> None:
+def test_no_downtime_is_printed_if_it_is_unknown(machine: None) -> None:
     on_cluster = totals_of([row(0, "/a")], Request(Choice(), master="spark://host:7077"), Disks())
     assert on_cluster is not None and on_cluster.downtime is None
     assert "downtime_s" not in figures(on_cluster)
@@ -102,7 +102,7 @@ def test_there_is_no_downtime_where_it_is_unknown(machine: None) -> None:
     assert Downtime(1.0, 2.0, 3.0, 4.0).total_s == 10.0
 
 
-def test_totals_are_below_the_table_and_beside_json(run: Run, log_dir: Path) -> None:
+def test_totals_are_printed_below_the_table_and_beside_json(run: Run, log_dir: Path) -> None:
     flags = ("plan", "--log-dirs", log_dir, "--topics-have-no-overrides", "--topic", "orders")
     flags += ("--topic-config", "orders:cleanup.policy=compact")
     printed = run(*flags).stdout.splitlines()
@@ -110,16 +110,16 @@ def test_totals_are_below_the_table_and_beside_json(run: Run, log_dir: Path) -> 
     assert printed[-2].startswith("Scratch space: up to 2.")
     assert printed[-1].startswith("Downtime: about ")
     result = run(*flags, "--output", "json", "--log-format", "json")
-    assert len(rows_of(result)) == 2, "and nothing else on standard output"
+    assert len(rows_of(result)) == 2, "nothing else is on standard output"
     [facts] = [item for line in result.stderr.splitlines() if (item := json.loads(line)).get("event") == "totals"]
     assert facts["downtime_s"] > 0
     assert facts["read_bytes"] == sum(row["bytes_before"] for row in rows_of(result).values())
 
 
-def test_what_holds_a_partition_back_is_reported_where_a_part_of_it_is_cleaned(
+def test_the_reason_why_only_a_part_of_a_partition_is_cleaned_is_reported(
     run: Run, log_dir: Path, tmp_path: Path
 ) -> None:
-    """Before the broker is stopped: afterwards a transaction can be neither ended nor aborted."""
+    """This must be known before the broker is stopped: afterwards a transaction can be neither ended nor aborted."""
     producer = ProducerEntry(
         producer_id=7, epoch=3, last_sequence=0, last_offset=250, offset_delta=0, timestamp_ms=BASE_MS,
         coordinator_epoch=0, current_txn_first_offset=250,

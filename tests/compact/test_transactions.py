@@ -1,5 +1,6 @@
-"""Transactions: the tracker compared with its reference model, and indexes that are missing, truncated, wrong or of
-another log."""
+"""Transactions: the tracker compared with its reference model, and transaction indexes that are missing, truncated,
+wrong or of another log.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def plain(entries: np.ndarray) -> list[Aborted]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Event]:
-    """Transactions as brokers write them: a few producers intertwined, empty ones, some left open."""
+    """Draw transactions as brokers write them: a few interleaved producers, some transactions empty, some left open."""
     kinds = st.sampled_from(["plain", "data", "data", "data", "ABORT", "COMMIT", "ABORT", "other control"])
     events, offset = [], draw(st.sampled_from([0, 2**40]))
     for kind, producer_id, gap, span in draw(
@@ -82,8 +83,9 @@ def in_pieces(table: np.ndarray, draw: random.Random) -> list[np.ndarray]:
 
 
 def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[Aborted]]:
-    """Remove what rounds may remove from a log, and return its index entries: any data may be removed, markers and
-    entries only after all data of their transactions."""
+    """Remove from a log what rounds may remove, and return the events left and their index entries. Any data may be
+    removed, markers and entries only after all data of their transactions.
+    """
     entries = broker_entries(events)
     share = rng.choice([0.3, 0.7, 1.0])
     left = [e for e in events if e.kind != "data" or rng.random() < share]
@@ -95,7 +97,7 @@ def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[
         elif event.kind in ("ABORT", "COMMIT") and event.producer_id in open_data:
             open_data.remove(event.producer_id)
             needed.add(event.base_offset)
-    # The entry is removed first, the marker some rounds later.
+    # The entry is removed first, the marker in a later round.
     entries = [a for a in entries if a.last_offset in needed or rng.random() < 0.5]
     needed |= {a.last_offset for a in entries}
     return [
@@ -104,7 +106,7 @@ def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[
 
 
 def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0) -> np.ndarray:
-    """Return the entries with which the log is followed."""
+    """Return the index entries that are used after the log has been read."""
     tracker = TransactionTracker(entries, log_start_offset)
     tracker.follow(table)
     try:
@@ -115,8 +117,8 @@ def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0)
 
 @settings(deadline=None, max_examples=draws(300))
 @given(logs(), st.randoms(use_true_random=False))
-def test_the_tracker_equals_the_model_whatever_rounds_removed(events: list[Event], rng: random.Random) -> None:
-    """Checklist 29 to 31. Whatever rounds left of the log, valid indexes are trusted completely."""
+def test_the_tracker_equals_the_model_after_any_rounds(events: list[Event], rng: random.Random) -> None:
+    """Checklist 29 to 31: whatever rounds have removed from the log, valid indexes are trusted completely."""
     events, entries = cleaned(events, rng)
     table = table_of(events)
     tracker = TransactionTracker(native(entries), 0)
@@ -127,7 +129,7 @@ def test_the_tracker_equals_the_model_whatever_rounds_removed(events: list[Event
     transactions = tracker.finish()
     data = np.array([e.kind == "data" for e in events], bool)
     control = np.array([e.is_control for e in events], bool)
-    for _ in range(2):  # in any order, once all is known
+    for _ in range(2):  # in any order, now that all transactions are known
         at = rng.sample(range(len(events)), len(events))
         assert (transactions.aborted(table[at]) == (np.array(expected, bool) & data)[at]).all()
         assert (transactions.unneeded_markers(table[at]) == (np.array(expected, bool) & control)[at]).all()
@@ -152,8 +154,8 @@ def test_without_indexes_the_log_itself_is_sufficient(events: list[Event], rng: 
         assert plain(contradiction.value.entries) == plain(native(right))
 
 
-def spoiled(entries: list[Aborted], events: list[Event], rng: random.Random) -> list[Aborted]:
-    """Leave some out, duplicate some, change a field of some, and invent some."""
+def damaged_entries(entries: list[Aborted], events: list[Event], rng: random.Random) -> list[Aborted]:
+    """Omit some entries, duplicate some, change a field of some, and invent some."""
     offsets = [at for e in events for at in (e.base_offset - 1, e.base_offset, e.last_offset, e.last_offset + 1)]
     out = []
     for entry in entries:
@@ -173,32 +175,32 @@ def spoiled(entries: list[Aborted], events: list[Event], rng: random.Random) -> 
 
 @settings(deadline=None, max_examples=draws(400))
 @given(logs(), st.randoms(use_true_random=False))
-def test_whatever_entries_contain_data_is_aborted_by_its_next_marker(events: list[Event], rng: random.Random) -> None:
+def test_with_any_entries_data_is_aborted_only_by_its_next_marker(events: list[Event], rng: random.Random) -> None:
     start = rng.choice([0, 0, rng.choice([e.last_offset for e in events] or [0])])
     if rng.random() < 0.7:
         events, entries = cleaned(events, rng)
     else:
         entries = broker_entries(events)
-    table, wrong = table_of(events), sorted_entries(native(spoiled(entries, events, rng)), start)
+    table, wrong = table_of(events), sorted_entries(native(damaged_entries(entries, events, rng)), start)
     right = corrected(table, wrong, start)
     assert plain(right) == plain(sorted_entries(native(right_entries(events, plain(wrong), start)), start))
     tracker = TransactionTracker(right, start)
     discards = tracker.follow(table).tolist()
-    transactions = tracker.finish()  # the log does not contradict it
+    transactions = tracker.finish()  # the log does not contradict the entries
     for number, event in enumerate(events):
         following = [e for e in events[number:] if e.producer_id == event.producer_id and e.kind in ("ABORT", "COMMIT")]
         if event.kind == "data" and event.last_offset >= start:
             is_aborted = following[:1] != [] and following[0].kind == "ABORT"
             assert discards[number] == is_aborted
             assert transactions.aborted(table[number : number + 1]).tolist() == [is_aborted]
-    # A broker stops its search at an entry whose last stable offset is not below the one wanted.
+    # A broker stops its search at an entry whose last stable offset is at or above the one that it looks for.
     by_marker = sorted(plain(right), key=lambda entry: entry.last_offset)
     for number, entry in enumerate(by_marker):
         assert all(entry.last_stable_offset <= later.first_offset for later in by_marker[number + 1 :])
 
 
 def events_of(*shorthand: tuple[str, int]) -> list[Event]:
-    """(kind, producer id), one offset each"""
+    """Return the events of pairs (kind, producer id), each with one offset."""
     return [Event(kind, producer, at, at) for at, (kind, producer) in enumerate(shorthand)]  # type: ignore[arg-type]
 
 
@@ -210,15 +212,15 @@ RIGHT = [Aborted(1, 0, 2, 1)]
     ("entries", "at"),
     [
         ([], 2),
-        ([Aborted(2, 0, 2, 1)], 2),  # another producer's
-        ([Aborted(1, 0, 5, 1)], 2),  # ends with another marker
-        ([Aborted(1, 1, 2, 1)], 2),  # begins with data of another one
-        ([*RIGHT, Aborted(2, 1, 3, 4)], 3),  # it was committed
+        ([Aborted(2, 0, 2, 1)], 2),  # an entry of another producer
+        ([Aborted(1, 0, 5, 1)], 2),  # an entry that ends with another marker
+        ([Aborted(1, 1, 2, 1)], 2),  # an entry that begins with data of another transaction
+        ([*RIGHT, Aborted(2, 1, 3, 4)], 3),  # the transaction was committed
         ([*RIGHT, Aborted(1, 4, 5, 6)], 5),
         ([*RIGHT, Aborted(1, 4, 9, 6)], 9),
-        ([*RIGHT, Aborted(3, 4, 9, 6)], 9),  # after the log
+        ([*RIGHT, Aborted(3, 4, 9, 6)], 9),  # an entry after the log end
         ([*RIGHT, Aborted(3, 77, 99, 6)], 99),
-        ([*RIGHT, Aborted(3, 2, 3, 6)], 3),  # no marker ends it
+        ([*RIGHT, Aborted(3, 2, 3, 6)], 3),  # an entry that no marker ends
     ],
 )
 def test_entries_that_the_log_contradicts_are_rejected(entries: list[Aborted], at: int) -> None:
@@ -231,7 +233,7 @@ def test_entries_that_the_log_contradicts_are_rejected(entries: list[Aborted], a
 
 
 @pytest.mark.parametrize("stable", [-1, 0, 2, 3, 77])
-def test_a_wrong_last_stable_offset_alone_is_corrected_at_once(stable: int) -> None:
+def test_an_entry_with_only_a_wrong_last_stable_offset_is_corrected_immediately(stable: int) -> None:
     tracker = TransactionTracker(native([Aborted(1, 0, 2, stable)]), 0)
     tracker.follow(table_of(LOG))
     transactions = tracker.finish()
@@ -245,10 +247,11 @@ DATA_2, PLAIN_3, ABORT_9 = Event("data", 1, 2, 2), Event("plain", -1, 3, 5), Eve
 @pytest.mark.parametrize(
     ("events", "entry", "right"),
     [
-        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 1, 9, 0), None),  # nothing is left at 1, nor at 0
-        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), Aborted(1, 2, 9, 10)),  # after its first data
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 1, 9, 0), None),  # no data is left at 1 or at 0
+        # the entry begins after its first data
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), Aborted(1, 2, 9, 10)),
         ([PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), None),
-        ([PLAIN_3, ABORT_9], Aborted(1, 4, 9, 10), ()),  # within another batch
+        ([PLAIN_3, ABORT_9], Aborted(1, 4, 9, 10), ()),  # the entry begins within another batch
         ([Event("plain", -1, 0, 1), DATA_2, ABORT_9], Aborted(1, 1, 9, 10), Aborted(1, 2, 9, 10)),
         ([Event("data", 2, 0, 1), DATA_2, ABORT_9], Aborted(1, 0, 9, 0), Aborted(1, 2, 9, 0)),
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 2, 9, 4), Aborted(1, 2, 9, 10)),  # no transaction began there
@@ -263,23 +266,23 @@ def test_an_entry_is_trusted_unless_the_log_contradicts_it(
     assert found == ([] if right == () else [right or entry])
 
 
-def test_of_entries_for_one_marker_the_first_possible_one_is_trusted() -> None:
+def test_of_several_entries_for_a_marker_the_first_possible_one_is_trusted() -> None:
     entries = native([Aborted(1, first, 9, 10) for first in (0, 1, 4, 7)])
     events = [Event("plain", -1, 0, 0), Event("data", 1, 5, 5), ABORT_9]
     assert plain(corrected(table_of(events), entries)) == [Aborted(1, 1, 9, 10)]
 
 
 def test_last_stable_offsets_below_the_log_start_are_trusted() -> None:
-    # A transaction of which only data below the log start is left does not show when it began.
+    # If data of a transaction is left only below the log start, the log does not show where the transaction began.
     events = [Event("data", 2, 0, 0), Event("data", 1, 4, 4), Event("ABORT", 1, 5, 5), Event("COMMIT", 2, 6, 6)]
     assert plain(corrected(table_of(events), native([Aborted(1, 4, 5, 0)]), 3)) == [Aborted(1, 4, 5, 0)]
     assert plain(corrected(table_of(events), native([Aborted(1, 4, 5, 6)]), 0)) == [Aborted(1, 4, 5, 0)]
 
 
 def test_offsets_of_removed_batches_are_trusted() -> None:
-    events = LOG[1:]  # a round removed the first batch of the aborted data, and more of it has been emptied
+    events = LOG[1:]  # a round removed the first batch of the aborted data, and later batches are emptied
     assert plain(corrected(table_of(events), native(RIGHT))) == RIGHT
-    events = [LOG[0], *LOG[2:]]  # the first of the committed data
+    events = [LOG[0], *LOG[2:]]  # a round removed the first batch of the committed data
     assert plain(corrected(table_of(events), native(RIGHT))) == RIGHT
     assert plain(corrected(table_of(events), native([Aborted(1, 0, 2, 2)]))) == [Aborted(1, 0, 2, 3)]
     assert plain(corrected(table_of(events), native([]))) == [Aborted(1, 0, 2, 3)]
@@ -294,13 +297,13 @@ def test_a_wrong_entry_that_reaches_into_an_earlier_transaction_is_rejected() ->
     assert plain(contradiction.value.entries) == [Aborted(1, 2, 3, 4)]
 
 
-def test_below_the_log_start_no_entry_is_requested() -> None:
+def test_no_entry_is_requested_below_the_log_start() -> None:
     tracker = TransactionTracker(sorted_entries(native(RIGHT), 3), 3)
     assert tracker.follow(table_of(LOG)).tolist() == [False, False, True, False, False, False]
     assert not len(tracker.finish().entries)
 
 
-def test_an_emptied_control_batch_ends_nothing_and_is_not_needed() -> None:
+def test_an_emptied_control_batch_ends_no_transaction_and_is_not_needed() -> None:
     table = table_of(events_of(("data", 1), ("emptied control", 1), ("ABORT", 1)))
     tracker = TransactionTracker(native([Aborted(1, 0, 2, 3)]), 0)
     # As bytes: NumPy and compiled code disagree about a bool that is neither 0 nor 1.
@@ -308,7 +311,7 @@ def test_an_emptied_control_batch_ends_nothing_and_is_not_needed() -> None:
     assert tracker.finish().unneeded_markers(table).view(np.uint8).tolist() == [0, 1, 0]
 
 
-def test_a_batch_across_the_log_start_is_requested() -> None:
+def test_an_entry_is_requested_for_a_batch_that_contains_the_log_start() -> None:
     events = [Event("data", 1, 0, 4), Event("ABORT", 1, 5, 5)]
     assert plain(corrected(table_of(events), native([]), 4)) == [Aborted(1, 0, 5, 6)]
     assert not len(corrected(table_of(events), native([]), 5))
@@ -328,7 +331,7 @@ def test_a_control_batch_of_another_type_does_not_end_a_transaction() -> None:
     assert plain(corrected(table_of(events), native([]))) == [Aborted(1, 0, 3, 4)]
 
 
-# Files
+# Index files
 
 
 def facts(base: int, txn_index_bytes: int | None) -> SegmentFacts:
@@ -350,7 +353,7 @@ ENTRIES = [Aborted(1, 3, 12, 13), Aborted(2, 11, 14, 15)]
         (bytes(34), []),
     ],
 )
-def test_impossible_entries_are_left_out(data: bytes, left: list[Aborted], tmp_path: Path) -> None:
+def test_impossible_entries_are_ignored(data: bytes, left: list[Aborted], tmp_path: Path) -> None:
     (tmp_path / f"{10:020d}.txnindex").write_bytes(data)
     assert plain(read_aborted(LOCAL, str(tmp_path), [facts(10, len(data))], 0)) == left
 
@@ -369,7 +372,7 @@ def test_a_file_that_was_removed_after_the_survey_is_an_error(tmp_path: Path) ->
         read_aborted(LOCAL, str(tmp_path), [facts(10, 34)], 0)
 
 
-# A whole round
+# Rounds
 
 
 def data(offset: int, key: bytes, producer_id: int, sequence: int = 0) -> bytes:
@@ -410,8 +413,8 @@ def left(path: Path) -> dict[str, bytes]:
     return {f.name: f.read_bytes() for f in path.iterdir() if f.suffix in (".log", ".txnindex")}
 
 
-def test_without_an_offset_index_the_map_is_followed_from_the_first_batch(tmp_path: Path) -> None:
-    """That batch contains the first dirty offset, and is aborted: its record justifies no removal."""
+def test_without_an_offset_index_transactions_are_tracked_from_the_first_batch(tmp_path: Path) -> None:
+    """That batch contains the first dirty offset and is aborted, so its record justifies no removal."""
     aborted = encode_batch(
         [Rec(1, NOW, b"a", b"v"), Rec(2, NOW, b"b", b"v")], producer_id=1, producer_epoch=0, base_sequence=0,
         transactional=True,
@@ -437,11 +440,11 @@ def test_without_an_offset_index_the_map_is_followed_from_the_first_batch(tmp_pa
         {3: Aborted(2, 0, 3, 1).encode(), 6: INDEXES[6]},
         {3: INDEXES[3], 6: Aborted(99, 2, 7, 8).encode()},
         {3: bytes(34), 6: bytes(68)},
-        {0: INDEXES[3] + INDEXES[6]},  # all present, although not in the right places
+        {0: INDEXES[3] + INDEXES[6]},  # all entries are present, but not in the right files
         {3: Aborted(1, 0, 3, 4).encode(), 6: Aborted(3, 4, 6, 2**62).encode()},
     ],
 )  # fmt: skip
-def test_whatever_the_indexes_contain_aborted_data_is_removed_and_they_are_correct_afterwards(
+def test_with_any_indexes_aborted_data_is_removed_and_the_indexes_are_correct_afterwards(
     indexes: dict[int, bytes], tmp_path: Path
 ) -> None:
     task = partition(tmp_path / "right", INDEXES)
@@ -456,7 +459,7 @@ def test_whatever_the_indexes_contain_aborted_data_is_removed_and_they_are_corre
     assert expected[f"{0:020d}.txnindex"] == INDEXES[3] + INDEXES[6]
 
 
-def test_a_contradiction_with_the_log_is_corrupt_and_changes_nothing(
+def test_a_partition_whose_log_contradicts_the_index_is_corrupt_and_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = partition(tmp_path / "t-0", {})

@@ -1,4 +1,4 @@
-"""Config layers from a metadata log: precedence, values that may be uncommitted, and messages about them."""
+"""Layers of settings from a metadata log: precedence, values that may be uncommitted, and messages about them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYERS = ["topic line", "topic", "this broker", "all brokers", "file"]
 
 
 @given(st.sets(st.sampled_from(LAYERS)))
-def test_the_highest_layer_that_has_a_value_wins(present: set[str]) -> None:
+def test_the_value_of_the_highest_layer_is_used(present: set[str]) -> None:
     value = {layer: str(10 - LAYERS.index(layer)) for layer in LAYERS}
     resolved = effective(
         "t",
@@ -32,7 +32,7 @@ def test_the_highest_layer_that_has_a_value_wins(present: set[str]) -> None:
     assert resolved.overrides_known
 
 
-def test_the_source_says_which_log_at_which_offset() -> None:
+def test_the_source_of_a_value_names_the_log_and_the_offset() -> None:
     topics = {"t": topic_options("t", {NAME: ["5"]}, "metadata log at offset 7")}
     dynamic = [broker_options({"log.segment.bytes": ["2000000"]}, "metadata log at offset 7, all brokers")]
     settings = effective("t", topics=topics, dynamic=dynamic).settings
@@ -56,7 +56,7 @@ def test_the_source_says_which_log_at_which_offset() -> None:
         (["2", None, "2"] * 400, [None, "9"] * 400, 86_400_000),
     ],
 )
-def test_the_safer_of_all_that_may_hold(topic: list, all_brokers: list, expected: int) -> None:
+def test_the_safest_of_the_possible_values_is_used(topic: list, all_brokers: list, expected: int) -> None:
     resolved = effective(
         "t",
         topics={"t": topic_options("t", {NAME: topic} if topic else {}, "log")},
@@ -78,7 +78,7 @@ def test_a_safer_value_is_reported_with_its_alternatives() -> None:
     assert again.doubts() == []
 
 
-def test_a_topic_that_may_just_have_become_a_compacted_one_is_not_compacted() -> None:
+def test_a_topic_that_may_not_be_a_compacted_one_is_not_compacted() -> None:
     topics = {"t": topic_options("t", {"cleanup.policy": [None, "compact"]}, "log")}
     resolved = effective("t", topics=topics)
     assert resolved.value("cleanup.policy") == ()
@@ -93,14 +93,14 @@ def test_the_command_line_decides_between_possible_values() -> None:
     assert effective("t", topics=topics, command_line=line).value(NAME) == 1
 
 
-def test_settings_that_decide_no_removal_are_the_newest() -> None:
+def test_of_settings_that_decide_no_removal_the_newest_value_is_used() -> None:
     topics = {"t": topic_options("t", {"internal.segment.bytes": [None, "9", "8"]}, "log")}
     assert effective("t", topics=topics).value("internal.segment.bytes") == 8
 
 
-def test_of_a_brokers_settings_only_those_that_are_dynamic_count() -> None:
+def test_only_dynamic_settings_of_a_broker_are_used() -> None:
     values = {
-        "log.retention.hours": ["1"],  # Kafka reads log.retention.ms only
+        "log.retention.hours": ["1"],  # Kafka reads only log.retention.ms
         "log.dirs": ["/tmp"],
         "log.cleaner.threads": ["7"],
         "producer.id.expiration.ms": ["4"],
@@ -113,7 +113,7 @@ def test_of_a_brokers_settings_only_those_that_are_dynamic_count() -> None:
     }
 
 
-def test_values_that_no_broker_takes_are_refused_with_their_source() -> None:
+def test_values_that_no_broker_accepts_are_refused_with_their_source() -> None:
     with pytest.raises(Refused, match=r"invalid value 'x' for delete\.retention\.ms in log: .*of topic t"):
         topic_options("t", {NAME: ["x", "5"]}, "log")
     with pytest.raises(Refused, match=r"invalid value '-1' for log\.cleaner\.delete\.retention\.ms in log"):

@@ -1,4 +1,4 @@
-"""A broker's properties file: it is parsed like in Java, and secrets never leave it."""
+"""A broker's properties file is parsed as in Java, and its secrets are never printed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log.retention.hours 24
     }
 
 
-def test_java_syntax() -> None:
+def test_files_are_parsed_with_the_syntax_of_java() -> None:
     data = rb"""log.dirs=/a,\
     /b\u00e9
 ! also a comment
@@ -43,7 +43,7 @@ log.roll.hours=2
     }
 
 
-def test_a_broken_file_is_named_and_not_quoted() -> None:
+def test_an_invalid_file_is_reported_but_not_quoted() -> None:
     with pytest.raises(UsageProblem) as problem:
         parse_server_properties(b"password=hunter2\\u12x\n", "/etc/server.properties")
     assert "invalid properties file: " in str(problem.value)
@@ -68,11 +68,11 @@ def test_a_value_of_a_config_provider_is_refused() -> None:
         ({"log.dirs": "/b,,/c,"}, ("/b", "/c")),
     ],
 )
-def test_log_dirs(texts, dirs) -> None:
+def test_log_dirs_are_read_in_kafkas_order(texts, dirs) -> None:
     assert log_dirs(from_broker(texts, "f")) == dirs
 
 
-def test_the_broker_that_a_log_dir_belongs_to() -> None:
+def test_the_broker_of_a_log_dir_is_read() -> None:
     assert parse_meta_properties(b"#\nversion=1\nnode.id=12\ncluster.id=x\n", "m") == (1, 12)
     assert parse_meta_properties(b"version=0\nbroker.id=3\n", "m") == (0, 3)  # with ZooKeeper
     assert parse_meta_properties(b"version=1\n", "m") == (1, None)
@@ -81,6 +81,6 @@ def test_the_broker_that_a_log_dir_belongs_to() -> None:
             parse_meta_properties(f"{name}=one".encode(), "m")
 
 
-def test_the_broker_of_a_properties_file() -> None:
+def test_the_broker_of_a_properties_file_is_read() -> None:
     assert from_broker({"node.id": "3"}, "f")["node.id"].value == 3
     assert from_broker({"broker.id": "4"}, "f")["node.id"].value == 4

@@ -1,4 +1,4 @@
-"""Which versions of Kafka may have written a log dir: each sign alone, and all together."""
+"""Which versions of Kafka may have written a log dir: by each sign alone, and by all signs together."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def test_without_signs_the_version_is_unknown() -> None:
     assert infer(Signs()).sentence == "unknown"
 
 
-# Levels and names as in Kafka 4.3.1's MetadataVersion.
+# Levels and names as in MetadataVersion of Kafka 4.3.1.
 @pytest.mark.parametrize(
     ("level", "version"),
     [(7, "3.3"), (8, "3.4"), (11, "3.5"), (14, "3.6"), (19, "3.7"), (20, "3.8"), (21, "3.9"), (25, "4.0"), (27, "4.1"),
      (29, "4.2"), (30, "4.3"), (31, "4.4"), (99, "4.4")],
 )  # fmt: skip
-def test_the_level_of_metadata_version_is_the_least_version(level: int, version: str) -> None:
+def test_the_level_of_metadata_version_gives_the_lowest_version(level: int, version: str) -> None:
     found = infer(Signs(features={"metadata.version": level, "kraft.version": 1}))
     assert found.sentence == f"{version} or later"
     assert (level >= 31) == ("newer than the versions that this keytail was tested with" in text(found))
@@ -33,13 +33,13 @@ def test_other_features_and_levels_below_all_versions_are_no_evidence() -> None:
     assert infer(Signs(features={"metadata.version": 0})).evidence == ()
 
 
-def test_zookeeper_is_before_4_0_and_needs_the_settings_of_topics() -> None:
+def test_zookeeper_means_a_version_before_4_0_and_requires_the_settings_of_topics() -> None:
     found = infer(Signs(meta_versions=frozenset({0}), clean_shutdown_has_json=True))
     assert found.sentence == "3.7 or later, before 4.0"
     assert "give --topic-configs" in text(found)
 
 
-def test_signs_that_contradict_each_other_are_of_several_versions() -> None:
+def test_contradicting_signs_mean_several_versions() -> None:
     found = infer(Signs(features={"metadata.version": 26}, clean_shutdown_has_json=False))
     assert found.sentence == "several versions: 4.1 or later, and one before 3.7"
 
@@ -54,7 +54,7 @@ def test_a_migration_to_kraft_keeps_version_0() -> None:
     assert "give its file with --config" in text(found)
 
 
-def test_formats_snapshots_and_topic_ids() -> None:
+def test_formats_snapshots_and_topic_ids_are_evidence() -> None:
     found = infer(Signs(partitions=3, magics={0: "a-0", 1: "b-1", 2: "c-2"}, snapshots=frozenset({1})))
     assert "messages of format v0 (a-0) and v1 (b-1)" in text(found)
     assert "no partition.metadata in 3 partitions" in text(found)

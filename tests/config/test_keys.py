@@ -1,4 +1,4 @@
-"""The table of Kafka's keys: its consistency, and the parsing of values."""
+"""The table of Kafka's keys: its consistency, and how values are parsed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from keytail.config.keys import (
 ROOT = Path(__file__).parents[2]
 
 
-def test_no_name_stands_for_two_keys() -> None:
+def test_no_name_belongs_to_two_keys() -> None:
     names = list(file_names())
     assert len(names) == len(set(names))
     assert len(KEYS) == len(TOPIC_KEYS) + len(BROKER_KEYS)
@@ -46,7 +46,7 @@ def test_compaction_config_has_the_defaults_of_the_table() -> None:
         assert getattr(config, field.name) == (frozenset(default) if type(default) is tuple else default)
 
 
-def test_compaction_config_takes_every_field_from_its_key() -> None:
+def test_compaction_config_reads_every_field_from_its_key() -> None:
     values = {
         "cleanup.policy": ("compact", "delete"),
         "segment.bytes": 2_000_000,
@@ -92,7 +92,7 @@ def test_internal_segment_bytes_overrides_segment_bytes() -> None:
         ("internal.segment.bytes", "300", 300),
     ],
 )
-def test_parse_reads_what_kafka_reads(name, text, value) -> None:
+def test_values_that_kafka_reads_are_read(name, text, value) -> None:
     assert parse(KEYS[name], text) == value
     assert type(parse(KEYS[name], text)) is type(value)
 
@@ -121,13 +121,13 @@ def test_parse_reads_what_kafka_reads(name, text, value) -> None:
         ("message.timestamp.type", "createtime"),
     ],
 )
-def test_parse_refuses_what_kafka_refuses(name, text) -> None:
+def test_values_that_kafka_refuses_are_refused(name, text) -> None:
     with pytest.raises(ValueError):
         parse(KEYS[name], text)
 
 
 @given(st.sampled_from([k for k in KEYS.values() if k.kind in ("int", "long")]), st.integers(-(2**64), 2**64))
-def test_whole_numbers_are_held_to_their_range(key, number) -> None:
+def test_integers_outside_their_range_are_refused(key, number) -> None:
     low, high = (-(2**31), 2**31 - 1) if key.kind == "int" else (-(2**63), 2**63 - 1)
     low = low if key.minimum is None else key.minimum
     high = high if key.maximum is None else key.maximum
@@ -156,7 +156,7 @@ def test_hours_and_minutes_become_milliseconds(key, name, text, value) -> None:
 
 
 @pytest.mark.parametrize("text", ["1.5", "2147483648", ""])
-def test_hours_are_an_int(text) -> None:
+def test_hours_beyond_a_32_bit_integer_are_refused(text) -> None:
     with pytest.raises(ValueError):
         parse_broker(KEYS["retention.ms"], "log.retention.hours", text)
 
@@ -172,18 +172,18 @@ def test_hours_are_an_int(text) -> None:
         ("xyzzy", None),
     ],
 )
-def test_right_name(wrong, right) -> None:
+def test_the_right_name_is_suggested(wrong, right) -> None:
     assert right_name(wrong) == right
 
 
-def test_allowed_tells_the_range() -> None:
+def test_allowed_describes_the_range() -> None:
     assert KEYS["segment.bytes"].allowed == "a whole number from 14 to 2147483647"
     assert KEYS["compression.gzip.level"].allowed == "a whole number from 1 to 9, or -1"
     assert KEYS["cleanup.policy"].allowed == "any of compact, delete, each once"
     assert KEYS["min.cleanable.dirty.ratio"].allowed == "a number from 0 to 1"
 
 
-def test_shipped_properties_name_kafkas_defaults() -> None:
+def test_shipped_properties_have_the_defaults_of_kafka() -> None:
     lines = (ROOT / "conf" / "keytail.properties").read_text().splitlines()
     settings = [line[1:] for line in lines if line.startswith("#") and line[1:2].islower()]
     assert len(settings) >= 10

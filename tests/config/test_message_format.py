@@ -1,4 +1,4 @@
-"""Which format is chosen for messages of magic 0 and 1, by settings (LEGACY.md 6)."""
+"""The format that settings imply for messages of magic 0 and 1 (LEGACY.md 6)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def decided(
         (OLD, None, "keep"),
         (NEW, None, "v2"),
         ("message.format.version=2.8", {PROTOCOL: "2.8"}, "v2"),
-        ("message.format.version=0.8.2", {FORMAT: "2.8", PROTOCOL: "2.8"}, "keep"),  # the topic's has priority
+        # the topic's setting takes precedence
+        ("message.format.version=0.8.2", {FORMAT: "2.8", PROTOCOL: "2.8"}, "keep"),
         (NEW, {FORMAT: "0.10.0-IV1"}, "v2"),
         (OLD, {PROTOCOL: "3.0"}, "v2"),  # ignored from 3.0 on
         (OLD, {PROTOCOL: "3.0-IV1"}, "v2"),
@@ -40,7 +41,7 @@ def decided(
         (OLD, {PROTOCOL: "2.8-IV1"}, "keep"),
     ],
 )
-def test_a_topic_that_states_its_format(mode: Any, topic: str, broker: dict[str, str] | None, expected: str) -> None:
+def test_the_format_of_a_topic_is_used(mode: Any, topic: str, broker: dict[str, str] | None, expected: str) -> None:
     assert decided(mode, topic, broker) == expected
 
 
@@ -55,14 +56,16 @@ def test_a_topic_that_states_its_format(mode: Any, topic: str, broker: dict[str,
         ({FORMAT: "0.10.2", PROTOCOL: "3.6"}, "v2"),
     ],
 )
-def test_a_topic_without_overrides_has_the_brokers_setting(mode: Any, broker: dict[str, str], expected: str) -> None:
+def test_a_topic_without_overrides_has_the_setting_of_the_broker(
+    mode: Any, broker: dict[str, str], expected: str
+) -> None:
     assert decided(mode, broker=broker, no_overrides=True) == expected
 
 
-def test_a_setting_that_was_not_given_is_not_known() -> None:
+def test_a_setting_that_was_not_given_is_unknown() -> None:
     assert decided("unknown") == decided("unknown", no_overrides=True) == "unknown"
     assert decided("ZooKeeper") == decided("ZooKeeper", no_overrides=True) == "keep"
-    # The topic may have an older format than its broker, whatever the broker's format.
+    # The topic may have an older format than its broker, whatever that of the broker.
     assert decided("ZooKeeper", broker={FORMAT: "2.8", PROTOCOL: "2.8"}) == "keep"
     assert decided("unknown", broker={FORMAT: "2.8", PROTOCOL: "2.8"}) == "unknown"
     assert decided("unknown", broker={FORMAT: "0.10.2", PROTOCOL: "2.8"}) == "keep"
@@ -73,7 +76,7 @@ def test_kraft_implies_version_2() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "new", "2", "2.8.", "2.8-IV", "-1.0"])
-def test_texts_that_are_not_versions(text: str) -> None:
+def test_texts_that_are_not_versions_are_refused(text: str) -> None:
     with pytest.raises(UsageProblem, match=r"a version such as 2\.8"):
         from_command_line([f"t:message.format.version={text}"])
 
@@ -92,7 +95,7 @@ def test_texts_that_are_not_versions(text: str) -> None:
         ("ZooKeeper", OLD, {PROTOCOL: "3.6"}, None),
     ],
 )
-def test_the_setting_for_older_formats(
+def test_the_setting_for_older_formats_is_reported_with_its_source(
     mode: ClusterMode, topic: str, broker: dict[str, str], source: str | None
 ) -> None:
     command_line = from_command_line([f"t:{topic}"] if topic else [])

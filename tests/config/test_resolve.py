@@ -1,4 +1,4 @@
-"""Which value applies, where it comes from, and the messages about a wrong one."""
+"""Which value of a setting is effective, where it comes from, and the messages about an invalid one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.config.test_topic_configs import ALL_OF_2_8, printed_all
 NAME = "delete.retention.ms"
 
 
-def test_default_holds_when_nothing_is_given() -> None:
+def test_the_default_is_used_if_no_value_is_given() -> None:
     resolved = effective("orders")
     assert set(resolved.settings) == set(KEYS)
     assert resolved.settings[NAME] == Setting(86_400_000, DEFAULT_SOURCE)
@@ -34,7 +34,7 @@ def test_default_holds_when_nothing_is_given() -> None:
 
 
 @given(st.sets(st.sampled_from(["topic line", "line", "topic", "broker"])))
-def test_the_highest_layer_that_has_a_value_wins(present) -> None:
+def test_the_value_of_the_highest_layer_is_used(present) -> None:
     arguments = []
     if "topic line" in present:
         arguments.append("orders:delete.retention.ms=1")
@@ -52,7 +52,7 @@ def test_the_highest_layer_that_has_a_value_wins(present) -> None:
     assert resolved.unknown([NAME]) == (() if present & {"topic line", "line", "topic"} else (NAME,))
 
 
-def test_sources_say_where_a_value_comes_from() -> None:
+def test_sources_name_the_origin_of_a_value() -> None:
     broker = from_broker({"log.roll.hours": "24", "log.segment.bytes": "2000000"}, "/etc/server.properties")
     topics = {"orders": from_topic("orders", {"segment.bytes": "3000000"}, "metadata log")}
     line = from_command_line(["orders:cleanup.policy=compact"])
@@ -62,7 +62,7 @@ def test_sources_say_where_a_value_comes_from() -> None:
     assert settings["cleanup.policy"].source == "command line: orders:cleanup.policy=compact"
 
 
-def test_another_topics_settings_do_not_count() -> None:
+def test_settings_of_another_topic_are_ignored() -> None:
     line = from_command_line(["orders:delete.retention.ms=1"])
     topics = {"clicks": from_topic("clicks", {NAME: "3"}, "metadata")}
     resolved = effective("payments", command_line=line, topics=topics)
@@ -70,7 +70,7 @@ def test_another_topics_settings_do_not_count() -> None:
     assert not resolved.overrides_known
 
 
-def test_an_empty_entry_states_all_settings_and_the_flag_all_but_the_policy() -> None:
+def test_an_empty_entry_asserts_all_settings_and_the_flag_all_but_the_policy() -> None:
     assert effective("orders", topics={"orders": {}}).overrides_known
     stated = effective("orders", topics_have_no_overrides=True)
     assert stated.unknown(KEYS) == ("cleanup.policy", *(key.name for key in BROKER_KEYS))
@@ -80,7 +80,7 @@ def test_an_empty_entry_states_all_settings_and_the_flag_all_but_the_policy() ->
 
 
 @given(st.sets(st.sampled_from([key.name for key in TOPIC_KEYS if key.kind == "long"])), st.booleans())
-def test_a_setting_is_known_only_by_itself(names, everywhere) -> None:
+def test_each_setting_must_be_known_separately(names, everywhere) -> None:
     line = from_command_line([f"{name}=5" if everywhere else f"orders:{name}=5" for name in sorted(names)])
     resolved = effective("orders", command_line=line)
     assert (resolved.known, resolved.given) == (names, names)
@@ -94,7 +94,9 @@ def test_the_file_is_between_the_metadata_log_and_the_command_line() -> None:
     topics = {"orders": from_topic("orders", {NAME: "4", "cleanup.policy": "compact"}, "metadata")}
     resolved = effective("orders", topic_configs=configs, topics=topics)
     assert resolved.settings[NAME] == Setting(3, "topics line 1: delete.retention.ms=3")
-    assert resolved.value("cleanup.policy") == ("compact",), "what the file does not have is read further down"
+    assert resolved.value("cleanup.policy") == ("compact",), (
+        "a setting that is not in the file comes from a lower layer"
+    )
     line = from_command_line(["delete.retention.ms=2"])
     assert effective("orders", topic_configs=configs, topics=topics, command_line=line).value(NAME) == 2
     assert effective("clicks", topic_configs=configs).unknown([NAME, "cleanup.policy"]) == ("cleanup.policy",)
@@ -102,7 +104,7 @@ def test_the_file_is_between_the_metadata_log_and_the_command_line() -> None:
     assert effective("clicks", topic_configs=printed).overrides_known
 
 
-def test_a_wrong_value_in_the_file_is_refused_with_its_line() -> None:
+def test_an_invalid_value_in_the_file_is_refused_with_its_line() -> None:
     configs = parse_topic_configs(b"\norders:segment.ms=0\n", "topics")
     with pytest.raises(Refused, match=r"invalid value '0' for segment\.ms in topics line 2: segment\.ms=0"):
         effective("orders", topic_configs=configs)
@@ -118,18 +120,18 @@ def test_a_wrong_value_in_the_file_is_refused_with_its_line() -> None:
         ("__remote_log_metadata", ("delete",), -1),
     ],
 )
-def test_internal_topics_have_the_settings_of_their_creation(topic, policy, retention_ms) -> None:
+def test_internal_topics_have_the_settings_with_which_kafka_creates_them(topic, policy, retention_ms) -> None:
     broker = from_broker({"log.cleanup.policy": "delete", "log.segment.bytes": "2000000"}, "f")
     resolved = effective(topic, broker=broker)
     assert (resolved.value("cleanup.policy"), resolved.value("retention.ms")) == (policy, retention_ms)
     assert "cleanup.policy" in resolved.known
-    assert NAME not in resolved.known, "somebody may have changed it since"
+    assert NAME not in resolved.known, "the setting may have been changed since"
     read = effective(topic, topics={topic: from_topic(topic, {"cleanup.policy": "compact,delete"}, "metadata")})
     assert read.value("cleanup.policy") == ("compact", "delete")
     assert (resolved.in_metadata, read.in_metadata) == (False, True)
 
 
-def test_defaults_are_assumed_only_where_no_file_of_the_broker_was_read() -> None:
+def test_defaults_are_assumed_only_if_no_file_of_the_broker_was_read() -> None:
     names = ["retention.ms", "retention.bytes"]
     assert effective("orders").assumed(names) == tuple(names)
     assert effective("orders", broker={}).assumed(names) == ()
@@ -146,7 +148,7 @@ def test_defaults_are_assumed_only_where_no_file_of_the_broker_was_read() -> Non
         ({"log.retention.minutes": "-1"}, -1),
     ],
 )
-def test_broker_names_in_order_of_precedence(texts, value) -> None:
+def test_the_name_with_the_highest_precedence_is_used(texts, value) -> None:
     assert from_broker(texts, "f")["retention.ms"].value == value
 
 
@@ -156,7 +158,7 @@ def test_topic_settings_in_a_brokers_file_are_ignored() -> None:
     }
 
 
-def test_a_wrong_value_names_key_value_source_and_range() -> None:
+def test_an_invalid_value_is_reported_with_key_source_and_range() -> None:
     with pytest.raises(UsageProblem) as problem:
         from_broker({"log.segment.bytes": "13"}, "/etc/server.properties")
     assert str(problem.value) == (
@@ -175,13 +177,13 @@ def test_a_wrong_value_names_key_value_source_and_range() -> None:
         from_topic("orders", {"segment.ms": "0"}, "metadata")
 
 
-def test_a_hidden_wrong_value_is_still_an_error() -> None:
+def test_an_invalid_value_that_is_overridden_is_still_an_error() -> None:
     with pytest.raises(UsageProblem, match=r"invalid value 'x' for log\.retention\.hours"):
         from_broker({"log.retention.ms": "5", "log.retention.hours": "x"}, "f")
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("delete.retention.m=5", "Did you mean delete.retention.ms?"),
         ("orders:log.cleaner.delete.retention.ms=5", "Did you mean delete.retention.ms?"),
@@ -197,10 +199,10 @@ def test_a_hidden_wrong_value_is_still_an_error() -> None:
         ("orders:delete.retention.ms=five", "invalid value 'five'"),
     ],
 )
-def test_a_wrong_argument_is_explained(argument, said) -> None:
+def test_an_invalid_argument_is_explained(argument, message) -> None:
     with pytest.raises(UsageProblem) as problem:
         from_command_line([argument])
-    assert said in str(problem.value)
+    assert message in str(problem.value)
     assert argument in str(problem.value)
 
 
@@ -216,7 +218,7 @@ def test_values_may_contain_characters_of_the_syntax() -> None:
         from_command_line(["orders:compression.type=a:b=c"])
 
 
-def test_the_one_broker_setting_of_the_command_line() -> None:
+def test_the_command_line_accepts_one_setting_of_the_broker() -> None:
     line = from_command_line(["producer.id.expiration.ms=9"])
     assert effective("t", command_line=line).value("producer.id.expiration.ms") == 9
 
@@ -232,7 +234,7 @@ def test_minimum_lag_above_maximum_lag_is_refused_with_both_sources() -> None:
     assert effective("orders", command_line=equal, broker=broker).value("min.compaction.lag.ms") == 9
 
 
-def test_unknown_overrides_of_newer_kafkas_are_passed_over() -> None:
+def test_unknown_overrides_of_newer_versions_are_ignored() -> None:
     assert from_topic("orders", {"key.of.kafka.9": "x"}, "metadata") == {}
     assert effective("orders", command_line=CommandLine()).topic == "orders"
 
@@ -250,7 +252,7 @@ def test_a_setting_that_is_missing_from_all_values_is_not_known() -> None:
     )  # fmt: skip
 
 
-def test_settings_that_kafka_2_x_lacks_are_known_from_a_complete_listing() -> None:
+def test_a_complete_listing_shows_that_settings_missing_in_kafka_2_x_are_not_set() -> None:
     configs = parse_topic_configs(printed_all(ALL_OF_2_8), "f")
     assert effective("users", topic_configs=configs).unknown(["remote.storage.enable"])
     text = configs.by_topic["orders"]["cleanup.policy"]
@@ -265,7 +267,7 @@ def test_a_setting_without_its_value_is_not_known() -> None:
     assert resolved.unknown(["cleanup.policy", "retention.ms"]) == ("cleanup.policy",)
 
 
-def test_the_safer_of_a_listing_and_a_metadata_log_that_differ_counts() -> None:
+def test_if_a_listing_and_the_metadata_log_differ_the_safer_value_is_used() -> None:
     topics = {"orders": from_topic("orders", {"retention.ms": "1000", "cleanup.policy": "compact"}, "metadata")}
     broker = {"retention.ms": Setting(-1, "broker")}
     configs = parse_topic_configs(NONE.encode(), "f")
@@ -274,7 +276,7 @@ def test_the_safer_of_a_listing_and_a_metadata_log_that_differ_counts() -> None:
     assert resolved.value("cleanup.policy") == ()
 
 
-def test_an_internal_topic_without_overrides_in_the_metadata_log_is_left_alone() -> None:
+def test_an_internal_topic_without_overrides_in_the_metadata_log_is_not_compacted() -> None:
     """The topic was created with the policy compact, but the log has no overrides."""
     resolved = effective("__consumer_offsets", topics={"__consumer_offsets": {}})
     assert resolved.value("cleanup.policy") == ()

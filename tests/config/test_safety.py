@@ -1,4 +1,4 @@
-"""If one of several values applies, the one that removes least is chosen."""
+"""Of several possible values, the one that removes least is chosen."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMPACT, DELETE, BOTH, NEITHER = ("compact",), ("delete",), ("compact", "delete"
         ("message.format.version", [None, None], None),
     ],
 )
-def test_the_safest_of_several_values(name: str, values: list[Value], expected: Value) -> None:
+def test_the_safest_of_several_values_is_chosen(name: str, values: list[Value], expected: Value) -> None:
     assert safest(name, values) == expected
 
 
@@ -70,7 +70,7 @@ def doubts(draw: st.DrawFn) -> tuple[str, list[Value]]:
 
 
 def removes_no_more(name: str, item: Value, other: Value) -> bool:
-    """Return whether `other` allows the removal of everything that `one` allows to remove."""
+    """Return whether `other` allows the removal of everything that `item` allows to remove."""
     if name == "cleanup.policy":
         assert isinstance(item, tuple)
         assert isinstance(other, tuple)
@@ -93,7 +93,7 @@ def test_the_safest_value_removes_no_more_than_any_other(doubt: tuple[str, list[
 
 
 @given(doubts())
-def test_one_value_is_that_value_and_order_matters_only_where_nothing_is_removed(
+def test_the_order_of_values_matters_only_if_no_removal_depends_on_them(
     doubt: tuple[str, list[Value]],
 ) -> None:
     name, values = doubt
@@ -104,7 +104,7 @@ def test_one_value_is_that_value_and_order_matters_only_where_nothing_is_removed
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] <= pair[1]), min_size=1))
-def test_lags_that_agree_in_pairs_agree_when_chosen_one_by_one(pairs: list[tuple[int, int]]) -> None:
+def test_lags_chosen_separately_do_not_contradict_each_other(pairs: list[tuple[int, int]]) -> None:
     low = safest("min.compaction.lag.ms", [pair[0] for pair in pairs])
     high = safest("max.compaction.lag.ms", [pair[1] for pair in pairs])
     assert isinstance(low, int)

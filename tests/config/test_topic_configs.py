@@ -1,4 +1,4 @@
-"""The settings of many topics from a file: both forms, ignored lines, and errors with their line."""
+"""The settings of many topics from a file: both formats, ignored lines, and errors with their line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def texts(data: str) -> dict[str, dict[str, str]]:
     return {topic: {key: given.text for key, given in keys.items()} for topic, keys in configs.by_topic.items()}
 
 
-def test_lines_of_settings() -> None:
+def test_lines_of_settings_are_parsed() -> None:
     data = "\ufeff# ours\n\norders:cleanup.policy=compact,delete\n  orders:segment.ms = 5 \r\nusers:preallocate=true\n"
     with pytest.raises(UsageProblem, match="line 4: neither"):
         texts(data)
@@ -26,7 +26,7 @@ def test_lines_of_settings() -> None:
     assert configs.by_topic["orders"]["segment.ms"] == GivenText("5", 4)
 
 
-# As printed by kafka-configs.sh of these versions; synonyms are shortened to two.
+# Output of kafka-configs.sh of these versions; synonyms are shortened to two.
 PRINTED = {
     "2.5 to 4.x": """\
 Dynamic configs for topic orders are:
@@ -51,7 +51,7 @@ Configs for topic 'no-overrides' are \n""",
 
 
 @pytest.mark.parametrize("version", PRINTED)
-def test_what_kafka_prints(version: str) -> None:
+def test_the_output_of_kafka_is_parsed(version: str) -> None:
     orders = {"cleanup.policy": "compact,delete", "retention.ms": "60000"}
     if version == "by ZooKeeper":
         orders["message.format.version"] = "2.8"
@@ -60,7 +60,7 @@ def test_what_kafka_prints(version: str) -> None:
     assert parse_topic_configs(PRINTED[version].encode(), "f").overrides == expected.keys()
 
 
-def test_all_values_of_a_topic_are_taken_as_the_broker_reports_them() -> None:
+def test_all_values_that_the_broker_reports_are_used() -> None:
     data = """\
 All configs for topic orders are:
   compression.type=producer sensitive=false synonyms={DEFAULT_CONFIG:compression.type=producer}
@@ -75,7 +75,7 @@ All configs for topic orders are:
     assert configs.withheld == {"orders": {"preallocate"}}
 
 
-# The names in the order in which kafka-configs.sh --all of Kafka 2.8.2 prints them.
+# Names in the order in which kafka-configs.sh --all of Kafka 2.8.2 prints them.
 ALL_OF_2_8 = """\
 compression.type leader.replication.throttled.replicas message.downconversion.enable min.insync.replicas
 segment.jitter.ms cleanup.policy flush.ms follower.replication.throttled.replicas segment.bytes retention.ms
@@ -86,7 +86,7 @@ segment.index.bytes""".split()
 
 
 def printed_all(names: list[str]) -> bytes:
-    """Return the output of `--all` for topic `orders`, each setting with the value 1."""
+    """Return the output of `--all` for topic `orders`, with the value 1 for each setting."""
     lines = "".join(f"  {name}=1 sensitive=false synonyms={{}}\n" for name in names)
     return f"All configs for topic orders are:\n{lines}".encode()
 
@@ -97,7 +97,7 @@ def test_a_complete_listing_of_kafka_2_x_shows_that_no_topic_is_tiered() -> None
         cut_off = ALL_OF_2_8[:number] + ALL_OF_2_8[number + 1 :]
         assert not parse_topic_configs(printed_all(cut_off), "f").not_tiered
     newer = [*ALL_OF_2_8, "message.timestamp.before.max.ms"]
-    assert not parse_topic_configs(printed_all(newer), "f").not_tiered, "the rest may have been cut off"
+    assert not parse_topic_configs(printed_all(newer), "f").not_tiered, "the rest may have been truncated"
     assert not parse_topic_configs(printed_all([*ALL_OF_2_8, "remote.storage.enable"]), "f").not_tiered
 
 
@@ -116,12 +116,12 @@ def test_a_complete_listing_of_kafka_2_x_shows_that_no_topic_is_tiered() -> None
         ("# nothing\n", "contains no topic"),
     ],
 )
-def test_mistakes_are_reported_with_their_line(data: str, said: str) -> None:
+def test_errors_are_reported_with_their_line(data: str, said: str) -> None:
     with pytest.raises(UsageProblem) as problem:
         parse_topic_configs(data.encode(), "f")
     assert said in str(problem.value)
 
 
-def test_bytes_that_are_not_text() -> None:
+def test_bytes_that_are_not_text_are_refused() -> None:
     with pytest.raises(UsageProblem, match="is not UTF-8 text"):
         parse_topic_configs(b"\xff\xfe", "f")

@@ -62,12 +62,12 @@ Entries = dict[str, int]
 
 @dataclass(frozen=True)
 class Log:
-    """A partition in a text notation. A segment is a list of batches, the last one is active; a batch consists of
-    words:
+    """A partition in a text notation. A segment is a list of batches, and the last segment is active. A batch consists
+    of words:
 
-    `k:v` a record, `k:-` a tombstone, `!` a delete horizon that has passed, `@7` producer 7, `+3` a gap before it.
-    `T7` data of a transaction of producer 7, `t7` the same, but at the end the producer has been idle for long; `C7`
-    and `A7` are its markers. A transaction without one is open at the end.
+    `k:v` is a record, `k:-` a tombstone, `!` a delete horizon that has passed, `@7` producer 7, and `+3` a gap before
+    the batch. `T7` is data of a transaction of producer 7; `t7` is the same, but the producer has long been idle at the
+    end; `C7` and `A7` are its markers. A transaction without a marker is open at the end.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Log:
 
     @cached_property
     def expired(self) -> set[int]:
-        """Offsets of the tombstones that may be removed."""
+        """Return the offsets of the tombstones that may be removed."""
         return {
             rec.offset
             for log in self.segments.values()
@@ -107,7 +107,7 @@ class Log:
 
     @cached_property
     def producers(self) -> dict[int, int]:
-        """Last data offset by producer id, for active producers."""
+        """Return the last data offset of each active producer, by producer id."""
         words = " ".join(words for batches in self.batches for words in batches).split()
         idle = {int(word[1:]) for word in words if word[0] == "t" and ":" not in word}
         batches = [batch for log in self.segments.values() for batch in decode_log(log) if not batch.control]
@@ -120,7 +120,8 @@ class Log:
 
     @cached_property
     def txn_indexes(self) -> dict[int, tuple[Entry, ...]]:
-        """The entries as a broker writes them: that of a transaction is in the segment of its marker."""
+        """Return the index entries as a broker writes them: the entry of a transaction is in the segment of its marker.
+        """
         bases = sorted(self.segments)
         return {
             base: tuple(entry for entry in self.transactions.aborted if base <= entry.last_offset < end)
@@ -129,7 +130,7 @@ class Log:
 
     @cached_property
     def hidden(self) -> set[int]:
-        """Offsets of records without a visible value: those of aborted or open transactions, and markers."""
+        """Return the offsets of records without a visible value: those of aborted or open transactions, and markers."""
         return {
             rec.offset
             for log in self.segments.values()
@@ -157,12 +158,12 @@ class Log:
 
     def judge(self, records: Sequence[Rec], end: int, bases: Sequence[int]) -> None:
         """Check promises 1 and 2 of lib/keytail/README.md on what a broker finds."""
-        assert end == self.end, f"{self.name}: the log end is {end}, it was {self.end}"
+        assert end == self.end, f"{self.name}: the log end is {end}, but it was {self.end}"
         assert min(bases) == min(self.segments), f"{self.name}: the log starts at {min(bases)}"
         offsets = [rec.offset for rec in records]
         assert offsets == sorted(set(offsets)), f"{self.name}: offsets {offsets}"
         for rec in records:
-            assert self.records.get(rec.offset) == rec, f"{self.name}: was not there before: {rec}"
+            assert self.records.get(rec.offset) == rec, f"{self.name}: a record that was not in the log: {rec}"
         found = {rec.key: rec for rec in records if rec.offset not in self.hidden}
         values = [rec for rec in self.records.values() if rec.offset not in self.hidden]
         for key, newest in {rec.key: rec for rec in values}.items():
@@ -181,9 +182,11 @@ class Log:
         self.check_transactions(loaded)
 
     def check_transactions(self, loaded: Loaded) -> None:
-        """Check the first offsets of open transactions, and that exactly the aborted ones are in the indexes."""
+        """Check the first offsets of open transactions, and that the indexes have exactly the aborted ones."""
         found = replay({base: segment.log for base, segment in loaded.segments.items()})
-        assert found.open_from == self.transactions.open_from, f"{self.name}: open are {found.open_from}"
+        assert found.open_from == self.transactions.open_from, (
+            f"{self.name}: open transactions begin at {found.open_from}"
+        )
         entries = [entry for segment in loaded.segments.values() for entry in parse_entries(segment.txn_index)]
         assert set(entries) <= set(self.transactions.aborted), f"{self.name}: entries {entries}"
         for segment in loaded.segments.values():
@@ -191,17 +194,19 @@ class Log:
                 if batch.transactional and not batch.control:
                     listed = any(entry.covers(batch.producer_id, batch.base_offset) for entry in entries)
                     is_aborted = self.transactions.is_aborted(batch)
-                    assert listed == is_aborted, f"{self.name}: aborted is {is_aborted}, listed {listed}: {batch}"
+                    assert listed == is_aborted, f"{self.name}: aborted: {is_aborted}, in the index: {listed}, {batch}"
 
     def rolled(self, loaded: Loaded) -> Loaded:
-        """Return what a broker finds that has rolled, if a round then cleans all of what was the active segment."""
+        """Return what a broker finds after rolling the log, if a round then cleans everything that was in the active
+        segment.
+        """
         last = loaded.segments[max(loaded.segments)]
         if not last.log or not self.compacted or self.transactions.open_from:
             return loaded
         return replace(loaded, segments={**loaded.segments, self.end: LoadedSegment(b"", b"", b"", None)})
 
     def after_a_round(self, loaded: Loaded, first_dirty: int | None, segment_bytes: int) -> tuple[Files, int | None]:
-        """Return the files after one more round over what a broker finds, and the checkpoint after it."""
+        """Return the files after one more round over what a broker finds, and the checkpoint after that round."""
         left = files_of(loaded)
         start = min(left) if first_dirty is None else first_dirty
         open_from = min([max(left), *self.transactions.open_from.values()])
@@ -229,10 +234,10 @@ class Log:
 
 @dataclass(frozen=True)
 class LogDir:
-    """A log dir. `join`: the number of segments at the start of the first partition that fit into one.
+    """A log dir. `join` is the number of segments, from the start of the first partition, that fit into one segment.
 
-    `keep_in`: the name of a directory beside the log dir for backups, as `copies` or as links; empty: no backups.
-    `rolls`: active segments are rolled first.
+    `keep_in` is the name of a directory beside the log dir for backups, which are `copies` or links; if it is empty,
+    there are no backups. With `rolls`, active segments are rolled first.
     """
 
     logs: tuple[Log, ...]
@@ -260,7 +265,7 @@ class LogDir:
         (root / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
-        """Run the driver without Spark, with all partitions as one bundle. Failures are returned."""
+        """Run the driver without Spark, with all partitions as one bundle, and return the failures."""
         [listing] = survey_log_dirs(fs, [str(root)])
         compacted = {log.name for log in self.logs if log.compacted}
         tasks, reported = [], []
@@ -282,7 +287,7 @@ class LogDir:
         answers = [(task, outcome) for (task, _), outcome in zip(begun, outcomes, strict=True)]
         rows = [
             item.row for item in driver.installer.finish(answers)
-        ]  # the driver's own order of install and checkpoint
+        ]  # the driver's own order of installation and checkpoint
         reported += [row.error for row in rows if row.status != "compacted"]
         assert not reported or fs is not LOCAL, reported
         return Failed(tuple(reported))
@@ -307,7 +312,7 @@ class LogDir:
             return None
         refuse_missing_segments(fs, facts)
         if roll is not None and roll.is_due:
-            if why := why_not_closed(fs, facts):  # a run does not roll then, and the row says so
+            if why := why_not_closed(fs, facts):  # in this case a run does not roll, and reports it in the row
                 raise Refused(f"not rolled: {why}")
             facts = after_roll(facts)
         selection = decision.selection
@@ -350,7 +355,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Expected:
-    """The result of a whole run that begins with `before`."""
+    """The result of a complete run that begins with `before`."""
 
     before: Found
     files: dict[str, Files]
@@ -362,7 +367,7 @@ def find(log_dir: LogDir, root: Path) -> Found:
 
 
 def expect(log_dir: LogDir, found: Found) -> Expected:
-    """Return the result according to the reference model of the cleaner.
+    """Return the result that the reference model of the cleaner gives.
 
     Checkpoint entries of removed partitions remain until the first update.
     """
@@ -395,7 +400,7 @@ def judge(log_dir: LogDir, found: Found, run: Expected, *, ended: bool) -> None:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The transactions of a log: first offsets of open ones by producer id, aborted and committed ones."""
+    """The transactions of a log: the first offsets of open ones by producer id, and the aborted and committed ones."""
 
     open_from: dict[int, int]
     aborted: tuple[Entry, ...]
@@ -409,7 +414,7 @@ class Replayed:
 
 
 class Entry(Aborted):
-    """A transaction with data; for an aborted one, also its entry in an index."""
+    """A transaction with data; if it was aborted, this is also its entry in an index."""
 
     def covers(self, producer_id: int, offset: int) -> bool:
         return self.producer_id == producer_id and self.first_offset <= offset <= self.last_offset
@@ -442,7 +447,7 @@ def files_of(loaded: Loaded) -> Files:
 
 
 def end_of(logs: Mapping[int, bytes]) -> int:
-    """Return the log end offset of a log, given the bytes of its segments by base offset."""
+    """Return the log end offset, given the bytes of the segments by base offset."""
     batches = decode_log(logs[max(logs)])
     return batches[-1].last_offset + 1 if batches else max(logs)
 

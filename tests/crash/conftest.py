@@ -1,4 +1,6 @@
-"""Prints, after the tests, the table of lib/keytail/log/FAULTS.md: what was tried of each protocol."""
+"""Prints, after the tests, the table of lib/keytail/log/FAULTS.md: the stops and faults that were tried of each
+protocol.
+"""
 
 from __future__ import annotations
 

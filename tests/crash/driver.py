@@ -1,10 +1,10 @@
-"""Runs an action, and checks the state that a stop before each of its file operations leaves; runs it again for each
-operation with that one failing, and checks the resulting state.
+"""Runs an action and checks the state that a stop before each of its file operations leaves; then runs it again for
+each operation, with that operation failing, and checks the resulting state.
 
-Each stop and each fault gives several states: the directory as it is, a power cut that drops everything that was not
-fsynced, and power cuts that drop some of it, in order and in any order. Equal states are checked once. The state
-after a stop does not depend on the operations that would have followed, so one run covers all stops; the states are
-values (`trees.py`) and are written to a disk only while they are checked.
+Each stop and each fault gives several states: the directory as it is, a power cut that loses everything that was not
+fsynced, and power cuts that lose some of it, in order or in any order. Equal states are checked once. The state after a
+stop does not depend on the operations that would have followed, so one run covers all stops. The states are values
+(`trees.py`), written to a disk only while they are checked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ EVERY_FAULT = SOAK or os.environ.get("KEYTAIL_FAULTS") == "all"
 class State:
     """A directory as a stop or a fault left it. `check` may change it; `label` describes how to reproduce it.
 
-    `action_ended`: the action completed and reported no failure. `left` is the resulting tree, not yet written to
-    `where`.
+    `action_ended` means that the action completed and reported no failure. `left` is the resulting tree, which is not
+    yet written to `where`.
     """
 
     where: Path
@@ -56,7 +56,7 @@ class State:
 
 @dataclass(frozen=True)
 class Failed:
-    """The result of an action that reports failures without raising, like `failed` rows."""
+    """The result of an action that returns its failures instead of raising them, as `failed` rows do."""
 
     reported: tuple[str, ...]
 
@@ -67,7 +67,7 @@ class Counts:
     `make crash` prints."""
 
     protocol: str = ""
-    calls: int = 0  # of log/fs.py in an undisturbed run, including reads
+    calls: int = 0  # calls of log/fs.py in a run without a fault, including reads
     stops: int = 0
     faults: int = 0
     states: int = 0
@@ -91,8 +91,8 @@ Check = Callable[[State], object]
 def few_in_check(names: Iterable[str], *in_check: str, drawn: Collection[str] = ()) -> list[Any]:
     """Return all names as parameters of a test, with marks.
 
-    `make check` runs only those in `in_check`, which are one or some cheap ones of each protocol, and each run only one
-    of the similar ones in `drawn`.
+    `make check` runs only the names in `in_check`, a few cheap ones of each protocol, and each run draws only one of
+    the similar names in `drawn`.
     """
     marks = {name: [] if name in in_check else [pytest.mark.long] for name in names}
     assert {*in_check, *drawn} <= set(marks), (in_check, drawn)
@@ -140,8 +140,8 @@ def for_every_stop(
 ) -> None:
     """Build `work_dir/origin` once with `start(path)`, and run `action(fs, root)` on a copy of it.
 
-    `check(state)` is called with every distinct state, including the one after the whole action. Pass the same
-    `counts` to several calls to check a state only once among all of them.
+    `check(state)` is called with every distinct state, including the one after the complete action. If several calls
+    get the same `counts`, each state is checked only once among all of them.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     origin, root, rng = _origin(start, work_dir), work_dir / "run", random.Random(seed)
@@ -163,7 +163,7 @@ def for_every_stop(
 
     fs.before_each = before_each
     reported = _run(fs, action, root)
-    assert not reported, f"the action fails without a fault: {reported}"
+    assert not reported, f"the action failed without a fault: {reported}"
     counts.calls = max(counts.calls, len(fs.calls))
     fs.check()
     look(True)
@@ -187,11 +187,10 @@ def for_every_fault(
 ) -> None:
     """Like `for_every_stop`, but every operation, including reads, fails in turn with each plausible error.
 
-    Without KEYTAIL_FAULTS=all a `share` of the faults is tried, selected by `seed`. The action must either end as if
-    nothing had happened, or raise OSError or KeytailError, or return `Failed`; the text must name the operation and
-    the file, and no descriptor may remain open. Names that end in one of `scratch` must be gone then, unless the
-    fault prevents their removal. `again(fs, root)` is run after a failed fsync: data that this fsync did not write is
-    never written.
+    Without KEYTAIL_FAULTS=all a `share` of the faults is tried, selected by `seed`. The action must succeed despite the
+    fault, raise OSError or KeytailError, or return `Failed`. The text must name the operation and the file, and no
+    descriptor may remain open. Afterwards no name may end in one of `scratch`, unless the fault prevents the removal.
+    `again(fs, root)` is run after a failed fsync: data that this fsync did not write is never written.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     origin, root, rng = _origin(start, work_dir), work_dir / "run", random.Random(seed)
@@ -215,7 +214,7 @@ def for_every_fault(
         _check(left, check, counts)
         if operation == "fsync" and again is not None and reported:
             fs.repair()
-            assert not _run(fs, again, root), f"at {label}: not done afterwards either"
+            assert not _run(fs, again, root), f"at {label}: the second run failed too"
             fs.check()
             left = _new_states(fs, f"{label}, then again", True, counts, work_dir, rng, partial_cuts, fault)
             _check(left, check, counts)
@@ -233,7 +232,8 @@ def _new_states(
     partial_cuts: int,
     fault: Fault | None = None,
 ) -> list[State]:
-    """Return the states that a stop leaves here and that were not seen before, without writing them to a disk."""
+    """Return the states that a stop leaves at this point and that were not seen before, without writing them to a disk.
+    """
     strategies: list[tuple[str, Tree]] = [
         ("as it is", fs.as_it_is()),
         ("power cut", fs.power_cut()),
@@ -243,7 +243,8 @@ def _new_states(
     states = []
     for strategy, tree in strategies:
         counts.states += 1
-        digest = f"{digest_of_tree(tree)} {ended}"  # the last state must also meet the conditions of the end
+        # the last state must also meet the conditions for the end of the action
+        digest = f"{digest_of_tree(tree)} {ended}"
         if digest not in counts.seen:
             counts.seen.add(digest)
             counts.distinct_states += 1
@@ -284,14 +285,14 @@ def _calls(origin: Tree, action: Action, root: Path, counts: Counts) -> list[tup
     write_tree(origin, root)
     fs = RecordingFileSystem(root, origin)
     reported = _run(fs, action, root)
-    assert not reported, f"the action fails without a fault: {reported}"
+    assert not reported, f"the action failed without a fault: {reported}"
     remove_tree(root)
     counts.calls = max(counts.calls, len(fs.calls))
     return fs.calls
 
 
 def _run(fs: RecordingFileSystem, action: Action, root: Path) -> list[str]:
-    """Run the action; return the reported failures, empty if there were none."""
+    """Run the action and return the reported failures."""
     try:
         result = action(fs, root)
     except (OSError, KeytailError) as error:
@@ -299,7 +300,7 @@ def _run(fs: RecordingFileSystem, action: Action, root: Path) -> list[str]:
             raise
         result = Failed((in_words(error),))
     left_open = [path for path in _open_files() if path.startswith(str(root))]
-    assert not left_open, f"descriptors remain open: {left_open}"
+    assert not left_open, f"descriptors remained open: {left_open}"
     return list(result.reported) if isinstance(result, Failed) else []
 
 
@@ -308,14 +309,14 @@ def _open_files() -> list[str]:
     for number in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{number}"))
-        except OSError:  # the descriptor of the listing itself
+        except OSError:  # the descriptor of this listing itself
             continue
     return found
 
 
 def _check_reported(fs: RecordingFileSystem, fault: Fault, reported: list[str]) -> None:
     """Check that a failure is reported with the system's text, the operation, the file, and a remedy."""
-    assert not (reported and fault.kind in GOES_ON), f"a partial read or write is no failure: {reported}"
+    assert not (reported and fault.kind in GOES_ON), f"a partial read or write was reported as a failure: {reported}"
     if not reported or fault.kind in GOES_ON:
         return
     words = [] if fault.kind == CUT else [str(fault.error().strerror), " while ", of_system(fault.error()).remedy or ""]
@@ -324,13 +325,14 @@ def _check_reported(fs: RecordingFileSystem, fault: Fault, reported: list[str]) 
 
 
 def _check_scratch(root: Path, operation: str, fault: Fault, reported: list[str], scratch: tuple[str, ...]) -> None:
-    """Check that no scratch is left, except files that the fault itself prevented from being listed or removed."""
+    """Check that no scratch files are left, except those that the fault itself prevented from being listed or removed.
+    """
     if not scratch or fault.may_keep_scratch or operation == "scan":
         return
     left = [name for name in read_tree(root) if name.endswith(scratch)]
-    assert len(left) <= (operation == "unlink"), f"left behind: {left}"
+    assert len(left) <= (operation == "unlink"), f"left: {left}"
 
 
 def digest_of(root: Path) -> str:
-    """Return a digest of names and contents (not of times)."""
+    """Return a digest of names and contents, but not of times."""
     return digest_of_tree(read_tree(root))

@@ -13,13 +13,15 @@ from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every
 from tests.crash.recorder import RecordingFileSystem
 from tests.crash.trees import Tree, digest_of_content, read_tree, remove_tree, write_tree
 
-RECOVERIES_EXPLORED = 1  # without KEYTAIL_SOAK
+RECOVERIES_EXPLORED = 1  # the number without KEYTAIL_SOAK
 SCRATCH = (".clean", ".tmp")
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A state. `run`: the expected result of the stopped run; `root` may be changed; `origin`: the initial state."""
+    """A state to check. `run` is the expected result of the stopped run, and `origin` the initial state; `root` may be
+    changed.
+    """
 
     state: State
     found: Found
@@ -34,10 +36,11 @@ class Visit:
 
 @dataclass
 class Explorer:
-    """Visits each state once; states that differ only in scratch files, which are never read, count as one.
+    """Visits each state once. States that differ only in scratch files, which are never read, count as one.
 
-    A recovery is the first part of a run, and ends in one of few states. Stopping in each recovery, and in the rest
-    of the run from each state in which a recovery ends, therefore covers all stops in every second run.
+    A recovery is the first part of a run, and ends in one of a few states. To cover all stops in every second run, it
+    is therefore sufficient to stop in each recovery, and in the rest of the run from each state in which a recovery
+    ends.
     """
 
     log_dir: LogDir
@@ -46,7 +49,7 @@ class Explorer:
     seed: int
     soak: bool = False
     partial_cuts: int = 1
-    fault_share: float = 0.05  # without KEYTAIL_SOAK
+    fault_share: float = 0.05  # the share without KEYTAIL_SOAK
     first: Counts = field(default_factory=lambda: Counts("compaction"))
     recoveries: Counts = field(default_factory=lambda: Counts("recovery of a compaction"))
     second: Counts = field(default_factory=lambda: Counts("compaction after a recovery"))
@@ -67,7 +70,9 @@ class Explorer:
         self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", self.partial_cuts)
 
     def explore_faults(self) -> None:
-        """Let every operation of a run fail in turn, and of the recovery of some of the states that a run leaves."""
+        """Let every operation of a run fail in turn, and those of the recovery from some of the states that a run
+        leaves.
+        """
         origin, run = self._begin()
         self._every_fault(origin, self.log_dir.run, run, self.first, "first", self.fault_share)
         states: dict[str, Tree] = {}
@@ -126,7 +131,7 @@ class Explorer:
             self._every_stop(recovered, self._run_again, again, self.second, None, "second", partial)
 
     def _recovered(self, tree: Tree) -> tuple[Tree, Found]:
-        """Return the result of an undisturbed recovery of a state."""
+        """Return the result of an undisturbed recovery from a state."""
         root = self.work_dir / "recovered"
         write_tree(tree, root)
         self.log_dir.recover(LOCAL, root)
@@ -135,7 +140,7 @@ class Explorer:
         return found
 
     def _run_after_a_fault(self, fs: RecordingFileSystem, root: Path) -> Failed:
-        """Run again. The expected result depends on what the first run replaced, and whether its checkpoint moved."""
+        """Run again. The expected result depends on what the first run replaced and whether its checkpoint moved."""
         self.after_a_fault = expect(self.log_dir, self._recovered(read_tree(root))[1])
         return self._run_again(fs, root)
 
@@ -182,7 +187,7 @@ def digest_without_scratch(root: Path) -> str:
 
 
 def digest_of_rest(tree: Tree) -> str:
-    """Return a digest of names and contents, and of the partitions that have scratch."""
+    """Return a digest of names and contents, and of the names of partitions that have scratch files."""
     digest = hashlib.blake2b(digest_size=16)
     with_scratch = set()
     for name in sorted(tree):

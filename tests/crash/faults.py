@@ -1,6 +1,6 @@
 """The faults of each operation of a file system, and the selection of those that are tried.
 
-A fault fails one operation, or that one and all later ones that the same cause affects: a disk stays full, a file
+A fault fails one operation, or that operation and all later ones with the same cause: a disk stays full, and a file
 system that became read-only stays read-only.
 """
 
@@ -12,11 +12,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# The first writes half of the data, then fails; the second writes half, and is called again for the rest.
+# The first writes half of the data and then fails; the second writes half, and is called again for the rest.
 SHORT_WRITE, PARTIAL_WRITE = "half is written, then ENOSPC", "half is written at a time"
 # The first returns half of the data, and is called again for the rest; the second returns half and then the end of the
-# file, as if it had been truncated.
-PARTIAL_READ, CUT = "half is read at a time", "the file was cut"
+# file, as if the file had been truncated.
+PARTIAL_READ, CUT = "half is read at a time", "the file was truncated"
 GOES_ON = {PARTIAL_WRITE, PARTIAL_READ}
 
 FAULTS_OF: dict[str, tuple[str, ...]] = {
@@ -46,13 +46,13 @@ FAULTS_OF: dict[str, tuple[str, ...]] = {
     "free_bytes": ("EIO",),
 }
 LASTING = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE")
-# Allocated space remains: written data can be synced on a full disk.
+# Allocated space remains, so written data can be synced on a full disk.
 _NOT_FULL = {"fsync"}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. `kind` is the name of an errno, or one of the sentences above."""
+    """A fault, whose `kind` is the name of an errno or one of the sentences above."""
 
     kind: str
     lasting: bool = False
@@ -67,7 +67,7 @@ class Fault:
 
     @property
     def may_keep_scratch(self) -> bool:
-        """Whether the fault may prevent the removal of files."""
+        """Return whether the fault may prevent the removal of files."""
         return self.lasting and self.kind in ("EIO", "EACCES", "EROFS", "EMFILE")
 
     def error(self) -> OSError:
@@ -82,7 +82,8 @@ def faults_of(operation: str) -> list[Fault]:
 
 
 def chosen(operations: Sequence[str], share: float, rng: random.Random) -> Iterator[tuple[int, Fault]]:
-    """Yield (number, fault): for each operation a `share` of its faults, rounded randomly (1.0: all)."""
+    """Yield (number, fault) for a `share` of the faults of each operation, rounded randomly; 1.0 selects all of them.
+    """
     for number, operation in enumerate(operations):
         faults = faults_of(operation)
         wanted = share * len(faults)

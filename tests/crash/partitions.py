@@ -1,4 +1,4 @@
-"""Small partition directories with replacements ready to commit, and the check of every state between.
+"""Small partition directories with replacements that are ready to commit, and the check of every state in between.
 
 The outputs are given explicitly: these tests check which bytes a broker finds, not why they were retained.
 """
@@ -25,10 +25,10 @@ NO_PRODUCERS = bytes.fromhex("0001 48674bc7 00000000")  # a producer snapshot wi
 
 @dataclass(frozen=True)
 class Group:
-    """Retained offsets of the sources; `txn_index` belongs to the last output, None for no such file.
+    """The retained offsets of some sources. `txn_index` belongs to the last output; None stands for no such file.
 
-    `continued` are the bases of the outputs after the first, each of which contains the retained offsets from its
-    base on.
+    `continued` has the base offsets of the outputs after the first; each contains the retained offsets from its base
+    on.
     """
 
     source_bases: tuple[int, ...]
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def outputs(self) -> dict[int, bytes]:
-        """The logs of the outputs by base."""
+        """Return the logs of the outputs by base offset."""
         bases = (self.base, *self.continued)
         return {
             low: log_of([o for o in self.kept if low <= o < high])
@@ -58,7 +58,9 @@ class Group:
 
     @property
     def parts(self) -> list[Group]:
-        """The parts: an output that begins where a source does is replaced separately, after those before it."""
+        """Return the parts: an output that begins where a source does is replaced separately, after the outputs before
+        it.
+        """
         starts = [base for base in self.outputs if base in self.source_bases]
         return [
             Group(
@@ -73,14 +75,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Partition:
-    """Segments by base, each with its offsets; the last one is the active segment."""
+    """Segments by base offset, each with its offsets; the last one is active."""
 
     segments: Mapping[int, Sequence[int]]
     groups: tuple[Group, ...]
     txn_indexes: Mapping[int, bytes] = field(default_factory=dict)
 
     def make(self, log_dir: Path) -> None:
-        """Write the partition with all files that exist before the first commit: sources, scratch, snapshots."""
+        """Write the partition with all files that exist before the first commit: sources, scratch files and snapshots.
+        """
         path = log_dir / PARTITION
         path.mkdir(parents=True)
         for base, offsets in self.segments.items():
@@ -102,14 +105,15 @@ class Partition:
 
     @property
     def parts(self) -> list[Group]:
-        """The parts that are replaced at once, in the order of the commits."""
+        """Return the parts that are each replaced in one step, in the order of the commits."""
         return [part for group in self.groups for part in group.parts]
 
     def judge(self, loaded: Loaded) -> list[bool]:
-        """Return which parts a broker finds replaced. AssertionError if it finds anything but sources or outputs.
+        """Return which parts a broker finds replaced. Raises AssertionError if it finds anything but sources or
+        outputs.
 
-        Sources at or above the end of their outputs may still exist after the commit: all their records were
-        superseded or had expired, so the result is equivalent with and without them.
+        Sources at or above the end of their outputs may still exist after the commit: all their records were superseded
+        or had expired, so the result with them is equivalent.
         """
         found = dict(loaded.segments)
         for base, segment in found.items():
@@ -131,19 +135,21 @@ class Partition:
                 replaced.append(True)
                 expected |= part.outputs.keys()
                 self._check_replaced(part, found, present)
-        assert replaced == sorted(replaced, reverse=True), f"a later part before an earlier one: {replaced}"
+        assert replaced == sorted(replaced, reverse=True), (
+            f"a later part was not replaced before an earlier one: {replaced}"
+        )
         sources = {base for part in self.parts for base in part.source_bases}
         for base in self.segments.keys() - sources:
             assert base in found and found[base].log == log_of(self.segments[base]), f"segment {base} changed"
-        assert found.keys() <= expected, f"found {sorted(found)}, expected only {sorted(expected)}"
+        assert found.keys() <= expected, f"found {sorted(found)}, but expected only {sorted(expected)}"
         return replaced
 
     def _check_replaced(self, part: Group, found: Mapping[int, LoadedSegment], present: list[int]) -> None:
         for base, log in part.outputs.items():
-            assert base in found, f"nothing at {base}"
-            assert found[base].log == log, f"neither source nor output at {base}"
+            assert base in found, f"no segment at {base}"
+            assert found[base].log == log, f"neither the source nor the output at {base}"
             if found[base].index is not None:
-                # For an empty, only output the source's index remains: nothing is deleted.
+                # If the only output is empty, the source's index remains, because nothing is deleted.
                 assert found[base].txn_index == part.txn_index_of(base) or part.end == base
         rest = [base for base in present if base != part.base]
         assert rest == [b for b in part.source_bases if b != part.base][-len(rest) or 99 :], rest
@@ -180,7 +186,7 @@ def _output_segment(base: int, log: bytes, txn_entries: bytes | None) -> OutputS
 
 
 def log_of(offsets: Sequence[int]) -> bytes:
-    """Return batches of two records; a record's key contains its offset."""
+    """Return batches of two records each; the key of a record contains its offset."""
     return _log_of(tuple(offsets))
 
 
@@ -194,7 +200,7 @@ def _log_of(offsets: tuple[int, ...]) -> bytes:
 
 
 def txn_index(*marker_offsets: int) -> bytes:
-    """Return entries of aborted transactions that began at offset 0 and ended with these markers."""
+    """Return the entries of aborted transactions that began at offset 0 and ended with these markers."""
     return b"".join(struct.pack(">hqqqq", 0, 1, 0, offset, offset + 1) for offset in marker_offsets)
 
 
@@ -205,7 +211,7 @@ def segment_data(base: int, log: bytes, txn_entries: bytes | None) -> dict[str, 
 
 
 def write_segment(path: Path, base: int, log: bytes, stage: str, txn_entries: bytes | None = None) -> None:
-    """Write the files of one segment, each with `stage` after its name."""
+    """Write the files of one segment, with `stage` appended to each name."""
     for suffix, data in segment_data(base, log, txn_entries).items():
         (path / f"{base:020d}{suffix}{stage}").write_bytes(data)
 

@@ -1,8 +1,7 @@
-"""A file system that can stop before any operation or let it fail, and computes the state that a power cut then
-leaves.
+"""A file system that can stop before any operation or let it fail, and computes the state that a power cut then leaves.
 
-Contents are durable up to their file's last fsync, names up to their directory's last fsync. The operations are also
-done in a real directory, so that the code under test reads its own changes.
+Contents are durable as of the last fsync of their file, and names as of the last fsync of their directory. The
+operations are also done in a real directory, so that the code under test reads its own changes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MUTATING = (
 
 
 class Stopped(BaseException):
-    """The process died here. Not an Exception, so that no handler of the code under test continues."""
+    """Raised where the process dies. Not an Exception, so that no handler of the code under test continues."""
 
 
 @dataclass
@@ -37,13 +36,13 @@ class _File:
     mtime_ns: int
     durable_content: bytes
     durable_mtime_ns: int
-    # After a failed fsync the pages count as clean: a later, successful one writes nothing.
+    # After a failed fsync the pages count as clean, so a later successful fsync writes nothing.
     fsync_failed: bool = False
 
 
 @dataclass
 class _Dir:
-    """A directory. `pending`: functions that apply the changes since its last fsync to its names."""
+    """A directory. The functions in `pending` apply the changes since its last fsync to its names."""
 
     now: dict[str, _Node] = field(default_factory=dict)
     durable: dict[str, _Node] = field(default_factory=dict)
@@ -63,8 +62,8 @@ class RecordingFileSystem(FileSystem):
 
     `stop_at(n)` stops before changing operation n (0 is the first); `torn` first does half of a write. `fail_at(n,
     fault)` lets call n fail, counting reads too. `before_each` is called before every changing operation; `as_it_is`
-    and the power cuts then return the state that a stop here leaves, and while a write is `torn`, the state after
-    half of it. `tree` is the content of `root`, if the caller knows it.
+    and the power cuts then return the state that a stop at this point leaves or, while a write is `torn`, the state
+    after half of that write. `tree` is the content of `root`, if the caller knows it.
     """
 
     def __init__(self, root: Path, tree: Tree | None = None) -> None:
@@ -72,13 +71,13 @@ class RecordingFileSystem(FileSystem):
         self.root = root
         self.operations: list[tuple[str, tuple[Any, ...]]] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.failed: list[tuple[str, str]] = []  # operations that were made to fail, each with the file's name
+        self.failed: list[tuple[str, str]] = []  # operations that were made to fail, each with the name of its file
         self._stop_at: int | None = None
         self._torn = False
         self._stopped = False
         self._fail_at: int | None = None
         self._fault: Fault | None = None
-        self._halves = False  # the present call does only half of what is requested
+        self._does_half = False  # the present call does only half of what was requested
         self._open: dict[int, _File] = {}
         self._tree = _dir_of(read_tree(root) if tree is None else tree)
         self.before_each: Callable[[str, tuple[Any, ...]], object] | None = None
@@ -94,7 +93,7 @@ class RecordingFileSystem(FileSystem):
         return self
 
     def repair(self) -> None:
-        """Stop failing."""
+        """Let no further operation fail."""
         self._fault = None
 
     def close_all(self) -> None:
@@ -118,11 +117,11 @@ class RecordingFileSystem(FileSystem):
         if fault is None:
             return super()._look(operation, arguments, action)
         if fault.kind in GOES_ON:
-            self._halves = True
+            self._does_half = True
             try:
                 return super()._look(operation, arguments, action)
             finally:
-                self._halves = False
+                self._does_half = False
         if fault.kind == CUT:
             return self._cut(operation, arguments, action)
 
@@ -143,7 +142,7 @@ class RecordingFileSystem(FileSystem):
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], Any]) -> Any:
         assert operation in MUTATING, f"the recorder does not know {operation}"
         if self._stopped:
-            raise Stopped  # a dead process does nothing more
+            raise Stopped  # a dead process makes no more changes
         if self.before_each is not None:
             self.before_each(operation, arguments)
         if len(self.operations) == self._stop_at:
@@ -155,18 +154,18 @@ class RecordingFileSystem(FileSystem):
         if fault is not None and fault.kind not in GOES_ON:
             return super()._change(operation, arguments, lambda: self._fail(operation, arguments, fault))
         self.operations.append((operation, _short(arguments)))
-        self._halves = fault is not None
+        self._does_half = fault is not None
         try:
-            # The real fsync is skipped: nothing needs to reach the disk.
+            # The real fsync is omitted, because nothing needs to reach the disk.
             done = (lambda: None) if operation in ("fsync", "fsync_dir") else action
             result = super()._change(operation, arguments, done)
         finally:
-            self._halves = False
+            self._does_half = False
         getattr(self, f"_did_{operation}")(*arguments, result)
         return result
 
     def _fault_now(self, operation: str, arguments: tuple[Any, ...]) -> Fault | None:
-        """Count the call; return its fault, or None."""
+        """Count the call, and return its fault, or None."""
         number = len(self.calls)
         self.calls.append((operation, _short(arguments)))
         fault = self._fault
@@ -203,7 +202,7 @@ class RecordingFileSystem(FileSystem):
         return super()._read_some(fd, view[: self._share(view)], position)
 
     def _share(self, view: memoryview) -> int:
-        return (len(view) + 1) // 2 if self._halves else len(view)
+        return (len(view) + 1) // 2 if self._does_half else len(view)
 
     def _did_create(self, path: str, fd: int) -> None:
         directory, name = self._split(path)
@@ -283,10 +282,10 @@ class RecordingFileSystem(FileSystem):
         assert isinstance(found, _Dir), path
         return found
 
-    # States after the stop
+    # States after a stop
 
     def as_it_is(self) -> Tree:
-        """Return the state after the process died, but not the machine."""
+        """Return the state after the process died, but the machine did not."""
         return _flat(self._tree, lambda made: made.now, lambda file: (file.content, file.mtime_ns))
 
     def power_cut(self) -> Tree:
@@ -296,9 +295,10 @@ class RecordingFileSystem(FileSystem):
         )
 
     def partial_power_cut(self, rng: random.Random, *, in_order: bool) -> Tree:
-        """Return a state with some of the unsynced changes: per directory the earliest ones, or any; also per file.
+        """Return a state with some of the unsynced changes: of each directory either the earliest ones or any; also of
+        each file.
 
-        Journaling file systems keep the order of changes to names; only tests that do not rely on this show whether
+        Journaling file systems keep the order of changes to names. Only tests that do not rely on this show whether
         every fsync is in the right place.
         """
 
@@ -380,7 +380,7 @@ def _file(node: _Node) -> _File:
 
 
 def _short(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Abbreviate for output: names instead of paths, sizes instead of contents."""
+    """Abbreviate arguments for output: names instead of paths, sizes instead of contents."""
     return tuple(
         os.path.basename(a) if isinstance(a, str) else len(a) if isinstance(a, memoryview) else a for a in arguments
     )

@@ -1,4 +1,4 @@
-"""Stop before every file operation of appends, rolls, flushes and a close.
+"""Stops before every file operation of appends, rolls, flushes and a close.
 
 A broker that recovers the remaining files has everything that was flushed, and the earliest written part of the rest
 (log/append/APPEND.md, "After a log was not closed").
@@ -35,7 +35,9 @@ def _batch(n: int) -> bytes:
 
 
 def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tuple[int, int]]) -> None:
-    """Append, roll and flush. `flushed` receives (operations done, log end offset) whenever all below is durable."""
+    """Append, roll and flush. `flushed` receives (operations done, log end offset) whenever all data below that offset
+    is durable.
+    """
 
     def promise(end: int) -> None:
         flushed.append((len(fs.operations) if isinstance(fs, RecordingFileSystem) else 0, end))
@@ -71,7 +73,9 @@ def _whole(work_dir: Path, config: AppendConfig) -> bytes:
 
 
 class Promises:
-    """Conditions of every state: Kafka's model loses nothing that was flushed, and keytail opens only correct logs."""
+    """The conditions that every state meets: Kafka's model loses nothing that was flushed, and keytail opens only
+    correct logs.
+    """
 
     def __init__(self, work_dir: Path, config: AppendConfig) -> None:
         self.config, self.whole = config, _whole(work_dir, config)
@@ -81,7 +85,7 @@ class Promises:
         _traffic(fs, root, self.config, self._flushed)
 
     def flushed_by(self, state: State) -> int:
-        """Return the offset up to which all was promised to be durable when the action stopped here."""
+        """Return the offset up to which all data was durable when the action stopped at this state."""
         return max((end for done, end in self._flushed if done <= len(state.operations)), default=0)
 
     def check(self, state: State) -> None:
@@ -92,14 +96,14 @@ class Promises:
         has_logs = any(directory.glob("*.log"))
         logs = recovered_logs(directory, 0) if has_logs else {}
         found = b"".join(logs[base] for base in sorted(logs))
-        assert self.whole.startswith(found), "not what was appended first"
+        assert self.whole.startswith(found), "the log is not a prefix of what was appended"
         flushed = self.flushed_by(state)
-        assert _end(found) >= flushed, f"ends at {_end(found)}, flushed up to {flushed}"
+        assert _end(found) >= flushed, f"the log ends at {_end(found)}, but was flushed up to {flushed}"
         if state.action_ended:
             assert found == self.whole
             PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS).close()
         elif has_logs:
-            try:  # some states look like a log that was closed, and are valid
+            try:  # some states are those of a closed log, and valid
                 log = PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS)
             except (Refused, CorruptLog):
                 return
@@ -112,15 +116,15 @@ def make_dir(root: Path) -> None:
     (root / PARTITION).mkdir(parents=True)
 
 
-def test_a_broker_has_all_that_was_flushed(fast_dir: Path) -> None:  # noqa: F811
+def test_a_broker_has_everything_that_was_flushed(fast_dir: Path) -> None:  # noqa: F811
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
     counts = Counts("append")
     for_every_stop(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts)
     assert counts.distinct_states > 60
 
 
-def test_a_fault_does_no_harm_or_ends_the_log(fast_dir: Path) -> None:  # noqa: F811
-    """After an error the log accepts nothing more, and leaves the state of a crash."""
+def test_after_a_fault_the_log_is_correct_or_accepts_no_more(fast_dir: Path) -> None:  # noqa: F811
+    """After an error the log accepts nothing more, and its files are those of a crash."""
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
     counts = Counts("append, faults")
     for_every_fault(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts,
@@ -130,8 +134,8 @@ def test_a_fault_does_no_harm_or_ends_the_log(fast_dir: Path) -> None:  # noqa: 
 
 @pytest.mark.interop
 def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """This also holds if no appended data is left: no checkpoint contains its start."""
-    opened: list[int] = []  # number of operations done at opening
+    """This also holds if no appended data is left, although no checkpoint contains the start of the log."""
+    opened: list[int] = []  # the number of operations done when the log was opened
 
     def action(fs: RecordingFileSystem, root: Path) -> None:
         opened.clear()
@@ -156,7 +160,7 @@ def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> N
 
 @pytest.mark.interop
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_kafka_recovers_what_was_flushed(preallocate: bool, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+def test_kafka_recovers_everything_that_was_flushed(preallocate: bool, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": preallocate}))
     counts = Counts()
     configs = {"segment.index.bytes": CONFIG.index_bytes, "preallocate": str(preallocate).lower()}

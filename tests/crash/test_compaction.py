@@ -1,8 +1,9 @@
-"""Stop before every file operation of whole compactions, of the recovery, and of the run after it.
+"""Stops before every file operation of whole compactions, of the recovery, and of the next run.
 
-Each stop gives several states: as it is, after a power cut, after partial ones. What a broker finds meets promises 1
-and 2, no checkpoint is ahead of its segments, and keytail's next run has the result of the reference model (promise 5).
-KEYTAIL_SOAK=1 tries more of everything, KEYTAIL_SEED repeats the random log dirs of a run.
+Each stop gives several states: the directory as it is, after a power cut, and after partial power cuts. What a broker
+finds meets promises 1 and 2, no checkpoint is ahead of its segments, and keytail's next run has the result of the
+reference model (promise 5). KEYTAIL_SOAK=1 tries more of everything, and KEYTAIL_SEED repeats the random log dirs of a
+run.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ SHAPES = {
         )
     ),
 }  # fmt: skip
-# Merges exercise every step of a replacement. Few of the partial power cuts show a wrong order of names.
+# Merges exercise every step of a replacement. Only a few of the partial power cuts reveal a wrong order of names.
 MOST_CUTS = "merges"
 IN_CHECK = "several groups, and producers that must stay known"
 RANDOM = 20 if SOAK else 1
 NAMES = [*SHAPES, *(f"random {number}" for number in range(RANDOM))]
-# Several groups, each with other contents: a run draws one of these.
+# These have several groups, each with other contents; a run draws one of them.
 ALIKE = [
     "tombstones in later groups than what they delete", "empty outputs", "the first dirty offset inside a segment",
     "transactions across groups: committed, aborted, and one open", "random 0",
@@ -87,7 +88,7 @@ ALIKE = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(NAMES, IN_CHECK, drawn=ALIKE))
-def test_every_stop_of_a_compaction_and_of_the_run_after_it(
+def test_every_stop_of_a_compaction_and_of_the_run_after_it_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -103,14 +104,14 @@ def test_every_stop_of_a_compaction_and_of_the_run_after_it(
     explorer.explore()
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {explorer}; losses 0")
-    if name in SHAPES:  # a random log may compact to itself
+    if name in SHAPES:  # a random log may already be compact
         assert explorer.first.distinct_states > 50
         assert explorer.recoveries.distinct_states > 10
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(NAMES, IN_CHECK, drawn=ALIKE))
-def test_every_fault_of_a_compaction_and_of_its_recovery(
+def test_every_fault_of_a_compaction_and_of_its_recovery_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -144,7 +145,7 @@ def digest_after_a_run(log_dir: LogDir, root: Path) -> str:
     judge(log_dir, start, Expected(start, start.files(), start.checkpoints), ended=False)
     log_dir.run(LOCAL, root)
     run = expect(log_dir, start)
-    assert run.checkpoints != start.checkpoints, "nothing to compact"
+    assert run.checkpoints != start.checkpoints, "the run compacted nothing"
     judge(log_dir, find(log_dir, root), run, ended=True)
     digest = digest_of(root)
     shutil.rmtree(root)
@@ -152,27 +153,30 @@ def digest_after_a_run(log_dir: LogDir, root: Path) -> str:
 
 
 def check_next_run(log_dir: LogDir, state: Visit, undisturbed: str, settled: Settled) -> None:
-    """Check promise 5; no more files than after an undisturbed run, and a further run changes nothing."""
+    """Check promise 5, and that there are no more files than after an undisturbed run, and that a further run changes
+    nothing.
+    """
     run = expect(log_dir, state.found)
     found, digest = settled.run(log_dir, state)
     judge(log_dir, found, run, ended=True)
     assert found.files() == run.files
     assert found.checkpoints == run.checkpoints
     if state.found == state.origin:
-        assert digest == undisturbed, "not the bytes of an undisturbed run"
+        assert digest == undisturbed, "the bytes differ from those of an undisturbed run"
 
 
 @dataclass
 class Settled:
-    """Caches the results of next runs. A run begins with a recovery, and recoveries end in few states.
+    """Caches the results of next runs: a run begins with a recovery, and recoveries end in few states.
 
-    From each of these, one whole run is made for every kind of leftovers before it. Other states with the same kinds
-    of leftovers are equal to the byte after recovery, and therefore have the same result; KEYTAIL_SOAK=1 runs them
-    all.
+    From each of these states, one whole run is made for every kind of leftovers before the recovery. Other states with
+    the same kinds of leftovers are equal to the byte after recovery, and therefore have the same result; KEYTAIL_SOAK=1
+    runs them all.
     """
 
     ends: dict[tuple[object, ...], tuple[Found, str]] = field(default_factory=dict)
-    again: set[str] = field(default_factory=set)  # results, with their logs' times, that a further run leaves unchanged
+    # results, with the times of their logs, that a further run leaves unchanged
+    again: set[str] = field(default_factory=set)
 
     def run(self, log_dir: LogDir, state: Visit) -> tuple[Found, str]:
         """Return what a broker finds at the end, and the digest of all files."""
@@ -194,13 +198,13 @@ class Settled:
             check_names(log, found, root / log.name)
         if (ended := digest_of_tree(tree, times_of=".log")) not in self.again:
             log_dir.run(LOCAL, root, "r3")
-            assert digest_of(root) == digest, "one more run changes something"
+            assert digest_of(root) == digest, "one more run changed something"
             self.again.add(ended)
         return found, digest
 
 
 def check_names(log: Log, found: Found, path: Path) -> None:
-    """Check that nothing is left over, and that each segment but the first, and the log end, has a snapshot."""
+    """Check that nothing is left over, and that the log end and each segment except the first have a snapshot."""
     bases = found.logs[log.name].segments
     assert log.end == end_of({base: segment.log for base, segment in bases.items()})
     expected = {"leader-epoch-checkpoint", f"{log.end:020d}.snapshot"}
@@ -209,4 +213,4 @@ def check_names(log: Log, found: Found, path: Path) -> None:
     expected |= {f"{base:020d}.snapshot" for base in bases if base}
     present = {file.name for file in path.iterdir()}
     assert expected <= present, expected - present
-    assert present == expected, f"left over: {present - expected}"
+    assert present == expected, f"leftovers: {present - expected}"

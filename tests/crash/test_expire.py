@@ -1,7 +1,7 @@
-"""Stop before every file operation of `expire`, or let it fail.
+"""Stops before every file operation of `expire`, and lets each one fail.
 
 No data that must be retained is lost, a broker serves the log as it was before the run or as it is after it, and the
-next run, or a broker, completes the work. Also tests the states in the table of EXPIRE.md.
+next run, or a broker, completes the work. The states in the table of EXPIRE.md are tested too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.reference.loader import load
 
 SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)}
 END = 34
-NOW_MS = 1_000_025  # records of offset n have the timestamp 1,000,000 + n
+NOW_MS = 1_000_025  # the record of offset n has the timestamp 1,000,000 + n
 BY_TIME = Retention(retention_ms=5)
 UNLIMITED = Retention(retention_ms=-1)
 
@@ -43,7 +43,7 @@ class Case:
 
     retention: Retention
     first: int
-    log_start: int | None = None  # in the checkpoint
+    log_start: int | None = None  # the log start offset in the checkpoint
     clean_shutdown: bool = True
     checkpoints: dict[str, int] = field(
         default_factory=lambda: {"replication-offset-checkpoint": END, "recovery-point-offset-checkpoint": END}
@@ -90,7 +90,7 @@ def look(fs: FileSystem, root: Path) -> tuple[PartitionFacts, int | None]:
 
 
 def run(fs: FileSystem, root: Path, retention: Retention) -> Failed | None:
-    """Run an executing `expire` on a partition."""
+    """Run `expire` with `--execute` on a partition."""
     facts, _ = look(fs, root)
     if facts.leftovers:
         recover(fs, facts.path)
@@ -113,7 +113,9 @@ def checkpoints(root: Path) -> dict[str, dict[tuple[str, int], int]]:
 
 
 def served(root: Path) -> tuple[int, list[int], int]:
-    """Return what a broker that starts here serves: the start offset, the offsets, the end offset."""
+    """Return what a broker that starts on these files serves: the log start offset, the offsets, and the log end
+    offset.
+    """
     loaded = load(root / PARTITION)
     first = min(loaded.segments)
     start = max(read_offsets(LOCAL, str(root / "log-start-offset-checkpoint")).get(("orders", 0), 0), first)
@@ -124,7 +126,9 @@ def served(root: Path) -> tuple[int, list[int], int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_every_stop_and_fault_of_expire_loses_nothing_else(
+    name: str, fast_dir: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
+) -> None:
     case = CASES[name]
     case.make(fast_dir / "origin")
     before = served(fast_dir / "origin")
@@ -158,7 +162,7 @@ def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureF
         assert retained.items() <= files.items(), "a retained file has changed"
         if state.action_ended:
             assert files == left
-        # Once the log start offset is written, the work is completed without any retention.
+        # Once the log start offset is written, the next run completes the work without any retention.
         retention = UNLIMITED if found[0] == after[0] != before[0] else case.retention
         assert run(LOCAL, state.root, retention) is None
         assert partition_files(state.root) == left
@@ -177,8 +181,8 @@ def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("name", ["by time", "by size, an entry below", "all"])
-def test_on_a_full_disk_the_oldest_segment_makes_room(name: str, tmp_path: Path) -> None:
-    """Nothing can be created or written before something was unlinked."""
+def test_on_a_full_disk_the_oldest_segment_is_removed_first(name: str, tmp_path: Path) -> None:
+    """Nothing can be created or written until a file has been removed."""
     case = CASES[name]
     for root in (tmp_path / "roomy", tmp_path / "full"):
         case.make(root)
@@ -192,7 +196,7 @@ def test_on_a_full_disk_the_oldest_segment_makes_room(name: str, tmp_path: Path)
 
 
 class FullDisk(FileSystem):
-    """Has no space for anything new until a `.log` has been unlinked."""
+    """Has no space for new data until a `.log` file has been removed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +217,9 @@ class FullDisk(FileSystem):
 @pytest.mark.interop
 @pytest.mark.parametrize("name", ["by time", "all"])
 def test_kafka_starts_on_every_stop(name: str, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Kafka's loader finds the log as it was before or is after the run; Kafka's retention completes the work."""
+    """Kafka's loader finds the log as it was before the run or as it is after it, and Kafka's retention completes the
+    work.
+    """
     case = CASES[name]
 
     def check(state: State) -> None:
@@ -280,7 +286,7 @@ def row_7(root: Path) -> None:
     run(LOCAL, root, BY_TIME)
 
 
-# By row: the function that creates the state, and the offset from which a broker that starts then serves.
+# For each row, the function that creates the state, and the offset from which a broker that starts on it serves.
 ROWS: dict[int, tuple[Callable[[Path], None], int]] = {
     1: (row_1, 0), 2: (row_2, 20), 3: (row_3, 20), 4: (row_4, 20), 5: (row_5, 20), 6: (row_6, 20), 7: (row_7, 20),
 }  # fmt: skip
@@ -293,7 +299,7 @@ def test_each_row_of_the_table_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_a_state_of_the_table(number: int, tmp_path: Path) -> None:
+def test_a_state_of_the_table_is_resolved(number: int, tmp_path: Path) -> None:
     case, (build, start) = CASES["by time"], ROWS[number]
     case.make(tmp_path / "whole")
     run(LOCAL, tmp_path / "whole", case.retention)
@@ -305,7 +311,7 @@ def test_a_state_of_the_table(number: int, tmp_path: Path) -> None:
     assert read_epochs(LOCAL, str(tmp_path / "d" / PARTITION / "leader-epoch-checkpoint")) == [(2, 20), (5, 25)]
 
 
-def test_the_policy_of_a_compacted_topic_finishes_too(tmp_path: Path) -> None:
+def test_an_expire_of_a_compacted_topic_is_completed_too(tmp_path: Path) -> None:
     case = CASES["by time"]
     case.make(tmp_path / "d")
     row_2(tmp_path / "d")

@@ -1,7 +1,7 @@
-"""Stop before every file operation of an import, and let each one fail.
+"""Stops before every file operation of an import, and lets each one fail.
 
-A broker finds all of it or nothing, the producers' state is never lost, and after the next run the partition contains
-the import once.
+A broker finds the complete import or nothing of it, the state of producers is never lost, and after the next run the
+partition contains the import once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.indexing import index_files
 from tests.reference.loader import load_alike
 
-SHARE = 0.03  # of the faults, without KEYTAIL_FAULTS=all
+SHARE = 0.03  # the share of the faults without KEYTAIL_FAULTS=all
 SCRATCH = (".clean", ".tmp", ".cleaned")
 RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 
 
 def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:
-    """Return the logs of one replica, as a starting broker finds them."""
+    """Return the logs of one replica as a broker that starts finds them."""
     return {
         base: item.log for base, item in load_alike(case.dirs(root)[number] / PARTITION).segments.items() if item.log
     }
@@ -52,7 +52,7 @@ def records_in(logs: dict[int, bytes]) -> list[Rec]:
 
 
 def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, bytes], number: int = 0) -> bool:
-    """Return whether a broker finds the import. AssertionError for anything but all of it or nothing."""
+    """Return whether a broker finds the import. Raises AssertionError if it finds only a part of it."""
     path = case.dirs(root)[number] / PARTITION
     loaded = load_alike(path)
     logs = logs_of(case, root, number)
@@ -65,12 +65,12 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
     end = case.end + case.count if is_there else case.end
     usable = [offset for offset in loaded.snapshots if 0 < offset <= end]
     if case.snapshots:
-        assert usable, "a broker forgets all producers"
+        assert usable, "a broker would lose the state of all producers"
         newest = max(usable)
         files = {name: file.read_bytes() for name in (f"{newest:020d}.snapshot.swap", f"{newest:020d}.snapshot")
                  if (file := path / name).exists()}  # fmt: skip
         state = case.snapshots.get(newest) if newest <= case.end else case.snapshots[case.end]
-        assert set(files.values()) == {state}, f"the snapshot at {newest} is another"
+        assert set(files.values()) == {state}, f"the snapshots at {newest} differ"
     lines = (path / "leader-epoch-checkpoint").read_text().splitlines()[2:]
     epochs = [tuple(map(int, line.split())) for line in lines]
     if is_there:
@@ -82,7 +82,7 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
 
 
 def drive(case: Case, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
-    """Run what the driver runs, with a task in this process."""
+    """Run what the driver runs, with the task in this process."""
     replicas = case.replicas(fs, root)
     if reasons := [reason for replica in replicas for reason in refusals(replica.facts, RULES)]:
         return Failed(tuple(reasons))
@@ -114,7 +114,7 @@ def check_of_one(
         assert is_there or not state.action_ended
         plan = case.run(LOCAL, state.root, "r2")
         assert judge(case, state.root, before, after)
-        assert plan.record is not None or not is_there, "an existing import was started again"
+        assert plan.record is not None or not is_there, "an existing import was repeated"
         assert names_of(case, state.root) - {"keytail-import.tmp", "leader-epoch-checkpoint.tmp"} == names
         end = case.end + case.count
         for checkpoint in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
@@ -133,7 +133,7 @@ def check_of_two(case: Case, before: dict[int, bytes], after: dict[int, bytes]) 
         assert (first and second) or not state.action_ended
         for log_dir in case.dirs(state.root):
             moved = f"orders 0 {case.end + case.count}" in (log_dir / "replication-offset-checkpoint").read_text()
-            assert not moved or second, "an offset counts as committed that one replica does not have"
+            assert not moved or second, "the high watermark is above the log end of a replica"
         case.run(LOCAL, state.root, "r2")
         assert judge(case, state.root, before, after, 0)
         assert judge(case, state.root, before, after, 1)
@@ -143,7 +143,7 @@ def check_of_two(case: Case, before: dict[int, bytes], after: dict[int, bytes]) 
 
 
 @pytest.mark.parametrize("name", few_in_check(CASES, "one segment"))
-def test_all_or_nothing_at_every_stop(
+def test_a_broker_finds_all_or_nothing_of_an_import_at_every_stop(
     name: str,
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
@@ -157,7 +157,7 @@ def test_all_or_nothing_at_every_stop(
 
 
 @pytest.mark.long
-def test_replicas_never_differ_but_by_the_whole_import(
+def test_replicas_differ_at_most_by_the_whole_import(
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
 ) -> None:
@@ -171,7 +171,7 @@ def test_replicas_never_differ_but_by_the_whole_import(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_or_nothing_at_every_fault(
+def test_a_broker_finds_all_or_nothing_of_an_import_at_every_fault(
     name: str,
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
@@ -186,12 +186,12 @@ def test_all_or_nothing_at_every_fault(
 
 @pytest.mark.long
 @pytest.mark.parametrize("one_has_it", [False, True])
-def test_replicas_never_differ_but_by_the_whole_import_at_every_fault(
+def test_replicas_differ_at_most_by_the_whole_import_at_every_fault(
     one_has_it: bool,
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    """Faults of the whole import, and of a run that finds it only in the first replica."""
+    """Faults occur in the whole import, and in a run that finds the import only in the first replica."""
     case, counts = TWO_REPLICAS, Counts("import into two replicas, faults")
     before, after = expected_logs(case, tmp_path)
 
@@ -238,7 +238,7 @@ def test_kafka_finds_all_or_nothing_at_every_stop(
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    """Uses Kafka's own loader; also tests a run after a broker has started on the remaining files."""
+    """Kafka's own loader is used; a run after a broker has started on the remaining files is tested too."""
     case, counts = CASES[name], Counts("import, opened by Kafka")
     before, after = expected_logs(case, tmp_path)
     known = producers_of(tmp_path / "whole", case, kafka)
@@ -279,7 +279,7 @@ def segment_files(case: Case, root: Path, number: int) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_every_stop_of_the_second_run_too(
+def test_every_stop_of_the_second_run(
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
 ) -> None:

@@ -1,9 +1,9 @@
-"""Stop runs out of place before every file operation, or let each one fail. The target is empty, or the output of an
+"""Stops runs out of place before every file operation, and lets each one fail. The target is empty, or the output of an
 earlier run after which one partition of the source has changed.
 
-In every state the source is unchanged in bytes and times; no broker can start on an incomplete target; each partition
-in the target whose record is finished has the contents of one of the two runs; and the next run ends with the same
-target as an undisturbed run.
+In every state, the bytes and times of the source are unchanged, no broker can start on an incomplete target, and each
+partition in the target whose record is finished has the contents of one of the two runs. The next run ends with the
+same target as an undisturbed run.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def failures(fs: FileSystem, root: Path) -> Failed:
 
 
 def without_records(tree: Tree, prefix: str) -> Tree:
-    """Return the files below `prefix`: for a record only its name, for other files of the log dir name and contents,
-    for files of partitions also the time."""
+    """Return the files below `prefix`: names of records, names and contents of other files of the log dir, and also the
+    times of files of partitions.
+    """
     found: Tree = {}
     for path, (content, mtime_ns) in tree.items():
         if path.startswith(prefix):
@@ -148,7 +149,7 @@ def test_after_every_stop_and_fault_the_source_is_unchanged_and_the_next_run_fin
         left = state.tree
         assert {n: f for n, f in left.items() if n.startswith("logs/")} == {
             n: f for n, f in start.items() if n.startswith("logs/")
-        }, "the source was changed"
+        }, "the source has changed"
         out = without_records(left, "out/")
         if names.META_PROPERTIES in out:
             assert out in (wanted, without_records(start, "out/")), "a broker could start on an incomplete target"

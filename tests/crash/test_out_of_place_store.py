@@ -1,6 +1,6 @@
-"""An object store that fails at each call in turn, once or permanently.
+"""Lets each call to an object store fail in turn, once or permanently.
 
-Everything that counts as done there is complete, no broker can start on anything incomplete, and the next run ends with
+Every partition that counts as done is complete, no broker can start on an incomplete target, and the next run ends with
 the objects of an undisturbed one. CI tries a fifth of the calls, selected by the seed; `make crash` tries all.
 """
 
@@ -33,9 +33,9 @@ URI = "s3://bucket/backup"
 
 
 class Memory:
-    """The used part of pyarrow's filesystems, over a dictionary: an object exists once it is closed.
+    """The methods of pyarrow's file systems that are used, on a dictionary; an object exists once it is closed.
 
-    Call `fails_at` fails, and with `lasting` all that follow.
+    Call `fails_at` fails, and with `lasting` all later calls fail too.
     """
 
     type_name = "memory"
@@ -92,7 +92,7 @@ class _Object(io.BytesIO):
 
 
 def send(root: Path, remote: Memory, scratch: Path) -> list[ResultRow] | str:
-    """Return the rows of a run, or the exception that ended it."""
+    """Return the rows of a run, or the text of the exception that ended it."""
     with (
         patch.object(object_store, "_connected", lambda uri: (remote, "bucket/backup")),
         patch.object(Target, "entries", Target._entries),
@@ -110,7 +110,7 @@ def without_records(objects: dict[str, bytes]) -> dict[str, bytes]:
 
 @pytest.mark.one_of()
 @pytest.mark.parametrize("lasting", [pytest.param(True, marks=pytest.mark.long), False])
-def test_every_call_fails_in_turn(fast_dir: Path, lasting: bool) -> None:  # noqa: F811
+def test_a_failure_of_any_call_leaves_no_incomplete_target(fast_dir: Path, lasting: bool) -> None:  # noqa: F811
     root, scratch = fast_dir / "root", fast_dir / "scratch"
     scratch.mkdir()
     make_first(root)

@@ -1,8 +1,8 @@
-"""Stop before, and fail, every file operation of compactions in passes of one group each.
+"""Stops before every file operation of compactions in passes of one group each, and lets each one fail.
 
-Between passes the state is one that a compaction in one pass also reaches, so that the checks are the same: what a
-broker finds meets promises 1 and 2, no checkpoint is ahead of its segments, and the next run has the result of the
-reference model.
+The state between passes is one that a compaction in one pass also reaches, so the checks are the same: what a broker
+finds meets promises 1 and 2, no checkpoint is ahead of its segments, and the next run has the result of the reference
+model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from tests.run.engines import LikeSpark
 
 
 class InPasses(LogDir):
-    """Writes each group after those before it have been replaced; the next run may do all at once."""
+    """A log dir whose run writes each group after the earlier groups have been replaced; the next run may use one pass.
+    """
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
         with (
@@ -70,7 +71,7 @@ def test_every_stop_and_fault_of_passes(
     logs, join = SHAPES_OF_PASSES[name]
     log_dir, at_once = InPasses(logs, join), LogDir(logs, join)
     undisturbed, settled = digest_after_a_run(at_once, fast_dir / "undisturbed"), Settled()
-    assert digest_after_a_run(log_dir, fast_dir / "passes") == undisturbed, "not the bytes of one pass"
+    assert digest_after_a_run(log_dir, fast_dir / "passes") == undisturbed, "the bytes differ from those of one pass"
     next_run = at_once if name == TRANSACTIONS else log_dir
 
     def visit(state: Visit) -> None:
@@ -90,7 +91,7 @@ def test_every_stop_and_fault_of_passes(
     assert counts.distinct_states > 50
 
 
-def test_states_between_passes_exist(fast_dir: Path) -> None:  # noqa: F811
+def test_a_stopped_pass_leaves_the_state_after_its_last_group(fast_dir: Path) -> None:  # noqa: F811
     """The tests above stop in states between passes: a stopped pass leaves the state after its last group."""
     logs, join = SHAPES_OF_PASSES["passes in the clean section"]
     log_dir = InPasses(logs, join)

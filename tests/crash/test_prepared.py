@@ -1,7 +1,7 @@
-"""Stop before every file operation of a preparation and of the commit after it, and let each of them fail.
+"""Stops before every file operation of a preparation and of its commit, and lets each one fail.
 
-At every stop a broker finds what it would find after a stop of a compaction in one run, and the next run, which commits
-what was prepared or discards it, has the result of the reference model. Inodes are ignored: the states are
+At every stop a broker finds what it would find after a stop of a compaction in a single run, and the next run, which
+commits or discards the preparation, has the result of the reference model. Inodes are ignored, because the states are
 written to a disk again. KEYTAIL_SEED repeats the random log dirs of a run.
 """
 
@@ -129,7 +129,9 @@ class InTwoSteps(LogDir):
         facts = survey_partition(fs, listing, entry)
         if recovers and facts.leftovers:
             record, _ = read_record(fs, entry.path, facts.leftovers)
-            if record is None or not record.files.issuperset(facts.leftovers):  # as in compact/steps.py
+            if record is None or not record.files.issuperset(
+                facts.leftovers
+            ):  # this is the condition of compact/steps.py
                 recover(fs, entry.path, record.files if record else ())
                 facts = survey_partition(fs, listing, entry)
         if facts.problems:
@@ -148,7 +150,7 @@ def _is_not_run(task: CleaningTask, attempt: str) -> None:
     raise AssertionError
 
 
-# Two commits, a checkpoint shared by partitions, transactions with their indexes; and one drawn from all others.
+# Two commits, a checkpoint shared by partitions, transactions with their indexes, and one drawn from all others.
 IN_CHECK = "partitions that share a checkpoint file"
 DRAWN = [name for name in (*SHAPES, "random 0", "random 1") if name != IN_CHECK]
 
@@ -159,7 +161,7 @@ def in_two_steps(name: str) -> InTwoSteps:
 
 
 @pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
-def test_every_stop_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -> None:  # noqa: F811
+def test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name: str, fast_dir: Path) -> None:  # noqa: F811
     log_dir = in_two_steps(name)
     origin = fast_dir / "origin"
     log_dir.make(origin)
@@ -191,12 +193,12 @@ def test_every_stop_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -
         lambda path: write_tree(first, path), log_dir.run, check, work_dir=fast_dir / "stops", counts=counts,
         partial_cuts=3 if SOAK else 0, torn_writes=SOAK, seed=SEED,
     )  # fmt: skip
-    print(f"{name} (seed {SEED}): {counts}; {committed} times what was prepared was committed by the next run")
+    print(f"{name} (seed {SEED}): {counts}; the next run committed {committed} preparations")
     assert committed
 
 
 @pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
-def test_every_fault_of_a_preparation_and_its_commit(name: str, fast_dir: Path) -> None:  # noqa: F811
+def test_every_fault_of_a_preparation_and_its_commit_loses_nothing(name: str, fast_dir: Path) -> None:  # noqa: F811
     log_dir = in_two_steps(name)
     origin = fast_dir / "origin"
     log_dir.make(origin)

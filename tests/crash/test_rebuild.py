@@ -1,5 +1,6 @@
-"""Stop before every file operation of a rebuild: each file is unchanged or correct, no broker accepts an incomplete
-one, and the next run has the result of an undisturbed one."""
+"""Stops before every file operation of a rebuild: each file is unchanged or correct, no broker accepts an incomplete
+file, and the next run has the result of an undisturbed one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ CONFIGS = {"cleanup.policy": "compact", "segment.index.bytes": "8192", "index.in
 
 
 def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
-    """Run an executing `rebuild-index` without locks and Spark."""
+    """Run `rebuild-index` with `--execute`, without locks and Spark."""
     [listing] = survey_log_dirs(fs, [str(root)])
     [entry] = listing.partitions
     recover(fs, entry.path)
@@ -58,7 +59,7 @@ def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
 
 
 def spoil(root: Path, *, only_what_a_broker_repairs: bool) -> None:
-    """Remove or damage another file of each segment."""
+    """Remove or damage a different file of each segment."""
     path = root / NAME
 
     def file(number: int, suffix: str) -> Path:
@@ -69,7 +70,7 @@ def spoil(root: Path, *, only_what_a_broker_repairs: bool) -> None:
     file(2, ".index").unlink()
     file(2, ".timeindex").unlink()
     if only_what_a_broker_repairs:
-        for snapshot in path.glob("*.snapshot"):  # those that the log dir is created with contain no producers
+        for snapshot in path.glob("*.snapshot"):  # the snapshots with which the log dir is created contain no producers
             if int(snapshot.stem) in BASES:
                 snapshot.unlink()
         return
@@ -88,7 +89,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_every_stop_of_a_rebuild_loses_nothing(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     LOG_DIR.make(fast_dir / "right")
     right = files_of(fast_dir / "right")
     spoiled = fast_dir / "spoiled"

@@ -1,5 +1,6 @@
-"""Stop before every file operation of a replacement, and again in its recovery: the model of Kafka's loader always
-finds all sources or all outputs, and the recovery ends with exactly one of the two."""
+"""Stops before every file operation of a replacement, and of its recovery: the model of Kafka's loader always finds all
+sources or all outputs, and the recovery ends with exactly one of the two.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ IN_CHECK = ("three into one", "one by itself, with a transaction index that is r
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
-def test_every_stop_of_a_replacement_and_of_its_recovery(
+def test_every_stop_of_a_replacement_and_of_its_recovery_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -99,7 +100,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
 
     def check_within_recovery(state: State) -> None:
         partition.check_start(state.root)
-        recover_for_good(partition, state.root, settled)
+        recover_completely(partition, state.root, settled)
 
     def check(state: State) -> None:
         replaced = partition.check_start(state.root)
@@ -108,7 +109,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
             state.tree, recover_dir, check_within_recovery,
             work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=int(EVERY_FAULT), seed=1,
         )  # fmt: skip
-        assert recover_for_good(partition, state.root, settled) == replaced
+        assert recover_completely(partition, state.root, settled) == replaced
 
     for_every_stop(partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, seed=2)
     with capsys.disabled():
@@ -118,7 +119,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
 
 
 class _FewLinks:
-    """A file system that refuses hard links after the first ones."""
+    """A file system that refuses hard links after the first `links` ones."""
 
     def __init__(self, fs: FileSystem, links: int) -> None:
         self._fs, self._links = fs, links
@@ -134,9 +135,10 @@ class _FewLinks:
 
 
 @pytest.mark.parametrize("links", [1, 2])
-def test_every_stop_where_the_file_system_refuses_hard_links_midway(links: int, fast_dir: Path) -> None:  # noqa: F811
-    """The names created before are permanently removed before anything is renamed: beside a `.log` with its final
-    name a broker would treat them as rebuilt indexes, and the other index files would be removed."""
+def test_every_stop_loses_nothing_if_the_file_system_refuses_further_hard_links(links: int, fast_dir: Path) -> None:  # noqa: F811
+    """The names created before are permanently removed before anything is renamed: beside a `.log` with its final name,
+    a broker would treat them as rebuilt indexes, and would remove the other index files.
+    """
     partition = CASES["one by itself, with a transaction index that is retained"]
 
     def commit(fs: FileSystem, root: Path) -> None:
@@ -156,12 +158,12 @@ def test_every_stop_where_the_file_system_refuses_hard_links_midway(links: int, 
 
 
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
-def test_every_fault_of_a_replacement_and_of_its_recovery(
+def test_every_fault_of_a_replacement_and_of_its_recovery_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A broker and the recovery handle the state after a failed operation like that after a stop."""
+    """A broker and the recovery treat the state after a failed operation like that after a stop."""
     partition = CASES[name]
     counts, in_recovery = Counts("replacement of segments"), Counts("recovery")
     settled: Settled = {}
@@ -175,11 +177,11 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
         replaced = partition.check_start(state.root)
         assert all(replaced) or not state.action_ended
         unlike.setdefault(digest_of_tree(state.tree), state.tree)
-        assert recover_for_good(partition, state.root, settled) == replaced
+        assert recover_completely(partition, state.root, settled) == replaced
 
     def check_recovered(state: State) -> None:
         partition.check_start(state.root)
-        recover_for_good(partition, state.root, settled)
+        recover_completely(partition, state.root, settled)
 
     for_every_fault(
         partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, share=SHARE, seed=SEED,
@@ -198,11 +200,13 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
     assert counts.faults > 10
 
 
-Settled = dict[str, list[bool]]  # by digest, the checked results of recoveries in a test; they end in few states
+Settled = dict[str, list[bool]]  # by digest, the results of recoveries that were checked
 
 
-def recover_for_good(partition: Partition, root: Path, settled: Settled) -> list[bool]:
-    """Recover; then nothing is left over, sources are untouched or replaced, and a second recovery does nothing."""
+def recover_completely(partition: Partition, root: Path, settled: Settled) -> list[bool]:
+    """Recover, and check that nothing is left over, sources are unchanged or replaced, and a second recovery does
+    nothing.
+    """
     recover(LOCAL, str(root / PARTITION))
     digest = digest_of(root)
     if digest not in settled:

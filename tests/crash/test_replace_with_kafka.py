@@ -1,7 +1,7 @@
 """Kafka's own loader opens every state that a stopped replacement, or its stopped recovery, leaves.
 
-It must find the same as the model in tests/reference/loader.py (which validates the model), find each record by its
-offset through the indexes, and therefore find all sources or all outputs.
+It must find the same as the model in tests/reference/loader.py, which validates the model, find each record by its
+offset through the indexes, and thus find all sources or all outputs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_kafka_finds_all_sources_or_the_output_at_every_stop(
 
 
 @pytest.mark.parametrize("name", SHAPES if SOAK else ["merges"])
-def test_kafka_opens_what_stops_and_faults_of_a_compaction_leave(
+def test_kafka_opens_every_state_after_stops_and_faults_of_a_compaction(
     name: str,
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
@@ -97,7 +97,7 @@ def test_kafka_opens_what_stops_and_faults_of_a_compaction_leave(
         log_dir.make, log_dir.run, check, work_dir=fast_dir / "work", counts=counts, share=0.02, seed=SEED
     )
     with capsys.disabled():
-        print(f"\nopened by Kafka: {name} (seed {SEED}): {counts}, {len(opened)} differ in more than scratch")
+        print(f"\nopened by Kafka: {name} (seed {SEED}): {counts}, {len(opened)} differ in more than scratch files")
 
 
 def _compare(kafka: Kafka, partition: Partition, root: Path) -> None:  # noqa: F811
@@ -124,7 +124,7 @@ def _check_kafka_agrees(kafka: Kafka, model: Loaded, path: Path) -> None:  # noq
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_kafka_does_what_the_row_of_the_table_says(
+def test_kafka_does_what_the_row_of_the_table_states(
     number: int,
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811

@@ -1,7 +1,7 @@
-"""Stop before every file operation of a compaction that first rolls the active segments, and let each of them fail.
+"""Stops before every file operation of a compaction that first rolls the active segments, and lets each one fail.
 
-As in test_compaction.py: at every stop a broker finds the log as it was, rolled, or compacted, and loses nothing; the
-next run has the result of the reference model on a log that was rolled.
+As in test_compaction.py, at every stop a broker finds the log unchanged, rolled or compacted, and loses nothing; the
+next run has the result of the reference model on a rolled log.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def explorer_of(name: str, log_dir: LogDir, work_dir: Path, seen: list[bool]) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_every_stop_of_a_compaction_that_rolls(
+def test_every_stop_of_a_compaction_that_rolls_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -72,7 +72,7 @@ def test_every_stop_of_a_compaction_that_rolls(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_every_fault_of_a_compaction_that_rolls(
+def test_every_fault_of_a_compaction_that_rolls_loses_nothing(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""Stop before every file operation that rebuilds a snapshot or leader epochs: the file is the old or the new one."""
+"""Stops before every file operation that rebuilds a snapshot or leader epochs: the file is the old or the new one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SNAPSHOT, EPOCHS = f"{10:020d}.snapshot", "leader-epoch-checkpoint"
 
 
 @pytest.mark.parametrize("old", [None, NEW[:-3]], ids=["missing", "damaged"])
-def test_a_snapshot_is_as_it_was_or_whole(old: bytes | None, tmp_path: Path) -> None:
+def test_a_snapshot_is_unchanged_or_complete(old: bytes | None, tmp_path: Path) -> None:
     def make(root: Path) -> None:
         (root / PARTITION).mkdir(parents=True)
         write_segment(root / PARTITION, 10, log_of(range(10, 14)), "")
@@ -36,7 +36,7 @@ def test_a_snapshot_is_as_it_was_or_whole(old: bytes | None, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("old", [None, b"0\n2\n0 0\n3 90\n"], ids=["missing", "with one too many"])
-def test_leader_epochs_are_as_they_were_or_whole(old: bytes | None, tmp_path: Path) -> None:
+def test_leader_epochs_are_unchanged_or_complete(old: bytes | None, tmp_path: Path) -> None:
     def make(root: Path) -> None:
         (root / PARTITION).mkdir(parents=True)
         if old is not None:

@@ -1,5 +1,6 @@
-"""Stop before every file operation of a truncation: a broker that recovers the remaining files, and a further run of
-keytail, end with the same log. Also tests the states tabulated in TAIL.md."""
+"""Stops before every file operation of a truncation: a broker that recovers the remaining files ends with the same log
+as a further run of keytail. The states in the table of TAIL.md are tested too.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +62,10 @@ def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
     counts = Counts("truncation of a torn tail")
 
     def check(state: State) -> None:
-        assert torn.recovered(state.root) == expected, "a broker ends with another log"
+        assert torn.recovered(state.root) == expected, "a broker ended with another log"
         found = checkpoints_of(state.root)
         was_truncated = logs_of(state.root)[10] == expected[10]
-        assert not was_truncated or (found == after and files_of(state.root) == left), "the log is truncated too early"
+        assert not was_truncated or (found == after and files_of(state.root) == left), "the log was truncated too early"
         assert not state.action_ended or was_truncated
         truncate(LOCAL, state.root)
         assert logs_of(state.root) == expected
@@ -72,8 +73,8 @@ def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
         assert checkpoints_of(state.root) == after
 
     for_every_stop(torn.make, truncate, check, work_dir=tmp_path / "work", counts=counts, partial_cuts=2)
-    # `find` treats unreadable data as torn, unlike a run: only the truncation itself gets faults. If the fsync of the
-    # truncated log fails, the torn tail may reappear after a power cut: then it is found and truncated again.
+    # Unlike a run, `find` treats unreadable data as torn, so only the truncation itself gets faults. If the fsync of
+    # the truncated log fails, the torn tail may reappear after a power cut; then it is found and truncated again.
     tail = find(tmp_path / "origin")
     for_every_fault(
         torn.make, lambda fs, root: truncate_as_found(fs, root, tail), check,
@@ -134,7 +135,7 @@ def row_9(root: Path) -> None:
     (root / PARTITION / f"{10:020d}.log").write_bytes(CUT[10])
 
 
-# The results of a broker, and of keytail.
+# For each row, the function that creates the state, and the results of a broker and of keytail.
 ROWS: dict[int, tuple[Callable[[Path], None], dict[int, bytes], dict[int, bytes]]] = {
     1: (row_1, CUT, CUT),
     2: (row_2, CUT, CUT),
@@ -148,7 +149,7 @@ ROWS: dict[int, tuple[Callable[[Path], None], dict[int, bytes], dict[int, bytes]
 }
 
 
-def test_entries_of_copies_in_the_making_keep_their_high_watermark(tmp_path: Path) -> None:
+def test_entries_of_unfinished_copies_retain_their_high_watermark(tmp_path: Path) -> None:
     Torn().make(tmp_path / "d")
     for name in ("cleaner-offset-checkpoint", "replication-offset-checkpoint"):
         (tmp_path / "d" / name).write_text("0\n2\norders 0 33\nother 2 7\n")
@@ -157,14 +158,14 @@ def test_entries_of_copies_in_the_making_keep_their_high_watermark(tmp_path: Pat
     assert (tmp_path / "d" / "replication-offset-checkpoint").read_text() == "0\n2\norders 0 15\nother 2 7\n"
 
 
-def test_the_table_has_a_test_a_row() -> None:
+def test_every_row_of_the_table_has_a_test() -> None:
     page = (Path(next(iter(keytail.rebuild_index.__path__))) / "TAIL.md").read_text()
     numbers = [int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \| .* \|$", page, re.MULTILINE)]
     assert numbers == list(ROWS)
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_a_row_of_the_table(number: int, tmp_path: Path) -> None:
+def test_a_row_of_the_table_is_resolved(number: int, tmp_path: Path) -> None:
     build, broker, keytail = ROWS[number]
     torn = Torn()
     torn.make(tmp_path / "d")

@@ -33,7 +33,7 @@ def test_contents_of_partitions_and_obstacles_are_listed(run: Run, log_dir: Path
     assert not (log_dir / ".lock").exists()
 
 
-def test_settings_name_their_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_settings_are_shown_with_their_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_text("log.cleaner.delete.retention.ms=60000\nssl.keystore.password=secret\n")
     arguments = ("describe", "--log-dirs", log_dir, "--config", properties, "--topic", "orders", *ORDERS)
@@ -62,7 +62,7 @@ def test_settings_name_their_source(run: Run, log_dir: Path, tmp_path: Path) -> 
 def test_the_conversion_of_old_messages_is_shown(
     run: Run, log_dir: Path, given: str | None, expected: str, text: str
 ) -> None:
-    (log_dir / "meta.properties").unlink()  # nothing indicates KRaft, which has no older format
+    (log_dir / "meta.properties").unlink()  # no file indicates KRaft, which has no older format
     stated = ["--topic-config", f"orders:message.format.version={given}"] if given else []
     arguments = ("describe", "--log-dirs", log_dir, "--topic", "orders", *ORDERS[1:], *stated)
     assert rows_of(run(*arguments, "--output", "json"))["orders-0"]["message_format"] == expected
@@ -70,7 +70,7 @@ def test_the_conversion_of_old_messages_is_shown(
 
 
 def test_records_are_counted_on_request(run: Run, log_dir: Path) -> None:
-    """A gap in the offsets, as after a cleaning, makes the two numbers differ."""
+    """The offsets have a gap, as after a cleaning, so that the two numbers differ."""
     records = [record for record in random_records(9, 400) if record.offset % 3 == 0]
     write_log_dir(log_dir, {"gaps-0": records})
     row = rows_of(run("describe", "--log-dirs", log_dir, "--topic", "gaps", "--records", "--output", "json"))["gaps-0"]

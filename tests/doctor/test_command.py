@@ -1,6 +1,7 @@
-"""`keytail doctor`, and that a run after `doctor --warm` calls no kernel with types that it did not compile.
+"""`keytail doctor`; a run after `doctor --warm` calls no kernel with types that were not compiled.
 
-KEYTAIL_EMPTY_CACHE=1 begins with an empty cache, which takes a minute, and checks that the run compiled nothing.
+With KEYTAIL_EMPTY_CACHE=1 the test begins with an empty cache, which takes a minute, and checks that the run compiles
+nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from tests.command_line import Run
 from tests.log_dirs import random_records, write_log_dir
 from tests.run.spark.test_session import make_java
 
-# Prints the kernels that were called, with the types, and how many had to be compiled.
-_TELL = """
+# Prints the kernels that were called, with their types, and how many had to be compiled.
+_PRINT_CALLS = """
 called = {f"{k.py_func.__module__}.{k.__name__}": list(map(str, k.signatures)) for k in jit.KERNELS if k.signatures}
 print(json.dumps([called, sum(sum(k.stats.cache_misses.values()) for k in jit.KERNELS)]))
 """
@@ -42,7 +43,7 @@ from keytail.main.main import app
 from keytail.kernels import jit
 with contextlib.redirect_stdout(sys.stderr):
     app(["doctor", "--warm"], standalone_mode=False)
-""" + _TELL
+""" + _PRINT_CALLS
 _WORK = """
 import json, sys, time
 from dataclasses import replace
@@ -60,10 +61,10 @@ facts = replace(facts, high_watermark=facts.log_end_offset, recovery_point=facts
 plan = plan_partition(LOCAL, facts, RebuildSettings(4096, 10485760, rebuild_all=True))
 Rebuild([plan]).run()
 assert compact(facts, COMPACTED, now_ms=time.time_ns() // 1_000_000) is not None
-""" + _TELL
+""" + _PRINT_CALLS
 
 
-def told(code: str, *arguments: str, **variables: str) -> tuple[dict[str, list[str]], int, str]:
+def kernels_called_by(code: str, *arguments: str, **variables: str) -> tuple[dict[str, list[str]], int, str]:
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
         command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=600, check=False
@@ -87,14 +88,14 @@ def rows_of(result: Result) -> dict[str, dict[str, str]]:
     return rows
 
 
-def test_rows_list_what_is_present(run: Run) -> None:
+def test_rows_list_installed_packages(run: Run) -> None:
     rows = rows_of(run("doctor", "--output", "json"))
     assert list(rows) == [*MACHINE, "clock"]
     assert "cores" in rows["memory"]["found"]
     assert rows["Spark"]["status"] == rows["Python"]["status"] == rows["clock"]["status"] == "ok"
 
 
-def test_missing_things_are_listed_with_a_remedy(
+def test_missing_requirements_are_listed_with_a_remedy(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -137,7 +138,7 @@ def test_conflicting_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
-def test_an_untested_architecture_is_named(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_architecture_is_reported(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: architecture)
     assert ("not been tested on ARM64" in machine.native().found) == (architecture == "aarch64")
 
@@ -186,7 +187,7 @@ def test_log_dirs_are_checked(run: Run, tmp_path: Path) -> None:
     assert list(of) == ["", ": owner", ": access", ": storage", ": lock"]
     assert {row["status"] for row in of.values()} == {"ok"}
     assert "1 partitions, stopped cleanly" in of[""]["found"]
-    assert {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")} == before, "it only looks"
+    assert {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")} == before, "doctor may not change any file"
     with hold([str(log_dir)]):
         held = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
     assert held[f"{log_dir}: lock"]["status"] == "warn"
@@ -229,7 +230,7 @@ def test_full_shared_or_read_only_storage_is_reported(tmp_path: Path) -> None:
     assert "--output-dir" in storage(is_read_only=True).remedy
 
 
-def test_a_partition_that_a_running_broker_removes_is_no_problem(tmp_path: Path) -> None:
+def test_a_partition_that_a_running_broker_removes_is_not_a_problem(tmp_path: Path) -> None:
     log_dir = str(write_log_dir(tmp_path / "logs", {name: random_records(1, 400) for name in ("gone-0", "orders-0")}))
 
     class Removing(FileSystem):
@@ -269,7 +270,7 @@ def test_hosts_that_differ_are_reported() -> None:
 
 
 class FailingEngine:
-    """An engine all of whose tasks fail with `problem`."""
+    """An engine whose tasks all fail with `problem`."""
 
     parallel_tasks = 2
 
@@ -289,7 +290,7 @@ def test_a_task_that_fails_has_the_remedy_of_its_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.spark
-def test_executors_are_asked(run: Run, on_spark: None, tmp_path: Path) -> None:
+def test_executors_are_checked(run: Run, on_spark: None, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
     done = run("doctor", "--output", "json", "--log-dirs", log_dir, "--master", "local[2]")
     rows = {row["check"]: row for row in json.loads(done.stdout)}
@@ -301,10 +302,10 @@ def test_executors_are_asked(run: Run, on_spark: None, tmp_path: Path) -> None:
 def test_after_warming_a_run_compiles_nothing(tmp_path: Path) -> None:
     is_empty = os.environ.get("KEYTAIL_EMPTY_CACHE") == "1"
     cache = {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache")} if is_empty else {}
-    warmed, _, message = told(_WARM, **cache)
+    warmed, _, message = kernels_called_by(_WARM, **cache)
     assert "kernels are compiled" in message
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
-    called, compiled, _ = told(_WORK, str(log_dir / "orders-0"), **cache)
+    called, compiled, _ = kernels_called_by(_WORK, str(log_dir / "orders-0"), **cache)
     assert len(called) > 10
     cold = {name: set(types) - set(warmed.get(name, ())) for name, types in called.items()}
     assert not any(cold.values()), cold

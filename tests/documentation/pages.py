@@ -1,12 +1,12 @@
-"""The pages of the repository taken apart: their blocks of commands, what is said to be printed, and the marks above.
+"""Parses the pages of the repository into blocks of commands, the output that they show, and marks.
 
-A command block is fenced with `sh`, or is any other block with a line that a shell would be given. Above a block may
-stand comments, which a reader of the page does not see:
+A command block is fenced with `sh`, or is any other block with a line that is a shell command. Marks are comments above
+a block, which a reader of the rendered page does not see:
 
-    <!-- not run: WHY -->     the block is not executed; a test that is named in WHY executes what is like it
-    <!-- status 1 -->         its last command ends with this exit status (0 unless said)
-    <!-- given: NAME -->      the place is prepared again, by the function of this name in `prepared.py`
-    <!-- spark -->            it takes a Spark session
+    <!-- not run: WHY -->     the block is not run; a test that WHY names runs something similar
+    <!-- status 1 -->         its last command ends with this exit status; the default is 0
+    <!-- given: NAME -->      the host is prepared again, by the function of this name in `prepared.py`
+    <!-- spark -->            the block requires a Spark session
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _JOB = re.compile(r"\bjobs/\w+\.py\b")
 
 @dataclass(frozen=True)
 class Block:
-    """`line` counts from 1; `printed` is the block of text that follows commands, with nothing but marks between."""
+    """A block of a page. `line` counts from 1; `printed` is the block of text that follows the commands, with only
+    marks in between.
+    """
 
     page: str
     line: int
@@ -50,7 +52,7 @@ class Block:
         )
 
     def mark(self, name: str) -> str | None:
-        """What stands behind `name` in a mark, "" if nothing does; None without such a mark."""
+        """Return the text after `name` in a mark, "" if there is none, or None if there is no such mark."""
         for item in self.marks:
             if match := re.fullmatch(rf"{name}(?::? (.*))?", " ".join(item.split())):
                 return match[1] or ""
@@ -79,7 +81,7 @@ def text_of(page: str) -> str:
 
 
 def blocks(page: str) -> list[Block]:
-    """Of `page`, in order; a `text` block right behind commands is what they print."""
+    """Return the blocks of `page` in order; a `text` block directly after commands has their output."""
     found: list[Block] = []
     for block, follows in _raw(page):
         if block.kind == "text" and follows and found and found[-1].kind == "sh" and found[-1].printed is None:
@@ -91,7 +93,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def _raw(page: str) -> Iterator[tuple[Block, bool]]:
-    """Blocks, and whether nothing but blank lines is between one and the block before it."""
+    """Yield each block, and whether only blank lines separate it from the block before it."""
     lines = text_of(page).splitlines()
     marks: list[str] = []
     follows, at = False, 0
@@ -117,24 +119,26 @@ def _raw(page: str) -> Iterator[tuple[Block, bool]]:
 
 
 def _begins_code(lines: list[str], at: int) -> bool:
-    """Behind a blank line; in a list an item's next paragraph looks the same, and has no command at its begin."""
+    """Return whether a block of code begins here, after a blank line. The next paragraph of a list item looks the same,
+    but does not begin with a command.
+    """
     return at == 0 or not lines[at - 1].strip()
 
 
 def commands(text: str) -> list[str]:
-    """The commands of a block, each as one line: continuations joined, comments and blank lines left out."""
+    """Return the commands of a block, each as one line: continuations are joined, comments and blank lines omitted."""
     joined = re.sub(r" *\\\n\s*", " ", text)
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
 
 
 def squeezed(text: str) -> str:
-    """Without blanks at ends of lines, empty lines, and the widths of columns."""
+    """Return the text without trailing blanks, empty lines, and the widths of columns."""
     lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def find_in_order(parts: list[str], printed: str) -> str | None:
-    """None where `parts` stand in `printed` in this order, else the first that does not."""
+    """Return None if `parts` occur in `printed` in this order, or else the first part that does not."""
     at = 0
     for part in parts:
         found = printed.find(part, at)

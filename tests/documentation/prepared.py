@@ -1,6 +1,6 @@
-"""The hosts that the pages of the guide are worked on: log dirs of the golden broker, whole or spoiled, by name.
+"""The hosts on which the commands of the guide run: log dirs of the golden broker, complete or damaged, by name.
 
-`/var/lib/kafka` of a page is `root/var/lib/kafka` here, and so on.
+For example, `/var/lib/kafka` on a page is `root/var/lib/kafka` here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SPOILED = "00000000000000000000"
 
 
 def place(name: str, root: Path, golden: Path) -> None:
-    """Create `root` again as the page needs it; `golden` is the unpacked log dir, which is copied."""
+    """Create `root` again as the page requires it; `golden` is the unpacked log dir, which is copied."""
     if root.exists():
         shutil.rmtree(root)
     root.mkdir(parents=True)
@@ -32,7 +32,7 @@ def unpacked(folder: Path) -> Path:
 
 
 def _broker(root: Path, golden: Path) -> Path:
-    """A stopped broker with its settings, and folders for what a run leaves."""
+    """Create a stopped broker with its settings, and folders for the output of runs."""
     log_dir = root / LOG_DIR
     log_dir.parent.mkdir(parents=True)
     shutil.copytree(golden, log_dir, copy_function=shutil.copy2)
@@ -45,7 +45,9 @@ def _broker(root: Path, golden: Path) -> Path:
 
 
 def _crashed(root: Path, golden: Path) -> None:
-    """Killed: no clean shutdown, an index gone, one full of zeros, and half a batch at the end of a log."""
+    """Create a killed broker: without a clean shutdown, with a missing index, an index full of zeros, and half a batch
+    at the end of a log.
+    """
     log_dir = _broker(root, golden)
     (log_dir / ".kafka_cleanshutdown").unlink()
     (log_dir / "none-0" / f"{_SPOILED}.index").unlink()
@@ -61,11 +63,11 @@ def _crashed(root: Path, golden: Path) -> None:
 
 
 def _damaged(root: Path, golden: Path) -> None:
-    """One bit of one batch has turned over."""
-    _turn_a_bit(_broker(root, golden) / "gzip-0" / f"{_SPOILED}.log", 2000)
+    """Create a broker with one flipped bit in one batch."""
+    _flip_a_bit(_broker(root, golden) / "gzip-0" / f"{_SPOILED}.log", 2000)
 
 
-def _turn_a_bit(path: Path, byte: int) -> None:
+def _flip_a_bit(path: Path, byte: int) -> None:
     stat = path.stat()
     data = bytearray(path.read_bytes())
     data[byte] ^= 1
@@ -74,17 +76,19 @@ def _turn_a_bit(path: Path, byte: int) -> None:
 
 
 def _replicas(root: Path, golden: Path) -> None:
-    """Three brokers' log dirs; the third has lost the last segment of one partition, but its empty file."""
+    """Create the log dirs of three brokers. In the third, only the empty file of the last segment of one partition is
+    left.
+    """
     for name in ("broker-1", "broker-2", "broker-3"):
         shutil.copytree(golden, root / "mnt" / name, copy_function=shutil.copy2)
-    _turn_a_bit(root / "mnt/broker-2/gzip-0" / f"{_SPOILED}.log", 2000)
+    _flip_a_bit(root / "mnt/broker-2/gzip-0" / f"{_SPOILED}.log", 2000)
     removed = sorted((root / "mnt/broker-3/none-1").glob("*.log"))[1]
     for path in removed.parent.glob(f"{removed.stem}.*"):
         path.unlink()
 
 
 def _table(root: Path, golden: Path) -> None:
-    """A stopped broker, and a table of a thousand orders of fifty customers."""
+    """Create a stopped broker, and a table of a thousand orders of fifty customers."""
     _broker(root, golden)
     columns = {
         "key": [b"customer-%d" % (n % 50) for n in range(1000)],

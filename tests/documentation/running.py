@@ -1,9 +1,9 @@
 """Runs the commands of a page on a host that was prepared for it, and compares their output with the page.
 
-`keytail` runs in this process, anything else in a shell. A path of the page such as /var/lib/kafka leads below the
-prepared folder. What differs from run to run is not compared: times, rates, dates, ids of runs, sizes in KiB.
+`keytail` runs in this process, other commands in a shell. A path of the page such as /var/lib/kafka is below the
+prepared folder. Values that differ between runs are not compared: times, rates, dates, ids of runs, and sizes in KiB.
 
-`python -m tests.documentation.running PAGE` prints what the commands of a page say, for who writes it.
+`python -m tests.documentation.running PAGE` prints the output of the commands of a page, for its author.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VARIES = (
     (re.compile(r"\b[\d.,]+ [KMGT]?i?B/s"), "RATE"),
     (re.compile(r"\b[\d.,]+ (?:ms|s|min|h|d)\b(?: [\d.,]+ (?:ms|s|min|h)\b)*"), "TIME"),
     (re.compile(r"\d+:\d\d:\d\d"), "TIME"),
-    # Of the machine, in the totals of a plan: its disk, its cores, and whether kernels are compiled there.
+    # Values of the machine in the totals of a plan: its disk, its cores, and whether kernels are compiled.
     (re.compile(r"\b[\d.,]+ [MGT]iB free"), "SIZE free"),
     (re.compile(r"\bon \d+ cores?:"), "on CORES:"),
     (re.compile(r"TIME to compile the kernels of both commands, "), ""),
@@ -40,12 +40,12 @@ _VARIES = (
     (re.compile(r"\b[\d.,]+ KiB"), "SIZE"),
     (re.compile(r"-> \d{2,3}(?:,\d{3})+"), "-> BYTES"),
 )
-_COLUMNS = "200"  # so that no cell of a table is folded: the page may fold its lines where it likes
+_COLUMNS = "200"  # no cell of a table is folded, so that the page may fold its lines anywhere
 
 
 @dataclass
 class Host:
-    """`root` stands for / of the page; `known` are ids of runs as the page has them, to those that were given."""
+    """A host, whose `root` stands for / on the page. `known` maps ids of runs on the page to those of actual runs."""
 
     root: Path
     golden: Path
@@ -53,7 +53,7 @@ class Host:
     given: list[str] = field(default_factory=list)
 
     def run(self, command: str) -> tuple[str, int]:
-        """What it prints, both streams, and its exit status."""
+        """Run the command, and return the output on both streams, and the exit status."""
         for theirs, ours in self.known.items():
             command = command.replace(theirs, ours)
         command = _PATHS.sub(f"{self.root}/", command)
@@ -73,7 +73,7 @@ class Host:
         return printed.replace(str(self.root), "").replace(socket.gethostname(), "broker-7"), status
 
     def learn(self, page: str, printed: str) -> None:
-        """Which run of the page is which of those here: the n-th that is named is the n-th that was made."""
+        """Assign the new ids of runs on the page to those in the output, in the order of their occurrence."""
         new = [item for item in dict.fromkeys(_ID.findall(printed)) if item not in self.given]
         theirs = [item for item in dict.fromkeys(_ID.findall(page)) if item not in self.known]
         self.given += new
@@ -81,7 +81,9 @@ class Host:
 
 
 def run_block(block: Block, host: Host) -> str:
-    """Raises AssertionError where a command does not print or end as the page says; returns what was printed."""
+    """Run the commands and return their output. Raises AssertionError if a command does not print or end as on the
+    page.
+    """
     printed, status = "", 0
     every = commands(block.text)
     for number, command in enumerate(every, 1):
@@ -92,22 +94,24 @@ def run_block(block: Block, host: Host) -> str:
     if block.printed is not None:
         host.learn(block.printed, printed)
         missing = missing_of(block.printed, printed)
-        assert missing is None, f"{block.where}: not printed, or not there:\n{missing}\nwhat was printed:\n{printed}"
+        assert missing is None, f"{block.where}: missing, or not in this order:\n{missing}\nthe output was:\n{printed}"
     return printed
 
 
 def missing_of(shown: str, printed: str) -> str | None:
-    """What a page shows and was not printed; None where all is there, in its order."""
+    """Return the first part that the page shows and that was not printed; None if all were printed in this order."""
     return find_in_order([as_compared(part) for part in _parts(shown)], as_compared(printed))
 
 
 def _parts(printed: str) -> list[str]:
-    """Between lines of three dots, which stand for what the page leaves out."""
+    """Return the parts between lines of three dots, which stand for omitted output."""
     return [part for part in re.split(r"^\s*\.\.\.\s*$", printed, flags=re.MULTILINE) if part.strip()]
 
 
 def as_compared(text: str) -> str:
-    """Without what differs from run to run, and with all blanks alike, so that lines may be folded anywhere."""
+    """Return the text without values that differ between runs, and with single blanks, so that lines may be folded
+    anywhere.
+    """
     for pattern, word in _VARIES:
         text = pattern.sub(word, text)
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""`make demo` ends as the README says."""
+"""`make demo` prints the end that the README shows."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_the_demo_ends_as_the_readme_shows(flags: list[str]) -> None:
     assert missing_of(shown, done.stdout) is None, as_compared(done.stdout)
 
 
-def test_the_makefile_runs_it() -> None:
+def test_the_makefile_runs_the_demo() -> None:
     assert "\n\t$(BIN)/python -m tests.demo\n" in (ROOT / "Makefile").read_text()

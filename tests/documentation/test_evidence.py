@@ -1,4 +1,4 @@
-"""Tables of evidence: figures are those of the pages that they come from, commands and tests are there."""
+"""The tables of evidence: the figures are on the linked pages, and the commands and tests exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIGURE = re.compile(r"(?<![\w.=])\d+(?:,\d{3})*(?:\.\d+)?(?![\w.]*\w)")
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "](" in "".join(row) and re.search(r"\d", "".join(row[1:3]))])
-def test_figures_stand_on_the_page_that_is_linked(row: list[str]) -> None:
+def test_figures_are_on_the_linked_page(row: list[str]) -> None:
     [link] = re.findall(r"\]\(([^)#]+)", " ".join(row))
     page = " ".join(((ROOT / PAGE).parent / link).resolve().read_text().split())
     of_row = [figure for cell in row[1:3] for figure in _FIGURE.findall(re.sub(r"`[^`]*`|\([^)]*\)", "", cell))]
@@ -29,7 +29,7 @@ def test_figures_stand_on_the_page_that_is_linked(row: list[str]) -> None:
         assert re.search(rf"(?<![\w.,]){re.escape(figure)}(?![\w,]|\.\d)", page), f"{figure} is not on {link}"
 
 
-def test_ratios_are_those_of_the_benchmarks_page() -> None:
+def test_ratios_are_those_of_the_page_of_benchmarks() -> None:
     reported = dict(re.findall(r"^\| (`\w+`) \| ([\d.]+) \|$", TEXT, re.MULTILINE))
     table = re.findall(
         r"^\| (`\w+`) \| \d+ \| [\d.]+ s \| [\d.]+ s \| ([\d.]+) \|", text_of("tests/bench/README.md"), re.MULTILINE
@@ -38,7 +38,7 @@ def test_ratios_are_those_of_the_benchmarks_page() -> None:
     assert reported == dict(table)
 
 
-def test_tests_and_commands_are_there() -> None:
+def test_tests_and_commands_exist() -> None:
     tests = re.findall(r"`((?:tests|lib)/[\w/]+\.py)`", TEXT)
     assert len(tests) > 12
     for path in tests:
@@ -51,8 +51,8 @@ def test_tests_and_commands_are_there() -> None:
         assert any("\ndef test_" in item.read_text() for item in found), path
 
 
-def test_flags_of_modules_are_theirs() -> None:
-    """`python -m tests.x --flag`: the flag stands in the module's source."""
+def test_flags_of_modules_exist() -> None:
+    """In `python -m tests.x --flag`, the flag must occur in the source of the module."""
     message = re.findall(r"`(?:\w+=\S+ )*python -m (tests[\w.]+)([^`]*)`", TEXT)
     assert len(message) > 6
     for module, words in message:

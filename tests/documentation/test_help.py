@@ -1,5 +1,6 @@
-"""Examples of `--help` (and of REFERENCE.md, which contains them): each command has some, all of them parse, and those
-that a test can do are done. Commands of all other pages parse as well, run or not."""
+"""The examples of `--help`, which REFERENCE.md contains too: each command has some, all of them parse, and those that a
+test can run are run. The commands of all other pages parse as well, whether they are run or not.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ PARSERS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[a
 
 
 def parses(name: str, words: list[str]) -> None:
-    """Raise a usage error of click if the command has no such flag, or a value is invalid for it."""
+    """Raise a usage error of click if the command has no such flag, or if a value is invalid for it."""
     PARSERS[name].make_context(name, words)
 
 
 def _of_keytail(command: str) -> tuple[str, list[str]] | None:
-    """Return the command and its arguments, for `keytail COMMAND ...` or a job under spark-submit; None otherwise."""
+    """Return the command and its arguments for `keytail COMMAND ...`, or for a job under spark-submit; None otherwise.
+    """
     if " ..." in command or not re.search(r"keytail|jobs/", command):
         return None
     words = shlex.split(re.split(r" \|(?: |$)", command)[0], comments=True)
@@ -77,19 +79,19 @@ def test_examples_parse_and_are_shown(name: str) -> None:
         assert example in " ".join(section.replace("\\\n", "").split())
 
 
-# Why an example of a command is not run here, and the test that runs a similar one.
+# For each example that is not run here, the reason, and the test that runs a similar one.
 NOT_RUN = {
-    "import": "needs a table: tests/documentation/test_guide.py does it, of bulk-load.md",
+    "import": "needs a table: tests/documentation/test_guide.py runs it, from bulk-load.md",
     "export": "starts Spark with Delta's jars: tests/export/test_driver.py",
     "history": "needs a ledger: tests/ledger/test_command.py",
     "downtime": "needs a ledger: tests/downtime/test_downtime.py",
     "report": "needs a ledger: tests/report/test_command.py",
-    "undo": "needs a run that kept its originals: tests/documentation/test_guide.py does it, of undo-and-salvage.md",
+    "undo": "needs a backup: tests/documentation/test_guide.py runs it, from undo-and-salvage.md",
     "doctor --warm": "takes a minute: tests/doctor/test_command.py",
     "doctor --master": "needs a cluster: tests/doctor/test_command.py",
 }
-# Topics of the sample that stand for those of the examples.
-STAND_INS = {"orders": "gzip", "users": "zstd"}
+# Topics of the sample that are used for those of the examples.
+TOPICS = {"orders": "gzip", "users": "zstd"}
 RUN = [
     example
     for name in COMMANDS
@@ -111,11 +113,11 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("example", RUN)
-def test_an_example_does_something(example: str, golden: Path, tmp_path: Path) -> None:
+def test_an_example_succeeds_and_prints_something(example: str, golden: Path, tmp_path: Path) -> None:
     host = Host(tmp_path / "host", golden)
     place("replicas" if " audit " in example else "broker", host.root, golden)
-    for theirs, ours in STAND_INS.items():
+    for theirs, ours in TOPICS.items():
         example = re.sub(rf"\b{theirs}\b", ours, example)
     printed, status = host.run(example)
-    assert status in ((0, 1, 3) if " audit " in example else (0,)), printed  # one of those replicas is damaged
+    assert status in ((0, 1, 3) if " audit " in example else (0,)), printed  # one of the replicas is damaged
     assert printed

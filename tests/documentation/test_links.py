@@ -1,4 +1,4 @@
-"""What a page leads to is there: files, headings, modules that are to be run, make targets, tests."""
+"""The targets of links and references exist: files, headings, modules to be run, make targets, and tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def _prose(page: str) -> str:
-    """Without fenced blocks and spans of code, where brackets mean other things."""
+    """Return the page without fenced blocks and code spans, in which brackets have other meanings."""
     text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"`[^`\n]*`", "`", text)
 
 
 def anchors(page: str) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """Return the anchors of the page's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     found: set[str] = set()
     for title in re.findall(r"^#+ (.+?)\s*$", text, re.MULTILINE):
@@ -32,7 +32,7 @@ def anchors(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_links_lead_somewhere(page: str) -> None:
+def test_the_targets_of_links_exist(page: str) -> None:
     for link in _LINK.findall(_prose(page)):
         if re.match(r"\w+:", link):
             continue
@@ -43,20 +43,20 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors(str(target.resolve().relative_to(ROOT))), f"{page}: {link}"
 
 
-def test_there_are_links_to_look_at() -> None:
+def test_the_pages_have_links() -> None:
     links = [link for page in pages() for link in _LINK.findall(_prose(page))]
     assert len(links) > 100
     assert sum("#" in link for link in links) >= 8
 
 
-# Pages that name modules as they were at an earlier state, as they say; and names of invented examples.
+# Pages that name modules of an earlier state, as they state; and names of invented examples.
 _OF_EARLIER_STATES = ("tests/MUTATION.md", "CHANGES.md")
 _EXAMPLES = ("file.py", "broken.py", "query.py", "JOBS/compact.py")
 _FILE = re.compile(r"(?<![\w./-])(?:\.\./)*([\w-][\w./-]*\.(?:py|md))\b(?![\w/])")
 
 
 def test_files_that_code_and_pages_name_exist() -> None:
-    """A name may omit leading folders; in Python files, comments, docstrings and messages are read."""
+    """A name may omit leading folders. Of Python files, only comments, docstrings and messages are read."""
     files = terms.files()
     known = {"/".join(parts[start:]) for parts in (file.split("/") for file in files) for start in range(len(parts))}
     named = [
@@ -71,7 +71,7 @@ def test_files_that_code_and_pages_name_exist() -> None:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_modules_targets_and_tests_that_are_named_exist(page: str) -> None:
+def test_named_modules_make_targets_and_tests_exist(page: str) -> None:
     text = text_of(page)
     for module in re.findall(r"python3? -m ((?:tests|keytail)[\w.]*\w)", text):
         assert importlib.util.find_spec(module), f"{page}: python -m {module}"

@@ -1,4 +1,4 @@
-"""The walk of one batch in lib/keytail/README.md: every function that it names is there."""
+"""The section on one batch in lib/keytail/README.md: every function that it names exists."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SECTION = text_of("lib/keytail/README.md").partition("\n## One batch, from byte
 NAMED = sorted(set(re.findall(rf"`((?:{_PACKAGES})\.\w+\.[\w.]+)`", _SECTION)))
 
 
-def test_the_walk_is_there() -> None:
+def test_the_section_exists() -> None:
     assert len(NAMED) > 35
     assert {name.partition(".")[0] for name in NAMED} >= {"compact", "log", "format", "kernels"}
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_what_it_names_exists(name: str) -> None:
+def test_the_named_functions_exist(name: str) -> None:
     found: object = keytail
     for part in name.split("."):
         if isinstance(found, ModuleType) and not hasattr(found, part):

@@ -1,4 +1,4 @@
-"""`keytail downtime`: what it records, and what `history` and `report` show of it."""
+"""`keytail downtime`: what it records, and how `history` and `report` show it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record(run: Run, ledger: Path, *flags: str) -> dict[str, Any]:
     return row
 
 
-def test_a_downtime_belongs_to_its_run(run: Run, tmp_path: Path) -> None:
+def test_a_downtime_is_shown_with_its_run(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     engine: Any = ThisProcess()
     record(run, ledger, *TIMES)  # creates the ledger
@@ -41,7 +41,7 @@ def test_a_downtime_belongs_to_its_run(run: Run, tmp_path: Path) -> None:
     assert (rows["20231114T221320Z-aa"]["command"], rows["20231114T221320Z-aa"]["status"]) == ("compact", "done")
     assert [rows["20231114T221321Z-bb"][name] for name in COLUMNS] == [None] * 4
     shown = run("history", "--ledger", ledger)
-    assert shown.stdout.count("41.3 s") == 3, shown.stdout  # the one without a run `took` as long
+    assert shown.stdout.count("41.3 s") == 3, shown.stdout  # the downtime without a run `took` as long
     one = run("history", "--ledger", ledger, "--run", "aa").stdout
     assert "downtime: 41.3 s of broker b1, in sync after 1 min 0 s" in one
     assert "downtime:" not in run("history", "--ledger", ledger, "--run", "bb").stdout
@@ -57,8 +57,8 @@ def test_a_downtime_belongs_to_its_run(run: Run, tmp_path: Path) -> None:
     assert page.read_text().count("<td>41.3 s (b1)</td>") == 2
 
 
-def test_a_downtime_without_a_run_is_a_row_of_its_own(run: Run, tmp_path: Path) -> None:
-    ids = {record(run, tmp_path / "ledger", *TIMES)["run_id"] for _ in range(2)}  # the second is a retry
+def test_a_downtime_without_a_run_is_a_separate_row(run: Run, tmp_path: Path) -> None:
+    ids = {record(run, tmp_path / "ledger", *TIMES)["run_id"] for _ in range(2)}  # the second call is a retry
     assert len(ids) == 1
     [row] = history(run, tmp_path / "ledger")
     assert {row["run_id"]} == ids

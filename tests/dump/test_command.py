@@ -69,7 +69,7 @@ def test_an_empty_directory_is_not_a_partition(run: Run, tmp_path: Path) -> None
     assert "contains no file that can be dumped" in result.stderr
 
 
-def test_a_largest_timestamp_below_minus_one_is_shown_as_kafka_shows_it(run: Run, tmp_path: Path) -> None:
+def test_a_largest_timestamp_below_minus_one_is_printed_as_by_kafka(run: Run, tmp_path: Path) -> None:
     log = encode_batch([Rec(0, -5000, b"key", b"value")])
     _, time_index = index_files(encode_batch([Rec(0, 1000, b"key", b"value")]), 0, 0)
     for suffix, data in ((".log", log), (".timeindex", time_index)):
@@ -79,7 +79,7 @@ def test_a_largest_timestamp_below_minus_one_is_shown_as_kafka_shows_it(run: Run
 
 @pytest.fixture
 def segment(tmp_path: Path) -> Path:
-    """Write sixty batches of three records, with an index entry at every second one."""
+    """Write sixty batches of three records, with an index entry for every second batch."""
     folder = tmp_path / "logs" / "one-0"
     folder.mkdir(parents=True)
     batches = [
@@ -127,7 +127,7 @@ def test_bytes_after_the_last_batch_are_reported(run: Run, segment: Path, tail: 
     assert result.exit_code == 1
     assert [item["position"] for item in objects(result.stdout, "problem")] == [size]
     assert len(objects(result.stdout, "batch")) == 60
-    # The active segment of a log dir that a broker has open is longer than its contents.
+    # While a broker has the log dir open, the active segment is longer than its contents.
     with hold([str(segment.parent.parent)]):
         result = run("dump", segment, "--output", "json")
     assert result.exit_code == 0
@@ -151,10 +151,10 @@ def test_a_range_of_bytes_is_printed(run: Run, segment: Path) -> None:
     assert result.exit_code == 0
 
 
-def test_a_range_is_read_from_the_index_entry_on(run: Run, segment: Path) -> None:
+def test_a_range_is_read_from_its_index_entry(run: Run, segment: Path) -> None:
     """Damage before the position where reading begins is not reported."""
     data = bytearray(segment.read_bytes())
-    data[8:12] = bytes(4)  # no batch has that size: reading from byte 0 would end there
+    data[8:12] = bytes(4)  # no batch has this size: reading from byte 0 would end here
     segment.write_bytes(data)
     flags = ("--from-offset", 100, "--to-offset", 102, "--output", "json")
     result = run("dump", segment, *flags)
@@ -174,7 +174,7 @@ def test_a_wrong_index_is_not_trusted(run: Run, segment: Path, damage: str) -> N
         data[:8], data[8:16] = data[8:16], data[:8]
     else:
         for at in range(0, len(data), 8):
-            data[at + 7] ^= 1  # every position, changed by one byte
+            data[at + 7] ^= 1  # changes every position by one byte
     index.write_bytes(data)
     result = run("dump", segment, "--from-offset", 150, "--to-offset", 151, "--output", "json")
     assert [item["baseOffset"] for item in objects(result.stdout, "batch")] == [150]
@@ -206,8 +206,8 @@ def test_broken_checkpoints_and_snapshots_are_reported(run: Run, tmp_path: Path)
         assert name in result.stderr
 
 
-def test_an_emptied_batch_is_no_mismatch(run: Run, tmp_path: Path) -> None:
-    """Kafka's tool reports its time index entry as a mismatch with -1."""
+def test_an_emptied_batch_is_not_a_mismatch(run: Run, tmp_path: Path) -> None:
+    """Kafka's tool reports the time index entry of such a batch as a mismatch with -1."""
     log = encode_batch([], base_offset=0, last_offset=4, max_timestamp=77)
     index, time_index = index_files(log, 0, 0)
     for suffix, data in ((".log", log), (".index", index), (".timeindex", time_index)):

@@ -1,4 +1,4 @@
-"""A dump of any bytes ends, and prints well-formed lines; damage hides nothing else."""
+"""A dump of any bytes ends and prints well-formed lines, and damage hides nothing else."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_record_that_is_too_large_hides_no_other(tmp_path, monkeypatch):
     assert report.wrong
 
 
-def test_gaps_of_a_compacted_log_are_no_finding_and_only_some_are_listed(tmp_path):
+def test_gaps_of_a_compacted_log_are_not_findings_and_only_some_are_listed(tmp_path):
     records = [Rec(2 * i, T0, b"k", b"v") for i in range(MOST_GAPS + 50)]
     (tmp_path / f"{0:020d}.log").write_bytes(encode_batch(records))
     message: list[str] = []

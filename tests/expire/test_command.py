@@ -21,11 +21,12 @@ KNOWN = (
     "users:cleanup.policy=delete",
 )  # fmt: skip
 SETTINGS = {"cleanup.policy": "delete", "remote.storage.enable": "false", "retention.ms": "-1", "retention.bytes": "-1"}
-PRINTED = " sensitive=false synonyms={}"  # after a setting, by kafka-configs.sh
+PRINTED = " sensitive=false synonyms={}"  # printed by kafka-configs.sh after a setting
 
 
-def go(run: Run, log_dir: Path, *more: str, known: bool = True) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Return `more` and all settings that retention requires, with the broker's file for those that no topic overrides.
+def run_expire(run: Run, log_dir: Path, *more: str, known: bool = True) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Run `expire` with `more` and with all settings that retention requires; those that no topic overrides come from
+    the broker's file.
     """
     properties = log_dir.parent / "server.properties"
     properties.write_text("log.retention.hours=168\n")
@@ -39,7 +40,7 @@ def statuses(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def older_than(offset: int) -> tuple[str, ...]:
-    """Return flags with which records below `offset`, and no others, are past retention."""
+    """Return flags with which exactly the records below `offset` are past retention."""
     now_ms = time.time_ns() // 1_000_000
     return ("--now", str(now_ms), "--topic-config", f"retention.ms={now_ms - BASE_MS - offset}")
 
@@ -56,7 +57,7 @@ def test_a_dry_run_reports_what_would_be_removed_and_why_and_changes_nothing(run
     before = snapshot(log_dir)
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 120\n")
     flags = older_than(200)
-    status, rows = go(run, log_dir, *flags)
+    status, rows = run_expire(run, log_dir, *flags)
     assert status == 0
     assert set(statuses(rows).values()) == {"would-expire"}
     assert reasons(rows["orders-0"]) == [(0, "time"), (100, "time")]
@@ -82,7 +83,7 @@ def test_a_dry_run_reports_what_would_be_removed_and_why_and_changes_nothing(run
 def test_expired_segments_are_removed_and_the_rest_is_unchanged(run: Run, log_dir: Path) -> None:
     before, records = snapshot(log_dir), records_of(log_dir / "orders-0")
     flags = older_than(200)
-    status, rows = go(run, log_dir, *flags, "--execute")
+    status, rows = run_expire(run, log_dir, *flags, "--execute")
     assert (status, set(statuses(rows).values())) == (0, {"expired"})
     after = snapshot(log_dir)
     changed = {name for name, file in after.items() if before.get(name) != file}
@@ -97,7 +98,7 @@ def test_expired_segments_are_removed_and_the_rest_is_unchanged(run: Run, log_di
     text = "0\n3\norders 0 200\norders 1 200\nusers 0 200\n"
     assert (log_dir / "log-start-offset-checkpoint").read_text() == text
     assert (log_dir / "orders-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 200\n"
-    status, rows = go(run, log_dir, *flags, "--execute")
+    status, rows = run_expire(run, log_dir, *flags, "--execute")
     assert (status, set(statuses(rows).values())) == (0, {"kept"})
     assert snapshot(log_dir) == after
     assert run("verify", "--log-dirs", log_dir, "--output", "json").exit_code in (0, 1)
@@ -111,7 +112,7 @@ def test_sizes_and_policies_are_those_of_each_topic(run: Run, log_dir: Path) -> 
         "remote.storage.enable=false", "users:cleanup.policy=compact",
     ]  # fmt: skip
     flags = [word for setting in config for word in ("--topic-config", setting)]
-    status, rows = go(run, log_dir, *flags, "--partitions", "orders-0,users-0", known=False)
+    status, rows = run_expire(run, log_dir, *flags, "--partitions", "orders-0,users-0", known=False)
     assert status == 0
     assert reasons(rows["orders-0"]) == [(0, "size")]
     assert f"{size - first:,} bytes remain without it" in rows["orders-0"]["expired"][0]["why"]
@@ -120,7 +121,7 @@ def test_sizes_and_policies_are_those_of_each_topic(run: Run, log_dir: Path) -> 
 
 
 def test_a_log_that_is_removed_entirely_begins_at_its_end(run: Run, log_dir: Path) -> None:
-    status, rows = go(run, log_dir, "--partitions", "orders-0", "--topic-config", "retention.ms=0", "--execute")
+    status, rows = run_expire(run, log_dir, "--partitions", "orders-0", "--topic-config", "retention.ms=0", "--execute")
     row = rows["orders-0"]
     assert (status, row["status"], row["segments_after"], row["bytes_after"]) == (0, "expired", 1, 0)
     assert (row["log_start_after"], row["log_end_offset"]) == (400, 400)
@@ -128,27 +129,27 @@ def test_a_log_that_is_removed_entirely_begins_at_its_end(run: Run, log_dir: Pat
     left = {path.name: path.stat().st_size for path in (log_dir / "orders-0").iterdir()}
     assert left.pop("leader-epoch-checkpoint")
     assert left == {f"{400:020d}{suffix}": 0 for suffix in (".log", ".index", ".timeindex")}
-    status, rows = go(run, log_dir, "--partitions", "orders-0", "--topic-config", "retention.ms=0", "--execute")
+    status, rows = run_expire(run, log_dir, "--partitions", "orders-0", "--topic-config", "retention.ms=0", "--execute")
     assert (status, rows["orders-0"]["status"]) == (0, "kept")
 
 
 def test_settings_of_topics_must_be_known(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
-    status, rows = go(run, log_dir, "--execute", known=False)
+    status, rows = run_expire(run, log_dir, "--execute", known=False)
     assert (status, set(statuses(rows).values())) == (1, {"refused"})
     assert "topic config unknown" in rows["orders-0"]["error"]
     for name in SETTINGS:
         given = [word for key in SETTINGS if key != name for word in ("--topic-config", f"users:{key}={SETTINGS[key]}")]
-        row = go(run, log_dir, *given, "--execute", known=False)[1]["users-0"]
+        row = run_expire(run, log_dir, *given, "--execute", known=False)[1]["users-0"]
         assert (row["status"], f"Unknown settings of users: {name}. Give" in row["error"]) == ("refused", True), row
     given = [word for key, text in SETTINGS.items() for word in ("--topic-config", f"users:{key}={text}")]
-    status, rows = go(run, log_dir, *given, "--execute", known=False)
+    status, rows = run_expire(run, log_dir, *given, "--execute", known=False)
     assert (status, statuses(rows)["users-0"]) == (3, "kept")
     assert snapshot(log_dir) == before
 
 
 def test_one_given_setting_implies_nothing_about_the_policy(run: Run, tmp_path: Path) -> None:
-    """An earlier version deleted a compacted topic without a metadata log when it was called in this way."""
+    """An earlier version, called in this way without a metadata log, deleted a compacted topic."""
     path = write_log_dir(tmp_path / "logs", {"customers-0": random_records(1, 400)})
     before = snapshot(path)
     for more in ((), ("--topics-have-no-overrides",), ("--config", tmp_path / "server.properties")):
@@ -158,7 +159,9 @@ def test_one_given_setting_implies_nothing_about_the_policy(run: Run, tmp_path: 
         row = rows_of(result)["customers-0"]
         assert (result.exit_code, row["status"]) == (1, "refused")
         assert "Unknown settings of customers: cleanup.policy" in row["error"]
-        assert "--topics-have-no-overrides" not in row["error"], "no advice to go on without the policy"
+        assert "--topics-have-no-overrides" not in row["error"], (
+            "the error must not advise to continue without the policy"
+        )
     assert snapshot(path) == before
 
 
@@ -192,9 +195,10 @@ def test_internal_topics_are_unchanged_without_a_metadata_log(
     assert snapshot(path) == before
 
 
-def test_the_brokers_own_retention_is_not_assumed(run: Run, log_dir: Path) -> None:
-    """Settings that no topic overrides are those of the broker's file, or Kafka's defaults, if a file does not set
-    them."""
+def test_the_retention_of_the_broker_is_not_assumed(run: Run, log_dir: Path) -> None:
+    """Settings that no topic overrides are those of the broker's file or, if the file does not set them, Kafka's
+    defaults.
+    """
     before = snapshot(log_dir)
     result = run("expire", "--log-dirs", log_dir, *KNOWN, "--execute", "--output", "json")
     assert (result.exit_code, set(statuses(rows_of(result)).values())) == (1, {"refused"})
@@ -204,9 +208,10 @@ def test_the_brokers_own_retention_is_not_assumed(run: Run, log_dir: Path) -> No
     assert snapshot(log_dir) == before
 
 
-def test_settings_from_a_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """As Kafka prints them, all overrides are known; as lines, all except a policy that is not among them. Settings
-    missing from the output are the broker's, whose policy was not given."""
+def test_settings_are_read_from_a_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    """In Kafka's output format, all overrides are known; in the format of lines, all except a policy that is not among
+    them. Settings that the output does not have are those of the broker, whose policy was not given.
+    """
     file = tmp_path / "topics"
     file.write_text(
         f"Dynamic configs for topic orders are:\n  cleanup.policy=delete{PRINTED}\n  retention.ms=1{PRINTED}\n"
@@ -214,7 +219,7 @@ def test_settings_from_a_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
         "users:retention.ms=1\nelsewhere:retention.ms=1\n"
     )
     flags = ("--topic-configs", str(file))
-    status, rows = go(run, log_dir, *flags, known=False)
+    status, rows = run_expire(run, log_dir, *flags, known=False)
     assert (status, statuses(rows)) == (
         3, {"orders-0": "would-expire", "orders-1": "would-expire", "users-0": "refused"}
     )  # fmt: skip
@@ -222,7 +227,7 @@ def test_settings_from_a_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
     result = run("expire", "--log-dirs", log_dir, *flags)
     assert "--topic-configs has topics without a partition in the log dirs: elsewhere" in result.stderr
     more = ("--topic-config", "users:cleanup.policy=delete", "--topic-config", "orders:retention.ms=-1")
-    status, rows = go(run, log_dir, *flags, *more, known=False)
+    status, rows = run_expire(run, log_dir, *flags, *more, known=False)
     assert (status, statuses(rows)) == (0, {"orders-0": "kept", "orders-1": "kept", "users-0": "would-expire"})
 
 
@@ -235,40 +240,40 @@ def test_a_policy_missing_from_the_output_is_not_assumed(
     file.write_text(f"{header} configs for topic orders are:\n  retention.ms=1{PRINTED}\n")
     before = snapshot(log_dir)
     flags = ("--topic-configs", str(file), "--topic-list", "orders", "--execute")
-    status, rows = go(run, log_dir, *flags, known=False)
+    status, rows = run_expire(run, log_dir, *flags, known=False)
     assert (status, set(statuses(rows).values())) == (1, {"refused"})
     assert "cleanup.policy" in rows["orders-0"]["error"]
     assert snapshot(log_dir) == before
 
 
 def test_unsuitable_states_are_refused(run: Run, log_dir: Path) -> None:
-    status, rows = go(run, log_dir, "--topic-config", "orders:remote.storage.enable=true")
+    status, rows = run_expire(run, log_dir, "--topic-config", "orders:remote.storage.enable=true")
     assert (status, rows["orders-0"]["status"], rows["users-0"]["status"]) == (3, "refused", "would-expire")
     assert "tiered" in rows["orders-0"]["error"]
     for base in (0, 100):
         for path in (log_dir / "users-0").glob(f"{base:020d}.*"):
             path.unlink()
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 150\n")
-    assert "is below the first segment (200)" in go(run, log_dir)[1]["users-0"]["error"]
+    assert "is below the first segment (200)" in run_expire(run, log_dir)[1]["users-0"]["error"]
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 1000\n")
-    assert "deletes the whole log" in go(run, log_dir)[1]["users-0"]["error"]
+    assert "deletes the whole log" in run_expire(run, log_dir)[1]["users-0"]["error"]
     (log_dir / "log-start-offset-checkpoint").unlink()
     (log_dir / f"users-0.{'a' * 32}-future").mkdir()
-    assert "moving" in go(run, log_dir)[1]["users-0"]["error"]
+    assert "moving" in run_expire(run, log_dir)[1]["users-0"]["error"]
     (log_dir / "replication-offset-checkpoint").unlink()
-    assert "no high watermark" in go(run, log_dir)[1]["orders-0"]["error"]
-    rows = go(run, log_dir, "--high-watermark", "log-end")[1]
+    assert "no high watermark" in run_expire(run, log_dir)[1]["orders-0"]["error"]
+    rows = run_expire(run, log_dir, "--high-watermark", "log-end")[1]
     assert rows["orders-0"]["status"] == "would-expire"
 
 
 def test_the_clock_must_be_correct(run: Run, log_dir: Path) -> None:
     early = ("--now", str(time.time_ns() // 1_000_000 - 2 * 3_600_000))
-    status, rows = go(run, log_dir, *early)
+    status, rows = run_expire(run, log_dir, *early)
     assert (status, rows["orders-0"]["status"]) == (1, "refused")
     assert "behind the newest segment" in rows["orders-0"]["error"]
-    assert go(run, log_dir, *early, "--unsafe-clock")[0] == 0
+    assert run_expire(run, log_dir, *early, "--unsafe-clock")[0] == 0
     late = ("--now", str(time.time_ns() // 1_000_000 + 2 * 3_600_000))
-    assert go(run, log_dir, *late)[0] == 0
+    assert run_expire(run, log_dir, *late)[0] == 0
     before = snapshot(log_dir)
     result = run("expire", "--log-dirs", log_dir, *KNOWN, *late, "--execute")
     assert result.exit_code == 1
@@ -276,31 +281,31 @@ def test_the_clock_must_be_correct(run: Run, log_dir: Path) -> None:
     assert snapshot(log_dir) == before
 
 
-def test_the_others_continue_beside_a_corrupt_one(run: Run, log_dir: Path) -> None:
+def test_a_corrupt_partition_does_not_stop_the_others(run: Run, log_dir: Path) -> None:
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
     position = decode_log(bytes(data))[3].position
     data[position + 70] ^= 1
     damaged.write_bytes(data)
     before = snapshot(log_dir / "orders-1")
-    status, rows = go(run, log_dir, *older_than(200), "--execute")
+    status, rows = run_expire(run, log_dir, *older_than(200), "--execute")
     assert status == 3
     assert statuses(rows) == {"orders-0": "expired", "orders-1": "corrupt", "users-0": "expired"}
     assert f"byte position {position}" in rows["orders-1"]["error"]
     assert rows["orders-1"]["segments_after"] == 4
     assert snapshot(log_dir / "orders-1") == before
-    # Unread segments are not checked: by size, the segment is removed unread.
+    # Segments that are not read are not checked: by size, the segment is removed without being read.
     sizes = ("--topic-config", "retention.ms=-1", "--topic-config", "retention.bytes=0")
-    assert go(run, log_dir, *sizes)[1]["orders-1"]["status"] == "would-expire"
+    assert run_expire(run, log_dir, *sizes)[1]["orders-1"]["status"] == "would-expire"
 
 
-def test_an_index_of_zeros_is_a_finding_and_not_trusted(run: Run, log_dir: Path) -> None:
-    """A broker takes 1970 as the segment's time, and deletes it at once."""
-    assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0  # creates the snapshots as well
+def test_an_index_of_zeros_is_reported_and_not_trusted(run: Run, log_dir: Path) -> None:
+    """A broker takes 1970 for the time of the segment, and deletes it immediately."""
+    assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0  # creates the snapshots too
     wrong = log_dir / "orders-0" / f"{200:020d}.timeindex"
     wrong.write_bytes(bytes(1200))
     flags = older_than(200)
-    status, rows = go(run, log_dir, *flags, "--partitions", "orders-0")
+    status, rows = run_expire(run, log_dir, *flags, "--partitions", "orders-0")
     row = rows["orders-0"]
     assert (status, row["status"], reasons(row)) == (1, "would-expire", [(0, "time"), (100, "time")])
     [finding] = row["findings"]
@@ -312,24 +317,24 @@ def test_an_index_of_zeros_is_a_finding_and_not_trusted(run: Run, log_dir: Path)
     assert "Before you start the broker" in result.stderr
     assert bases(log_dir / "orders-0") == [200, 300]
     assert run("rebuild-index", "--log-dirs", log_dir, "--partitions", "orders-0", "--execute").exit_code == 0
-    status, rows = go(run, log_dir, *flags, "--partitions", "orders-0")
+    status, rows = run_expire(run, log_dir, *flags, "--partitions", "orders-0")
     assert (status, rows["orders-0"]["status"], rows["orders-0"]["findings"]) == (0, "kept", [])
 
 
-def test_an_index_with_too_late_a_time_retains_nothing(run: Run, log_dir: Path) -> None:
+def test_an_index_with_a_time_in_the_future_retains_nothing(run: Run, log_dir: Path) -> None:
     (log_dir / "orders-0" / f"{0:020d}.timeindex").write_bytes((2**60).to_bytes(8, "big") + bytes(4))
-    (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()  # its file is recent
-    status, rows = go(run, log_dir, *older_than(200), "--partitions", "orders-0", "--execute")
+    (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()  # the file of the segment is recent
+    status, rows = run_expire(run, log_dir, *older_than(200), "--partitions", "orders-0", "--execute")
     assert (status, reasons(rows["orders-0"])) == (0, [(0, "time"), (100, "time")])
     assert [(f["base_offset"], f["broker_deletes"]) for f in rows["orders-0"]["findings"]] == [(0, False), (100, False)]
     assert bases(log_dir / "orders-0") == [200, 300]
 
 
-def test_beside_a_broker_a_dry_run_marks_its_rows(run: Run, log_dir: Path) -> None:
+def test_beside_a_broker_the_rows_of_a_dry_run_are_marked(run: Run, log_dir: Path) -> None:
     (log_dir / ".kafka_cleanshutdown").unlink()
     (log_dir / "recovery-point-offset-checkpoint").write_text("0\n1\norders 0 100\n")
     with hold([str(log_dir)]):
-        status, rows = go(run, log_dir, *older_than(300))
+        status, rows = run_expire(run, log_dir, *older_than(300))
         assert (status, rows["orders-0"]["in_use"], reasons(rows["orders-0"])) == (0, True, [(0, "time")])
         assert "recovery point 100" in rows["orders-0"]["kept"]
         assert rows["users-0"]["status"] == "kept"
@@ -352,11 +357,11 @@ def test_a_held_lock_ends_the_run(run: Run, log_dir: Path) -> None:
 def test_leftovers_of_an_interrupted_run_are_resolved_first(run: Run, log_dir: Path) -> None:
     flags = older_than(200)
     shutil.copytree(log_dir, log_dir.with_name("right"))
-    go(run, log_dir.with_name("right"), *flags, "--execute")
+    run_expire(run, log_dir.with_name("right"), *flags, "--execute")
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\norders 0 200\n")
     log = log_dir / "orders-0" / f"{0:020d}.log"
     log.rename(f"{log}.deleted")
-    status, rows = go(run, log_dir, *flags, "--execute")
+    status, rows = run_expire(run, log_dir, *flags, "--execute")
     assert (status, reasons(rows["orders-0"])) == (0, [(100, "log-start")])
     assert f"removed {log.name}.deleted" in rows["orders-0"]["notes"]
     for name in ("orders-0", "users-0"):
@@ -365,7 +370,7 @@ def test_leftovers_of_an_interrupted_run_are_resolved_first(run: Run, log_dir: P
     # A broker that was stopped during its own removal leaves orphans and old epochs.
     for name in ("index", "snapshot"):
         (log_dir / "orders-0" / f"{100:020d}.{name}").write_bytes(b"")
-    status, rows = go(run, log_dir, *flags, "--execute")
+    status, rows = run_expire(run, log_dir, *flags, "--execute")
     assert (status, rows["orders-0"]["status"], len(rows["orders-0"]["notes"])) == (0, "kept", 2)
     assert not list((log_dir / "orders-0").glob(f"{100:020d}.*"))
 

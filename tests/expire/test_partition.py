@@ -1,5 +1,6 @@
-"""What retention removes, compared with a reference model and worked out by hand; and what a broker's index would have
-decided."""
+"""What retention removes, compared with a reference model and worked out by hand, and what a broker would have decided
+by the indexes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def ages_of(segs: list[Seg]) -> dict[int, Age]:
     return {seg.base: Age(seg.time_ms) for seg in segs}
 
 
-# Segments 0, 10, 20 and 30 of 100 bytes each, log end 40; the last is a day old, each a day older than the next.
+# Segments 0, 10, 20 and 30 of 100 bytes each, with log end 40. The last one is a day old, and each of the others a day
+# older than the next.
 DAY_MS = 86_400_000
 FOUR = [Seg(base, 100, NOW_MS - (4 - number) * DAY_MS) for number, base in enumerate((0, 10, 20, 30))]
 
@@ -63,7 +65,7 @@ def decided(retention: Retention, segs: list[Seg] = FOUR, **more: object) -> Dec
     return decide(facts_of(segs, 40, **more), retention, NOW_MS, ages_of(segs))
 
 
-def gone(decision: Decision) -> list[tuple[int, str]]:
+def removed(decision: Decision) -> list[tuple[int, str]]:
     return [(segment.base_offset, segment.reason) for segment in decision.expired]
 
 
@@ -85,7 +87,7 @@ def logs(draw: st.DrawFn) -> tuple[list[Seg], int]:
     st.integers(0, 70),
     st.integers(0, 70),
 )
-def test_decisions_equal_the_models(
+def test_decisions_equal_those_of_the_model(
     log: tuple[list[Seg], int], policy: set[str], retention_ms: int, retention_bytes: int, start: int, mark: int
 ) -> None:
     segs, end = log
@@ -100,7 +102,7 @@ def test_decisions_equal_the_models(
         segs, end, policy=policy, retention_ms=retention_ms, retention_bytes=retention_bytes, log_start=start,
         high_watermark=min(max(mark, start), end), now_ms=NOW_MS,
     )  # fmt: skip
-    assert gone(decision) == expected
+    assert removed(decision) == expected
     assert decision.log_start_offset == start_after
     assert decision.rolls == (len(expected) == len(segs))
     assert bool(decision.kept) != decision.rolls
@@ -110,7 +112,7 @@ def test_decisions_equal_the_models(
 def test_the_passes_are_applied_in_order() -> None:
     retention = Retention(retention_bytes=200, retention_ms=DAY_MS)
     decision = decided(retention, log_start_offset=12)
-    assert gone(decision) == [(0, "log-start"), (10, "size"), (20, "time")]
+    assert removed(decision) == [(0, "log-start"), (10, "size"), (20, "time")]
     assert (decision.log_start_offset, decision.rolls) == (30, False)
     assert "retention.ms is 1 d" in decision.expired[2].why
     assert decision.expired[2].timestamp_ms == NOW_MS - 2 * DAY_MS
@@ -120,24 +122,24 @@ def test_the_passes_are_applied_in_order() -> None:
 def test_a_policy_without_delete_has_only_the_first_pass() -> None:
     for policy in ({"compact"}, set()):
         retention = Retention(frozenset(policy), 0, 0)
-        assert gone(decided(retention, log_start_offset=20)) == [(0, "log-start"), (10, "log-start")]
+        assert removed(decided(retention, log_start_offset=20)) == [(0, "log-start"), (10, "log-start")]
         assert decided(retention, log_start_offset=20).log_start_offset == 20
     both = Retention(frozenset({"compact", "delete"}), 0, -1)
     assert len(decided(both).expired) == 4
 
 
-def test_limits_that_are_met_exactly() -> None:
-    assert gone(decided(Retention(retention_ms=4 * DAY_MS))) == []
-    assert gone(decided(Retention(retention_ms=4 * DAY_MS - 1))) == [(0, "time")]
-    assert gone(decided(Retention(retention_ms=-1, retention_bytes=300))) == [(0, "size")]
-    assert gone(decided(Retention(retention_ms=-1, retention_bytes=301))) == []
+def test_limits_that_are_met_exactly_are_not_exceeded() -> None:
+    assert removed(decided(Retention(retention_ms=4 * DAY_MS))) == []
+    assert removed(decided(Retention(retention_ms=4 * DAY_MS - 1))) == [(0, "time")]
+    assert removed(decided(Retention(retention_ms=-1, retention_bytes=300))) == [(0, "size")]
+    assert removed(decided(Retention(retention_ms=-1, retention_bytes=301))) == []
     assert len(decided(Retention(retention_ms=-1, retention_bytes=0)).expired) == 4
-    assert gone(decided(Retention(retention_ms=-1, retention_bytes=-1))) == []
+    assert removed(decided(Retention(retention_ms=-1, retention_bytes=-1))) == []
 
 
 def test_a_pass_ends_at_the_first_segment_that_does_not_qualify() -> None:
     young = [FOUR[0], replace(FOUR[1], time_ms=NOW_MS + 30 * DAY_MS), *FOUR[2:]]
-    assert gone(decided(Retention(retention_ms=0), young)) == [(0, "time")]
+    assert removed(decided(Retention(retention_ms=0), young)) == [(0, "time")]
 
 
 def test_no_segment_that_ends_above_the_high_watermark_is_removed() -> None:
@@ -171,7 +173,7 @@ def test_after_an_unclean_shutdown_nothing_above_the_recovery_point_is_removed()
         assert len(decision.expired) == count
         assert "unclean" in decision.kept
     decision = decided(Retention(), clean_shutdown=False, recovery_point=10, log_start_offset=30)
-    assert gone(decision) == [(0, "log-start")]
+    assert removed(decision) == [(0, "log-start")]
     assert len(decided(Retention(retention_ms=0), recovery_point=0).expired) == 4
 
 
@@ -189,7 +191,7 @@ def test_epochs_begin_at_the_log_start(steps: list[tuple[int, int]], start: int)
         epoch, offset = epoch + more + 1, offset + further + 1
         entries.append((epoch, offset))
     found = epochs_from(entries, start)
-    for at in range(start, 70):  # the same epoch holds at each offset that is left
+    for at in range(start, 70):  # the same epoch applies to each offset that is left
         assert max([e for e, s in found if s <= at], default=-1) == max([e for e, s in entries if s <= at], default=-1)
     assert all(s >= start for _, s in found)
     starts = [s for _, s in found]
@@ -226,7 +228,7 @@ def test_without_any_timestamp_the_file_time_decides(tmp_path: Path) -> None:
         assert read_age(LOCAL, replace(task, young_from_ms=-50)) == Age(1234, "file")
 
 
-def test_reading_ends_where_a_segment_is_recent(tmp_path: Path) -> None:
+def test_reading_ends_at_a_recent_batch(tmp_path: Path) -> None:
     log = batch(0, 900) + bytes(40)
     task = write_segment(tmp_path / "t-0", 0, log)
     with pytest.raises(CorruptLog, match="byte position"):
@@ -234,7 +236,7 @@ def test_reading_ends_where_a_segment_is_recent(tmp_path: Path) -> None:
     assert read_age(LOCAL, replace(task, young_from_ms=900)) == Age(900)
 
 
-def test_damage_is_found_while_reading(tmp_path: Path) -> None:
+def test_damage_is_found_during_reading(tmp_path: Path) -> None:
     log = batch(0, 1) + batch(1, 2)
     flipped = bytearray(log)
     flipped[len(log) - 1] ^= 1
@@ -245,13 +247,13 @@ def test_damage_is_found_while_reading(tmp_path: Path) -> None:
         read_age(LOCAL, write_segment(tmp_path / "t-0", 5, log))
 
 
-def test_tasks_know_where_their_segments_end() -> None:
+def test_tasks_have_the_end_of_their_segments() -> None:
     tasks = age_tasks(facts_of(FOUR, 40), facts_of(FOUR, 40).segments[2:], 1000, 300)
     assert [(t.base_offset, t.end_offset, t.young_from_ms) for t in tasks] == [(20, 30, 700), (30, 40, 700)]
 
 
 def found(claims: list[int], truth: list[int], retention_ms: int = 2 * DAY_MS, **more: int | None) -> list[object]:
-    """Return the findings if the indexes of four segments claim ages in days, and the log has others."""
+    """Return the findings if the indexes of four segments have certain ages in days, and the log has others."""
     facts = facts_of([replace(seg, time_ms=NOW_MS - days * DAY_MS) for seg, days in zip(FOUR, claims, strict=True)], 40)
     facts = replace(facts, segments=tuple(segment._replace(**more) for segment in facts.segments))  # type: ignore[arg-type]
     retention = Retention(retention_ms=retention_ms)
@@ -284,7 +286,7 @@ def test_a_changed_segment_is_refused(tmp_path: Path) -> None:
     write_segment(tmp_path / "t-0", 0, batch(0, 1))
     facts = replace(facts_of([Seg(0, 100, 1), Seg(10, 5, 1)], 12), path=str(tmp_path / "t-0"), log_dir=str(tmp_path))
     decision = decide(facts, Retention(retention_ms=0), NOW_MS, ages_of([Seg(0, 1, 1), Seg(10, 5, NOW_MS)]))
-    assert gone(decision) == [(0, "time")]
+    assert removed(decision) == [(0, "time")]
     with pytest.raises(Refused, match="changed since"):
         remove(LOCAL, facts, decision)
     assert (tmp_path / "t-0" / f"{0:020d}.log").exists()

@@ -1,4 +1,4 @@
-"""Avro in Confluent's framing as columns, compared with what was written into the records."""
+"""Avro in Confluent's framing, decoded into columns, compared with what was written into the records."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def plain(schema: Any) -> Any:
-    """Write without logical types except decimals, because the inputs are numbers and texts."""
+    """Return the schema without logical types except decimals, because the inputs are numbers and texts."""
     if isinstance(schema, list):
         return [plain(item) for item in schema]
     if isinstance(schema, dict):
@@ -84,7 +84,7 @@ def decoded(values: Sequence[bytes | None], of: AvroSchemas) -> Any:
 
 
 def random_order(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the input, and the expected output."""
+    """Return the input and the expected output."""
     def place() -> dict[str, float]:
         return {"x": rng.random(), "y": rng.randrange(100) / 4}
 
@@ -196,7 +196,7 @@ def test_conflicting_flags_are_refused(name: str, given: list[str] | None, why: 
 def test_a_table_of_avro_keys_and_values_is_exported(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys are distinguished by their bytes: the same key in two schemas is two keys, as for the broker's cleaner."""
+    """Keys are distinguished by their bytes: as for the broker's cleaner, the same key in two schemas is two keys."""
     monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     key = {"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}

@@ -1,4 +1,4 @@
-"""Records as Arrow batches, compared with plain Python's reading of the same records. Without Spark."""
+"""Records as Arrow batches, compared with the same records read by plain Python, without Spark."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_small_batches_are_combined(tmp_path: Path) -> None:
     assert [batch.num_rows for batch in batches_of(log)] == [50]
 
 
-def test_header_names_are_those_that_a_consumer_gets(tmp_path: Path) -> None:
+def test_header_names_are_those_that_a_consumer_receives(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 5, b"k", b"x", ((b"a\xff", None), (b"", b"")))])
     log.write()
@@ -80,7 +80,7 @@ def test_header_names_are_those_that_a_consumer_gets(tmp_path: Path) -> None:
     assert row["headers"] == [{"key": "a\ufffd", "value": None}, {"key": "", "value": b""}]
 
 
-def test_times_beyond_a_tables_range_are_an_error(tmp_path: Path) -> None:
+def test_times_outside_the_range_of_a_table_are_an_error(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(3), tmp_path / "logs")
     log.append_records([Rec(0, 2**62, b"k", b"x")])
     log.write()
@@ -89,7 +89,9 @@ def test_times_beyond_a_tables_range_are_an_error(tmp_path: Path) -> None:
 
 
 SOME_UUID = b"12345678-9ABC-def0-1234-56789abcdef0"
-DULL: dict[str, tuple[Callable[[bytes], Any], list[bytes], list[bytes]]] = {  # decoder, good, bad
+DECODERS: dict[
+    str, tuple[Callable[[bytes], Any], list[bytes], list[bytes]]
+] = {  # decoder, valid values, invalid values
     "binary": (bytes, [b"", b"\xff\0"], []),
     "utf8": (bytes.decode, [b"", "grün €".encode()], [b"\xff", b"\xc3"]),
     "json": (bytes.decode, [b"[]"], [b"\xff"]),
@@ -103,9 +105,9 @@ DULL: dict[str, tuple[Callable[[bytes], Any], list[bytes], list[bytes]]] = {  # 
 
 
 @pytest.mark.parametrize("name", [name for name in get_args(FormatName) if name != "avro"])
-def test_formats_are_those_of_kafkas_serializers(name: FormatName) -> None:
+def test_formats_are_those_of_the_serializers_of_kafka(name: FormatName) -> None:
     """Nulls remain null, and the first invalid record is reported."""
-    dull, good, bad = DULL[name]
+    dull, good, bad = DECODERS[name]
     rng = random.Random(name)
     values = [rng.choice([*good, None]) for _ in range(200)]
     offsets = np.arange(1000, 1000 + len(values))

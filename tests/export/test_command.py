@@ -86,8 +86,10 @@ def only_row(log: GrowingLog, tmp_path: Path, **flags: Any) -> ExportRow:
     return row
 
 
-def test_the_end_of_an_export(tmp_path: Path) -> None:
-    """Records that a replica may lack, and transactions that are open or end above it, are left for a later export."""
+def test_an_export_ends_at_what_is_replicated_and_committed(tmp_path: Path) -> None:
+    """Records that a replica may lack, and transactions that are open or end above the exported offset, are left for a
+    later export.
+    """
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 5, b"a", b"x"), Rec(1, 5, b"b", b"x")])
     log.append_records([Rec(2, 5, b"a", b"y")], 1)
@@ -204,7 +206,7 @@ PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_full_or_incremental_is_decided(name: str) -> None:
+def test_the_log_decides_between_a_full_and_an_incremental_export(name: str) -> None:
     changes, strategy, why = PLANS[name]
     now = LogNow(**{**NOW.__dict__, **changes})
     plan = plan_export(KNOWN, now)
@@ -214,12 +216,12 @@ def test_full_or_incremental_is_decided(name: str) -> None:
     assert plan_export(None, now).way == "full"
 
 
-def test_the_next_plan_trusts_what_was_exported() -> None:
+def test_the_next_plan_continues_from_the_exported_offsets() -> None:
     assert NOW.exported() == Exported(110, 10, 4, "A")
     assert plan_export(NOW.exported(), NOW).way == "none"
 
 
-def test_exit_statuses_by_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_follows_from_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [ExportRow("t", number, "/l", status) for number, status in enumerate(("exported", "refused", "clean"))]
     assert [exit_status(rows), exit_status(rows[:1]), exit_status(rows[1:2]), exit_status([])] == [3, 0, 1, 0]
     show_rows(rows, Request(Choice(), "/lake", execute=True))

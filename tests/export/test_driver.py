@@ -1,5 +1,6 @@
-"""Exports of random logs into real Delta tables: equal to a fold in plain Python, incremental equal to full, and
-complete after a kill at each step."""
+"""Exports of random logs into real Delta tables: equal to a fold in plain Python, the same whether incremental or full,
+and complete after a kill at each step.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ def compacted_past(log: GrowingLog) -> None:
         log.compact()
 
 
-def test_a_gap_shows_a_compaction_if_no_checkpoint_does(spark: Any, tmp_path: Path) -> None:
+def test_a_gap_reveals_a_compaction_if_no_checkpoint_does(spark: Any, tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 5, b"k1", b"x"), Rec(1, 5, b"k2", b"x")])
     log.write()
@@ -141,7 +142,7 @@ def test_a_gap_shows_a_compaction_if_no_checkpoint_does(spark: Any, tmp_path: Pa
     assert table(spark, tmp_path) == expected(log) != set()
     compacted_past(log)
     (log.log_dir / "cleaner-offset-checkpoint").unlink()
-    assert not [record for record in records_of(log.path) if record.key == b"k1"], "the tombstone has gone"
+    assert not [record for record in records_of(log.path) if record.key == b"k1"], "the tombstone must be removed"
     dry = run(tmp_path, log, execute=False)
     assert statuses(dry) == [("would-export", "incremental")]
     [row] = run(tmp_path, log)
@@ -153,10 +154,10 @@ class Killed(BaseException):
     pass
 
 
-def test_a_kill_leaves_the_old_state_or_the_new_one(
+def test_a_kill_leaves_the_old_or_the_new_state(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One partition is updated, another is new: two commits, and a kill around each of them."""
+    """One partition is updated and another one is new: there are two commits, and a kill around each of them."""
     old, new = (GrowingLog(random.Random(n), tmp_path / "logs", partition=n) for n in range(2))
     old.grow(10)
     old.write()
@@ -189,7 +190,7 @@ def test_a_kill_leaves_the_old_state_or_the_new_one(
 
 
 def test_rows_written_but_not_committed_are_not_visible(spark: Any, tmp_path: Path) -> None:
-    """A first run that was killed between its files and its commit."""
+    """A first run was killed between writing its files and its commit."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.grow(10)
     log.write()
@@ -200,8 +201,8 @@ def test_rows_written_but_not_committed_are_not_visible(spark: Any, tmp_path: Pa
     assert table(spark, tmp_path) == expected(log)
 
 
-def test_changes_of_the_table_by_others(spark: Any, tmp_path: Path) -> None:
-    """Changes of no row do not matter; after any other change, everything is exported again."""
+def test_changes_of_rows_by_others_lead_to_a_full_export(spark: Any, tmp_path: Path) -> None:
+    """Changes that affect no row do not matter; after any other change, everything is exported again."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append(9)
     log.write()
@@ -252,8 +253,9 @@ def test_another_log_of_the_same_name_replaces_the_old_one(spark: Any, tmp_path:
 
 
 def test_keys_and_values_are_decoded(spark: Any, tmp_path: Path) -> None:
-    """Numbers by tasks, JSON by Spark; a bad one is reported with its partition, and the table is unchanged. Keys that
-    are equal as numbers, but not as bytes, are two keys."""
+    """Tasks decode numbers, and Spark decodes JSON. An invalid value is reported with its partition, and the table is
+    unchanged. Keys that are equal as numbers, but not as bytes, are two keys.
+    """
     good, bad = (GrowingLog(random.Random(1), tmp_path / "logs", partition=number) for number in range(2))
     zero, below, nan = bytes(8), b"\x80" + bytes(7), b"\x7f\xf8" + bytes(6)
     good.append_records([Rec(0, 5, zero, b'{"a": 1}'), Rec(1, 5, below, b"[]"), Rec(2, 5, nan, b"null")])
@@ -274,7 +276,7 @@ def test_keys_and_values_are_decoded(spark: Any, tmp_path: Path) -> None:
     good.append_records([Rec(3, 5, zero, b"looked at by nobody"), Rec(4, 5, zero, None), Rec(5, 5, nan, b"7")])
     good.write()
     again = statuses(run(tmp_path, good, bad, formats=formats))
-    assert again == [("exported", "incremental"), ("failed", "full")], "what failed is not taken for exported"
+    assert again == [("exported", "incremental"), ("failed", "full")], "a failed topic must not count as exported"
     assert values() == {below: ("-0.0", "[]"), nan: ("nan", "7")}
     good.append_records([Rec(6, 5, b"short", b"7")])
     good.write()
@@ -286,7 +288,7 @@ def test_keys_and_values_are_decoded(spark: Any, tmp_path: Path) -> None:
     assert len(values()) == 2
 
 
-def test_states_as_of_a_time(spark: Any, tmp_path: Path, rng: random.Random) -> None:
+def test_the_state_at_a_time_is_exported(spark: Any, tmp_path: Path, rng: random.Random) -> None:
     log = GrowingLog(rng, tmp_path / "logs")
     log.grow(20)
     log.settle()
@@ -300,7 +302,7 @@ def test_states_as_of_a_time(spark: Any, tmp_path: Path, rng: random.Random) -> 
     for flags in ({}, {"as_of_offset": end + 1}, {"as_of_timestamp": "5"}):
         [row] = run(tmp_path, log, to=f"at-{end}", **flags)
         assert (row.status, "Give another --to" in row.error) == ("refused", True)
-    log.now_ms += 10**6  # after all earlier ones, whoever sets the timestamp: the producer or the broker
+    log.now_ms += 10**6  # later than all earlier ones, whether the producer or the broker sets the timestamp
     log.append_records([Rec(log.end, log.now_ms, b"late", b"x")])
     log.write()
     moment = str(log.now_ms)
@@ -312,7 +314,7 @@ def test_states_as_of_a_time(spark: Any, tmp_path: Path, rng: random.Random) -> 
 
 
 def test_a_pickle_in_the_text_of_an_error_is_not_run(tmp_path: Path) -> None:
-    """A record's text gets into errors, and a record may contain what a task would write about a problem."""
+    """The text of a record can become part of an error, and may look like a serialized error of a task."""
     hostile = base64.b64encode(pickle.dumps((0, OpensWhereUnpickled(str(tmp_path / "mark"))))).decode()
     for text in (hostile, base64.b64encode(to_bytes((0, "no problem"))).decode(), "AAAA"):
         number, known = on_spark._problem_of(RuntimeError(on_spark._PROBLEM + text), Formats())

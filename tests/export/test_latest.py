@@ -1,5 +1,6 @@
-"""The latest state of a partition compared with a fold in plain Python, whatever the map's memory, the slices and
-passes."""
+"""The latest state of a partition, compared with a fold in plain Python, with any memory for the map, any slices and
+passes.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def folded(task: LatestTask, slice_bytes: int = 1 << 30) -> dict[bytes | None, R
     records = list(records_of(task, slice_bytes))
     assert [record.offset for record in records] == sorted({record.offset for record in records})
     state = {record.key: record for record in records}
-    assert len(state) == len(records), "a key twice"
+    assert len(state) == len(records), "a key occurs twice"
     return state
 
 
@@ -110,7 +111,7 @@ def fixed(tmp_path: Path, batches: int = 40) -> GrowingLog:
     return log
 
 
-def test_keys_that_do_not_fit_into_the_map_are_taken_in_shards(tmp_path: Path) -> None:
+def test_keys_that_do_not_fit_into_the_map_are_processed_in_shards(tmp_path: Path) -> None:
     log = fixed(tmp_path)
     item, many = (find_latest(LOCAL, task_of(log, map_memory_bytes=n)) for n in (ROOM, 36 * 8))
     assert item.shards == 1
@@ -125,7 +126,7 @@ def test_keys_that_do_not_fit_into_the_map_are_taken_in_shards(tmp_path: Path) -
 def test_wrong_transaction_indexes_do_not_override_the_log(
     entries: list[tuple[int, int, int]], tmp_path: Path
 ) -> None:
-    """The second of the given sets of entries is correct: producer 1's first transaction was aborted."""
+    """The second set of entries is correct: the first transaction of producer 1 was aborted."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 1, b"a", b"old")])
     log.append_records([Rec(1, 1, b"a", b"aborted")], 1)
@@ -138,8 +139,8 @@ def test_wrong_transaction_indexes_do_not_override_the_log(
     assert {key: record.value for key, record in folded(task_of(log)).items()} == {b"a": b"old", b"b": b"committed"}
 
 
-def test_aborted_data_before_the_end_of_an_earlier_export(tmp_path: Path) -> None:
-    """Its marker is after that end, as if the high watermark was below the end of the transaction."""
+def test_aborted_data_before_the_end_of_an_earlier_export_is_not_exported(tmp_path: Path) -> None:
+    """Its marker is after that end, as if the high watermark had been below the end of the transaction."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 1, b"a", b"old")])
     log.append_records([Rec(1, 1, b"a", b"aborted")], 1)
@@ -214,7 +215,7 @@ def test_batches_appended_during_the_run_are_not_read(tmp_path: Path) -> None:
     assert folded(task) == before
 
 
-def test_only_segments_with_bits_have_slices(tmp_path: Path) -> None:
+def test_only_segments_with_latest_records_have_slices(tmp_path: Path) -> None:
     log = fixed(tmp_path)
     task = task_of(log)
     found = find_latest(LOCAL, task)
@@ -225,8 +226,9 @@ def test_only_segments_with_bits_have_slices(tmp_path: Path) -> None:
 
 
 def test_damage_in_the_active_segment_is_corrupt_below_the_end(rng: random.Random, tmp_path: Path) -> None:
-    """Batches that a broker was writing may be torn; a batch before the wanted end may not, and nothing is left out for
-    it."""
+    """Batches that a broker was writing may be torn, but not a batch before the requested end, and no batch is skipped
+    because of it.
+    """
     log = GrowingLog(rng, tmp_path)
     for _ in range(20):
         log.append(3)
@@ -235,7 +237,7 @@ def test_damage_in_the_active_segment_is_corrupt_below_the_end(rng: random.Rando
     data = file.read_bytes()
     file.write_bytes(data + bytes(30))
     assert set(folded(task_of(log))) == set(log.latest())
-    # Nothing after the very last batch shows where it should end.
+    # No byte after the last batch shows where it should end.
     [chunk] = SegmentReader(LOCAL).chunks(str(file), len(data))
     last = int(chunk.table["position"][-1])
     for _ in range(20):
@@ -246,5 +248,5 @@ def test_damage_in_the_active_segment_is_corrupt_below_the_end(rng: random.Rando
             state = folded(task_of(log))
         except CorruptLog:
             continue
-        # Offset and epoch of a batch have no checksum: then all batches are read.
+        # No checksum covers the offset and epoch of a batch; if these are changed, all batches are read.
         assert set(state) == set(log.latest())

@@ -1,4 +1,4 @@
-"""Reads the worked examples of the format pages, so that tests parse what people read."""
+"""Reads the worked examples of the format pages, so that tests parse the bytes that people read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _BLOCK = re.compile(r"^```(hex|text) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTAL
 
 
 def blocks(page: str) -> dict[str, bytes]:
-    """Return name -> bytes of every fenced block of `page` marked `hex` or `text`; in hex, `#` begins a comment."""
+    """Return, by name, the bytes of every fenced block of `page` marked `hex` or `text`; in hex, `#` begins a comment.
+    """
     found: dict[str, bytes] = {}
     for kind, name, body in _BLOCK.findall((_FOLDER / page).read_text("utf-8")):
         assert name not in found, f"{page} has two blocks named {name}"

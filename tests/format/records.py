@@ -1,4 +1,4 @@
-"""Records as format/record.py decodes them, written by the reference model."""
+"""Records as format/record.py decodes them, encoded by the reference model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks decompressed and compressed in parts: the same bytes, and the same errors, as for a whole block."""
+"""Blocks that are decompressed and compressed in parts give the same bytes, and the same errors, as whole blocks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def joined(codec: int, data: bytes, part_bytes: int) -> bytes:
 
 @pytest.mark.parametrize("part_bytes", [1, 1000, 1 << 20])
 @pytest.mark.parametrize("what", ACCEPTED)
-def test_what_is_accepted_whole_is_accepted_in_parts(what: str, part_bytes: int) -> None:
+def test_blocks_accepted_as_a_whole_are_accepted_in_parts(what: str, part_bytes: int) -> None:
     codec, data, expected = ACCEPTED[what]
     assert joined(codec, data, max(part_bytes, len(expected) // 1000)) == expected
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_whole_is_refused_in_parts(what: str) -> None:
+def test_blocks_refused_as_a_whole_are_refused_in_parts(what: str) -> None:
     codec, data, _ = REFUSED[what]
     with pytest.raises((ValueError, TooLarge)):
         joined(codec, data, 1 << 20)
@@ -45,7 +45,7 @@ def outcome(open_it: object) -> bytes | None:
 
 @given(st.integers(1, 4), st.integers(0, 10**6), st.integers(0, 7), st.integers(0, 10**6))
 @settings(deadline=None, max_examples=draws(300))
-def test_damage_is_found_as_in_a_whole_block(codec: int, position: int, bit: int, cut: int) -> None:
+def test_damage_is_found_in_parts_as_in_a_whole_block(codec: int, position: int, bit: int, cut: int) -> None:
     data = flipped(compress(codec, TEXT), position % len(compress(codec, TEXT)), bit)
     data = data[: len(data) - cut % 7]
     whole = outcome(lambda: decompress(codec, data, limit_bytes=1 << 24))
@@ -54,7 +54,7 @@ def test_damage_is_found_as_in_a_whole_block(codec: int, position: int, bit: int
 
 @given(st.integers(0, 4), st.lists(st.binary(max_size=70_000), max_size=5))
 @settings(deadline=None, max_examples=draws(60))
-def test_what_is_made_in_parts_is_opened_as_a_whole(codec: int, parts: list[bytes]) -> None:
+def test_a_block_compressed_in_parts_is_decompressed_as_a_whole(codec: int, parts: list[bytes]) -> None:
     packer = compressor(codec)
     packed = b"".join([*(packer.compress(part) for part in parts), packer.flush()])
     if codec == SNAPPY and not any(parts):
@@ -62,9 +62,10 @@ def test_what_is_made_in_parts_is_opened_as_a_whole(codec: int, parts: list[byte
     assert bytes(decompress(codec, packed)) == b"".join(parts)
 
 
-def test_a_chunk_of_snappy_that_is_too_large_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snappy_chunk_that_is_too_large_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "1000")
-    assert joined(SNAPPY, compress(SNAPPY, bytes(5000)), 1) == bytes(5000)  # within a part, as from every producer
+    # the chunk fits, as those of every producer do
+    assert joined(SNAPPY, compress(SNAPPY, bytes(5000)), 1) == bytes(5000)
     with pytest.raises(TooLarge, match="a snappy chunk decompresses to 5000000 bytes"):
         joined(SNAPPY, bytes(cramjam.snappy.compress_raw(bytes(5_000_000))), 1)
     with pytest.raises(ValueError, match="declares 4294967295"):
@@ -80,11 +81,11 @@ def test_a_chunk_of_snappy_that_is_too_large_is_not_damaged(monkeypatch: pytest.
         ("zstd decompress error: Data corruption detected", ValueError),
     ],
 )
-def test_want_of_memory_in_a_library_is_never_damage(text: str, kind: type[Exception]) -> None:
+def test_a_lack_of_memory_in_a_library_is_not_reported_as_damage(text: str, kind: type[Exception]) -> None:
     assert type(of_library("codec", RuntimeError(text))) is kind
 
 
-def test_a_window_beyond_kafkas_is_not_damaged() -> None:
+def test_a_window_larger_than_that_of_kafka_is_not_damaged() -> None:
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     data = stream.compress(bytes(1000)) + stream.flush()

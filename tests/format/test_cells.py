@@ -1,4 +1,4 @@
-"""Records partitioned into cells: each cell contains its own records, in order and unchanged."""
+"""Records partitioned into cells: each cell contains the records of its partition, in order and unchanged."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ part = st.tuples(st.booleans(), st.lists(st.tuples(st.integers(-2, 4), row), max
 
 
 def columns_of(rows, with_headers, before=0):
-    """Return columns that begin somewhere in their data, like those of a slice."""
+    """Return columns that begin inside their data, like those of a slice."""
     records = [Rec(n, t, k, v, tuple(h)) for n, (t, k, v, h) in enumerate(rows)]
     skipped = [Rec(0, 1, b"before", None, ((b"n", b"o"),))] * before + records
     times = np.array([rec.timestamp for rec in skipped], np.int64)
@@ -47,9 +47,9 @@ def rows_of(columns):
 
 @pytest.mark.long
 @given(st.lists(st.lists(part, min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 2))
-def test_each_partition_finds_its_records_in_their_order(pieces, before):
+def test_each_partition_gets_its_records_in_order(pieces, before):
     divider = Divider(5)
-    for piece in pieces:  # all in the same memory
+    for piece in pieces:  # all pieces use the same memory
         parts = [columns_of([given for _, given in rows], with_headers, before) for with_headers, rows in piece]
         partitions = [np.array([number for number, _ in rows], np.int32) for _, rows in piece]
         expected = {}
@@ -76,7 +76,7 @@ def test_a_cell_can_be_kept_as_bytes_and_an_empty_one_has_no_records():
 
 
 @pytest.mark.parametrize("offsets", [[0, 5, 2], [-1, 0, 1], [0, 1, 4]])
-def test_offsets_that_leave_their_data_are_not_followed(offsets):
+def test_offsets_outside_the_data_are_refused(offsets):
     column = BytesColumn(np.zeros(3, np.uint8), np.array(offsets, np.int64), np.ones(2, np.bool_))
     records = RecordColumns(np.zeros(2, np.int64), column, column)
     with pytest.raises(ValueError, match="do not ascend inside their data"):

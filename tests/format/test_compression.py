@@ -1,4 +1,5 @@
-"""What `decompress` accepts and refuses: the same as Kafka's reader of each codec (COMPRESSION.md), up to its limit."""
+"""`decompress` accepts and refuses the same blocks as Kafka's reader of each codec (COMPRESSION.md), up to its limit.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def flipped(data: bytes, position: int, bit: int = 0) -> bytes:
 
 RAW = bytes(cramjam.snappy.compress_raw(TEXT))
 GZ, SN, LZ, ZS = (compress(codec, TEXT) for codec in (GZIP, SNAPPY, LZ4, ZSTD))
-# A header with every optional part: extra field, name, comment, header checksum.
+# A gzip header with all optional parts: extra field, name, comment, header checksum.
 _FULL_HEADER = b"\x1f\x8b\x08\x1e" + bytes(6) + b"\x03\x00abc" + b"name\0" + b"comment\0"
 FULL_GZ = _FULL_HEADER + struct.pack("<H", zlib.crc32(_FULL_HEADER) & 0xFFFF) + GZ[10:]
 SKIPPABLE = struct.pack("<II", 0x184D2A57, 5) + b"xxxxx"
@@ -140,7 +141,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", ACCEPTED)
-def test_accepted_as_kafka_does(what: str) -> None:
+def test_blocks_that_kafka_accepts_are_accepted(what: str) -> None:
     codec, data, expected = ACCEPTED[what]
     assert bytes(decompress(codec, data)) == expected
     assert bytes(decompress(codec, memoryview(data), limit_bytes=len(expected))) == expected
@@ -150,7 +151,7 @@ def test_accepted_as_kafka_does(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused_as_kafka_does(what: str) -> None:
+def test_blocks_that_kafka_refuses_are_refused(what: str) -> None:
     codec, data, reason = REFUSED[what]
     for limit in (2**62, 10**6):
         with pytest.raises(ValueError, match=reason):
@@ -158,7 +159,8 @@ def test_refused_as_kafka_does(what: str) -> None:
 
 
 def test_zstd_with_an_impossible_size_is_refused() -> None:
-    """Kafka reads nothing from it, and then reports missing records; a reason is more useful."""
+    """Kafka reads nothing from such a block and then reports missing records; an error with the reason is more useful.
+    """
     frame = bytes.fromhex("28b52ffd c0 58") + b"\xfe" * 8 + bytes.fromhex("010000")
     with pytest.raises(ValueError, match="declares"):
         decompress(ZSTD, frame)
@@ -175,7 +177,7 @@ payloads = st.one_of(
 @example(bytes(32768), 2)
 @example(bytes(65537), 3)
 @settings(deadline=None, max_examples=draws(150))
-def test_round_trips_and_the_model_agrees(data: bytes, codec: int) -> None:
+def test_compressed_data_is_read_back_by_our_reader_and_the_model(data: bytes, codec: int) -> None:
     packed = compress(codec, data)
     as_array = np.frombuffer(decompress(codec, packed, limit_bytes=len(data)), np.uint8)
     assert as_array.tobytes() == data
@@ -188,7 +190,7 @@ def test_round_trips_and_the_model_agrees(data: bytes, codec: int) -> None:
 
 @given(st.integers(1, 4), st.binary(max_size=200), st.sampled_from([b"", XERIAL, GZ[:10], LZ[:7], ZS[:6]]))
 @settings(deadline=None, max_examples=draws(300))
-def test_any_bytes_give_bytes_or_a_reason(codec: int, data: bytes, header: bytes) -> None:
+def test_any_bytes_are_decompressed_or_refused(codec: int, data: bytes, header: bytes) -> None:
     try:
         assert len(memoryview(decompress(codec, header + data, limit_bytes=1 << 20))) <= 1 << 20
     except (ValueError, TooLarge) as reason:
@@ -197,7 +199,7 @@ def test_any_bytes_give_bytes_or_a_reason(codec: int, data: bytes, header: bytes
 
 @given(st.integers(1, 4), st.integers(0, 10**6), st.integers(0, 7))
 @settings(deadline=None, max_examples=draws(300))
-def test_a_flipped_bit_gives_bytes_or_a_reason(codec: int, position: int, bit: int) -> None:
+def test_a_block_with_a_flipped_bit_is_decompressed_or_refused(codec: int, position: int, bit: int) -> None:
     packed = compress(codec, TEXT)
     try:
         decompress(codec, flipped(packed, position % len(packed), bit), limit_bytes=1 << 20)
@@ -207,7 +209,7 @@ def test_a_flipped_bit_gives_bytes_or_a_reason(codec: int, position: int, bit: i
 
 @given(st.integers(1, 4), st.integers(1, 10**6))
 @settings(deadline=None)
-def test_a_cut_stream_never_passes_for_the_whole(codec: int, cut: int) -> None:
+def test_a_truncated_stream_is_refused(codec: int, cut: int) -> None:
     packed = compress(codec, TEXT)
     try:
         out = decompress(codec, packed[: -1 - cut % len(packed)])
@@ -243,8 +245,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib)
 
 
 @pytest.mark.long
-def test_a_bomb_is_refused_without_its_memory(tmp_path: Path) -> None:
-    """Runs in a separate process: the codecs' own allocations are visible only in the process's peak."""
+def test_a_bomb_is_refused_without_allocating_its_memory(tmp_path: Path) -> None:
+    """A separate process is used, because the codecs' own allocations appear only in the peak memory of the process."""
     bombs = {f"{CODECS[codec]}-{codec}": _bomb(codec, 200 << 20) for codec in range(1, 5)}
     bombs["zstd that declares its size-4"] = zstd_frame(bytes(200 << 20))
     paths = [tmp_path / name for name in bombs]
@@ -268,14 +270,14 @@ def test_a_bomb_of_many_pieces_is_refused(codec: int) -> None:
         decompress(codec, piece * 5, limit_bytes=1 << 20)
 
 
-def test_a_declared_size_is_not_believed_before_it_is_bounded() -> None:
+def test_a_declared_size_is_checked_before_it_is_used() -> None:
     raw_snappy_of_4_gib = b"\xff\xff\xff\xff\x0f" + b"\x00x"
     with pytest.raises(TooLarge, match="decompress to more"):
         decompress(SNAPPY, raw_snappy_of_4_gib, limit_bytes=1 << 20)
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_any_contiguous_buffer_will_do(codec: int) -> None:
+def test_any_contiguous_buffer_is_accepted(codec: int) -> None:
     array = np.frombuffer(b"--" + TEXT + b"--", np.uint8)[2:-2]
     packed = compress(codec, memoryview(array))
     around = np.frombuffer(b"--" + packed + b"--", np.uint8)
@@ -302,7 +304,7 @@ def test_threads_do_not_share_working_memory() -> None:
     assert not wrong
 
 
-def test_framing_is_kafkas() -> None:
+def test_the_framing_is_that_of_kafka() -> None:
     assert CODECS == ("none", "gzip", "snappy", "lz4", "zstd")
     assert GZ[:10] == bytes.fromhex("1f8b08000000000000ff")
     assert SN[:16] == XERIAL

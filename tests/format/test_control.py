@@ -26,7 +26,7 @@ def test_other_types_need_no_value(number: int) -> None:
     assert found == ControlRecord(number, -1)
 
 
-def test_a_higher_version_is_read_as_the_first() -> None:
+def test_a_higher_version_is_read_like_the_first() -> None:
     assert parse_control_record(b"\x00\x07\x00\x01", b"\x00\x09\x00\x00\x00\x02") == ControlRecord(1, 2)
 
 
@@ -41,6 +41,8 @@ def test_a_higher_version_is_read_as_the_first() -> None:
         (b"\0\0\0\0", b"\xff\xff\0\0\0\0", "marker has invalid version -1"),
     ],
 )
-def test_malformed_control_records_say_why(key: bytes | None, value: bytes | None, reason: str) -> None:
+def test_malformed_control_records_are_refused_with_a_reason(
+    key: bytes | None, value: bytes | None, reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_control_record(key, value)

@@ -1,4 +1,5 @@
-"""Batches made of columns: our readers and the reference model read back the input, whatever the codec."""
+"""Batches encoded from columns are read back unchanged by our readers and by the reference model, whatever the codec.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from keytail.log.records.scan import RecordScanner
 from tests.chance import draws
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.encode import bytes_arrays, headers_arrays
-from tests.reference.encode import encode as twin
+from tests.reference.encode import encode as reference_encode
 
 field = st.none() | st.binary(max_size=5) | st.integers(60, 300).map(lambda n: b"ab" * n)
 headers = st.lists(st.tuples(st.binary(max_size=4), field), max_size=3)
@@ -54,7 +55,9 @@ def encode_batches(columns: RecordColumns, *, base_offset: int, first_row: int =
 
 
 def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> bytes:
-    """Return all bytes; checks that each step's rows are those that the chunk reader parses from its bytes."""
+    """Return all bytes, after checking that the rows of each step are those that the chunk reader parses from its
+    bytes.
+    """
     options = {"leader_epoch": 4} | options
     parts = []
     for data, table in encode_batches(columns_of(records), base_offset=base_offset, **options):
@@ -69,23 +72,23 @@ def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> byt
 
 @settings(max_examples=draws(60))
 @given(rows, st.sampled_from(range(len(CODECS))), st.integers(1, 3000), st.integers(1, 5000), st.integers(0, 2**62))
-def test_the_model_reads_what_went_in(drawn, codec, batch_bytes, part_bytes, base_offset):
+def test_the_model_reads_the_encoded_records(drawn, codec, batch_bytes, part_bytes, base_offset):
     records = records_of(drawn, base_offset)
     data = encoded(records, base_offset, codec=codec, batch_bytes=batch_bytes, part_bytes=part_bytes)
     batches = decode_log(data)
     assert all_records(batches) == records
-    plain = decode_log(b"".join(twin(records, batch_bytes, leader_epoch=4)))
+    plain = decode_log(b"".join(reference_encode(records, batch_bytes, leader_epoch=4)))
     for batch, like in zip(batches, plain, strict=True):
         assert (batch.codec, batch.attributes & ~7, batch.leader_epoch) == (codec, 0, 4)
         for name in ("base_offset", "last_offset", "base_timestamp", "max_timestamp", "record_count", "producer_id"):
             assert getattr(batch, name) == getattr(like, name), name
         assert (batch.producer_epoch, batch.base_sequence) == (-1, -1)
     if codec == NONE:
-        assert data == b"".join(twin(records, batch_bytes, leader_epoch=4))
+        assert data == b"".join(reference_encode(records, batch_bytes, leader_epoch=4))
 
 
 @pytest.mark.parametrize("codec", range(len(CODECS)))
-def test_our_own_readers_read_what_went_in(tmp_path, codec):
+def test_our_readers_read_the_encoded_records(tmp_path, codec):
     records = records_of([
         (10**12 - i * 7, [None, b"", b"k%d" % i][i % 3], [b"v" * i, None, b""][i % 3 % 2], [(b"h", None)] * (i % 5))
         for i in range(500)
@@ -103,7 +106,7 @@ def test_our_own_readers_read_what_went_in(tmp_path, codec):
                 times = table.records["timestamp_ms"].copy()
                 columns.append(RecordColumns(times, table.keys(), table.values(), table.headers()))
     assert batches > 10
-    # Columns gathered from a log can be encoded into a log again.
+    # Columns that were read from a log can be encoded again.
     offset, again = 0, b""
     for part in columns:
         for piece, _ in encode_batches(part, base_offset=offset, leader_epoch=4, batch_bytes=3000):
@@ -112,7 +115,7 @@ def test_our_own_readers_read_what_went_in(tmp_path, codec):
     assert all_records(decode_log(again)) == records
 
 
-def test_steps_are_about_as_long_as_asked_for():
+def test_steps_have_about_the_requested_size():
     columns = columns_of(records_of([(5, b"k", b"v" * 100, [])] * 2000))
     whole = [(len(data), len(table)) for data, table in encode_batches(columns, base_offset=0, leader_epoch=0)]
     assert len(whole) == 1
@@ -125,7 +128,7 @@ def test_steps_are_about_as_long_as_asked_for():
     assert [int(table["record_count"].max()) for _, table in few] == [7]
 
 
-def test_what_was_given_stays_as_it_is():
+def test_earlier_results_are_not_overwritten():
     columns = columns_of(records_of([(5, b"k%d" % i, b"v" * 100, []) for i in range(300)]))
     held, copies = [], []
     for data, table in encode_batches(columns, base_offset=0, leader_epoch=0, part_bytes=1):
@@ -139,16 +142,16 @@ def spread(column: BytesColumn) -> BytesColumn:
     return BytesColumn(*(np.repeat(array, 2)[::2] for array in (column.data, column.offsets, column.valid)))
 
 
-def test_offsets_may_have_32_bits_and_arrays_be_read_only():
+def test_offsets_may_have_32_bits_and_arrays_may_be_read_only():
     records = records_of([(5, b"k", None, [(b"h", b"x")]), (4, None, b"v" * 70, []), (9, b"", b"", [(b"", None)])])
-    expected = b"".join(twin(records, 16384))
+    expected = b"".join(reference_encode(records, 16384))
     for width in (np.int32, np.int64):
         columns = columns_of(records, width)
         for array in (columns.timestamps_ms, columns.keys.offsets, columns.values.valid):
             array.flags.writeable = False
         (step,) = encode_batches(columns, base_offset=0, leader_epoch=0)
         assert step[0].tobytes() == expected
-    # Arrays may be strided: here every second item of an array.
+    # Arrays need not be contiguous: here every second item of an array is used.
     apart = RecordColumns(columns.timestamps_ms, columns.keys, spread(columns.values), columns.headers)
     (step,) = encode_batches(apart, base_offset=0, leader_epoch=0)
     assert step[0].tobytes() == expected
@@ -156,7 +159,7 @@ def test_offsets_may_have_32_bits_and_arrays_be_read_only():
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
-def test_arrows_buffers_are_columns(kind):
+def test_buffers_of_arrow_are_accepted_as_columns(kind):
     texts = [None, "", "a", "bcd" * 30, None, "e"] * 5
     values = texts if kind in (pa.string(), pa.large_string()) else [t if t is None else t.encode() for t in texts]
     array = pa.array(values, kind)
@@ -174,7 +177,7 @@ def test_arrows_buffers_are_columns(kind):
     assert BytesColumn.from_buffers(2, *nulls.buffers(), wide=wide).to_list() == [None, None]
 
 
-def test_buffers_that_are_too_short_are_no_column():
+def test_buffers_that_are_too_short_are_refused():
     offsets = np.array([0, 1, 2], np.int32).tobytes()
     with pytest.raises(ValueError, match="offsets"):
         BytesColumn.from_buffers(3, None, offsets, b"ab")
@@ -191,7 +194,7 @@ def refusal(records: Sequence[Rec], **options: Any) -> str:
     return str(caught.value)
 
 
-def test_rows_that_cannot_be_records_are_named_before_any_byte():
+def test_rows_that_cannot_be_encoded_are_reported_before_any_output():
     assert "row 2 " in refusal(records_of([GOOD, GOOD, (-2, None, None, [])]))
     assert "row 1002 " in refusal(records_of([GOOD, GOOD, (-2, None, None, [])]), first_row=1000)
     assert "below -1" in refusal(records_of([(-2, None, None, [])]))
@@ -205,9 +208,9 @@ def test_rows_that_cannot_be_records_are_named_before_any_byte():
         encode_batches(RecordColumns(np.zeros(2, np.int64), fine, column), base_offset=0, leader_epoch=0)
 
 
-def test_a_record_too_large_is_refused():
+def test_a_record_that_is_too_large_is_refused():
     drawn = [GOOD, GOOD, (5, b"k", b"a" * 1000, [])]
-    (batch,) = twin(records_of(drawn)[2:], 1)
+    (batch,) = reference_encode(records_of(drawn)[2:], 1)
     assert f"row 2 needs a batch of {len(batch)} bytes; the limit is {len(batch) - 1}" in refusal(
         records_of(drawn), max_message_bytes=len(batch) - 1
     )
@@ -218,7 +221,7 @@ def test_a_record_too_large_is_refused():
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_a_record_too_large_even_compressed_is_refused_in_its_turn(codec):
+def test_a_record_that_is_too_large_even_compressed_is_refused_after_earlier_batches(codec):
     noise = np.random.default_rng(7).bytes(1000)
     drawn = [GOOD, GOOD, (5, b"k", noise, [])]
     steps = encode_batches(
@@ -232,28 +235,28 @@ def test_a_record_too_large_even_compressed_is_refused_in_its_turn(codec):
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
-def test_what_only_compression_takes_over_the_limit_stays_plain(codec):
+def test_a_batch_that_exceeds_the_limit_only_if_compressed_is_not_compressed(codec):
     noise = np.random.default_rng(8).bytes(4000)
     records = records_of([(5, None, noise, []), (5, b"k", b"v" * 500, [])])
-    (first, *_) = twin(records[:-1], 10**6)
+    (first, *_) = reference_encode(records[:-1], 10**6)
     limit = len(first)
     batches = decode_log(encoded(records, codec=codec, batch_bytes=10**6, max_message_bytes=limit))
     assert [batch.codec for batch in batches] == [NONE, codec]
     assert all_records(batches) == records
     assert max(batch.size for batch in batches) <= limit
-    # A batch that exactly fits remains compressed.
+    # A batch that fits exactly remains compressed.
     whole = encoded(records[1:], codec=codec)
     assert encoded(records[1:], codec=codec, max_message_bytes=len(whole)) == whole
 
 
-def test_batches_are_never_longer_than_what_a_message_may_be():
+def test_batches_never_exceed_the_largest_message():
     records = records_of([(5, b"k%d" % i, b"v" * 90, []) for i in range(100)])
     batches = decode_log(encoded(records, max_message_bytes=1000))
     assert max(batch.size for batch in batches) <= 1000
     assert all_records(batches) == records
 
 
-def test_lengths_of_five_bytes():
+def test_a_value_whose_length_takes_five_bytes_is_encoded():
     n = 1 << 27
     value = BytesColumn(np.zeros(n, np.uint8), np.array([0, 0, n]), np.ones(2, bool))
     key = BytesColumn(np.zeros(0, np.uint8), np.array([0, 0, 0]), np.zeros(2, bool))
@@ -263,11 +266,10 @@ def test_lengths_of_five_bytes():
     parsed, out = np.zeros(2, BATCH_TABLE), np.zeros(4, np.int64)
     batch_kernels.index_batches(steps[0][0], len(steps[0][0]), 0, -1, parsed, out)
     assert parsed.tolist() == steps[0][1].tolist()
-    # Whatever we write can be read.
 
 
 @pytest.mark.parametrize("codec, levels", [(GZIP, (-1, 1, 9)), (LZ4, (1, 2, 9, 12, 17)), (ZSTD, (-131072, -1, 1, 12))])
-def test_levels(codec, levels):
+def test_compression_levels_are_applied(codec, levels):
     rng = np.random.default_rng(3)
     words = [rng.bytes(6) for _ in range(300)]
     records = records_of([(5, None, b" ".join(words[j] for j in rng.integers(0, 300, 30)), []) for _ in range(400)])
@@ -279,7 +281,7 @@ def test_levels(codec, levels):
     default = len(encoded(records, codec=codec, batch_bytes=10**6))
     assert default == {GZIP: sizes.get(-1), LZ4: sizes.get(9)}.get(codec, default)
     assert len(set(sizes.values())) > 1, sizes
-    if codec == LZ4:  # 9 is the fast one
+    if codec == LZ4:  # level 9 is the fast one
         assert sizes[9] > max(size for level, size in sizes.items() if level != 9)
 
 
@@ -297,12 +299,12 @@ def test_levels(codec, levels):
         *({"base_offset": offset} for offset in (-1, 2**63 - 1)),
     ],
 )
-def test_what_does_not_exist_cannot_be_asked_for(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(UsageProblem):
         encode_batches(columns_of(records_of([GOOD])), **({"base_offset": 0, "leader_epoch": 0} | options))
 
 
-def test_columns_of_different_lengths_are_no_records():
+def test_columns_of_different_lengths_are_refused():
     columns = columns_of(records_of([GOOD, GOOD]))
     short = columns_of(records_of([GOOD]))
     assert columns.headers is not None
@@ -321,7 +323,7 @@ def test_columns_of_different_lengths_are_no_records():
 
 
 @pytest.mark.parametrize("codec", [NONE, LZ4])
-def test_append_time_is_that_of_all_records(codec):
+def test_the_append_time_applies_to_all_records(codec):
     records = records_of([(77, b"k", b"v" * n, []) for n in range(30)], 5)
     batches = decode_log(encoded(records, 5, codec=codec, batch_bytes=300, log_append_time=True))
     assert len(batches) > 1
@@ -333,6 +335,6 @@ def test_append_time_is_that_of_all_records(codec):
     assert encoded([], log_append_time=True) == b""
 
 
-def test_no_records_are_no_batches():
+def test_no_records_give_no_batches():
     assert list(encode_batches(columns_of([]), base_offset=0, leader_epoch=0)) == []
     assert list(itertools.islice(encode_batches(columns_of([]), base_offset=0, leader_epoch=0, codec=ZSTD), 1)) == []

@@ -1,4 +1,4 @@
-"""Every file of a real broker's log dir, read by the formats: names, batches, records, codecs, indexes, snapshots."""
+"""The formats read every file of a real broker's log dir: names, batches, records, codecs, indexes, snapshots."""
 
 from __future__ import annotations
 

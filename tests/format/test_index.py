@@ -15,14 +15,14 @@ from keytail.format import index
 i2, i4, i8 = (st.integers(-(2**bits), 2**bits - 1) for bits in (15, 31, 63))
 
 
-def test_offset_index_of_a_broker() -> None:
+def test_the_offset_index_of_a_broker_is_parsed() -> None:
     entries = index.parse_offset_index(bytes.fromhex("0000000100000000 0000003200001068"))
-    assert entries.tolist() == [(1, 0), (50, 4200)]  # base offset 100: 101 at 0, 150 at 4200
+    assert entries.tolist() == [(1, 0), (50, 4200)]  # the base offset is 100: 101 is at 0, and 150 at 4200
     assert entries["position"].dtype == np.int32
     assert entries.dtype.isnative
 
 
-def test_transaction_index_of_a_broker() -> None:
+def test_the_transaction_index_of_a_broker_is_parsed() -> None:
     data = bytes.fromhex("0000 0000000000000fa1 0000000000000064 0000000000000066 0000000000000067")
     entries = index.parse_txn_index(data)
     assert entries.tolist() == [(0, 4001, 100, 102, 103)]
@@ -56,7 +56,7 @@ def test_entries_round_trip(parse, encode, layout: str, values: st.SearchStrateg
 
 @given(st.binary(max_size=100))
 @settings(deadline=None)
-def test_any_bytes_are_entries(data: bytes) -> None:
+def test_any_bytes_are_parsed_as_entries(data: bytes) -> None:
     assert len(index.parse_offset_index(data)) == len(data) // 8
     assert len(index.parse_time_index(memoryview(data))) == len(data) // 12
     assert len(index.parse_txn_index(bytearray(data))) == len(data) // 34

@@ -34,7 +34,7 @@ DAMAGED = {
 }
 
 
-def test_an_object_is_its_fields() -> None:
+def test_an_object_is_parsed_into_its_fields() -> None:
     for text in ('{"a": [1, {"b": null}]}', b'{"a": [1, {"b": null}]}'):
         assert parse_object(text) == {"a": [1, {"b": None}]}
 
@@ -47,7 +47,7 @@ def _manifest(tmp_path: Path, data: bytes) -> None:
 def _commit(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "0.json"
     file.write_bytes(data)
-    if _commit_info(file) == {}:  # of an empty file
+    if _commit_info(file) == {}:  # the result for an empty file
         raise Refused("no commit")
 
 
@@ -68,7 +68,7 @@ READERS: dict[str, tuple[Callable[[Path, bytes], object], type[Exception]]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_what_is_damaged_is_a_problem_of_its_file(reader: str, damage: str, tmp_path: Path) -> None:
+def test_damaged_json_is_reported_as_a_problem_of_its_file(reader: str, damage: str, tmp_path: Path) -> None:
     read, problem = READERS[reader]
     with pytest.raises(problem) as found:
         read(tmp_path, DAMAGED[damage].encode(errors="surrogateescape"))
@@ -77,15 +77,16 @@ def test_what_is_damaged_is_a_problem_of_its_file(reader: str, damage: str, tmp_
     assert isinstance(found.value, KeytailError | ValueError)
 
 
-def test_a_number_that_no_field_has_is_damage() -> None:
+def test_a_number_out_of_range_is_damage() -> None:
     text = b'{"version": 1, "progress": "done", "import_id": "a", "base_offset": 1e999}'
     with pytest.raises(ValueError, match="another type"):
         parse_record(text)
 
 
-def test_no_file_is_parsed_in_another_way() -> None:
-    """Exceptions are Avro schemas, data that one process passes to another of the same run, the text of Arrow's and
-    deltalake's schemas, and a file of keytail's own."""
+def test_all_other_files_are_parsed_by_the_same_function() -> None:
+    """The exceptions are Avro schemas, data that one process passes to another of the same run, the text of Arrow's and
+    deltalake's schemas, and a file of keytail itself.
+    """
     found = {str(path.relative_to(LIB)) for path in LIB.rglob("*.py") if re.search(r"json\.loads?\(", path.read_text())}
     own = {"export/avro.py", "run/watching.py", "import_/slices.py", "values.py"}
     own |= {"ledger/without_spark.py", "run/kernels.py"}

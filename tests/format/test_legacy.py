@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1: what is read and refused, compared with the reference model and the page's bytes."""
+"""Messages of magic 0 and 1: what is read and refused, compared with the reference model and the bytes of the page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ timestamps = st.one_of(st.just(-1), st.integers(-(2**63), 2**63 - 1), st.integer
 
 @st.composite
 def messages(draw: Any) -> tuple[int, list[Rec], bytes]:
-    """Draw (magic, its records, its bytes): plain or compressed, one inner magic or both."""
+    """Draw (magic, records, bytes) of a message, plain or compressed, with one inner magic or both."""
     magic = draw(st.integers(0, 1))
     offset = draw(st.one_of(st.integers(0, 9), st.integers(0, 2**62)))
     records = []
@@ -100,7 +100,7 @@ def table_of(data: bytes, position: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.long
 @settings(deadline=None, max_examples=draws(300))
 @given(messages())
-def test_summaries_and_records_equal_the_models(case: tuple[int, list[Rec], bytes]) -> None:
+def test_summaries_and_records_equal_those_of_the_model(case: tuple[int, list[Rec], bytes]) -> None:
     magic, expected, data = case
     model = decode_message(data)
     assert list(model.records) == expected
@@ -114,12 +114,14 @@ def test_summaries_and_records_equal_the_models(case: tuple[int, list[Rec], byte
 
 @settings(deadline=None, max_examples=draws(100))
 @given(messages(), st.integers(-5, 5), st.integers(-(2**40), 2**40))
-def test_deltas_count_from_whatever_is_asked(case: tuple[int, list[Rec], bytes], offset: int, time: int) -> None:
+def test_deltas_are_relative_to_the_requested_offset_and_time(
+    case: tuple[int, list[Rec], bytes], offset: int, time: int
+) -> None:
     assert read(case[2], offset=offset, timestamp=time)[1] == case[1]
 
 
 def sequence(cases: list[tuple[int, list[Rec], bytes]]) -> tuple[bytes, list[Batch]]:
-    """Join the messages, without those that would go back in offset, with v2 batches between them."""
+    """Join the messages, except those whose offsets would decrease, and put v2 batches between them."""
     data, last = b"", -1
     for number, (_, records, item) in enumerate(cases):
         if records[0].offset > last:
@@ -132,7 +134,7 @@ def sequence(cases: list[tuple[int, list[Rec], bytes]]) -> tuple[bytes, list[Bat
 
 @settings(deadline=None, max_examples=draws(150))
 @given(st.lists(messages(), min_size=1, max_size=8), st.booleans())
-def test_rows_of_a_stride_equal_the_models_batches(cases: list[Any], small_arena: bool) -> None:
+def test_rows_of_a_chunk_equal_the_batches_of_the_model(cases: list[Any], small_arena: bool) -> None:
     data, models = sequence(cases)
     raw, table = table_of(data, position=1000)
     before = table.copy()
@@ -172,29 +174,29 @@ K = Rec(50, 1000, b"a", b"1")
 K3 = [Rec(50, 1000, b"a", b"1"), Rec(52, 1001, b"b", None), Rec(57, 1002, None, b"")]
 
 
-def test_absolute_and_relative_offsets() -> None:
+def test_absolute_and_relative_offsets_are_read() -> None:
     for magic in (0, 1):
         batch, records = read(encode_wrapper(K3, GZIP, magic=magic))
         assert (batch.base_offset, batch.last_offset) == (50, 57)
         assert [rec.offset for rec in records] == [50, 52, 57]
-    # Only the distances count: offsets sent by a producer, or left by an old cleaner, do not begin at 0.
+    # Only the distances matter: offsets sent by a producer, or left by an old cleaner, do not begin at 0.
     for first in (-3, 2, 900):
         _, records = read(encode_wrapper(K3, GZIP, inner_offsets=[first, first + 2, first + 7], offset=1000))
         assert [rec.offset for rec in records] == [993, 995, 1000]
 
 
-def test_offset_zero_around_relative_offsets_means_that_they_begin_at_zero() -> None:
+def test_relative_offsets_inside_a_message_at_offset_zero_begin_at_zero() -> None:
     batch, records = read(encode_wrapper(K3, GZIP, offset=0, inner_offsets=[0, 1, 2]))
     assert (batch.base_offset, batch.last_offset) == (0, 2)
     assert [rec.offset for rec in records] == [0, 1, 2]
 
 
-def test_a_magic_0_message_may_end_behind_its_last_inner_one() -> None:
+def test_a_magic_0_message_may_end_after_its_last_inner_message() -> None:
     batch, _ = read(encode_wrapper(K3, SNAPPY, magic=0, offset=60))
     assert (batch.base_offset, batch.last_offset, batch.record_count) == (50, 60, 3)
 
 
-def test_timestamps_inside_wrong_magics() -> None:
+def test_timestamps_of_inner_messages_with_another_magic_are_read() -> None:
     times = {}
     for magic, append_time in ((0, None), (1, None), (1, 5000)):
         data = encode_wrapper(K3, GZIP, magic=magic, inner_magics=[0, 1, 1], append_time=append_time)
@@ -202,7 +204,7 @@ def test_timestamps_inside_wrong_magics() -> None:
     assert times == {(0, None): [-1, 1001, 1002], (1, None): [-1, 1001, 1002], (1, 5000): [-1, 5000, 5000]}
 
 
-def test_attribute_bits_without_a_meaning_are_gone() -> None:
+def test_attribute_bits_without_a_meaning_are_not_copied() -> None:
     assert read(encode_message(5, b"k", b"v", magic=0, attributes=0xF8))[0].attributes == 0
     assert read(encode_message(5, b"k", b"v", magic=1, attributes=0xF8))[0].attributes == LOG_APPEND_TIME
     raw, table = table_of(encode_message(5, b"k", b"v", magic=0, attributes=0xF8))
@@ -210,7 +212,7 @@ def test_attribute_bits_without_a_meaning_are_gone() -> None:
     assert table["attributes"].tolist() == [0]
 
 
-def test_a_cut_last_inner_message_and_bytes_behind_a_value_are_passed_over() -> None:
+def test_a_truncated_last_inner_message_and_bytes_after_a_value_are_ignored() -> None:
     inner = encode_message(0, b"a", b"1", tail=b"more")
     for cut in (1, 11, 12, 20):
         batch, records = read(encode_wrapper([K], GZIP, inner=inner + inner[:cut]))
@@ -262,7 +264,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_refused_with_a_reason(name: str) -> None:
+def test_invalid_messages_are_refused_with_a_reason(name: str) -> None:
     data = WRONG[name]
     raw = guarded(data)
     with pytest.raises(ValueError, match=r"\w{4}"):
@@ -281,7 +283,7 @@ def test_what_is_wrong_is_refused_with_a_reason(name: str) -> None:
         assert raised.value.row == 1
 
 
-def test_the_first_wrong_row_is_named() -> None:
+def test_the_first_invalid_row_is_reported() -> None:
     good = [encode_single(Rec(i, 5, b"k", b"v")) for i in range(4)]
     bad_plain, bad_packed = encode_message(2, b"a", b"1", crc=1), encode_wrapper([Rec(2, 1, b"", b"")], GZIP, inner=b"")
     for bad in (bad_plain, bad_packed):
@@ -292,7 +294,7 @@ def test_the_first_wrong_row_is_named() -> None:
             assert raised.value.row == 2
 
 
-def test_a_compressed_message_that_begins_inside_the_batch_before_it_is_refused() -> None:
+def test_a_compressed_message_whose_offsets_begin_in_the_previous_batch_is_refused() -> None:
     raw, table = table_of(encode_single(Rec(52, 5, b"k", b"v")) + encode_wrapper(K3, GZIP))
     with pytest.raises(legacy.LegacyProblem, match="begins at or below") as raised:
         legacy.summarize_rows(raw, 0, table)
@@ -304,7 +306,7 @@ def test_a_compressed_message_that_begins_inside_the_batch_before_it_is_refused(
 
 
 @pytest.mark.long
-def test_a_bomb_is_refused_before_it_goes_off() -> None:
+def test_a_bomb_is_refused_before_it_is_decompressed() -> None:
     big = [Rec(0, 1, b"k", bytes(1 << 20))]
     for codec in (GZIP, SNAPPY, LZ4):
         data = encode_wrapper(big, codec)
@@ -329,7 +331,7 @@ def test_no_message_is_shorter_than_its_fixed_fields(size: int) -> None:
 
 @settings(deadline=None, max_examples=draws(400))
 @given(messages(), st.data())
-def test_any_bytes_end_in_a_reason_without_a_read_past_either_end(case: Any, data: Any) -> None:
+def test_any_bytes_are_read_or_refused_without_access_outside_them(case: Any, data: Any) -> None:
     message = bytearray(case[2])
     for _ in range(data.draw(st.integers(0, 3))):
         message[data.draw(st.integers(8, len(message) - 1))] = data.draw(st.integers(0, 255))
@@ -338,7 +340,8 @@ def test_any_bytes_end_in_a_reason_without_a_read_past_either_end(case: Any, dat
     if len(message) > 16 and data.draw(st.booleans()):  # past the checks of sizes and checksum
         message[8:12] = (len(message) - 12).to_bytes(4, "big")
         message[12:16] = zlib.crc32(message[16:]).to_bytes(4, "big")
-    packed = len(message) > 17 and message[17] & 7  # damaged streams: the reference's libraries may decide otherwise
+    # damaged streams, about which the libraries of the reference model may decide otherwise
+    packed = len(message) > 17 and message[17] & 7
     try:
         expected: list[Rec] | None = list(decode_message(bytes(message)).records)
     except (ValueError, struct.error):
@@ -357,7 +360,7 @@ def test_any_bytes_end_in_a_reason_without_a_read_past_either_end(case: Any, dat
 
 @settings(deadline=None, max_examples=draws(200))
 @given(st.binary(max_size=120), st.data())
-def test_any_inner_bytes_end_in_a_code_without_a_read_past_the_end(block: bytes, data: Any) -> None:
+def test_any_inner_bytes_are_read_or_refused_without_access_past_the_end(block: bytes, data: Any) -> None:
     good = encode_message(0, b"a", b"1") + encode_message(1, None, None, magic=0)
     chosen = bytearray(data.draw(st.sampled_from([block, good, good + good])))
     if chosen:
@@ -372,7 +375,7 @@ def test_any_inner_bytes_end_in_a_code_without_a_read_past_the_end(block: bytes,
 
 @given(st.binary(max_size=100), st.integers(0, 9))
 @settings(deadline=None)
-def test_crc32_is_zlibs(data: bytes, start: int) -> None:
+def test_crc32_equals_that_of_zlib(data: bytes, start: int) -> None:
     start = min(start, len(data))
     assert kernels.crc32(guarded(data), start, len(data) - start) == zlib.crc32(data[start:])
 
@@ -381,7 +384,7 @@ def test_every_block_of_the_page_is_used() -> None:
     assert sorted(blocks("LEGACY.md")) == ["absolute", "lz4-v0", "relative", "v0", "v1"]
 
 
-def test_the_pages_bytes() -> None:
+def test_the_bytes_of_the_page_are_read() -> None:
     page = blocks("LEGACY.md")
     header = np.frombuffer(page["v1"][:26], legacy.MESSAGE_V1)[0]
     assert header.tolist() == (50, 24, 0xADC0D6E9, 1, 0, 1000)

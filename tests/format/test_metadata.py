@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from keytail.format import metadata as m
 from keytail.format.names import parse_file_name, parse_metadata_snapshot
 from tests.format.pages import blocks
-from tests.reference import metadata as dull
+from tests.reference import metadata as model
 
 ORDERS = "xJzPFbPLR5CO-O_4yYN9wQ"
 PAGE = blocks("METADATA.md")
@@ -43,12 +43,12 @@ def test_every_block_of_the_page_is_used() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_bytes_of_kafkas_own_classes(name: str) -> None:
+def test_the_bytes_of_kafkas_classes_are_parsed(name: str) -> None:
     assert m.parse_record(PAGE[name]) == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", TAKEN_APART)
-def test_every_cut_and_every_extra_byte_is_an_error(name: str) -> None:
+def test_truncation_at_any_byte_and_any_extra_byte_are_errors(name: str) -> None:
     for end in range(len(PAGE[name])):
         with pytest.raises(ValueError, match="are left"):
             m.parse_record(PAGE[name][:end])
@@ -57,18 +57,19 @@ def test_every_cut_and_every_extra_byte_is_an_error(name: str) -> None:
 
 
 def as_newer(data: bytes, version: int, extra: bytes) -> bytes:
-    """Return the record with a later version number and fields after the known ones."""
+    """Return the record with a later version number and additional fields at its end."""
     assert data[0] == 1
     assert data[2] < 0x80, "type and version are one byte each"
     return bytes([data[0], data[1], version]) + data[3:] + extra
 
 
 @pytest.mark.parametrize("name", sorted({*TAKEN_APART} - {"partition-v0", "partition-v1"}))
-def test_a_newer_version_is_known_by_its_leading_fields(name: str) -> None:
+def test_the_leading_fields_of_a_newer_version_are_read(name: str) -> None:
     known = EXPECTED[name]
     assert not isinstance(known, m.NewerRecord | m.OtherRecord)
     newer = m.parse_record(as_newer(PAGE[name], 7, b"\x01\x02\x03"))
-    if isinstance(known, m.PartitionChangeRecord):  # its changes are in tagged fields, which may now begin elsewhere
+    # its changes are in tagged fields, which may begin elsewhere in a newer version
+    if isinstance(known, m.PartitionChangeRecord):
         known = m.PartitionChangeRecord(known.topic_id, known.partition, None)
     assert newer == m.NewerRecord(PAGE[name][1], 7, known)
 
@@ -76,13 +77,13 @@ def test_a_newer_version_is_known_by_its_leading_fields(name: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        dull.frame(2, 1, struct.pack(">i", 77) + dull.text("orders") + dull.topic_uuid(1)),
-        dull.frame(4, 1, b"\x63" + dull.text("orders") + dull.text("retention.ms") + dull.text("1")),
-        dull.frame(4, 1, b"\x02" + dull.text("not a topic") + dull.text("retention.ms") + dull.text("1")),
-        dull.frame(4, 1, b"\x02" + dull.text("orders") + dull.text("\x01") + dull.text("1")),
+        model.frame(2, 1, struct.pack(">i", 77) + model.text("orders") + model.topic_uuid(1)),
+        model.frame(4, 1, b"\x63" + model.text("orders") + model.text("retention.ms") + model.text("1")),
+        model.frame(4, 1, b"\x02" + model.text("not a topic") + model.text("retention.ms") + model.text("1")),
+        model.frame(4, 1, b"\x02" + model.text("orders") + model.text("\x01") + model.text("1")),
     ],
 )
-def test_a_newer_version_whose_known_fields_make_no_sense_is_an_error(data: bytes) -> None:
+def test_a_newer_version_with_invalid_known_fields_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"has unsupported version 1|is null"):
         m.parse_record(data)
 
@@ -95,12 +96,12 @@ def test_a_newer_version_whose_known_fields_make_no_sense_is_an_error(data: byte
         (b"\x02\x02\x00", "unsupported frame version 2, expected 1"),
         (b"\x01\x80\x80\x02\x00", "type 32768 is above 32767"),
         (b"\x01\x80\x80\x80\x80\x80\x00", "varint is longer than 5 bytes"),
-        (dull.frame(2, 0, dull.text(None) + bytes(16)), "name is null"),
-        (dull.frame(3, 0, bytes(20) + b"\0"), "replicas is null"),
-        (dull.frame(9, 0, bytes(16), b"\x00\x00"), "1 bytes after the last field"),
+        (model.frame(2, 0, model.text(None) + bytes(16)), "name is null"),
+        (model.frame(3, 0, bytes(20) + b"\0"), "replicas is null"),
+        (model.frame(9, 0, bytes(16), b"\x00\x00"), "1 bytes after the last field"),
     ],
 )
-def test_what_is_an_error(data: bytes | None, reason: str) -> None:
+def test_invalid_records_are_errors(data: bytes | None, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         m.parse_record(data)
 
@@ -112,25 +113,25 @@ lists = st.lists(numbers, min_size=1, max_size=200).map(tuple)
 
 @settings(deadline=None)
 @given(names, st.integers(0, 255), numbers, lists, names, st.none() | names)
-def test_what_the_reference_encoder_writes_is_read(
+def test_records_of_the_reference_encoder_are_read(
     name: str, number: int, partition: int, replicas: tuple[int, ...], key: str, value: str | None
 ) -> None:
-    created = m.parse_record(dull.topic(name, number))
+    created = m.parse_record(model.topic(name, number))
     assert isinstance(created, m.TopicRecord)
     assert created.name == name
     topic_id = created.topic_id
-    assert m.parse_record(dull.remove(number)) == m.RemoveTopicRecord(topic_id)
-    made = m.parse_record(dull.partition(number, partition, replicas))
+    assert m.parse_record(model.remove(number)) == m.RemoveTopicRecord(topic_id)
+    made = m.parse_record(model.partition(number, partition, replicas))
     assert made == m.PartitionRecord(topic_id, partition, replicas)
-    changed = m.parse_record(dull.change(number, partition, replicas))
+    changed = m.parse_record(model.change(number, partition, replicas))
     assert changed == m.PartitionChangeRecord(topic_id, partition, replicas)
-    configured = m.parse_record(dull.config(4, name, key, value))
+    configured = m.parse_record(model.config(4, name, key, value))
     assert configured == m.ConfigRecord(4, name, key, value)
 
 
 @settings(deadline=None)
 @given(st.sampled_from(TAKEN_APART), st.data())
-def test_changed_bytes_are_a_record_or_an_error(name: str, data: st.DataObject) -> None:
+def test_changed_bytes_give_a_record_or_an_error(name: str, data: st.DataObject) -> None:
     changed = bytearray(PAGE[name])
     for _ in range(data.draw(st.integers(1, 4))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -142,22 +143,22 @@ def test_changed_bytes_are_a_record_or_an_error(name: str, data: st.DataObject) 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_record_or_an_error(data: bytes) -> None:
+def test_any_bytes_give_a_record_or_an_error(data: bytes) -> None:
     try:
         m.parse_record(b"\x01" + data)
     except ValueError as error:
         assert str(error)
 
 
-def test_snapshot_header() -> None:
+def test_the_header_of_a_snapshot_is_read() -> None:
     value = PAGE["snapshot-header-value"]
-    assert m.parse_snapshot_header(value) == dull.T0
+    assert m.parse_snapshot_header(value) == model.T0
     for bad in (None, b"", value[:9], b"\xff" + value[1:]):
         with pytest.raises(ValueError, match="snapshot header has"):
             m.parse_snapshot_header(bad)
 
 
-def test_topic_ids_of_partition_metadata() -> None:
+def test_the_topic_id_in_partition_metadata_is_read() -> None:
     assert m.parse_topic_id(blocks("NAMES.md")["partition-metadata"]) == "A" * 21 + "Q"
     assert m.parse_topic_id(f"version: 0\ntopic_id: {ORDERS}\n".encode()) == ORDERS
     for bad in (b"", b"version: 0\n", b"version: 0\ntopic_id: short", b"topic_id: x\nversion: 0", b"\xff\xfe"):
@@ -165,7 +166,7 @@ def test_topic_ids_of_partition_metadata() -> None:
             m.parse_topic_id(bad)
 
 
-def test_names_of_snapshots() -> None:
+def test_names_of_snapshots_are_parsed() -> None:
     name = "00000000000000000120-0000000003.checkpoint"
     assert parse_metadata_snapshot(name) == (120, 3)
     assert parse_file_name(name).kind == "other"

@@ -1,4 +1,4 @@
-"""File and directory names, composed and parsed: NAMES.md."""
+"""File and directory names, composed and parsed (NAMES.md)."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def test_scratch_files_round_trip(offset: int, suffix: str, run_id: str, attempt
     assert parse_file_name(name) == FileName(name, "scratch", offset, suffix, run_id, attempt)
 
 
-def test_names_of_our_own_as_documented() -> None:
+def test_the_names_of_keytail_are_as_documented() -> None:
     assert names.scratch_file(84, "3f2a91c0", "7", names.LOG) == "00000000000000000084.log.r3f2a91c0.a7.clean"
     assert names.guard_file(84) == "00000000000000000084.log.cleaned"
     assert names.segment_file(84, names.TIME_INDEX + names.SWAP) == "00000000000000000084.timeindex.swap"
 
 
 @pytest.mark.parametrize("bad", [("a.b", "1"), ("1", ""), ("1/2", "1"), ("1", "a b")])
-def test_scratch_names_refuse_parts_that_would_not_parse(bad: tuple[str, str]) -> None:
+def test_scratch_names_with_parts_that_would_not_parse_are_refused(bad: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="run and attempt"):
         names.scratch_file(0, *bad, names.LOG)
 
 
 @pytest.mark.parametrize("offset", [-1, 2**63])
-def test_what_is_no_offset_gets_no_name(offset: int) -> None:
+def test_an_invalid_offset_is_refused(offset: int) -> None:
     with pytest.raises(ValueError, match="invalid offset"):
         names.segment_file(offset, names.LOG)
 
@@ -80,12 +80,12 @@ def test_names_that_stop_a_broker_are_fatal(name: str) -> None:
         ("", "other"),
     ],
 )
-def test_other_names(name: str, kind: str) -> None:
+def test_other_names_have_their_kind(name: str, kind: str) -> None:
     assert parse_file_name(name) == FileName(name, kind)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["leader-epoch-checkpoint", "00000000000000000007-0000000001.checkpoint"])
-def test_scratch_of_a_file_without_a_number(name: str) -> None:
+def test_scratch_names_of_files_without_an_offset(name: str) -> None:
     scratch = names.scratch_of(name, "3f2a91c0", "s1")
     assert scratch == f"{name}.r3f2a91c0.as1.clean"
     assert parse_file_name(scratch) == FileName(scratch, "scratch", None, "", "3f2a91c0", "s1")
@@ -107,7 +107,7 @@ def test_partition_dirs_round_trip(topic: str, partition: int) -> None:
 
 @given(topics, st.integers(0, 2**31 - 1), st.sampled_from(["delete", "future", "stray"]))
 @settings(deadline=None)
-def test_marked_partition_dirs(topic: str, partition: int, kind: str) -> None:
+def test_partition_dirs_with_a_suffix_are_parsed(topic: str, partition: int, kind: str) -> None:
     name = f"{topic}-{partition}.0a1b2c3d4e5f60718293a4b5c6d7e8f9-{kind}"
     assert parse_partition_dir(name) == PartitionDir(topic, partition, kind)  # type: ignore[arg-type]
 
@@ -122,7 +122,7 @@ def test_marked_partition_dirs(topic: str, partition: int, kind: str) -> None:
         ("__cluster_metadata-0", PartitionDir("__cluster_metadata", 0, "normal")),
     ],
 )
-def test_partition_dirs(name: str, expected: PartitionDir) -> None:
+def test_partition_dirs_are_parsed(name: str, expected: PartitionDir) -> None:
     assert parse_partition_dir(name) == expected
 
 
@@ -134,5 +134,5 @@ def test_partition_dirs(name: str, expected: PartitionDir) -> None:
         "a" * 250 + "-0", "orders-٣", "remote-log-index-cache", "",
     ],
 )  # fmt: skip
-def test_directories_that_are_no_partition(name: str) -> None:
+def test_other_directories_are_not_partitions(name: str) -> None:
     assert parse_partition_dir(name) is None

@@ -1,4 +1,4 @@
-"""The code reads and writes the bytes printed in the format pages; the rules cited exist."""
+"""The code reads and writes the bytes printed in the format pages, and the rules that sources cite exist."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_compressed_blocks(codec: int) -> None:
     packed = blocks("COMPRESSION.md")[CODECS[codec]]
     _, block = _parts(blocks("BATCH.md")["two-records"])
     assert bytes(decompress(codec, packed)) == block
-    if CODECS[codec] in ("none", "snappy", "lz4", "zstd"):  # one literal: an encoder has no choice
+    if CODECS[codec] in ("none", "snappy", "lz4", "zstd"):  # one literal, for which an encoder has no choice
         assert compress(codec, block) == packed
 
 
@@ -174,13 +174,15 @@ PAGES = sorted({path.name for path in Path(keytail.__file__).parent.rglob("*.md"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_pages_fit_their_width(page: str) -> None:
+def test_pages_are_wrapped_at_120_columns(page: str) -> None:
     long = [line for line in _page(page).splitlines() if len(line) > 120 and not line.startswith("|")]
     assert not long
 
 
-def test_what_code_cites_exists() -> None:
-    """Every `CLEANING.md 5.5` or `INDEX.md, "When an entry is written"` in a source is an existing rule or heading."""
+def test_rules_cited_in_sources_exist() -> None:
+    """Each reference such as `CLEANING.md 5.5` or `INDEX.md, "When an entry is written"` in a source names an existing
+    rule or heading.
+    """
     numbers, headings = {}, {}
     for page in PAGES:
         text = _page(page)

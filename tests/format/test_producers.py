@@ -1,4 +1,4 @@
-"""Producer snapshots: round trips, and every damage is detected (SNAPSHOT.md)."""
+"""Producer snapshots are read back as written, and every damage is detected (SNAPSHOT.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_snapshots_round_trip(written: list[ProducerEntry]) -> None:
 
 @given(st.lists(entries, max_size=3), st.integers(0, 10**6), st.integers(0, 7))
 @settings(deadline=None)
-def test_any_flipped_bit_is_noticed(written: list[ProducerEntry], at: int, bit: int) -> None:
+def test_any_flipped_bit_is_detected(written: list[ProducerEntry], at: int, bit: int) -> None:
     data = bytearray(encode_snapshot(written))
     data[at % len(data)] ^= 1 << bit
     with pytest.raises(ValueError, match=r"version|invalid CRC"):
@@ -35,7 +35,7 @@ def test_any_flipped_bit_is_noticed(written: list[ProducerEntry], at: int, bit: 
 
 @given(st.lists(entries, max_size=3), st.integers(0, 10**6))
 @settings(deadline=None)
-def test_a_cut_snapshot_is_noticed(written: list[ProducerEntry], cut: int) -> None:
+def test_a_truncated_snapshot_is_detected(written: list[ProducerEntry], cut: int) -> None:
     data = encode_snapshot(written)
     with pytest.raises(ValueError, match=r"bytes|invalid CRC"):
         parse_snapshot(data[: cut % len(data)])
@@ -46,17 +46,17 @@ def _signed(covered: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("count", [-1, 1, 2**31 - 1])
-def test_a_count_that_is_not_there(count: int) -> None:
+def test_a_wrong_number_of_entries_is_refused(count: int) -> None:
     with pytest.raises(ValueError, match=f"declares {count} entries"):
         parse_snapshot(_signed(struct.pack(">i", count)))
 
 
-def test_bytes_behind_the_last_entry() -> None:
+def test_bytes_after_the_last_entry_are_refused() -> None:
     with pytest.raises(ValueError, match="declares 0 entries"):
         parse_snapshot(_signed(bytes(4) + b"tail"))
 
 
-def test_a_snapshot_over_a_longer_one() -> None:
+def test_a_snapshot_that_overwrote_part_of_a_longer_one_is_refused() -> None:
     long = encode_snapshot([ProducerEntry(1, 0, 5, 9, 0, 1000, -1, -1)])
     short = encode_snapshot([])
     with pytest.raises(ValueError, match="invalid CRC"):

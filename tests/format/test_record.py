@@ -1,4 +1,4 @@
-"""Records and varints one at a time, compared with the reference model and at every boundary (BATCH.md 2)."""
+"""Single records and varints, compared with the reference model at every boundary (BATCH.md 2)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from keytail.format import record as fmt
 from keytail.format.record import Record, decode_record, decode_records
 from tests.chance import draws
 from tests.format.records import encode_record
-from tests.reference import varints as twin
+from tests.reference import varints as reference
 from tests.reference.batches import Rec, decode_log, encode_batch
-from tests.reference.batches import decode_records as twin_decode_records
+from tests.reference.batches import decode_records as reference_decode_records
 
 ints = st.integers(-(2**31), 2**31 - 1)
 longs = st.integers(-(2**63), 2**63 - 1)
@@ -26,33 +26,33 @@ LONG_EDGES = sorted({s * 2**b + d for b in range(6, 64, 7) for s in (1, -1) for 
 
 
 @pytest.mark.parametrize("value", [v for v in INT_EDGES if -(2**31) <= v < 2**31])
-def test_varint_edges(value: int) -> None:
-    data = twin.encode_varint(value)
+def test_varints_of_every_length_are_decoded(value: int) -> None:
+    data = reference.encode_varint(value)
     assert fmt.decode_varint(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @pytest.mark.parametrize("value", [v for v in LONG_EDGES if -(2**63) <= v < 2**63] + [-(2**63)])
-def test_varlong_edges(value: int) -> None:
-    data = twin.encode_varlong(value)
+def test_varlongs_of_every_length_are_decoded(value: int) -> None:
+    data = reference.encode_varlong(value)
     assert fmt.decode_varlong(b"\xff" + data + b"\xff", 1) == (value, 1 + len(data))
 
 
 @given(ints, longs)
 @settings(deadline=None)
 def test_varints_round_trip(value: int, long_value: int) -> None:
-    assert fmt.decode_varint(twin.encode_varint(value), 0) == (value, len(twin.encode_varint(value)))
-    assert fmt.decode_varlong(twin.encode_varlong(long_value), 0)[0] == long_value
+    assert fmt.decode_varint(reference.encode_varint(value), 0) == (value, len(reference.encode_varint(value)))
+    assert fmt.decode_varlong(reference.encode_varlong(long_value), 0)[0] == long_value
 
 
 @given(st.binary(max_size=12))
 @example(b"\xff\xff\xff\xff\xff\x0f")  # a sixth byte
-@example(b"\x80\x80\x80\x80\x10")  # bits beyond 32 in the fifth byte are lost
+@example(b"\x80\x80\x80\x80\x10")  # bits beyond the 32nd in the fifth byte are lost
 @example(b"\x80\x00")  # longer than needed
 @example(b"\xff" * 9 + b"\x7f")
 @example(b"\xff" * 10)
 @settings(deadline=None, max_examples=draws(300))
 def test_any_bytes_are_read_as_by_the_model(data: bytes) -> None:
-    for ours, theirs in ((fmt.decode_varint, twin.decode_varint), (fmt.decode_varlong, twin.decode_varlong)):
+    for ours, theirs in ((fmt.decode_varint, reference.decode_varint), (fmt.decode_varlong, reference.decode_varlong)):
         try:
             expected = theirs(data, 0)
         except ValueError:
@@ -82,12 +82,12 @@ def test_the_model_reads_the_same(record: Record) -> None:
     rec = Rec(
         record.offset_delta, record.timestamp_delta + base_timestamp, record.key, record.value, record.headers
     )
-    assert twin_decode_records(encode_record(record), 1, 0, base_timestamp) == [rec]
+    assert reference_decode_records(encode_record(record), 1, 0, base_timestamp) == [rec]
 
 
 @given(st.lists(records, min_size=1, max_size=3), st.integers(0, 10**6))
 @settings(deadline=None)
-def test_cut_records_are_an_error(written: list[Record], cut: int) -> None:
+def test_truncated_records_are_an_error(written: list[Record], cut: int) -> None:
     block = b"".join(map(encode_record, written))
     with pytest.raises(ValueError, match=r"varint|left|fields"):
         decode_records(block[: cut % len(block)], len(written))
@@ -95,7 +95,7 @@ def test_cut_records_are_an_error(written: list[Record], cut: int) -> None:
 
 @given(st.binary(max_size=80), st.integers(0, 3))
 @settings(deadline=None, max_examples=draws(300))
-def test_any_bytes_are_records_or_an_error(data: bytes, count: int) -> None:
+def test_any_bytes_give_records_or_an_error(data: bytes, count: int) -> None:
     try:
         found = decode_records(data, count)
     except ValueError as reason:
@@ -103,16 +103,16 @@ def test_any_bytes_are_records_or_an_error(data: bytes, count: int) -> None:
     else:
         again = b"".join(map(encode_record, found))
         assert decode_records(again, count) == found
-        assert len(again) <= len(data)  # minimal varints
+        assert len(again) <= len(data)  # varints are written minimally
 
 
 @given(st.lists(records, min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 7))
 @settings(deadline=None, max_examples=draws(300))
-def test_damaged_records_are_judged_as_by_the_model(written: list[Record], at: int, bit: int) -> None:
+def test_damaged_records_are_read_or_refused_as_by_the_model(written: list[Record], at: int, bit: int) -> None:
     block = bytearray(b"".join(map(encode_record, written)))
     block[at % len(block)] ^= 1 << bit
     try:
-        expected = twin_decode_records(bytes(block), len(written), 0, 0)
+        expected = reference_decode_records(bytes(block), len(written), 0, 0)
     except ValueError:
         with pytest.raises(ValueError, match=r"."):
             decode_records(block, len(written))
@@ -140,7 +140,7 @@ def test_damaged_records_are_judged_as_by_the_model(written: list[Record], at: i
         ("22 00 ffffffffffffffffffff7f 00 01 01 00 00", "varint of more than 10"),
     ],
 )
-def test_malformed_records_say_why(hex_record: str, reason: str) -> None:
+def test_malformed_records_are_refused_with_a_reason(hex_record: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         decode_record(bytes.fromhex(hex_record))
 
@@ -150,7 +150,7 @@ def test_any_negative_length_is_null() -> None:
     assert (record.key, record.value, end) == (None, None, 11)
 
 
-def test_bytes_behind_the_last_record_are_an_error() -> None:
+def test_bytes_after_the_last_record_are_an_error() -> None:
     block = encode_record(Record(0, 0, b"k", b"v"))
     with pytest.raises(ValueError, match="1 bytes after the last of 1"):
         decode_records(block + b"\0", 1)
@@ -158,7 +158,7 @@ def test_bytes_behind_the_last_record_are_an_error() -> None:
         decode_records(b"", -1)
 
 
-def test_records_of_a_whole_batch() -> None:
+def test_the_records_of_a_batch_are_read() -> None:
     data = encode_batch([Rec(5, 1000, b"k", None), Rec(9, 1001, None, b"v")])
     assert decode_records(data[61:], 2) == [Record(0, 0, b"k", None), Record(1, 4, None, b"v")]
     assert len(decode_log(data)[0].records) == 2

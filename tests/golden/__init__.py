@@ -1,7 +1,7 @@
-"""A log dir that a real Kafka 4.3.1 broker wrote and closed cleanly, its topics, and every record it served.
+"""A log dir that a real Kafka 4.3.1 broker wrote and closed cleanly, with its topics and all records that it served.
 
-`unpack` writes a copy for a test or a demo. The bytes are committed and their digests checked at each unpacking;
-generate.py creates them, README.md describes their contents.
+`unpack` writes a copy for a test or a demo. The bytes are committed, and their digests are checked when they are
+unpacked. generate.py creates them, and README.md describes their contents.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MANIFEST = HERE / "manifest.json"
 RECORDS = HERE / "records.jsonl.xz"
 PROPERTIES = HERE / "server.properties"
 LOG_DIR = "kafka-logs"
-# Overrides that do not concern a topic's files; keytail's configuration does not know them.
+# Overrides that do not concern a topic's files, and that keytail does not read.
 NOT_ABOUT_FILES = frozenset({"min.insync.replicas", "unclean.leader.election.enable"})
 
 
 @dataclass(frozen=True)
 class GoldenTopic:
-    """A topic as its broker reported it; `configs` are its own overrides, `offsets` (start, end) by partition."""
+    """A topic as its broker reported it. `configs` are its overrides; `offsets` has (start, end) by partition."""
 
     name: str
     what: str
@@ -62,17 +62,17 @@ TOPICS: dict[str, GoldenTopic] = _topics(_MANIFEST)
 
 
 def manifest() -> dict[str, Any]:
-    """Return the whole manifest: `kafka`, `seed`, `cluster_id`, `node_id`, `generated_ms`, `topics`, `files`."""
+    """Return the manifest: `kafka`, `seed`, `cluster_id`, `node_id`, `generated_ms`, `topics`, `files`."""
     return _MANIFEST
 
 
 def partitions() -> list[tuple[str, int]]:
-    """Return every partition except those of the metadata log, which no consumer reads."""
+    """Return all partitions except those of the metadata log, which no consumer reads."""
     return [(topic.name, number) for topic in TOPICS.values() for number in range(topic.partitions)]
 
 
 def topic_config_arguments() -> list[str]:
-    """Return the flags for every override that keytail supports, and each topic's policy, as command-line words."""
+    """Return the command-line flags for every override that keytail supports, and for the policy of each topic."""
     return ["--topics-have-no-overrides"] + [
         word
         for topic in TOPICS.values()
@@ -85,8 +85,8 @@ def topic_config_arguments() -> list[str]:
 def unpack(dest: str | os.PathLike[str]) -> Path:
     """Write the log dir to `dest`/kafka-logs, with its modification times, and return that path.
 
-    Also writes `dest`/server.properties, whose log.dirs refers to it. Raises ValueError if a byte differs from what
-    was committed.
+    Also writes `dest`/server.properties, whose log.dirs has that path. Raises ValueError if a byte differs from the
+    committed one.
     """
     log_dir = Path(dest).absolute() / LOG_DIR
     log_dir.mkdir(parents=True)
@@ -95,7 +95,7 @@ def unpack(dest: str | os.PathLike[str]) -> Path:
             member = archive.extractfile(entry["path"])
             data = b"" if member is None else member.read()
             if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-                raise ValueError(f"{ARCHIVE}: {entry['path']} is not as it was committed")
+                raise ValueError(f"{ARCHIVE}: {entry['path']} differs from the committed file")
             path = log_dir / entry["path"]
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
@@ -106,10 +106,10 @@ def unpack(dest: str | os.PathLike[str]) -> Path:
 
 
 def record_rows() -> Iterator[list[Any]]:
-    """Return every record that a consumer received before the broker stopped, by topic, partition, offset: a JSON
+    """Yield every record that a consumer received before the broker stopped, by topic, partition and offset, as a JSON
     array each.
 
-    Fields: topic, partition, offset, timestamp, timestamp type, key, value, headers; bytes in base64.
+    The fields are topic, partition, offset, timestamp, timestamp type, key, value and headers, with bytes in base64.
     """
     with lzma.open(RECORDS, "rt", encoding="utf-8") as lines:
         for line in lines:

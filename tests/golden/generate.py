@@ -1,8 +1,8 @@
-"""Regenerates the golden log dir: starts a real broker, sends the workload, stops it, packs its files.
+"""Regenerates the golden log dir: starts a real broker, sends the workload, stops the broker, and packs its files.
 
-Run it as `python -m tests.golden.generate --overwrite`; without the flag it refuses, because every new version of the
-files makes the repository larger permanently. The same seed gives the same traffic, but not the same bytes: a broker
-adds its own ids and times.
+Run it as `python -m tests.golden.generate --overwrite`. Without the flag it refuses, because every new version of the
+files permanently enlarges the repository. The same seed gives the same traffic, but not the same bytes: a broker adds
+its own ids and times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_log_dir(log_dir: Path, work_dir: Path, seed: int) -> tuple[dict[str, Any], list[Served]]:
-    """Send everything; return the topics as the broker describes them, and all records that it serves at the end."""
+    """Send everything. Return the topics as the broker describes them, and all records that it serves at the end."""
     plan = topics(int(time.time() * 1000))
     cleaning = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200"}
     with BrokerClient() as client:
@@ -83,7 +83,7 @@ def _send(client: BrokerClient, plan: Iterable[Topic], seed: int, start: int) ->
         for partition in range(topic.partitions):
             for batch in traffic(topic, partition, seed, start):
                 client.produce(
-                    # Producers of the first broker are not reused: the next broker has another port.
+                    # Producers of the first broker are not reused, because the next broker has another port.
                     f"{topic.name} {batch.producer} {batch.codec}" + (" early" if start == 0 else ""),
                     topic.name,
                     partition,
@@ -121,13 +121,13 @@ def _groups(client: BrokerClient) -> None:
 
 
 def _wrapping_sequence(client: BrokerClient) -> None:
-    """Send two batches of one producer, the first of which passes the largest sequence."""
+    """Send two batches of one producer, the first of which exceeds the largest sequence number."""
     for base, count in ((2**31 - 8, 20), (12, 5)):
         at_ms = START_MS + 90_000_000 + base % 100
         records = [(at_ms + number, b"wrap-%d" % number, b"at %d" % base) for number in range(count)]
         error, _ = client.raw_produce("idempotent", 0, records, producer_id=WRAPPING_PRODUCER, epoch=3, sequence=base)
         if error != "NONE":
-            raise RuntimeError(f"the batch with sequence {base} was answered {error}")
+            raise RuntimeError(f"the answer to the batch with sequence {base} was {error}")
 
 
 def _describe(client: BrokerClient, plan: Iterable[Topic]) -> tuple[dict[str, Any], list[Served]]:
@@ -144,11 +144,11 @@ def _describe(client: BrokerClient, plan: Iterable[Topic]) -> tuple[dict[str, An
 
 
 def pack(log_dir: Path, described: dict[str, Any], records: list[Served], seed: int) -> None:
-    """Write archive, manifest and records beside this module."""
+    """Write the archive, the manifest and the records next to this module."""
     paths = sorted(path for path in log_dir.rglob("*") if path.is_file())
     total_bytes = sum(path.stat().st_size for path in paths)
     if total_bytes > LIMIT_BYTES:
-        raise RuntimeError(f"{total_bytes} bytes are more than the repository should carry ({LIMIT_BYTES})")
+        raise RuntimeError(f"{total_bytes} bytes exceed the limit for the repository ({LIMIT_BYTES})")
     files, buffer = [], io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in paths:

@@ -54,7 +54,7 @@ def definitions(jar_paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def _span(versions: str) -> tuple[int, int]:
-    """Return the first and last version; `none` is a first version that no message has."""
+    """Return the first and the last version; for `none` the first one is a version that no message has."""
     if versions == "none":
         return NEVER, NEVER
     match = _VERSIONS.fullmatch(versions)
@@ -86,7 +86,7 @@ def _fields(fields: Iterable[Mapping[str, Any]], structs: Mapping[str, Any], par
 
 
 def line(definition: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Return the latest version, the first flexible version and the fields of a definition."""
+    """Return the latest version, the first flexible version, and the fields of a definition."""
     structs = {struct["name"]: struct["fields"] for struct in definition.get("commonStructs", ())}
     newest = _span(definition["validVersions"])[1]
     return (
@@ -141,7 +141,7 @@ def module(found: Mapping[str, Mapping[str, Any]], version: str) -> str:
 
 
 def current() -> str:
-    """Return the module as generated from Kafka's present jars."""
+    """Return the module as generated from the present jars of Kafka."""
     paths = sorted(kafka_jars().glob("kafka-*.jar"))
     version = next(path.stem.rpartition("-")[2] for path in paths if path.name.startswith("kafka-metadata-"))
     return module(definitions(paths), version)

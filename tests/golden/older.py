@@ -1,6 +1,6 @@
 """Log dirs that real Kafka brokers of 2.8.2 and 3.6.2 wrote and closed cleanly, and the answers of those brokers.
 
-`unpack` writes a copy for a test. `python -m tests.golden.older VERSION --overwrite` regenerates them; README.md
+`unpack` writes a copy for a test. `python -m tests.golden.older VERSION --overwrite` regenerates them, and README.md
 describes their contents.
 """
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 VERSIONS = ("2.8.2", "3.6.2")
 START_MS = 1_700_000_000_000
 SEED = 20
-# Sizes below 1 MiB: these brokers accept 14 bytes and more.
+# Sizes below 1 MiB, which these brokers accept from 14 bytes on.
 _SMALL = {"segment.bytes": "16384", "index.interval.bytes": "512"}
 _COMPACT = {**_SMALL, "cleanup.policy": "compact"}
 _CLEANED = {**_COMPACT, "min.cleanable.dirty.ratio": "0.01", "file.delete.delay.ms": "0"}
@@ -32,7 +32,7 @@ _NEVER_CLEANED = {"min.compaction.lag.ms": "315360000000"}  # ten years
 _V0, _V1 = {"message.format.version": "0.9.0"}, {"message.format.version": "0.10.2"}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
-# Topic: own settings, codecs, number of batches.
+# By topic: its own settings, its codecs, and its number of batches.
 TOPICS: dict[str, tuple[dict[str, str], tuple[str, ...], int]] = {
     "out-of-order": (_COMPACT, ("none",), 60),
     "codecs": (_COMPACT, CODECS, 60),
@@ -55,19 +55,20 @@ def topics_of(version: str) -> dict[str, tuple[dict[str, str], tuple[str, ...], 
 def answers(version: str) -> dict[str, Any]:
     """Return `sha256` of the archive, `configs` of each topic, `offsets` by partition, and `times`.
 
-    `times` are the broker's answers: (topic, time in ms, [offset, timestamp] of the first record at or after it or
-    None).
+    `times` are the broker's answers: (topic, time in ms, [offset, timestamp] of the first record at or after that time,
+    or None).
     """
     found: dict[str, Any] = json.loads((HERE / f"older-{version}.json").read_text())
     return found
 
 
 def unpack(version: str, dest: Path) -> Path:
-    """Write the log dir to `dest`/kafka-logs and return that path. ValueError if a byte differs from the committed
-    one."""
+    """Write the log dir to `dest`/kafka-logs, and return that path. Raises ValueError if a byte differs from the
+    committed one.
+    """
     packed = (HERE / f"older-{version}.tar.xz").read_bytes()
     if hashlib.sha256(packed).hexdigest() != answers(version)["sha256"]:
-        raise ValueError(f"older-{version}.tar.xz is not as it was committed")
+        raise ValueError(f"older-{version}.tar.xz differs from the committed file")
     log_dir = dest / "kafka-logs"
     log_dir.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(lzma.decompress(packed))) as archive:
@@ -95,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_log_dir(version: str, log_dir: Path, work_dir: Path) -> dict[str, Any]:
-    """Send everything; return the broker's answers at the end."""
+    """Send everything, and return the broker's answers at the end."""
     from tests.interop.broker_client import BrokerClient
     from tests.versions_of_kafka.broker import broker_of
 
@@ -129,7 +130,7 @@ def write_log_dir(version: str, log_dir: Path, work_dir: Path) -> dict[str, Any]
 
 
 def _records(rng: random.Random, number: int) -> list[tuple[int, bytes, bytes | None]]:
-    """Return the records of one batch: unordered timestamps, some repeated, a tenth of the records tombstones."""
+    """Return the records of one batch, with unordered timestamps, some of them repeated, and a tenth tombstones."""
     return [
         (
             START_MS + number * 1000 + rng.randrange(0, 3000, 50),
@@ -152,7 +153,9 @@ def _transactions(client: Any) -> None:
 
 
 def wait_for_cleaner(log_dir: Path, names: list[str]) -> None:
-    """Wait until the broker has cleaned these topics up to their active segment and unlinked the replaced segments."""
+    """Wait until the broker has cleaned these topics up to their active segments, and has removed the replaced
+    segments.
+    """
     give_up = time.monotonic() + 60
     waiting = set(names)
     while waiting:
@@ -170,7 +173,7 @@ def wait_for_cleaner(log_dir: Path, names: list[str]) -> None:
 
 
 def pack(version: str, log_dir: Path, answered: dict[str, Any]) -> None:
-    """Write the archive and the answers beside this module."""
+    """Write the archive and the answers next to this module."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in sorted(path for path in log_dir.rglob("*") if path.is_file()):

@@ -26,7 +26,7 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def batches(log_dir: Path) -> dict[tuple[str, int], list[Batch]]:
-    """Decode every batch of every partition with the reference model, checksums included."""
+    """Decode every batch of every partition with the reference model, including its checksum."""
     return {
         (topic, number): [
             batch
@@ -47,24 +47,24 @@ def test_unpacking_gives_exactly_the_files_of_the_manifest(log_dir: Path) -> Non
     assert sum(entry["size_bytes"] for entry in files.values()) < LIMIT_BYTES
 
 
-def test_a_changed_byte_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_byte_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = bytearray(lzma.decompress(golden.ARCHIVE.read_bytes()))
     packed[packed.index(b"user-0")] ^= 1
     changed = tmp_path / "changed.tar.xz"
     changed.write_bytes(lzma.compress(packed, preset=0))
     monkeypatch.setattr(golden, "ARCHIVE", changed)
-    with pytest.raises(ValueError, match="is not as it was committed"):
+    with pytest.raises(ValueError, match="differs from the committed file"):
         golden.unpack(tmp_path / "unpacked")
 
 
-def test_generating_refuses_to_replace_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generating_refuses_to_replace_existing_files(capsys: pytest.CaptureFixture[str]) -> None:
     before = golden.ARCHIVE.stat().st_mtime_ns
     assert generate.main([]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert golden.ARCHIVE.stat().st_mtime_ns == before
 
 
-def test_the_broker_had_stopped_cleanly(log_dir: Path) -> None:
+def test_the_broker_was_stopped_cleanly(log_dir: Path) -> None:
     assert json.loads((log_dir / ".kafka_cleanshutdown").read_text())["version"] == 0
     assert not (log_dir / ".lock").exists()
     meta = (log_dir / "meta.properties").read_text()
@@ -72,7 +72,7 @@ def test_the_broker_had_stopped_cleanly(log_dir: Path) -> None:
     assert f"node.id={golden.manifest()['node_id']}" in meta
 
 
-def test_no_file_names_the_machine_that_made_it(log_dir: Path) -> None:
+def test_no_file_contains_a_path_of_the_machine_that_generated_it(log_dir: Path) -> None:
     for path in log_dir.rglob("*"):
         if path.is_file():
             assert b"keytail-golden-" not in path.read_bytes(), path  # the generator's temporary directory
@@ -83,7 +83,7 @@ def test_every_partition_belongs_to_a_topic_of_the_manifest(log_dir: Path) -> No
     assert found == {f"{topic}-{number}" for topic, number in golden.partitions()} | {"__cluster_metadata-0"}
 
 
-def test_topic_configs_are_ones_that_keytail_reads() -> None:
+def test_topic_configs_are_supported_by_keytail() -> None:
     known = {key.name for key in TOPIC_KEYS} | golden.NOT_ABOUT_FILES
     for topic in golden.TOPICS.values():
         assert topic.configs.keys() <= known, topic.name
@@ -93,7 +93,7 @@ def test_properties_name_the_unpacked_log_dir(log_dir: Path) -> None:
     assert f"log.dirs={log_dir}" in (log_dir.parent / "server.properties").read_text().splitlines()
 
 
-def test_what_was_served_is_what_the_files_hold(batches: dict[tuple[str, int], list[Batch]]) -> None:
+def test_the_files_contain_the_served_records(batches: dict[tuple[str, int], list[Batch]]) -> None:
     served: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for topic, number, offset, timestamp_ms, _, key, value, headers in golden.record_rows():
         pairs = tuple((name.encode(), _bytes(content)) for name, content in headers)
@@ -105,7 +105,7 @@ def test_what_was_served_is_what_the_files_hold(batches: dict[tuple[str, int], l
         assert held == served[topic, number], (topic, number)
 
 
-def test_the_bytes_have_what_they_are_there_for(batches: dict[tuple[str, int], list[Batch]]) -> None:
+def test_the_bytes_cover_the_cases_of_the_readme(batches: dict[tuple[str, int], list[Batch]]) -> None:
     seen: Counter[str] = Counter()
     for found in batches.values():
         for batch in found:
@@ -142,7 +142,7 @@ def test_the_bytes_have_what_they_are_there_for(batches: dict[tuple[str, int], l
     assert not {name for name in wanted if not seen[name]}, seen
 
 
-def test_only_events_have_records_without_key(batches: dict[tuple[str, int], list[Batch]]) -> None:
+def test_only_events_have_records_without_a_key(batches: dict[tuple[str, int], list[Batch]]) -> None:
     for (topic, _), found in batches.items():
         keyless = [record for record in all_records(found) if record.key is None]
         assert not keyless or topic == "events"

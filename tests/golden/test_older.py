@@ -1,4 +1,6 @@
-"""Logs written by Kafka 2.8.2 and 3.6.2 are sound; damage is found, or harmless; look-ups return the same answers."""
+"""Logs written by Kafka 2.8.2 and 3.6.2 have no problems, damage to them is found or harmless, and look-ups return the
+brokers' answers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def tasks_of(facts: PartitionFacts) -> list[SegmentTask]:
 
 
 def batches_of(path: Path) -> list[tuple[int, Batch]]:
-    """Return byte position and batch, in order."""
+    """Return the byte position and the batch, in order."""
     data, found, at = path.read_bytes(), [], 0
     for batch in decode_any_log(data):
         found.append((at, batch))
@@ -55,11 +57,11 @@ def batches_of(path: Path) -> list[tuple[int, Batch]]:
 @pytest.mark.parametrize("version", older.VERSIONS)
 def test_unpacking_refuses_changed_bytes(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(older, "answers", lambda _: {"sha256": "0"})
-    with pytest.raises(ValueError, match="not as it was committed"):
+    with pytest.raises(ValueError, match="differs from the committed file"):
         older.unpack(version, tmp_path)
 
 
-def test_generating_refuses_to_replace_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generating_refuses_to_replace_existing_files(capsys: pytest.CaptureFixture[str]) -> None:
     before = (older.HERE / "older-2.8.2.tar.xz").stat().st_mtime_ns
     assert older.main(["2.8.2"]) == 2
     assert "--overwrite" in capsys.readouterr().err
@@ -67,7 +69,7 @@ def test_generating_refuses_to_replace_what_is_there(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("version", older.VERSIONS)
-def test_the_bytes_have_what_a_newer_broker_does_not_write(version: str, log_dirs: dict[str, Path]) -> None:
+def test_the_bytes_contain_entries_that_a_newer_broker_does_not_write(version: str, log_dirs: dict[str, Path]) -> None:
     seen: Counter[str] = Counter()
     for path in log_dirs[version].rglob("*.log"):
         base, batches = int(path.stem), batches_of(path)
@@ -88,7 +90,7 @@ def test_the_bytes_have_what_a_newer_broker_does_not_write(version: str, log_dir
 
 
 @pytest.mark.parametrize(("version", "expected"), [("2.8.2", "before 3.7"), ("3.6.2", "2.8 or later, before 3.7")])
-def test_which_kafka_wrote_it_is_inferred(version: str, expected: str, log_dirs: dict[str, Path]) -> None:
+def test_the_version_of_kafka_is_inferred(version: str, expected: str, log_dirs: dict[str, Path]) -> None:
     inferred = infer_kafka_version(LOCAL, survey_log_dirs(LOCAL, [str(log_dirs[version])]), None)
     assert inferred.sentence == expected
     seen = [item.seen for item in inferred.evidence]
@@ -100,7 +102,7 @@ def test_which_kafka_wrote_it_is_inferred(version: str, expected: str, log_dirs:
 
 
 @pytest.mark.parametrize(("version", "topic"), ALL)
-def test_verify_finds_nothing(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
+def test_verify_has_no_findings(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
     report = verify_partition(LOCAL, str(log_dirs[version] / f"{topic}-0"))
     assert [finding.what for finding in report] == []
     assert report.counts.index_entries > 5
@@ -115,7 +117,9 @@ def test_rebuild_has_nothing_to_rebuild(version: str, topic: str, log_dirs: dict
 
 
 @pytest.mark.parametrize(("version", "topic"), ALL)
-def test_segments_are_cut_into_slices_by_such_indexes(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
+def test_indexes_of_older_brokers_divide_segments_into_slices(
+    version: str, topic: str, log_dirs: dict[str, Path]
+) -> None:
     for task in tasks_of(facts_of(log_dirs[version], f"{topic}-0")):
         parts = slices_of(LOCAL, task, 1000)
         scans = [scan(LOCAL, task, part) for part in parts]
@@ -124,7 +128,7 @@ def test_segments_are_cut_into_slices_by_such_indexes(version: str, topic: str, 
 
 
 @pytest.mark.parametrize(("version", "topic"), ALL)
-def test_look_ups_answer_as_the_broker_did(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
+def test_look_ups_return_the_answers_of_the_broker(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
     facts = facts_of(log_dirs[version], f"{topic}-0")
     for name, at_ms, answer in older.answers(version)["times"]:
         if name == topic:
@@ -156,7 +160,7 @@ def test_the_log_end_is_found_from_the_last_entry(
         if not len(entries):
             continue
         data = bytearray(path.read_bytes())
-        data[8] ^= 0x40  # a walk from the start would end at the first batch
+        data[8] ^= 0x40  # a read from the start would end at the first batch
         copy = path.with_name("copy")
         copy.write_bytes(data)
         found = log_end(LOCAL, str(copy), segment.base_offset, str(path.with_suffix(".index")))
@@ -179,7 +183,7 @@ def test_a_changed_byte_of_an_index_is_found_or_harmless(version: str, log_dirs:
     for _ in range(draws(400)):
         path = rng.choice(files)
         data = path.read_bytes()
-        changed = flipped(rng, data) if rng.random() < 0.7 else nudged(rng, data, path.suffix)
+        changed = flipped(rng, data) if rng.random() < 0.7 else with_a_moved_offset(rng, data, path.suffix)
         path.write_bytes(changed)
         is_found = any(finding.path == str(path) for finding in verify_partition(LOCAL, str(path.parent)))
         verdicts = index_segment(LOCAL, tasks[str(path.with_suffix(".log"))]).files
@@ -197,8 +201,8 @@ def flipped(rng: random.Random, data: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
 
 
-def nudged(rng: random.Random, data: bytes, suffix: str) -> bytes:
-    """Replace the offset of one entry by another one nearby."""
+def with_a_moved_offset(rng: random.Random, data: bytes, suffix: str) -> bytes:
+    """Replace the offset of one entry with another one nearby."""
     entry_bytes, offset_at = (8, 0) if suffix == ".index" else (12, 8)
     at = rng.randrange(len(data) // entry_bytes) * entry_bytes + offset_at
     offset = int.from_bytes(data[at : at + 4], "big") + rng.choice((-3, -2, -1, 1, 2, 3))
@@ -242,7 +246,7 @@ def test_a_changed_byte_of_a_batch_is_found(version: str, log_dirs: dict[str, Pa
         data = path.read_bytes()
         position, _ = rng.choice(batches_of(path))
         length = 12 + struct.unpack_from(">i", data, position + 8)[0]
-        header = 21 if data[position + 16] == 2 else 16  # the checksummed bytes begin there
+        header = 21 if data[position + 16] == 2 else 16  # the checksummed bytes begin here
         at = position + rng.randrange(header, length)
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
         findings = verify_partition(LOCAL, str(path.parent)).findings

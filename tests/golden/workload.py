@@ -1,7 +1,7 @@
 """The contents of the golden topics: their configuration, and the traffic that generate.py sends, from a seed.
 
-Times are fixed (November 2023) except in topics that need the present. generate.py sends the traffic; the broker adds
-the rest.
+Times are fixed (November 2023), except in topics that need the present. generate.py sends the traffic, and the broker
+adds the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], 
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic as it is created. `batches` is the number of batches for each of its partitions."""
+    """A topic as it is created. `batches` is the number of batches for each of its partitions."""
 
     name: str
     what: str
@@ -31,10 +31,10 @@ class Topic:
     keys: int = 150
     tombstones: float = 0.02  # share of records
     producers: Sequence[str] = ("plain",)  # names that begin with "idempotent" are idempotent
-    flavour: str = "orders"  # orders, odd, keyless
+    flavour: str = "orders"  # orders, odd or keyless
     step_ms: int = 500
     first_ms: int = START_MS
-    sent_to: Sequence[int] = (1,)  # the starts of the broker that get `batches` each; its cleaner runs in start 0
+    sent_to: Sequence[int] = (1,)  # the starts of the broker in which `batches` are sent; its cleaner runs in start 0
 
 
 def _compact(segment_bytes: int, **more: str) -> dict[str, str]:
@@ -118,7 +118,7 @@ def topics(now_ms: int) -> list[Topic]:
 
 @dataclass
 class Batch:
-    """One batch to send: its producer and codec."""
+    """A batch to send: its producer and codec."""
 
     producer: str
     codec: str
@@ -126,7 +126,7 @@ class Batch:
 
 
 def traffic(topic: Topic, partition: int, seed: int, start: int) -> Iterator[Batch]:
-    """Return the batches of one partition for one start of the broker."""
+    """Yield the batches of one partition for one start of the broker."""
     rng = random.Random(f"{seed} {topic.name} {partition} {start}")
     clock_ms = topic.first_ms + (start - topic.sent_to[0]) * 40_000_000
     for number in range(topic.batches):
@@ -142,7 +142,7 @@ def traffic(topic: Topic, partition: int, seed: int, start: int) -> Iterator[Bat
 
 
 def _record(topic: Topic, rng: random.Random, timestamp_ms: int, number: int) -> Record:
-    # Squaring the draw makes some keys frequent: they recur within a batch, others occur once in the whole log.
+    # Squaring the draw makes some keys frequent, so that they recur within a batch; others occur once in the whole log.
     key: bytes | None = f"user-{int(topic.keys * rng.random() ** 2):05d}".encode()
     words = " ".join(rng.choices(_WORDS, k=rng.randrange(4, 14)))
     value: bytes | None = f'{{"batch":{number},"total":{rng.randrange(10**6)},"note":"{words}"}}'.encode()

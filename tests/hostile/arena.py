@@ -1,4 +1,6 @@
-"""Memory that ends, or begins, at an inaccessible page, and is reused: one copy per array, without a system call."""
+"""Memory that ends, or begins, at an inaccessible page, and is reused, so that an array costs one copy and no system
+call.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Arena:
                 raise OSError(ctypes.get_errno(), "mprotect")
 
     def put(self, data: Any, *, in_front: bool = False) -> np.ndarray:
-        """Return `data` as uint8; the byte after it (`in_front`: before it) is inaccessible."""
+        """Return `data` as uint8; the byte after it, or with `in_front` the byte before it, is inaccessible."""
         source = np.frombuffer(data, np.uint8)
         array = self._span(len(source), in_front)
         array[:] = source

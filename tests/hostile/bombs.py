@@ -41,7 +41,8 @@ def bomb(codec: int, size_bytes: int) -> bytes:
 def bomb_batch(
     codec: int, parts: Iterable[bytes], *, records: int, base_offset: int, last_offset: int, timestamp_ms: int
 ) -> bytes:
-    """Return a batch with block `parts`, compressed as a stream: the uncompressed block is never in memory."""
+    """Return a batch with the block `parts`, compressed as a stream, so that the uncompressed block is never in memory.
+    """
     block = b"".join(_packed(codec, parts))
     covered = AFTER_CRC.pack(codec, last_offset - base_offset, timestamp_ms, timestamp_ms, -1, -1, -1, records) + block
     prefix = struct.pack(">qiib", base_offset, 9 + len(covered), 0, 2)
@@ -77,7 +78,7 @@ def value_records(keys: Sequence[bytes], value_bytes: int) -> Iterator[bytes]:
 
 
 def tiny_records(count: int, keys: int) -> Iterator[bytes]:
-    """Yield `count` records of a few bytes, with `keys` keys in turn, and empty values."""
+    """Yield `count` records of a few bytes with empty values, in which `keys` keys alternate."""
     for first in range(0, count, 1 << 14):
         yield b"".join(
             _tiny(number, encode_varint(len(key)) + key)

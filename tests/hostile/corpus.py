@@ -1,5 +1,6 @@
 """The undamaged inputs: short pieces of the golden logs of a real broker, logs of every format and codec generated
-here, and the small files of a log dir."""
+here, and the small files of a log dir.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _METADATA_DIR = "__cluster_metadata-0"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Undamaged bytes by kind. `records` are values of coordinators' topics and of the metadata log, by topic."""
+    """Undamaged bytes by kind. `records` has values of the coordinators' topics and of the metadata log, by topic."""
 
     logs: tuple[bytes, ...]
     metadata_logs: tuple[bytes, ...]

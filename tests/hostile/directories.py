@@ -1,8 +1,8 @@
 """Runs complete command lines on log dirs in which the bytes, names or file types of one partition are damaged.
 
 In every state a command ends with an exit status and rows, never with a traceback. Commands that only read change
-nothing. Outside of partition directories, the others change only the checkpoints that they maintain. A partition that
-they report as done has lost no records (promises 1 and 2, checked by the plain readers of tests/reference).
+nothing. Outside partition directories, the others change only the checkpoints that they maintain. A partition that they
+report as done has lost no records (promises 1 and 2, checked by the plain readers of tests/reference).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Tree = dict[str, tuple[Any, ...]]
 
 
 class Wrong(AssertionError):
-    """A command did something forbidden."""
+    """A command did something that is not allowed."""
 
 
 def expect(holds: bool, what: str) -> None:
@@ -97,19 +97,19 @@ def make(rng: random.Random, root: Path, of: Corpus) -> Case:
     else:
         (case.logs / "recovery-point-offset-checkpoint").write_text("0\n1\nsound 0 0\n")
     strategies = [rng.choice(_SPOILERS) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
-    # Files are replaced by pipes last: damaging the bytes of a pipe would wait forever.
+    # Files are replaced by pipes last, because damaging the bytes of a pipe would block forever.
     strategies.sort(key=lambda strategy: strategy in _LAST)
     if any(strategy in _LAST for strategy in strategies):
         strategies = [strategy for strategy in strategies if strategy is not changing]
     for strategy in strategies:
         case.story.append(strategy.__name__)
-        with contextlib.suppress(OSError):  # an earlier damage may make a later one impossible
+        with contextlib.suppress(OSError):  # earlier damage may make a later one impossible
             strategy(rng, case, of)
     return case
 
 
 def _partition(rng: random.Random, path: Path, of: Corpus | None) -> int:
-    """Write segments of a random log, or consecutive pieces of the corpus; return the log end offset."""
+    """Write segments of a random log, or consecutive pieces of the corpus. Return the log end offset."""
     path.mkdir()
     logs: list[tuple[int, bytes]] = []
     if of is not None and rng.random() < 0.3:
@@ -184,7 +184,7 @@ def spoiled_snapshot(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def odd_name(rng: random.Random, case: Case, of: Corpus) -> None:
-    """Add a file with a name that stops a broker, that cannot be parsed, or that is not text; most with content."""
+    """Add a file, usually with content, whose name stops a broker, cannot be parsed, or is not text."""
     zeros = f"{0:020d}"
     name = rng.choice((
         b"x.log", b"0.log", b".log", b"-1.log", b"99999999999999999999.log", b"09223372036854775807.log",
@@ -202,7 +202,7 @@ def odd_name(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def renamed(rng: random.Random, case: Case, of: Corpus) -> None:
-    """Give a segment's log another base offset: overlaps, gaps, the largest offsets."""
+    """Give the log of a segment another base offset, to create overlaps, gaps, or the largest offsets."""
     file = _pick(rng, case, ".log")
     number = int(file.stem) if file.stem.isdecimal() and file.stem.isascii() else 0
     base = rng.choice((0, 1, 5, number + 1, max(number - 1, 0), 2**31, 2**62, 2**63 - 1, 2**63 - 2))
@@ -215,7 +215,7 @@ def gone(rng: random.Random, case: Case, of: Corpus) -> None:
 
 
 def other_kind(rng: random.Random, case: Case, of: Corpus) -> None:
-    """Replace a file of the partition or beside it by a link, a pipe, a directory or a hard link."""
+    """Replace a file of the partition, or a file of the log dir, by a link, a pipe, a directory or a hard link."""
     beside = [case.logs / name for name in (*CHECKPOINTS, ".lock", "meta.properties", ".kafka_cleanshutdown")]
     file = _pick(rng, case) if rng.random() < 0.8 else rng.choice(beside)
     if file.exists():
@@ -233,7 +233,7 @@ def other_kind(rng: random.Random, case: Case, of: Corpus) -> None:
     elif strategy == 4:
         file.symlink_to(case.root / "outside")
     else:
-        # A broker would truncate it in place, under both names.
+        # A broker would truncate the file in place, under both names.
         os.link(case.root / "linked", file)
 
 
@@ -315,7 +315,8 @@ class Answer:
 
 
 def run(arguments: list[str], meddle: Callable[[], None] | None = None, meddle_at: int = 0) -> Answer:
-    """Run a command line in this process, including Spark's part; call `meddle` at read number `meddle_at`."""
+    """Run a command line in this process, including the tasks of Spark, and call `meddle` at read number `meddle_at`.
+    """
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     status = 0
@@ -330,7 +331,7 @@ def run(arguments: list[str], meddle: Callable[[], None] | None = None, meddle_a
 
 @contextlib.contextmanager
 def _without_spark() -> Iterator[None]:
-    """Run without a JVM: damaged files of terabytes would start one, and it needs more memory than a parser has."""
+    """Run without a JVM: damaged files of terabytes would start one, which needs more memory than a parser may use."""
     with (
         without_spark(),
         mock.patch("keytail.verify.driver.HERE_BYTES", 1 << 62),
@@ -357,7 +358,9 @@ def _meddling(meddle: Callable[[], None] | None, at: int) -> Iterator[None]:
 
 
 def tree(root: Path) -> Tree:
-    """Return type, mode, size, time, contents and link target of everything in a tree; no contents of huge files."""
+    """Return type, mode, size, time, contents and link target of everything in a tree, without the contents of huge
+    files.
+    """
     found: Tree = {}
     for directory, names, files in os.walk(os.fsencode(root)):
         for name in [*names, *files]:
@@ -376,7 +379,8 @@ def tree(root: Path) -> Tree:
 
 
 def hidden_keys(partition: Path) -> set[bytes | None]:
-    """Return the keys of transactional records: these may have been aborted, so their latest values are not checked."""
+    """Return the keys of transactional records, whose latest values are not checked because they may have been aborted.
+    """
     found: set[bytes | None] = set()
     for file in partition.glob("*.log"):
         with contextlib.suppress(Exception):
@@ -386,7 +390,9 @@ def hidden_keys(partition: Path) -> set[bytes | None]:
 
 
 def records_of(partition: Path) -> list[tuple[int, list[Rec] | None, int]]:
-    """Return base offset, records and byte size of each segment; None if the plain reader finds damage."""
+    """Return the base offset, the records and the byte size of each segment; None as records if the plain reader finds
+    damage.
+    """
     found: list[tuple[int, list[Rec] | None, int]] = []
     for file in sorted(partition.glob("*.log")):
         is_segment = len(file.stem) == 20 and file.stem.isdecimal() and file.is_file()
@@ -405,7 +411,7 @@ COMMON = ["--output", "json"]
 
 
 def check(seed: int, number: int, root: Path, of: Corpus) -> str:
-    """Check one directory with all commands; return its kind of damage."""
+    """Check one directory with all commands, and return its kind of damage."""
     rng = random.Random(f"{seed}/directory/{number}")
     case = make(rng, root, of)
     try:
@@ -419,7 +425,7 @@ def check(seed: int, number: int, root: Path, of: Corpus) -> str:
 
 @contextlib.contextmanager
 def _as_nobody(case: Case) -> Iterator[None]:
-    """Run as another user: unlike root, that user cannot read everything."""
+    """Run as another user who, unlike root, cannot read everything."""
     if not case.as_nobody or os.geteuid() != 0:
         yield
         return
@@ -468,7 +474,7 @@ def _check(rng: random.Random, case: Case) -> None:
 
 
 def _quietly(action: Callable[[], Any]) -> Any:
-    """Run as root, if this process was started as root."""
+    """Run as root, if root started this process."""
     user = os.geteuid()
     if user == NOBODY:
         os.seteuid(0)
@@ -480,14 +486,14 @@ def _quietly(action: Callable[[], Any]) -> Any:
 
 
 def _cpu_s() -> float:
-    """Return CPU seconds of this process and its children."""
+    """Return the CPU seconds of this process and its children."""
     return sum(os.times()[:4])
 
 
 def _run(arguments: list[str], case: Case) -> Answer:
     started = _cpu_s()
     answer = run(arguments, case.meddle, case.meddle_at)
-    took = _cpu_s() - started  # not wall-clock time: the machine may be busy
+    took = _cpu_s() - started  # not wall-clock time, because the machine may be busy
     expect(took < 60, f"{arguments[0]} took {took:.0f} s of a processor")
     return answer
 
@@ -528,7 +534,7 @@ def _is_open_dir(case: Case) -> bool:
 
 
 def _act(arguments: list[str], case: Case) -> None:
-    """Run a command that changes files; check what it changed, and that it lost nothing."""
+    """Run a command that changes files, and check what it changed, and that it lost nothing."""
     before = _quietly(lambda: tree(case.root))
     hidden = {name: _quietly(lambda name=name: hidden_keys(case.logs / name)) for name in (SPOILED, BYSTANDER)}
     leftovers = {path.split(os.sep)[1] for path in before if any(word in path for word in _STAGES)}
@@ -543,7 +549,7 @@ def _act(arguments: list[str], case: Case) -> None:
         _check_owned(before, after, status, arguments)
         for name in (SPOILED, BYSTANDER):
             found = _quietly(lambda name=name: records_of(case.logs / name))
-            if name in leftovers:  # as for a broker, a completed replacement supersedes its sources
+            if name in leftovers:  # as in a broker, a completed replacement supersedes its sources
                 continue
             if arguments[0] == "compact":
                 _compacted(name, status.get(name), records[name], found, hidden[name], ends.get(name))
@@ -564,7 +570,7 @@ def _check_owned(before: Tree, after: Tree, status: dict[str, str], arguments: l
             continue
         expect(len(parts) == 3 and parts[1] in (SPOILED, BYSTANDER), f"{arguments[0]} changed {path}")
         if arguments[0] == "compact":
-            # The remains of an interrupted replacement are resolved whatever is decided afterwards.
+            # Leftovers of an interrupted replacement are resolved, whatever is decided afterwards.
             resolved = any(word in path for word in _STAGES)
             was_left = any(word in name for name in before for word in _STAGES)
             done = status.get(parts[1]) == "compacted"

@@ -1,8 +1,8 @@
-"""Passes damaged bytes to every parser in separate processes, and reports each input that caused a defect.
+"""Passes damaged bytes to every parser in separate processes, and reports each input that reveals a defect.
 
 `python -m tests.hostile.fuzz --seed 1 --inputs 1000000`. An input is identified by seed and number; `--only N` (with
 --inputs 1 or --directories 1) runs one again, in this process, with its traceback. If a process dies or hangs, the
-input that caused it is reported; memory is limited. A defect is reported once per place in the code.
+input that caused this is reported; memory is limited. A defect is reported once per place in the code.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tests import golden
 
 BATCH = 4000
 STUCK_S = 30.0  # CPU time
-IDLE = 20  # multiple of STUCK_S in wall-clock time: after that it is considered to wait forever
+IDLE = 20  # a multiple of STUCK_S in wall-clock time, after which an input is considered to wait forever
 MEMORY_BYTES = 2 << 30  # more than after the warm-up
 _NUMBER = struct.Struct("q")
 
 
 @dataclass
 class Tally:
-    """The inputs that were run, and their defects. `defects`: by place and reason, the numbers of the inputs."""
+    """The inputs that were run, and their defects. `defects` has the numbers of the inputs by place and reason."""
 
     inputs: collections.Counter[str] = field(default_factory=collections.Counter)
     defects: dict[str, list[int]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Runner:
         self.tally = Tally()
 
     def run(self, first: int, count: int, jobs: int = 1, batch: int = BATCH) -> Tally:
-        """Run all inputs; return the tally, also if interrupted."""
+        """Run all inputs. Return the tally, even after an interruption."""
         waiting = collections.deque((at, min(at + batch, first + count)) for at in range(first, first + count, batch))
         running: list[_Child] = []
         try:
@@ -143,7 +143,7 @@ class _Child:
         return False
 
     def _cpu_s(self) -> float:
-        """Return the child's CPU time: on a busy machine a valid input may wait for long."""
+        """Return the child's CPU time, because on a busy machine a valid input may have to wait for long."""
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -152,7 +152,7 @@ class _Child:
         os.waitpid(self._pid, 0)
 
     def finish(self, tally: Tally) -> tuple[int, int] | None:
-        """Collect the results; return the remaining range if the process did not complete."""
+        """Collect the results. Return the remaining range if the process did not complete."""
         self._reported.seek(0)
         for line in self._reported.read().decode().split("\n"):
             if line.startswith("ok "):
@@ -165,14 +165,14 @@ class _Child:
         self._reported.close()
         if not self._why:
             return None
-        # Its last results may have been in its buffer: then the previous inputs are not counted.
+        # The last results of the process may have been in its buffer; in that case the previous inputs are not counted.
         tally.inputs["fatal"] += 1
         tally.add_defect(self._why, self._number, "")
         return (self._number + 1, self._end) if self._number + 1 < self._end else None
 
 
 def parsers(root: str) -> One:
-    """Return a runner of the parsers, by the shares that `targets` gives each."""
+    """Return a runner of the parsers, with the shares that `targets` defines."""
     from tests.hostile.corpus import corpus
     from tests.hostile.parsers import targets
 
@@ -206,8 +206,8 @@ _warm_kernels = functools.cache(warm_kernels)
 
 
 def warm(item: One, seed: int, n: int = 400) -> None:
-    """Compile all kernels and run some inputs before processes are forked, so that the time limit of these processes
-    does not include compilation.
+    """Compile all kernels and run some inputs before processes are forked, so that their time limit does not include
+    compilation.
 
     Failures are ignored here: the forked processes report them.
     """

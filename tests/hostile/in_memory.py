@@ -1,4 +1,6 @@
-"""A file system in a dict, for parsers that read files by name: thousands of logs per second, nothing on disk."""
+"""A file system in a dictionary, for parsers that open files by name: it allows thousands of logs per second, without a
+disk.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ MTIME_NS = 1_700_000_000_000 * 10**6
 
 
 class InMemory(FileSystem):
-    """A read-only file system. `files` are bytes by path; directories are the prefixes of paths."""
+    """A read-only file system. `files` has bytes by path; directories are the prefixes of paths."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Calls the kernels directly on damaged logs: every array ends, or begins, at an inaccessible page.
+"""Calls the kernels directly on damaged logs; every array ends, or begins, at an inaccessible page.
 
 The arrays have the size that the kernels' docstrings require, and no more. Results are compared with the reference
-model if all of a log was kept.
+model if the complete log was accepted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def drive(data: bytes, rng: random.Random) -> None:
 
 
 def _index(raw: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Return the valid rows, from a table of exactly their number or one less."""
+    """Return the valid rows, from a table for exactly that number or one less."""
     out = np.zeros(4, np.int64)
     probe = np.empty(max(1, len(raw) // 17), BATCH_TABLE)
     batches.index_batches(raw, len(raw), 0, -1, probe, out)
@@ -112,7 +112,7 @@ def _inspect(raw: np.ndarray) -> None:
         elif code == codes.NEED_BLOCK:
             _check_block(raw, at, state)
     else:
-        raise AssertionError("the inspection does not end")
+        raise AssertionError("the inspection did not end")
     written.append(rows[: state[verified.ROWS]].copy())
     _follow(np.concatenate(written))
 
@@ -224,7 +224,9 @@ def _some_by_bits(raw, arena, table, where, start, size, found, row, rng) -> Non
     records.scan_records(raw, arena, table, where, start, size, row, row + 1, bits, first_bit, again, out)
     chosen = np.unpackbits(bits, bitorder="little")[:n].astype(bool)
     assert out[records.CODE] == records.OK
-    assert np.array_equal(again[: int(out[records.COUNT])], found[chosen]), "a selection by bits returned other records"
+    assert np.array_equal(again[: int(out[records.COUNT])], found[chosen]), (
+        "a selection by bits returned different records"
+    )
 
 
 def _on_records(raw, arena, table, where, found, row, rng) -> None:  # type: ignore[no-untyped-def]
@@ -313,18 +315,20 @@ def _read_back(target: np.ndarray, wanted: np.ndarray, raw: np.ndarray, arena: n
     )
     assert out[records.CODE] == records.OK and out[records.COUNT] == len(wanted), f"rebuilt records: {out}"
     for field in ("offset", "timestamp_ms", "key_bytes", "value_bytes"):
-        assert np.array_equal(found[field], wanted[field]), f"a rebuilt batch has another {field}"
+        assert np.array_equal(found[field], wanted[field]), f"a rebuilt batch has a different {field}"
     for item, other in zip(found, wanted, strict=True):
         source = arena if where[other["row"]] == records.IN_ARENA else raw
         n = max(int(item["key_bytes"]), 0)
-        assert np.array_equal(target[item["key_start"] :][:n], source[other["key_start"] :][:n]), "another key"
+        assert np.array_equal(target[item["key_start"] :][:n], source[other["key_start"] :][:n]), (
+            "a rebuilt batch has a different key"
+        )
         a, b = int(item["body_start"] + item["value_skip"]), int(other["body_start"] + other["value_skip"])
         n = max(int(item["value_bytes"]), 0)
-        assert np.array_equal(target[a : a + n], source[b : b + n]), "another value"
+        assert np.array_equal(target[a : a + n], source[b : b + n]), "a rebuilt batch has a different value"
 
 
 def _old(raw: np.ndarray, table: np.ndarray) -> None:
-    """Check messages of magic 0 and 1, then write them as records of version 2."""
+    """Check messages of magic 0 and 1, and then write them as records of version 2."""
     rows = np.array(table)
     good = len(rows)
     if not len(rows) or not (rows["magic"] < 2).any():
@@ -341,7 +345,7 @@ def _old(raw: np.ndarray, table: np.ndarray) -> None:
     start, size = rows["position"].copy(), rows["size_bytes"].astype(np.int64)
     room = OUT.room(np.uint8, int(size[plain].sum()))
     done, _ = legacy.transcode_plain(raw, 0, rows, 0, good, where, start, size, room, 0)
-    assert done == good, "valid messages do not fit into the room for them"
+    assert done == good, "valid messages do not fit into the space for them"
     for row in np.flatnonzero((rows["magic"] < 2) & ~plain):
         item = rows[row]
         try:

@@ -1,6 +1,6 @@
-"""Damages valid bytes according to their format, by a seed and a number: the same two give the same bytes.
+"""Damages valid bytes according to their format, by a seed and a number, which together determine the result.
 
-The checksum of damaged bytes is often corrected, so that the damage is not found by its test and reaches the parsers.
+The checksum of damaged bytes is often corrected, so that its check does not find the damage, and the parsers get it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.hostile.bombs import bomb
 from tests.reference import codecs
 from tests.reference.varints import encode_varint, encode_varlong
 
-MOST_BYTES = 48 << 10  # limit of a damaged log: small ones test as much, faster
+MOST_BYTES = 48 << 10  # the limit of a damaged log: small logs test as much, and faster
 LIMITS_8 = (0, 1, 2, 3, 4, 5, 6, 7, 127, 128, 255)
 LIMITS_16 = (0, 1, -1, -2, 5, 6, 7, 8, 0x10, 0x20, 0x30, 0x40, 0x60, 0x7F, 2**15 - 1, -(2**15))
 LIMITS_32 = (0, 1, -1, -2, 13, 14, 16, 17, 48, 49, 50, 63, 64, -64, -65, 8191, 8192, 1 << 20, 1 << 24, 1 << 28,
@@ -48,7 +48,7 @@ HEADER_BYTES = 61
 
 @dataclass(frozen=True)
 class Spot:
-    """A variable-length number in a record block, and the position of its record's length (of a length, its own)."""
+    """A variable-length number in a block of records, and the position of the length of its record."""
 
     start: int
     end: int
@@ -58,7 +58,7 @@ class Spot:
 
 
 def split(log: bytes) -> list[bytes]:
-    """Divide a log into batches, as far as their lengths lead; the rest is the last item."""
+    """Divide a log into batches, as far as their lengths are valid; the rest is the last item."""
     at, parts = 0, []
     while len(log) - at >= 17:
         size = struct.unpack_from(">i", log, at + 8)[0] + 12
@@ -84,7 +84,7 @@ def resized(batch: bytes) -> bytes:
 
 
 def spots_of(block: bytes) -> list[Spot]:
-    """Return all variable-length numbers of a valid record block."""
+    """Return all variable-length numbers of a valid block of records."""
     found: list[Spot] = []
     at = 0
     while at < len(block):
@@ -127,13 +127,13 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Mutator:
-    """Damages logs; `sources` are valid ones, from which it also takes pieces."""
+    """Damages logs. `sources` are valid logs, from which it also takes pieces."""
 
     def __init__(self, sources: list[bytes]) -> None:
         self.sources = sources
 
     def log(self, rng: random.Random) -> bytes:
-        """Return a damaged log, or in one case of fifty a valid one."""
+        """Return a damaged log or, in one case of fifty, a valid one."""
         log = rng.choice(self.sources)
         if rng.random() < 0.02:
             return log
@@ -160,7 +160,7 @@ class Mutator:
 
 
 def flip_bits(rng: random.Random, data: bytes) -> bytes:
-    """Flip bits of a log, an index, or anything else."""
+    """Flip bits of a log, an index, or any other file."""
     if not data:
         return data
     spoiled = bytearray(data)
@@ -186,7 +186,7 @@ def _fitting(value: int, size: int) -> bytes:
 
 
 def spoil_records(rng: random.Random, batch: bytes) -> bytes:
-    """Damage a number inside a record, or bytes of the block, in compressed batches too."""
+    """Damage a number inside a record, or bytes of the block, also in compressed batches."""
     if len(batch) < HEADER_BYTES or batch[16] != 2:
         return _spoil_message(rng, batch)
     codec = batch[22] & 7
@@ -194,7 +194,7 @@ def spoil_records(rng: random.Random, batch: bytes) -> bytes:
         block = codecs.decompress(codec, batch[HEADER_BYTES:]) if codec <= 4 else batch[HEADER_BYTES:]
         block = _spoil_block(rng, block)
         packed = codecs.compress(codec, block) if codec <= 4 else block
-    except Exception:  # libraries raise anything for bytes that were damaged before
+    except Exception:  # libraries raise any exception for bytes that were damaged before
         return flip_bits(rng, batch)
     return resized(batch[:HEADER_BYTES] + packed)
 
@@ -216,7 +216,7 @@ def _spoil_block(rng: random.Random, block: bytes) -> bytes:
         near = (spot.value - 1, spot.value + 1, left, left + 1, left - 1, *LIMITS_32)
         new = encode_varint(min(rng.choice(near), 2**31 - 1))
     spoiled = block[: spot.start] + new + block[spot.end :]
-    if spot.what != "length" and rng.random() < 0.6:  # the record's length is adapted
+    if spot.what != "length" and rng.random() < 0.6:  # the length of the record is adapted
         length, behind = _number(block, spot.length_at)
         length += len(spoiled) - len(block)
         spoiled = spoiled[: spot.length_at] + encode_varint(length) + spoiled[behind:]
@@ -224,7 +224,7 @@ def _spoil_block(rng: random.Random, block: bytes) -> bytes:
 
 
 def _spoil_message(rng: random.Random, message: bytes) -> bytes:
-    """Damage key and value lengths of magic 0 and 1, or those of the inner messages."""
+    """Damage the lengths of key and value in messages of magic 0 and 1, or those of the inner messages."""
     first = 26 if len(message) > 16 and message[16] == 1 else 18
     if len(message) < first + 8:
         return flip_bits(rng, message)
@@ -239,7 +239,7 @@ def _spoil_message(rng: random.Random, message: bytes) -> bytes:
             if rng.random() < 0.2:
                 rng.shuffle(inner_parts)
             packed = codecs.compress(codec, b"".join(inner_parts))
-        except Exception:  # as above
+        except Exception:  # the message may already be damaged
             return flip_bits(rng, message)
         return resized(message[: at - 4] + struct.pack(">i", len(packed)) + packed)
     at = first if rng.random() < 0.5 else first + 4 + max(struct.unpack_from(">i", message, first)[0], 0)
@@ -282,7 +282,7 @@ def spoil_packed(rng: random.Random, batch: bytes) -> bytes:
 
 
 def put_bomb(rng: random.Random, batch: bytes) -> bytes:
-    """Insert a block of a few KiB that decompresses to MiB; rarely, because it is slow."""
+    """Insert a block of a few KiB that decompresses to MiB; this is done rarely, because it is slow."""
     if len(batch) < HEADER_BYTES or batch[16] != 2 or rng.random() > 0.02:
         return batch
     codec = rng.randrange(1, 5)
@@ -352,7 +352,7 @@ def _tail(rng: random.Random, log: bytes, sources: list[bytes]) -> bytes:
 
 
 def _far_offsets(rng: random.Random, log: bytes, sources: list[bytes]) -> bytes:
-    """Move all offsets from one batch on to limits of number types. The checksum does not cover them."""
+    """Move all offsets, from one batch on, to limits of number types. The checksum does not cover them."""
     parts = split(log)
     if not parts:
         return log
@@ -375,7 +375,7 @@ _OF_THE_WHOLE: tuple[Callable[[random.Random, bytes, list[bytes]], bytes], ...] 
 
 
 def spoil_entries(rng: random.Random, data: bytes, entry_bytes: int) -> bytes:
-    """Damage an index: entries at every limit, truncated, repeated, swapped, or bits flipped anywhere."""
+    """Damage an index: with entries at every limit, truncated, repeated or swapped ones, or bits flipped anywhere."""
     n = len(data) // entry_bytes
     strategy = rng.randrange(6)
     if n == 0 or strategy == 0:
@@ -401,7 +401,7 @@ def spoil_entries(rng: random.Random, data: bytes, entry_bytes: int) -> bytes:
 
 
 def spoil_snapshot(rng: random.Random, data: bytes) -> bytes:
-    """Damage a producer snapshot; its checksum (from byte 6 on) is often corrected."""
+    """Damage a producer snapshot. Its checksum, which covers the bytes from 6 on, is often corrected."""
     strategy = rng.randrange(4)
     if strategy == 0 or len(data) < 10:
         data = flip_bits(rng, data)
@@ -424,7 +424,7 @@ _WORDS = (b"0", b"1", b"2", b"-1", b"+1", b"00", b"2147483647", b"2147483648", b
 
 
 def spoil_text(rng: random.Random, data: bytes) -> bytes:
-    """Damage a checkpoint: its words and lines, counts at every limit, bytes that are not text."""
+    """Damage a checkpoint: its words and lines, with counts at every limit, and bytes that are not text."""
     lines = data.split(b"\n")
     strategy = rng.randrange(7)
     at = rng.randrange(len(lines))
@@ -450,7 +450,7 @@ def spoil_text(rng: random.Random, data: bytes) -> bytes:
 
 
 def spoil_message_bytes(rng: random.Random, data: bytes) -> bytes:
-    """Damage Kafka's generated messages: numbers of every width, compact lengths, truncations."""
+    """Damage Kafka's generated messages: numbers of every width, compact lengths, truncation."""
     if not data:
         return rng.randbytes(rng.randrange(8))
     at = rng.randrange(len(data))

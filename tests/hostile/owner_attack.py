@@ -1,7 +1,7 @@
 """Attacks by the owner of a log dir on a keytail that root has started.
 
-The attacker is a process of that user. It plants links, replaces files and directories by links and back
-(rename-exchange), edits manifests of backups and records of preparations, and replaces new files.
+The attacker is a process of that user. It creates links, replaces files and directories by links and back (by atomic
+exchange), edits manifests of backups and records of preparations, and replaces new files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OF_PARTITION = (
 
 
 def exchange(item: Path, other: Path) -> None:
-    """Exchange two names atomically. Raises OSError if one does not exist."""
+    """Exchange two names atomically. Raises OSError if one of them does not exist."""
     if _LIBC.renameat2(_HERE, os.fsencode(item), _HERE, os.fsencode(other), _EXCHANGE):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(item))
 
@@ -101,7 +101,7 @@ def _swap(rng: random.Random, path: Path, link: Path, aim: Path) -> None:
 
 
 def _plant(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
-    """Plant a link, for a while, at a name that keytail may create or open."""
+    """Temporarily create a link with a name that keytail may create or open."""
     inside = rng.random() < 0.6
     folder = rng.choice(_partitions(log_dir)) if inside else log_dir
     planted = folder / rng.choice(OF_PARTITION if inside else NAMES)
@@ -121,7 +121,7 @@ def _plant(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
 
 
 def _replace_what_is_made(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
-    """Replace a new file or directory immediately by a link."""
+    """Replace a new file or directory immediately with a link."""
     folder = rng.choice([log_dir, *_partitions(log_dir)])
     before = set(os.listdir(folder))
     for _ in range(rng.randrange(3000)):
@@ -140,7 +140,7 @@ def _replace_what_is_made(rng: random.Random, log_dir: Path, outside: list[Path]
 
 
 def _edit_manifest(rng: random.Random, manifests: list[Path]) -> None:
-    """Give all files to root, set-id and writable for everyone, or change their paths."""
+    """Give all files to root, with the set-user-ID bit and writable for everyone, or change their paths."""
     path = rng.choice(manifests)
     text = path.read_text()
     data = json.loads(text)
@@ -164,7 +164,7 @@ def _edited(rng: random.Random, key: str, value: object) -> object:
 
 
 class Watch:
-    """Records every open and read of files below some directories, by any process (inotify)."""
+    """Records every open and read, by any process, of files below some directories (inotify)."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._fd = _LIBC.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
@@ -176,7 +176,7 @@ class Watch:
                 self._paths[watched] = path
 
     def seen(self) -> list[str]:
-        """Return what was opened or read since the watch was created."""
+        """Return the files that were opened or read since the watch was created."""
         found = []
         with suppress(BlockingIOError):
             while data := os.read(self._fd, 1 << 16):

@@ -1,6 +1,6 @@
-"""Everything that parses bytes, each as a function of damaged bytes that returns normally or raises `Defect`.
+"""All parsers of bytes, each as a function of damaged bytes that returns normally or raises `Defect`.
 
-A result must be right, or the damage must be reported with its place. The right result comes from a reference model
+A result must be correct, or the damage must be reported with its place. The correct result comes from a reference model
 (the plain readers of tests/reference), or from comparing keytail's two readers with each other.
 """
 
@@ -60,7 +60,7 @@ def expect(holds: bool, what: str) -> None:
 
 
 def placed(problem: KeytailError) -> None:
-    """Check that a problem states its file and place."""
+    """Check that a problem has its file and place."""
     expect(problem.path is not None, f"without a file: {problem}")
     expect(problem.byte_position is not None or problem.offset is not None, f"without a place: {problem}")
 
@@ -74,7 +74,7 @@ _scanner = RecordScanner(64)
 
 
 def read_log(data: bytes) -> list[Rec] | CorruptLog:
-    """Return all records, read by the reader of cleaning; or the damage."""
+    """Return all records, read by the reader of cleaning, or the damage."""
     _reader._fs = InMemory({LOG: data})
     found: list[Rec] = []
     try:
@@ -113,7 +113,7 @@ def chunk_reader(data: bytes, rng: random.Random) -> None:
     try:
         expected = all_records(decode_log(data))
     except ValueError as reason:
-        raise Defect(f"read, but the reference model finds damage: {reason}") from reason
+        raise Defect(f"the log was read, but the reference model finds damage: {reason}") from reason
     wrapped = [Rec(r.offset, (r.timestamp + 2**63) % 2**64 - 2**63, r.key, r.value, r.headers) for r in expected]
     expect(wrapped == found, "other records than the reference model reads")
 
@@ -131,7 +131,7 @@ def inspection(data: bytes, rng: random.Random) -> None:
         if any(
             batch[16] == 2 and batch[22] & 7 > 4 and not any(batch[57:61]) for batch in kernel_drive.batches_of(data)
         ):
-            kinds -= {"codec"}  # of a batch without records: it is never decompressed, but that codec does not exist
+            kinds -= {"codec"}  # the codec of a batch without records is invalid, but the batch is never decompressed
         expect(not kinds, f"verify finds {sorted(kinds)}, cleaning finds nothing")
         expect(report.counts.records == len(first), f"{report.counts.records} records, and {len(first)}")
 
@@ -144,7 +144,7 @@ def dumped(data: bytes, rng: random.Random) -> None:
     dump(InMemory({LOG: data}), [LOG], options, report)
     if not report.wrong:
         found = read_log(data)
-        # A dump reads batches one by one: it does not check the order of their offsets.
+        # A dump reads batches one by one, and does not check the order of their offsets.
         reported = isinstance(found, CorruptLog) and ("offset" not in found.what)
         expect(not reported, f"the dump reports nothing about a log that cannot be read: {found}")
 
@@ -193,11 +193,11 @@ def looked_up_log(data: bytes, rng: random.Random) -> None:
     looked_up({LOG: data}, 0, rng)
 
 
-# Output that a disk damaged between writing and proof
+# Output that a disk damaged between the write and the proof
 
 
 class FailingDisk(FileSystem):
-    """Damages one scratch file at its fsync."""
+    """Damages one scratch file when it is synced."""
 
     def __init__(self, rng: random.Random, logs: Mutator) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class FailingDisk(FileSystem):
 
 
 def _meaning(log: bytes) -> Any:
-    """Return the contents of a log: gzip headers may have other bytes with the same contents."""
+    """Return the contents of a log, because gzip headers may have other bytes with the same contents."""
     try:
         return [replace(batch, size=0, crc=0, position=0) for batch in decode_log(log)]
     except Exception:  # the plain reader has no exception type for damage
@@ -361,7 +361,7 @@ Parser = Callable[[Any, random.Random], None]
 
 
 def targets(of: Corpus) -> dict[str, tuple[int, Callable[[random.Random], Any], Parser]]:
-    """Return by name: the share in percent of the inputs, the function that makes one, the parser."""
+    """Return by name: the share of the inputs in percent, the function that makes an input, and the parser."""
     logs, metadata_logs = Mutator(list(of.logs)), Mutator(list(of.metadata_logs))
 
     def spoiled_block(rng: random.Random) -> tuple[int, bytes]:

@@ -46,8 +46,9 @@ ONE, TWO = (encode_batch([Rec(i, T0, b"k", b"v") for i in range(n)]) for n in (1
 
 
 @pytest.mark.parametrize(("batch", "offset"), [(TWO, MAX), (TWO, MAX - 1), (ONE, MAX)])
-def test_a_batch_that_reaches_beyond_the_largest_offset_is_damage_to_every_reader(batch: bytes, offset: int) -> None:
-    """Its last offset overflowed to a negative number, so that the next batch could have a lower offset."""
+def test_a_batch_with_an_offset_beyond_the_largest_is_damage_for_every_reader(batch: bytes, offset: int) -> None:
+    """The last offset of the batch overflowed to a negative number, so that the next batch could have a lower offset.
+    """
     log = with_offset(batch, offset) + ONE
     damage = read_log(log)
     assert isinstance(damage, CorruptLog)
@@ -57,25 +58,25 @@ def test_a_batch_that_reaches_beyond_the_largest_offset_is_damage_to_every_reade
     assert log_end(InMemory({LOG: log}), LOG, 0).end_position == 0
 
 
-def test_the_largest_offsets_there_can_be_are_read() -> None:
+def test_the_largest_possible_offsets_are_read() -> None:
     found = read_log(with_offset(TWO, MAX - 2))
     assert not isinstance(found, CorruptLog)
     assert [rec.offset for rec in found] == [MAX - 2, MAX - 1]
 
 
 @pytest.mark.parametrize("offset", [MAX, -1])
-def test_a_message_of_an_old_format_has_no_such_offset_either(offset: int) -> None:
+def test_a_message_of_an_old_format_with_an_impossible_offset_is_damage(offset: int) -> None:
     assert isinstance(read_log(encode_message(offset, b"k", b"v")), CorruptLog)
 
 
-def test_compressed_records_beyond_the_largest_offset_are_a_finding() -> None:
+def test_compressed_records_beyond_the_largest_offset_are_reported() -> None:
     batch = encode_batch([Rec(0, T0, b"k", b"v"), Rec(1, T0, b"k", b"v")], codec=1)
     findings = verify_partition(InMemory({LOG: with_offset(batch, MAX)}), DIR).findings
     assert "offset-order" in {finding.kind for finding in findings}
 
 
 @pytest.mark.long
-def test_old_messages_in_front_of_a_damaged_one_must_follow_each_other_too() -> None:
+def test_old_messages_before_a_damaged_one_must_have_ascending_offsets() -> None:
     """A wrapper whose records begin below the previous message was accepted if a later message was damaged."""
     first = encode_single(Rec(9, T0, b"k", b"v"), magic=0)
     back = encode_wrapper([Rec(3, -1, b"k", b"v"), Rec(10, -1, b"k", b"v")], 1, magic=0)
@@ -91,19 +92,19 @@ def test_old_messages_in_front_of_a_damaged_one_must_follow_each_other_too() -> 
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "-" + "9" * 20, "0" * 5000 + "9" * 20])
-def test_a_number_of_thousands_of_digits_is_a_damaged_checkpoint(number: str) -> None:
+def test_a_checkpoint_with_a_number_of_thousands_of_digits_is_corrupt(number: str) -> None:
     path = f"{DIR}/checkpoint"
     with pytest.raises(CorruptLog, match="line 3"):
         read_offsets(InMemory({path: f"0\n1\nt 0 {number}\n".encode()}), path)
 
 
-def test_zeros_in_front_of_a_number_do_not_count() -> None:
+def test_leading_zeros_of_a_number_are_ignored() -> None:
     path = f"{DIR}/checkpoint"
     for text, value in (("0" * 5000 + "7", 7), ("+0", 0), ("-007", -7), (str(-(2**63)), -(2**63))):
         assert read_offsets(InMemory({path: f"0\n1\nt 0 {text}\n".encode()}), path) == {("t", 0): value}
 
 
-def test_a_metadata_batch_that_claims_two_billion_offsets_takes_no_memory() -> None:
+def test_a_metadata_batch_with_two_billion_offsets_needs_no_memory() -> None:
     path = f"/logs/__cluster_metadata-0/{0:020d}.log"
     log = encode_batch([Rec(0, T0, None, metadata.topic("t", 1))], last_offset=2**31 - 1)
     before = _peak_kib()
@@ -144,7 +145,7 @@ def test_a_dump_reports_a_wrong_checksum_of_an_inner_message() -> None:
     assert any("inside" in text for text in message)
 
 
-def test_a_file_of_any_size_takes_no_memory(tmp_path: Path) -> None:
+def test_a_file_of_any_size_needs_no_memory(tmp_path: Path) -> None:
     """A sparse file can have any size, and needs hardly any space."""
     for size_bytes in (MOST_SMALL_BYTES + 1, 1 << 40):
         file = tmp_path / "checkpoint"
@@ -154,7 +155,7 @@ def test_a_file_of_any_size_takes_no_memory(tmp_path: Path) -> None:
             LOCAL.read_bytes(str(file))
 
 
-def test_an_error_of_the_system_is_no_traceback() -> None:
+def test_an_error_of_the_system_is_printed_without_a_traceback() -> None:
     def task(payload: Any, attempt: str) -> None:
         raise payload
 
@@ -164,8 +165,8 @@ def test_an_error_of_the_system_is_no_traceback() -> None:
         assert not outcome.trace
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="file names are text there")
-def test_names_that_are_no_text_are_reported(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are text on macOS")
+def test_names_that_are_not_text_are_reported(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     (partition / f"{0:020d}.log").write_bytes(ONE)
@@ -183,7 +184,7 @@ def test_names_that_are_no_text_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [2**62, 2**62 + 1, 2**63 - 3])
-def test_an_offset_that_no_log_has_ends_a_proof_with_its_place(tmp_path: Path, offset: int) -> None:
+def test_an_impossible_offset_ends_a_proof_with_its_place(tmp_path: Path, offset: int) -> None:
     """The proof looked for an output after the last one."""
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
@@ -201,7 +202,7 @@ def test_an_offset_that_no_log_has_ends_a_proof_with_its_place(tmp_path: Path, o
     assert "Traceback" not in answer.err
 
 
-def test_random_bytes_are_no_log() -> None:
+def test_random_bytes_are_not_a_log() -> None:
     rng = random.Random(1)
     for _ in range(50):
         assert isinstance(read_log(rng.randbytes(rng.randrange(1, 300))), CorruptLog)

@@ -1,5 +1,6 @@
 """Runs a share of the fuzz; `make hostile` runs the rest. KEYTAIL_HOSTILE_INPUTS and KEYTAIL_HOSTILE_DIRECTORIES set
-the numbers, KEYTAIL_SEED the seed."""
+the numbers of inputs, and KEYTAIL_SEED sets the seed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.long
-def test_spoiled_bytes_are_refused_or_read_rightly(root: str) -> None:
+def test_damaged_bytes_are_refused_or_read_correctly(root: str) -> None:
     item = fuzz.parsers(root)
     fuzz.warm(item, SEED, 100)
     tally = fuzz.Runner(item, SEED).run(0, INPUTS)
@@ -37,14 +38,14 @@ def test_spoiled_bytes_are_refused_or_read_rightly(root: str) -> None:
 
 
 @pytest.mark.long
-def test_spoiled_directories_are_refused_or_done_rightly(root: str) -> None:
+def test_damaged_directories_are_refused_or_processed_correctly(root: str) -> None:
     item = fuzz.directories(root)
     fuzz.warm(item, SEED, 3)
     tally = fuzz.Runner(item, SEED).run(0, DIRECTORIES)
     assert not tally.defects, f"seed {SEED}: {tally}"
 
 
-def test_the_same_seed_and_number_spoil_alike_and_do_spoil(root: str) -> None:
+def test_the_same_seed_and_number_cause_the_same_damage(root: str) -> None:
     of = Mutator(list(corpus(root).logs))
     spoiled = [of.log(random.Random(f"7/{number}")) for number in range(300)]
     assert spoiled == [of.log(random.Random(f"7/{number}")) for number in range(300)]
@@ -53,7 +54,7 @@ def test_the_same_seed_and_number_spoil_alike_and_do_spoil(root: str) -> None:
     assert all(b"".join(split(log)) == log for log in spoiled)
 
 
-def test_what_is_spoiled_is_sound_before_and_damage_reaches_the_records(root: str) -> None:
+def test_undamaged_inputs_are_valid_and_damage_reaches_the_records(root: str) -> None:
     of = Mutator(list(corpus(root).logs))
     assert all(isinstance(read_log(log), list) for log in of.sources)
     reasons = {str(getattr(read_log(of.log(random.Random(number))), "what", "")) for number in range(1500)}
@@ -63,7 +64,7 @@ def test_what_is_spoiled_is_sound_before_and_damage_reaches_the_records(root: st
 
 @pytest.mark.long
 def test_the_runner_reports_crashes_hangs_memory_and_errors() -> None:
-    """Tests the monitoring of the parsers itself."""
+    """This tests the monitoring of the parsers itself."""
 
     def one(seed: int, number: int) -> str:
         if number == 3:
@@ -84,8 +85,8 @@ def test_the_runner_reports_crashes_hangs_memory_and_errors() -> None:
     assert sorted(number for numbers in tally.defects.values() for number in numbers) == [3, 5, 7, 8]
 
 
-def test_nothing_lies_behind_or_before_what_is_guarded() -> None:
-    """A read beyond it ends the process."""
+def test_access_before_or_after_guarded_memory_ends_the_process() -> None:
+    """Access beyond it ends the process."""
 
     def beyond(seed: int, number: int) -> str:
         array = Arena(100).put(b"guarded", in_front=number == 1)
@@ -97,7 +98,7 @@ def test_nothing_lies_behind_or_before_what_is_guarded() -> None:
     assert sorted(number for numbers in tally.defects.values() for number in numbers) == [0, 1]
 
 
-def test_an_oracle_that_is_wrong_is_seen(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_is_detected(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the reader returned another timestamp, the fuzz would report it."""
     from tests.hostile import parsers
 

@@ -22,7 +22,7 @@ from tests.interop.broker_story import KEYTAIL
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.log_dirs import random_records, write_log_dir
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user, which only root may")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 
 ATTACKS = int(os.environ.get("KEYTAIL_ATTACKS", "1"))
 SECRET = b"root:$6$secret-of-root:19000:0:99999:7:::\n"
@@ -35,13 +35,13 @@ TOPICS = ["--topic-config", "orders:cleanup.policy=compact,delete", "--topic-con
 def test_nothing_outside_changes_or_is_read(fast_dir: Path) -> None:  # noqa: F811
     fast_dir.chmod(0o755)
     done, number = 0, 0
-    while number < ATTACKS or (not done and number < ATTACKS + 5):  # in some, the owner prevents every command
+    while number < ATTACKS or (not done and number < ATTACKS + 5):  # in some attacks, the owner prevents every command
         here = fast_dir / str(number)
         here.mkdir(mode=0o755)
         done += one_attack(f"{SEED}/{number}", here)
         shutil.rmtree(here)
         number += 1
-    assert done, f"seed {SEED}: no command of {number} attacks did anything"
+    assert done, f"seed {SEED}: no command of {number} attacks completed"
 
 
 def one_attack(seed: str, here: Path) -> int:
@@ -70,14 +70,14 @@ def one_attack(seed: str, here: Path) -> int:
     seen = watch.seen()
     watch.close()
     assert not seen, f"seed {seed}: {seen[:5]}"
-    assert everything(outside) == before, f"seed {seed}: outside changed"
+    assert everything(outside) == before, f"seed {seed}: files outside the log dirs have changed"
     message += [path.read_bytes() for path in of_root.rglob("*") if path.is_file()]
     message += [path.read_bytes() for path in here.rglob("*") if _is_in(path, log_dir, backups) and _is_file(path)]
     assert not any(b"secret-of-root" in text for text in message), f"seed {seed}: a secret was read"
     for path in [*log_dir.rglob("*"), *backups.rglob("*")]:
         facts = path.lstat()
         assert facts.st_uid == OWNER, f"seed {seed}: {path} belongs to {facts.st_uid}"
-        assert not facts.st_mode & (stat.S_ISUID | stat.S_ISGID), f"seed {seed}: {path} is set-id"
+        assert not facts.st_mode & (stat.S_ISUID | stat.S_ISGID), f"seed {seed}: {path} has a set-ID bit"
     return done
 
 
@@ -102,7 +102,7 @@ def commands(rng: random.Random, log_dir: Path, backups: Path, of_root: Path) ->
 
 
 def make_outside(folder: Path, mode: int, partitions: dict[str, list]) -> None:
-    """Create files of root, some in the form of a log dir."""
+    """Create files of root, some of them in the form of a log dir."""
     write_log_dir(folder, partitions)
     (folder / "secret").write_bytes(SECRET)
     (folder / "setuid").write_bytes(b"#!/bin/sh\n")

@@ -1,4 +1,4 @@
-"""Small log dirs and records to import into them, in this process: the work of the driver and its tasks, without Spark.
+"""Small log dirs and records to import into them in this process: the work of the driver and its tasks, without Spark.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def columns_of(records: Sequence[Rec]) -> RecordColumns:
 
 
 def some_records(count: int, base_offset: int) -> list[Rec]:
-    """Records with nulls and headers; timestamps not ascending."""
+    """Return records with nulls and headers, whose timestamps do not ascend."""
     return [
         Rec(
             base_offset + i,
@@ -54,7 +54,7 @@ def some_records(count: int, base_offset: int) -> list[Rec]:
 
 
 def log_of(offsets: Sequence[int], leader_epoch: int = 0) -> bytes:
-    """Batches of two records."""
+    """Return batches of two records each."""
     batches = []
     for at in range(0, len(offsets), 2):
         records = [Rec(o, 1_000_000 + o, f"key-{o}".encode(), b"value") for o in offsets[at : at + 2]]
@@ -64,8 +64,9 @@ def log_of(offsets: Sequence[int], leader_epoch: int = 0) -> bytes:
 
 @dataclass(frozen=True)
 class Case:
-    """A partition before an import: segments by base with their offsets, snapshots, leader epochs; in `n_replicas` log
-    dirs. The import adds `count` records, in segments of about `segment_bytes`."""
+    """A partition before an import, in `n_replicas` log dirs: the offsets of its segments by base offset, snapshots,
+    and leader epochs. The import adds `count` records, in segments of about `segment_bytes`.
+    """
 
     segments: Mapping[int, Sequence[int]]
     snapshots: Mapping[int, bytes]
@@ -136,7 +137,7 @@ class Case:
         return written
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> ImportPlan:
-        """Import into the partition, as an executing run does."""
+        """Import into the partition, as a run with `--execute` does."""
         plan = self.plan(fs, root)
         if plan.record is not None:
             finish(fs, plan, run_id)

@@ -1,5 +1,6 @@
-"""Imports on a standalone cluster of two workers, whose tasks are killed, lost with their executor, or copied: the same
-partitions as of an undisturbed run, byte for byte."""
+"""Imports on a standalone cluster of two workers whose tasks are killed, lost with their executor, or copied: the
+partitions equal those of an undisturbed run, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ SORTED = ("--sort-by", "timestamp")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """Write 14 MB, which gives slices of 4 MiB; with fixed timestamps, so that two runs write the same."""
+    """Write 14 MB, which give slices of 4 MiB, with fixed timestamps, so that two runs write the same."""
     path = tmp_path_factory.mktemp("source") / "s.parquet"
     keys = [b"key-%d" % (n * 7919 % 997) for n in range(RECORDS)]
     values = [b"%d:" % n + b"v" * 1000 for n in range(RECORDS)]
@@ -64,7 +65,7 @@ def files(logs: Path) -> dict[str, bytes]:
     return {str(path.relative_to(logs)): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
 
 
-# One of the tasks that read, and one of those that write, waits for its copy: two tasks run at a time.
+# In each case, a task that reads and a task that writes wait for their copies, because two tasks run at a time.
 IN_SOAK = [
     ("read-1:worker,write-1:executor", ()),
     ("read-0:slow,write-2:slow", ()),
@@ -76,24 +77,25 @@ IN_SOAK = [
 
 @pytest.mark.parametrize(("how", "flags"), [("read-1:executor,write-1:late", ()), *(IN_SOAK if SOAK else [])])
 @pytest.mark.soak("tests/run/test_cluster.py, import_/test_driver.py")
-def test_one_undisturbed_import(
+def test_a_disturbed_import_equals_an_undisturbed_one(
     how: str, flags: tuple[str, ...], source: Source, undisturbed: dict[str, bytes], two_workers: Cluster,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The import id is fixed, as the order is part of it: sorted by time, the records have the same order as unsorted.
+    """The import id is fixed, because the order is part of it: sorted by time, the records have the same order as
+    unsorted.
     """
     logs = log_dir(tmp_path / "logs")
     rows, notes = run(two_workers, source, logs, tmp_path / "notes", how, *flags)
     for item in how.split(","):
         step, _, kind = item.partition(":")
         workers = [name.rpartition(".")[2] for name in notes if name.startswith(f"{step}.s")]
-        assert len(workers) >= 2, f"nothing went wrong: {notes}"
-        if kind != "worker":  # which its executor restarts
-            assert len(set(workers)) >= 2, f"in one executor: {notes}"
+        assert len(workers) >= 2, f"no task was disturbed: {notes}"
+        if kind != "worker":  # the executor restarts a worker
+            assert len(set(workers)) >= 2, f"two attempts ran in one executor: {notes}"
     assert [row["status"] for row in rows] == ["imported"] * PARTITIONS, rows
     assert not is_held(str(logs))
     wait_for(lambda: not two_workers.executors())
-    assert files(logs).keys() == undisturbed.keys(), "also when the last worker has ended"
+    assert files(logs).keys() == undisturbed.keys(), "no file may be left when the last worker has ended"
     assert files(logs) == undisturbed
 
 
@@ -103,7 +105,7 @@ def run(
     notes.mkdir()
     settings = {
         "spark.speculation": "true",
-        "spark.python.task.killTimeout": "60s",  # an attempt that lost continues until the run ends
+        "spark.python.task.killTimeout": "60s",  # an attempt that was superseded continues until the run ends
         "spark.python.daemon.module": "tests.run.disturbed",
         "spark.executorEnv.KEYTAIL_NOTES": str(notes),
         "spark.executorEnv.KEYTAIL_DISTURBED": how,

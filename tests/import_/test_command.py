@@ -80,7 +80,7 @@ def test_wrong_flags_are_refused_before_spark_starts(name: str, run: Run, log_di
 
 
 def write_sources(folder: Path) -> None:
-    """A source of each format, without anything wrong."""
+    """Write a valid source of each format."""
     table = pa.table({"key": [b"a", b"b"], "value": ["x", "y"], "at": pa.array([1, 2], pa.timestamp("ms"))})
     pq.write_table(table, folder / "table.parquet")
     (folder / "many").mkdir()
@@ -108,7 +108,7 @@ WRONG_SOURCES: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_SOURCES)
-def test_a_wrong_source_is_refused_before_spark_starts(name: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_an_invalid_source_is_refused_before_spark_starts(name: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sources"
     folder.mkdir()
     write_sources(folder)
@@ -126,12 +126,12 @@ def test_a_wrong_source_is_refused_before_spark_starts(name: str, run: Run, log_
     [
         ("table.parquet", ("--sort-by", "key")),
         ("table.parquet", ("--master", "local[2]")),
-        ("many", ()),  # a column is in one file only, which Spark decides about
+        ("many", ()),  # a column is in only one of the files, which Spark must decide about
         ("lines.json", ("--format", "json")),
         ("delta", ("--format", "delta")),
     ],
 )
-def test_other_sources_are_left_to_spark(
+def test_other_sources_are_imported_with_spark(
     which: str, arguments: tuple[str, ...], run: Run, log_dir: Path, tmp_path: Path
 ) -> None:
     write_sources(tmp_path)
@@ -143,7 +143,7 @@ def test_other_sources_are_left_to_spark(
     ("limit_bytes", "limit_records", "is_small"),
     [(HERE_BYTES, 1000, True), (10, 1000, False), (HERE_BYTES, 999, False)],
 )
-def test_little_parquet_is_imported_without_spark(
+def test_a_small_parquet_file_is_imported_without_spark(
     limit_bytes: int, limit_records: int, is_small: bool, run: Run, log_dir: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -204,7 +204,7 @@ def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) 
     result = run(*arguments, "--topic-config", "orders:message.format.version=0.10.2")
     assert result.exit_code == 1
     assert "orders has a message format before version 2 (command line: orders:message.format" in result.stderr
-    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\n")  # KRaft ignores it
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\n")  # KRaft ignores the setting
     result = run(*arguments, "--topic-config", "orders:message.format.version=0.10.2")
     assert "message format" not in result.stderr and "Spark was started" in repr(result.exception)
 
@@ -241,7 +241,7 @@ def refused(of: Target) -> list[str]:
     return found
 
 
-def test_other_replicas_must_be_given_or_denied(log_dir: Path, tmp_path: Path) -> None:
+def test_other_replicas_must_be_given_or_excluded(log_dir: Path, tmp_path: Path) -> None:
     assert len(refused(target(log_dir))) == 2
     assert refused(target(log_dir, single_replica=True)) == []
     other = tmp_path / "other"
@@ -254,11 +254,11 @@ def test_other_replicas_must_be_given_or_denied(log_dir: Path, tmp_path: Path) -
     [left] = refused(target(log_dir, both))
     assert "replicas on brokers 1, 2, but log dirs of brokers 1 were given" in left
     [left] = refused(target(log_dir, both, single_replica=True))
-    assert "would differ permanently" in left, "the metadata log knows better than a flag"
+    assert "would differ permanently" in left, "the metadata log takes precedence over a flag"
     assert len(refused(target(log_dir, {0: (1,), 1: (3,)}))) == 1
 
 
-def test_the_topics_settings_in_the_metadata_log_are_effective(log_dir: Path) -> None:
+def test_the_settings_in_the_metadata_log_are_effective(log_dir: Path) -> None:
     of = target(log_dir, dict.fromkeys(range(4), (1,)))
     assert (of.n_partitions, [partition.number for partition in of.partitions]) == (4, [0, 1, 2, 3])
     assert [len(partition.entries) for partition in of.partitions] == [1, 1, 0, 0]
@@ -268,7 +268,7 @@ def test_the_topics_settings_in_the_metadata_log_are_effective(log_dir: Path) ->
         target(log_dir, {0: (1,), 1: (1,)}, topic_id="B" * 22)
 
 
-def test_codec_and_level_are_the_topics_unless_a_flag_sets_them(log_dir: Path) -> None:
+def test_codec_and_level_are_those_of_the_topic_unless_a_flag_sets_them(log_dir: Path) -> None:
     def with_type(*settings: str) -> Target:
         configuration = read_configuration(None, (POLICY, *settings), topics_have_no_overrides=True)
         source = Source("s", "parquet")
@@ -277,7 +277,7 @@ def test_codec_and_level_are_the_topics_unless_a_flag_sets_them(log_dir: Path) -
     assert with_type().codec(None) == ("none", None)
     assert with_type("compression.type=zstd", "compression.zstd.level=7").codec(None) == ("zstd", 7)
     assert with_type("compression.type=zstd").codec("gzip") == ("gzip", None)
-    assert with_type("compression.type=lz4").codec(None) == ("lz4", None), "level 9 is Kafka's name for the fast one"
+    assert with_type("compression.type=lz4").codec(None) == ("lz4", None), "level 9 is Kafka's name for the fast level"
     assert with_type("compression.type=uncompressed").codec(None) == ("none", None)
 
 
@@ -316,7 +316,7 @@ def test_the_table_and_the_exit_status_match(capsys: pytest.CaptureFixture[str])
     assert "--execute" in next_step([ImportRow("orders", 0, "/logs", "would-import")], replace(executed, execute=False))
 
 
-def test_a_source_in_the_current_directory_may_be_named_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_in_the_current_directory_needs_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "partition=3").mkdir()
     table = pa.table({"key": [b"a"], "value": [b"v"]})
     for name in ("good.parquet", "partition=3/good.parquet"):

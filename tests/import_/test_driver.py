@@ -1,4 +1,4 @@
-"""Imports on a real Spark session: sources and their errors, partitions, order, replicas, a repeated run."""
+"""Imports on a real Spark session: sources and their errors, partitions, order, replicas, and a repeated run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def go(tmp_path: Path) -> Callable[..., list[ImportRow]]:
             "topic_id": TOPIC_ID,
             "partition_count": 3,
             "execute": True,
-            "master": "local[2]",  # without a master a small source is read without Spark
+            "master": "local[2]",  # without a master, a small source is read without Spark
             **changes,
         }
         return import_records(Request(source, "orders", **values))
@@ -102,7 +102,9 @@ def test_json_lines_are_read_as_text_with_headers_and_nulls(go: Callable[..., An
     }
 
 
-def test_keys_are_partitioned_as_by_kafkas_producer_others_round_robin(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_keys_are_partitioned_as_by_kafkas_producer_and_other_records_round_robin(
+    go: Callable[..., Any], tmp_path: Path
+) -> None:
     rng = random.Random(1)
     keys = [None if rng.random() < 0.1 else rng.randbytes(rng.randrange(0, 9)) for _ in range(25_000)]
     times = pa.array(range(len(keys)), pa.timestamp("ms", "UTC"))
@@ -163,7 +165,7 @@ def segment_files(log_dir: Path) -> dict[str, bytes]:
     return {name: data for name, (data, _) in snapshot(log_dir).items() if name.endswith(kinds)}
 
 
-def test_the_same_import_again_completes_the_rest(
+def test_a_repeated_import_completes_the_rest(
     go: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [b"key-%d" % n for n in range(300)]
@@ -180,7 +182,7 @@ def test_the_same_import_again_completes_the_rest(
         patch.setattr(on_spark, "install", killed)
         with pytest.raises(KeyboardInterrupt):
             go(source)
-    assert not list((tmp_path / "logs").glob("*/*.clean")), "scratch stays behind"
+    assert not list((tmp_path / "logs").glob("*/*.clean")), "scratch files are left"
     dry = go(source, execute=False)
     assert [row.status for row in dry] == ["imported-before", "would-import", "would-import"]
     rows = go(source)
@@ -204,10 +206,10 @@ def test_a_dry_run_counts_and_changes_nothing(go: Callable[..., Any], tmp_path: 
     ]  # fmt: skip
 
 
-def test_an_error_of_spark_is_reported_in_its_words_without_the_name_of_the_call(
+def test_an_error_of_spark_is_reported_with_its_text_but_not_the_name_of_the_call(
     go: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """A URI: only Spark opens it."""
+    """The source is a URI, which only Spark opens."""
     path = tmp_path / "source"
     path.write_bytes(b"PAR1 not a footer")
     with pytest.raises(UsageProblem, match="cannot be read as parquet: ") as refused:
@@ -238,7 +240,7 @@ def test_wrong_columns_are_reported_before_anything_is_read(
     assert snapshot(tmp_path / "logs") == before
 
 
-def test_an_empty_source_and_a_missing_one_are_reported(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_empty_and_missing_sources_are_reported(go: Callable[..., Any], tmp_path: Path) -> None:
     empty = parquet(tmp_path / "s.parquet", key=pa.array([], pa.binary()), value=pa.array([], pa.binary()))
     for execute in (False, True):
         with pytest.raises(KeytailError, match="no rows"):
@@ -284,7 +286,9 @@ def test_records_that_a_topic_refuses_are_refused_and_nothing_else_is_imported(
 
 
 def by_hand(table: Path) -> None:
-    """Write, as Delta's protocol specifies: a file of rows, then another one, and rows deleted by rewriting both."""
+    """Write a table as Delta's protocol specifies: a file of rows, then another one, and rows deleted by rewriting
+    both.
+    """
     (table / "_delta_log").mkdir(parents=True)
     types = {"key": "string", "value": "binary", "timestamp": "long"}
     fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in types.items()]
@@ -326,9 +330,10 @@ spark.stop()
 
 
 def run_with_jars(command: list[str]) -> None:
-    """In a separate process: Delta's jars must be present when the JVM starts. The first one downloads them.
+    """Run a command in a separate process, because Delta's jars must be present when the JVM starts. The first run
+    downloads them.
 
-    Delta splits the state of a table, and Spark groups, into 50 and 200 tasks; here few tasks suffice.
+    Delta divides the state of a table, and Spark divides groups, into 50 and 200 tasks; here few tasks are sufficient.
     """
     few = ("spark.databricks.delta.snapshotPartitions=2", "spark.sql.shuffle.partitions=2")
     arguments = " ".join([*(f"--conf {item}" for item in few), "pyspark-shell"])
@@ -337,7 +342,7 @@ def run_with_jars(command: list[str]) -> None:
     if done.returncode and ("unresolved dependency" in done.stderr or "download failed" in done.stderr):
         reason = f"Delta's jars could not be fetched: {done.stderr[-2000:]}"
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
-            pytest.fail(f"KEYTAIL_NO_SKIP=1, and {reason}")
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, but {reason}")
         pytest.skip(reason)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""Imports: what is decided, what segments contain, and how an earlier run's record is used."""
+"""Imports: what is decided, what segments contain, and how the record of an earlier run is used."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def test_an_unreadable_record_is_corrupt(data: bytes, tmp_path: Path) -> None:
         (((0, 0),), 0, ((0, 0),)),
         (((0, 0), (3, 15)), 3, ((0, 0), (3, 15))),
         (((0, 0),), 3, ((0, 0), (3, 15))),
-        (((0, 0), (2, 15)), 3, ((0, 0), (3, 15))),  # 2 has no records and never will
+        (((0, 0), (2, 15)), 3, ((0, 0), (3, 15))),  # epoch 2 has no records and never will
     ],
 )
-def test_a_replica_needs_these_entries(before, epoch, after) -> None:
+def test_a_replica_gets_the_missing_epochs(before, epoch, after) -> None:
     assert with_epoch(before, epoch, 15) == after
 
 
@@ -97,7 +97,7 @@ def test_the_latest_epoch_of_any_replica_is_used(tmp_path: Path) -> None:
         newest_epoch(replicas, 14)
 
 
-def test_obstacles_to_an_import(tmp_path: Path) -> None:
+def test_unsuitable_partitions_are_refused(tmp_path: Path) -> None:
     found = facts(BEHIND, made(BEHIND, tmp_path))
     assert refusals(found, RULES) == []
     assert "did not stop cleanly" in refusals(replace(found, clean_shutdown=False), RULES)[0]
@@ -107,7 +107,7 @@ def test_obstacles_to_an_import(tmp_path: Path) -> None:
     assert refusals(replace(found, problems=("broken",)), RULES) == ["broken"]
 
 
-def test_appending_to_records_needs_a_flag(tmp_path: Path) -> None:
+def test_appending_to_existing_records_requires_a_flag(tmp_path: Path) -> None:
     root = made(BEHIND, tmp_path)
     with pytest.raises(Refused, match=r"log start offset is 0, and its log end offset is 15.*--append"):
         BEHIND.plan(LOCAL, root, append=False)
@@ -206,7 +206,7 @@ def test_an_uncertain_state_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_batches_at_the_start_of_the_import_are_not_mistaken_for_it(tmp_path: Path) -> None:
-    """Stopped after the roll, before the commit; then a broker led the partition."""
+    """The import was stopped after the roll and before the commit; then a broker led the partition."""
     root = made(BEHIND, tmp_path)
     write_segment(partition(root), 15, log_of([15, 16], 7), "")
     (partition(root) / "keytail-import").write_bytes(ImportRecord("one", 15, 39, (15,), 1, 24, "begun").encode())
@@ -255,7 +255,7 @@ def test_records_without_timestamp_get_the_time_of_the_import(tmp_path: Path) ->
     assert found(tmp_path / "d") == expected
 
 
-def test_append_time_is_that_of_the_import(tmp_path: Path) -> None:
+def test_the_append_time_is_that_of_the_import(tmp_path: Path) -> None:
     writer, root = write(tmp_path, some_records(20, 0), log_append_time=True)
     writer.finish()
     assert {rec.timestamp for rec in found(root)} == {NOW_MS}

@@ -1,5 +1,5 @@
-"""The strategies of an import, without Spark, on Spark without the JVM, and through Spark's rows: the same bytes and
-the same import id of all, and when each is chosen.
+"""The strategies of an import: without Spark, on Spark without rows in the JVM, and through Spark's rows. All give the
+same bytes and the same import id; and when each is chosen.
 
 KEYTAIL_SEED repeats one random source.
 """
@@ -67,7 +67,7 @@ def random_rows(rng: random.Random, count: int) -> list[Row]:
 
 
 def write_file(path: Path, rows: list[Row], rng: random.Random, times: pa.DataType, kind: pa.DataType) -> None:
-    """Arrow's types differ between files, Parquet's do not. Some row groups are empty."""
+    """Write a file of the source. Arrow's types differ between files, but not Parquet's. Some row groups are empty."""
     scale = 1000 if times == pa.timestamp("us", "UTC") else 1
 
     def strings(at: int) -> pa.Array:
@@ -105,7 +105,8 @@ def test_all_strategies_give_the_same_bytes(
     kind = rng.choice((pa.binary(), pa.string()))
     expected: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     sizes = [rng.randrange(1, 500), 0, rng.randrange(1, 2000)]
-    for number, name in enumerate(sorted(["b", "a %c", "ä"] if odd_names else ["b", "a c", "a+@~d"])):  # as their URIs
+    # as their URIs are sorted
+    for number, name in enumerate(sorted(["b", "a %c", "ä"] if odd_names else ["b", "a c", "a+@~d"])):
         rows = random_rows(rng, sizes[number])
         write_file(folder / f"{name}.parquet", rows, rng, times, kind)
         for row, (key, value, headers, at, own) in enumerate(rows):
@@ -138,12 +139,12 @@ def test_all_strategies_give_the_same_bytes(
     assert given == {number: expected[number] for number in range(PARTITIONS)}, f"seed {seed}"
     for strategy, rows_of_it in zip(strategies, dry, strict=True):
         assert segment_files(tmp_path / "past") == segment_files(tmp_path / strategy), f"seed {seed}"
-        assert dry[0] == rows_of_it, f"seed {seed}"  # with the import id
+        assert dry[0] == rows_of_it, f"seed {seed}"  # including the import id
     assert [row.records for row in dry[0]] == [len(expected[number]) for number in range(PARTITIONS)]
 
 
 def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[Any, ...]]]]:
-    """Return what the tasks of all slices pack, in order: partition, task, records."""
+    """Return what the tasks of all slices pack, in order: partition, task, and records."""
     columns = {name: name for name in pq.read_schema(path).names}
     slices = cut([_look_into(str(path), columns)], 1)
     cells = []
@@ -157,7 +158,7 @@ def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[A
 
 
 @pytest.mark.parametrize("seed", [1, *seeds(7)])
-def test_cells_in_order_are_the_source(
+def test_cells_in_order_contain_the_source(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
@@ -203,7 +204,7 @@ def test_a_large_row_group_is_never_entirely_in_memory(tmp_path: Path, monkeypat
         most = max(most, pa.total_allocated_bytes() - before)
         records += len(opened(packed))
     assert records == 60_000
-    assert most < 12 << 20, f"{most} bytes, of 60 MB"
+    assert most < 12 << 20, f"{most} bytes of 60 MB were in memory"
 
 
 def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
         list(pack_slice(item, columns, PARTITIONS, ()))
 
 
-def test_cells_in_scratch_files_are_read_in_any_order_and_none_is_left_after_an_error(tmp_path: Path) -> None:
+def test_scratch_files_of_cells_are_read_in_any_order_and_removed_after_an_error(tmp_path: Path) -> None:
     columns = {"key": "key", "value": "value"}
     for name, count in (("a", 300), ("b", 20)):
         keys = [b"%s%d" % (name.encode(), number) for number in range(count)]
@@ -264,14 +265,14 @@ NAMES = {"key": "key", "value": "value", "partition": "region"}
         (PARQUET, ["file:///a/%6bey=3/b.parquet"], "column key is in the names of directories"),
     ],
 )
-def test_formats_that_need_rows_are_known_before_a_file_is_opened(
+def test_formats_read_through_rows_are_recognised_before_a_file_is_opened(
     source: Source, uris: list[str], why: str | None
 ) -> None:
     reported = rows_needed(source, uris, NAMES)
     assert reported is None if why is None else why in str(reported)
 
 
-def test_a_column_with_a_dot_needs_rows() -> None:
+def test_a_column_with_a_dot_is_read_through_rows() -> None:
     assert "a.b has a dot" in str(rows_needed(PARQUET, [], {"key": "a.b"}))
 
 
@@ -299,7 +300,7 @@ KINDS = {"key": "binary", "value": "string", "timestamp": "bigint", "headers": "
         ("headers", pa.list_(pa.struct({"key": DICTIONARY, "value": pa.binary()})), "headers has the type list"),
     ],
 )
-def test_types_that_need_rows(role: str, kind: pa.DataType, why: str | None, tmp_path: Path) -> None:
+def test_some_types_are_read_through_rows(role: str, kind: pa.DataType, why: str | None, tmp_path: Path) -> None:
     schema = pa.schema(PLAIN | {role: kind})
     pq.write_table(schema.empty_table(), tmp_path / "s.parquet")
     kinds = KINDS | ({role: "timestamp"} if "timestamp[" in str(kind) else {})
@@ -307,7 +308,7 @@ def test_types_that_need_rows(role: str, kind: pa.DataType, why: str | None, tmp
     assert reported is None if why is None else why in str(reported)
 
 
-def test_timestamps_of_96_bits_and_different_files_need_rows(tmp_path: Path) -> None:
+def test_timestamps_of_96_bits_and_different_files_are_read_through_rows(tmp_path: Path) -> None:
     table = pa.schema(PLAIN | {"timestamp": pa.timestamp("ns", "UTC")}).empty_table()
     pq.write_table(table, tmp_path / "old.parquet", use_deprecated_int96_timestamps=True)
     old = _look_into(str(tmp_path / "old.parquet"), ROLES)

@@ -1,7 +1,7 @@
-"""A real Kafka broker for tests, 4.3.1 or another version: KRaft on one node, 127.0.0.1, free ports.
+"""A real Kafka broker for tests, of version 4.3.1 or another: KRaft on one node, at 127.0.0.1 and free ports.
 
-`Broker` starts on a log dir (formatting it if needed), returns what it logged, and stops by SIGTERM to its own process.
-broker_client.py contains Kafka's clients for it.
+`Broker` starts on a log dir, which it formats if needed, returns what it logged, and stops by SIGTERM to its own
+process. broker_client.py contains Kafka's clients for it.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ class Broker:
         uid: int | None = None,
         java_options: Sequence[str] | None = None,
     ) -> None:
-        """`uid`: the user and group that the process runs as; only root may set it. `java_options` None: it starts with
-        an archive of its classes, if there is one."""
+        """Create a broker. `uid` is the user and group that the process runs as; only root may set it. If
+        `java_options` is None, the JVM starts with an archive of its classes, if there is one.
+        """
         self.log_dirs = [log_dirs] if isinstance(log_dirs, Path) else list(log_dirs)
         self.log_file = work_dir / "broker.log"
         self.version = version
@@ -159,7 +160,7 @@ class Broker:
         return "\n\n".join(stacks)[:100_000]
 
     def kill(self) -> None:
-        """End the process at once, if it runs, as a crash would."""
+        """End the process, if it runs, immediately, as a crash would."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -167,7 +168,7 @@ class Broker:
             atexit.unregister(self.kill)
 
     def log_lines(self) -> list[LogLine]:
-        """Return what the broker logged since its last start."""
+        """Return what the broker has logged since its last start."""
         with self.log_file.open("rb") as log:
             log.seek(self._started_at)
             text = log.read().decode(errors="replace")

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 class Served(NamedTuple):
-    """A record as a consumer got it. `timestamp_type` is Kafka's word: CreateTime or LogAppendTime."""
+    """A record as a consumer received it. `timestamp_type` is Kafka's name: CreateTime or LogAppendTime."""
 
     topic: str
     partition: int
@@ -38,11 +38,13 @@ class Served(NamedTuple):
 
 
 class ClientError(Exception):
-    """Kafka's clients, or the broker through them, refused a request: the exception's class and text."""
+    """Kafka's clients, or the broker through them, refused a request. The text has the class and the message of the
+    exception.
+    """
 
 
 class BrokerClient:
-    """Producers, consumers and an admin client in one JVM. A context manager; `connect` comes first."""
+    """Producers, consumers and an admin client in one JVM. A context manager; `connect` must be called first."""
 
     def __init__(self, heap: str = "512m") -> None:
         self._process = subprocess.Popen(
@@ -63,19 +65,21 @@ class BrokerClient:
         self._ask("alter_configs", topic=topic, configs=dict(configs))
 
     def describe_topics(self) -> dict[str, dict[str, Any]]:
-        """Return every topic, internal ones too: `partitions`, `id`, `in_sync` (the number of in-sync replicas of the
-        partition that has fewest), and `configs` set on the topic itself."""
+        """Return all topics, including internal ones: `partitions`, `id`, `in_sync` (the number of in-sync replicas of
+        the partition that has the fewest), and `configs` set on the topic itself.
+        """
         answer: dict[str, dict[str, Any]] = self._ask("describe_topics")
         return answer
 
     def describe_log_dirs(self) -> dict[str, dict[str, Any]]:
-        """Return by path: `error` (None when online) and `size_bytes` by "topic-partition"."""
+        """Return by path: `error` (None if it is online), and `size_bytes` by "topic-partition"."""
         answer: dict[str, dict[str, Any]] = self._ask("describe_log_dirs", node=NODE_ID)
         return answer
 
     def describe_producers(self, topic: str, partition: int) -> list[dict[str, int]]:
-        """Return the partition's live producers: producer_id, epoch, last_sequence, last_timestamp_ms, and
-        transaction_start_offset, -1 outside of a transaction."""
+        """Return the active producers of the partition: producer_id, epoch, last_sequence, last_timestamp_ms, and
+        transaction_start_offset, which is -1 outside of a transaction.
+        """
         answer: list[dict[str, int]] = self._ask("describe_producers", topic=topic, partition=partition)
         return answer
 
@@ -90,9 +94,9 @@ class BrokerClient:
         idempotent: bool = False,
         transactional_id: str | None = None,
     ) -> list[int]:
-        """Send one batch of (timestamp, key, value[, headers]) by the producer of that name; return the offsets.
+        """Send one batch of (timestamp, key, value[, headers]) with the producer of that name, and return the offsets.
 
-        The settings count when the name is new: the producer lives until `close_producer`.
+        The settings apply if the name is new: the producer exists until `close_producer`.
         """
         answer: list[int] = self._ask(
             "produce",
@@ -107,16 +111,22 @@ class BrokerClient:
         return answer
 
     def produce_file(self, topic: str, path: Path, *, codec: str, batch_bytes: int) -> float:
-        """Return the seconds of sending every record of a file (count, then timestamp, key and value with lengths,
-        big-endian) and of the flush, by a separate producer; it reads the file before."""
+        """Send all records of a file with a separate producer, and return the seconds of sending and of the flush.
+
+        The file has a count and then, for each record, timestamp, key and value with lengths, big-endian. The file is
+        read before the time is measured.
+        """
         answer: float = self._ask("produce_file", topic=topic, path=str(path), codec=codec, batch_bytes=batch_bytes)
         return answer
 
     def transaction(
         self, producer: str, step: str, transactional_id: str | None = None, *, timeout_ms: int = 60_000
     ) -> None:
-        """`step` is begin, commit or abort; the first begin creates the producer, which ends what an earlier one of its
-        transactional id left open. The broker aborts a transaction that is open for `timeout_ms`."""
+        """Execute the `step` of a transaction: begin, commit or abort.
+
+        The first begin creates the producer, which aborts a transaction that an earlier producer with its transactional
+        id left open. The broker aborts a transaction that is open for `timeout_ms`.
+        """
         self._ask("transaction", producer=producer, step=step, transactional_id=transactional_id, timeout_ms=timeout_ms)
 
     def send_offsets(self, producer: str, group: str, topic: str, partition: int, offset: int) -> None:
@@ -124,7 +134,9 @@ class BrokerClient:
         self._ask("send_offsets", producer=producer, group=group, topic=topic, partition=partition, offset=offset)
 
     def abort_transaction(self, topic: str, partition: int, start_offset: int) -> None:
-        """Make the partition's leader abort the open transaction that begins there, as an administrator does."""
+        """Make the leader of the partition abort the open transaction that begins at this offset, as an administrator
+        would.
+        """
         self._ask("abort_transaction", topic=topic, partition=partition, start_offset=start_offset)
 
     def close_producer(self, producer: str) -> None:
@@ -141,7 +153,8 @@ class BrokerClient:
         sequence: int,
         codec: str = "none",
     ) -> tuple[str, int]:
-        """Send one batch with this producer id, epoch and first sequence: return error name ("NONE") and base offset.
+        """Send one batch with this producer id, epoch and first sequence, and return the name of the error ("NONE") and
+        the base offset.
         """
         answer = self._ask(
             "raw_produce",
@@ -156,12 +169,12 @@ class BrokerClient:
         return answer["error"], answer["base_offset"]
 
     def consume(self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted") -> list[Served]:
-        """Return every record of these partitions, from the start to the current end of each."""
+        """Return all records of these partitions, from the start of each to its current end."""
         rows = self._ask("consume", partitions=[list(partition) for partition in partitions], isolation=isolation)
         return sorted((from_wire(row) for row in rows), key=lambda record: record[:3])
 
     def first_from(self, topic: str, partition: int, offsets: Iterable[int]) -> list[int | None]:
-        """Return for each offset that of the first record which a consumer starting there receives, or None."""
+        """Return, for each offset, the offset of the first record that a consumer starting there receives, or None."""
         asked = list(offsets)
         answer: list[int | None] = self._ask("first_from", topic=topic, partition=partition, offsets=asked)
         return answer
@@ -169,23 +182,25 @@ class BrokerClient:
     def offsets(
         self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted"
     ) -> dict[str, tuple[int, int]]:
-        """Return log start and log end offset, by "topic-partition"; for read_committed the end is the last stable one.
+        """Return the log start and log end offset, by "topic-partition"; for read_committed the end is the last stable
+        offset.
         """
         answer = self._ask("offsets", partitions=[list(partition) for partition in partitions], isolation=isolation)
         return {name: (start, end) for name, (start, end) in answer.items()}
 
     def wait_until_decided(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Wait until no transaction is open. A commit returns before its markers are in the partitions: the coordinator
-        writes them later, and a fast read_committed consumer sees less.
+        """Wait until no transaction is open. A commit returns before its markers are written: the coordinator writes
+        them later, and until then a read_committed consumer does not see the transaction.
         """
         asked, give_up = list(partitions), time.monotonic() + 60
         while self.offsets(asked) != (stable := self.offsets(asked, isolation="read_committed")):
-            assert time.monotonic() < give_up, f"a transaction stays open; last stable offsets: {stable}"
+            assert time.monotonic() < give_up, f"a transaction remains open; last stable offsets: {stable}"
             time.sleep(0.05)
 
     def wait_until_quiet(self, partitions: Iterable[tuple[str, int]], quiet_s: float = 1.0) -> None:
-        """Wait until no record has arrived for a second: after the markers of a transaction, its coordinator writes
-        that it is complete."""
+        """Wait until no record has arrived for a second: after the markers of a transaction, the coordinator writes
+        that it is complete.
+        """
         asked = list(partitions)
         ends, since_s = self.offsets(asked), time.monotonic()
         while time.monotonic() - since_s < quiet_s:
@@ -196,17 +211,17 @@ class BrokerClient:
     def offsets_for_times(
         self, topic: str, partition: int, timestamps_ms: Iterable[int]
     ) -> list[tuple[int, int] | None]:
-        """Return for each time (offset, timestamp) of the first record at or after it, or None."""
+        """Return, for each time, the (offset, timestamp) of the first record at or after it, or None."""
         times = list(timestamps_ms)
         answer = self._ask("offsets_for_times", topic=topic, partition=partition, timestamps=times)
         return [None if found is None else (found[0], found[1]) for found in answer]
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
-        """Raise the log start offset. Kafka allows it only if the policy has `delete`."""
+        """Raise the log start offset. Kafka allows this only if the policy contains `delete`."""
         self._ask("delete_records", topic=topic, partition=partition, before_offset=before_offset)
 
     def commit_offsets(self, group: str, topic: str, partition: int, offsets: Iterable[int], note: str = "") -> None:
-        """Commit each offset in turn, one request each."""
+        """Commit the offsets one after the other, each with its own request."""
         self._ask("commit_offsets", group=group, topic=topic, partition=partition, offsets=list(offsets), note=note)
 
     def committed_offsets(self, group: str) -> dict[str, int]:
@@ -215,7 +230,7 @@ class BrokerClient:
         return answer
 
     def delete_group(self, group: str) -> None:
-        """Delete a group: this writes tombstones to __consumer_offsets."""
+        """Delete a group, which writes tombstones to __consumer_offsets."""
         self._ask("delete_group", group=group)
 
     def close(self) -> None:
@@ -249,7 +264,7 @@ class BrokerClient:
 
 
 def to_wire(record: Served) -> list[Any]:
-    """Return a record as a JSON array: fields in order, bytes as base64."""
+    """Return a record as a JSON array: its fields in order, with bytes as base64."""
     headers = [[name, _text(value)] for name, value in record.headers]
     return [*record[:5], _text(record.key), _text(record.value), headers]
 
@@ -282,11 +297,10 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def client_command(main_class: str, heap: str) -> list[str]:
-    """Return the command line of one of the programs in broker_java/, which are compiled once for each state of them.
-    """
+    """Return the command line of a program in broker_java/, which is compiled once for each version of its sources."""
     path = class_path(with_logging=True)
     with compiling():
         classes = compiled(sorted((HERE / "broker_java").glob("*.java")), path)
-    path = os.pathsep.join([path, str(classes)])  # Kafka's jars first, as in the archive of its classes
+    path = os.pathsep.join([path, str(classes)])  # Kafka's jars come first, as in the archive of its classes
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     return [tool("java"), f"-Xmx{heap}", *JVM_FLAGS, *class_archives.options("kafka"), quiet, "-cp", path, main_class]

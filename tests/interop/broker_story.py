@@ -1,4 +1,4 @@
-"""Shared by scenarios with a real broker: running keytail, reading the broker's log, comparing.
+"""Functions shared by scenarios with a real broker: running keytail, reading the broker's log, comparing.
 
 The scenarios and their checks are in the test modules.
 """
@@ -26,8 +26,8 @@ HARMLESS = (
     "The config `log.cleaner.enable` is deprecated",
     "Error processing append operation on partition",  # the gap in sequences that test_broker.py provokes
 )
-# The quorum and the network, which do not concern logs, and warn when a machine is slow or a node stops.
-ELSEWHERE = re.compile(
+# Loggers of the quorum and the network, which do not concern logs, and warn if a machine is slow or a node stops.
+NOT_ABOUT_LOGS = re.compile(
     r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager|RequestSendThread|network\.Processor"
     r"|EventPerformanceMonitor)$"
     r"|\.raft\.|Raft"
@@ -47,7 +47,7 @@ State = dict[bytes | None, bytes]
 
 
 def start_client() -> BrokerClient:
-    """Kafka's clients; without Kafka the test is skipped with the reason, or fails."""
+    """Start Kafka's clients. Without Kafka, the test is skipped with the reason, or fails."""
     try:
         return BrokerClient()
     except KafkaUnavailable as reason:
@@ -57,7 +57,7 @@ def start_client() -> BrokerClient:
 
 
 def keytail(name: str, *arguments: str | Path) -> list[dict[str, Any]]:
-    """Run the command as a user does; return its rows."""
+    """Run the command as a user does, and return its rows."""
     command = [str(KEYTAIL), name, *map(str, arguments), "--output", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 3), f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"
@@ -70,13 +70,15 @@ def complaints(lines: Iterable[LogLine]) -> list[LogLine]:
         line
         for line in lines
         if line.level in ("WARN", "ERROR", "FATAL")
-        and not ELSEWHERE.search(line.logger)
+        and not NOT_ABOUT_LOGS.search(line.logger)
         and not any(known in line.text for known in HARMLESS)
     ]
 
 
 def repairs(lines: Iterable[LogLine]) -> list[LogLine]:
-    """Return messages about repairs of a log while loading; the metadata log always starts with recovery."""
+    """Return messages about repairs of a log during loading, except for those of the metadata log, which always begins
+    with a recovery.
+    """
     return [
         line
         for line in lines
@@ -88,7 +90,7 @@ def repairs(lines: Iterable[LogLine]) -> list[LogLine]:
 
 
 def state_of(records: Iterable[Served]) -> dict[int, State]:
-    """Return, by partition, the contents of a table of the topic: each key's latest value, without tombstones."""
+    """Return, by partition, the contents of a table of the topic: the latest value of each key, without tombstones."""
     tables: dict[int, State] = defaultdict(dict)
     for record in records:
         if record.value is None:

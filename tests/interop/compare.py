@@ -1,7 +1,7 @@
 """Compares the results of a round in two partition directories, file by file (promise 3).
 
-Uncompressed logs and their indexes must be the same bytes. If Kafka compressed a batch again, only the bytes of that
-batch may differ, with its length and checksum; then the indexes must match the log beside them.
+Uncompressed logs and their indexes must have the same bytes. If Kafka recompressed a batch, only the bytes of that
+batch may differ, with its length and checksum; then the indexes must match the log in the same directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMED = (".log", ".index", ".timeindex")
 
 
 def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[str]:
-    """Return every difference as text; empty if the directories contain the same result."""
+    """Return every difference as text; an empty list means that the directories contain the same result."""
     theirs, own = sorted(os.listdir(kafka)), sorted(os.listdir(ours))
     found = []
     if theirs != own:
@@ -30,7 +30,7 @@ def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[s
     for name in both:
         if not name.endswith(TIMED) and (kafka / name).read_bytes() != (ours / name).read_bytes():
             found.append(f"{name}: bytes differ")
-    # Opening a log changes the indexes of its active segment, and only Kafka opened it.
+    # Opening a log changes the indexes of its active segment, and only Kafka has opened it.
     active = max(logs, default="").removesuffix(".log")
     for name in both:
         if name.endswith(TIMED) and not (name.startswith(active) and not name.endswith(".log")):

@@ -1,6 +1,7 @@
-"""The `kafka` fixture: one JVM with Kafka's storage classes for all tests of a process, also of other folders.
+"""The fixture `kafka`: one JVM with Kafka's storage classes for all tests of a process, including those in other
+folders.
 
-Without Java, Maven or the jars its tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
+Without Java, Maven or the jars, its tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ def kafka() -> Kafka:
         return _harness()
     except KafkaUnavailable as reason:
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
-            pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no Kafka to compare with: {reason}")
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, but there is no Kafka to compare with: {reason}")
         pytest.skip(f"no Kafka to compare with: {reason}")
 
 
 @functools.cache
 def _harness() -> Kafka:
-    """An imported fixture is a different one in each module; its value is not."""
+    """Return the harness. An imported fixture is a different one in each module, but its value is the same."""
     harness = Kafka()
     atexit.register(harness.close)
     return harness
@@ -38,7 +39,7 @@ def _harness() -> Kafka:
 
 @pytest.fixture
 def fast_dir() -> Iterator[Path]:
-    """A directory in memory, if there is one: thousands of fsyncs are free there."""
+    """Yield a directory in memory, if possible: thousands of fsyncs take no time there."""
     memory = Path("/dev/shm")
     parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="keytail-", dir=parent))

@@ -1,7 +1,8 @@
-"""Ways to damage one healthy partition, each with the file and position that an inspection must report, and how real
-Kafka can be asked whether it considers it damage too.
+"""Functions that each damage one healthy partition, with the file and position that an inspection must report, and with
+a check whether Kafka considers it damage, too.
 
-A damage is a function of a generator and the partition's directory. None: it is impossible on this log.
+Each function takes a random generator and the partition's directory, and returns None if the damage is impossible in
+this log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from keytail.format.producers import encode_snapshot, parse_snapshot
 from tests.interop.kafka import Kafka, KafkaError
 from tests.reference.varints import crc32c
 
-# Not among them: offsets that are not consecutive, which a cleaned log never has.
+# The complaints do not include offsets that are not consecutive, which a cleaned log always has.
 _DUMP_SIGNS = (
     "Mismatches in",
     "Found timestamp mismatch",
@@ -30,7 +31,9 @@ Witness = Callable[[Kafka, Path], bool]
 
 @dataclass(frozen=True)
 class Damage:
-    """`kinds`: any of them is correct. `byte_position` None: of the whole file. `witness`: whether Kafka agrees."""
+    """A damage. Any of the `kinds` is a correct finding; `byte_position` is None if it concerns the whole file;
+    `witness` returns whether Kafka agrees.
+    """
 
     kinds: tuple[str, ...]
     path: Path
@@ -39,7 +42,7 @@ class Damage:
 
 
 def batches(log: Path) -> list[tuple[int, bytes]]:
-    """Return position and bytes of each batch of a healthy segment."""
+    """Return the position and the bytes of each batch of a healthy segment."""
     data, at, found = log.read_bytes(), 0, []
     while at < len(data):
         size = 12 + struct.unpack_from(">i", data, at + 8)[0]
@@ -152,7 +155,7 @@ def wrong_record_count(rng: random.Random, partition: Path) -> Damage | None:
     stated = count + rng.choice([-1, 1])
     _write_at(log, position, _signed(batch[:57] + struct.pack(">i", stated) + batch[61:]))
     kinds = ("record-count", "record", "decompress", "max-timestamp")
-    # In a batch that declares no records Kafka reads nothing, and so finds nothing.
+    # In a batch that declares no records, Kafka reads nothing and thus finds nothing.
     return Damage(kinds, log, position, _dump_complains(log, "--deep-iteration") if stated else None)
 
 
@@ -164,7 +167,7 @@ def wrong_leader_epoch(rng: random.Random, partition: Path) -> Damage | None:
     (epoch,) = struct.unpack_from(">i", batch, 12)
     later = [b for file in sorted(partition.glob("*.log")) for at, b in batches(file) if (file, at) > (log, position)]
     if epoch < 0 or not any(b[16] == 2 and struct.unpack_from(">i", b, 12)[0] >= 0 for b in later):
-        return None  # the last one could be the first of a new leader
+        return None  # the last batch could be the first of a new leader
     _write_at(log, position + 12, struct.pack(">i", epoch + rng.choice([5, 1 << 20])))
     return Damage(("leader-epoch",), log, position)
 
@@ -191,9 +194,11 @@ def index_position(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def index_offset(rng: random.Random, partition: Path) -> Damage | None:
-    """An offset before the batch that the entry points to: a search for it there does not find it.
+    """Change the entry's offset to one before the batch that it points to, so that a search for the offset does not
+    find it.
 
-    Not the offset after: if the next batch ends with it, it is what a broker before 4.0 writes for both batches.
+    The offset after the batch is not used: if the next batch ends with it, a broker before 4.0 writes it for both
+    batches.
     """
     chosen = _entry(rng, partition, ".index", 8)
     if chosen is None:
@@ -291,7 +296,7 @@ def snapshot_bit(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def snapshot_entry(rng: random.Random, partition: Path) -> Damage | None:
-    """In a log that was never cleaned every field of an entry can be derived from it."""
+    """Change a field of an entry. In a log that was never cleaned, every field can be derived from the log."""
     file = _pick(rng, partition, ".snapshot", least_bytes=56)
     if file is None:
         return None
@@ -323,7 +328,7 @@ def epochs_line(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def epochs_moved(rng: random.Random, partition: Path) -> Damage | None:
-    """An entry after the first one begins too late: its first batch then belongs to the previous epoch."""
+    """Move an entry after the first one, so that the first batch of its epoch belongs to the previous epoch."""
     file = partition / "leader-epoch-checkpoint"
     lines = file.read_text().splitlines()
     if len(lines) < 4:
@@ -361,5 +366,5 @@ ANYWHERE = (
     index_offset, time_entry, zeroed_time_index, lost_index, snapshot_bit, epochs_line, fatal_name,
     log_start_beyond, high_watermark_beyond,
 )  # fmt: skip
-# Only a log that was never cleaned shows all that these change.
+# Only a log that was never cleaned reveals all changes of these functions.
 NEVER_CLEANED = (wrong_leader_epoch, lost_aborted_entry, other_aborted_entry, snapshot_entry, epochs_moved)

@@ -1,7 +1,8 @@
-"""Random logs for rounds.py: drawn from a seed, counted, and shrunk when the two sides differ.
+"""Draws random logs for rounds.py from a seed, counts what they cover, and shrinks a log for which the two sides
+differ.
 
-A failing log's directories are kept under target/failed; its traffic is reduced as far as it fails in the same way, and
-printed.
+The directories of a failing log are kept under target/failed. Its traffic is reduced as long as it fails in the same
+way, and printed.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ def run_cases(
     configs: Mapping[str, Any] | None = None,
     **traffic_options: Any,
 ) -> Counter[str]:
-    """Run that many random logs and return what they covered. The first difference fails, shrunk.
+    """Run that many random logs and return what they covered. The first difference fails the test, after it is shrunk.
 
-    `from_inside` lets rounds start and end inside segments: small maps, checkpoints anywhere. `rounds` None: three to
-    five. `case_of` creates the case of each log. `configs` take precedence over those that are drawn.
+    `from_inside` lets rounds start and end inside segments: with small maps, and checkpoints at any offset. If `rounds`
+    is None, each log has three to five. `case_of` creates the case of each log. `configs` override those that are
+    drawn.
     """
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={logs} mode {mode} {traffic_options}", flush=True)
     only = os.environ.get("KEYTAIL_FUZZ_LOG")
-    keep_going = os.environ.get("KEYTAIL_FUZZ_KEEP_GOING") == "1"  # count the kinds of difference, shrink none
+    keep_going = os.environ.get("KEYTAIL_FUZZ_KEEP_GOING") == "1"  # count the kinds of difference, and shrink none
     seen: Counter[str] = Counter()
     started = time.monotonic()
     for number in range(logs) if only is None else [int(only)]:
@@ -84,7 +86,7 @@ def run_cases(
 
 
 def _drawn(traffic: Traffic, rng: random.Random, *, from_inside: bool) -> tuple[Round, Any]:
-    """Draw the next round of a log, and how its circumstances are drawn once the traffic is written."""
+    """Draw the next round of a log, and a function that draws its circumstances once the traffic is written."""
     options = dict(traffic.options)
     steps = traffic.steps()
 
@@ -111,7 +113,7 @@ def _drawn(traffic: Traffic, rng: random.Random, *, from_inside: bool) -> tuple[
 
 
 def _changed_configs(rng: random.Random, opened: Opened) -> dict[str, Any]:
-    """Sometimes draw other limits than the segments were written with, reached exactly or missed by one."""
+    """Sometimes draw other limits than those with which the segments were written, reached exactly or missed by one."""
     first = rng.randrange(len(opened.segments))
     run = opened.segments[first : first + rng.randint(2, 4)]
     changed: dict[str, Any] = {}
@@ -119,7 +121,7 @@ def _changed_configs(rng: random.Random, opened: Opened) -> dict[str, Any]:
         changed["internal.segment.bytes"] = max(1, sum(item.log_bytes for item in run) - rng.randint(0, 1))
     if rng.random() < 0.1:
         largest = max(sum(item.index_bytes for item in run), sum(item.time_index_bytes for item in run))
-        # Kafka cannot even load an active segment whose indexes exceed the limit.
+        # Kafka cannot load an active segment whose indexes exceed the limit.
         active = opened.segments[-1]
         least = max(active.index_bytes, active.time_index_bytes) + 24
         changed["segment.index.bytes"] = max(largest - rng.randint(0, 1), least)
@@ -131,8 +133,7 @@ def _changed_configs(rng: random.Random, opened: Opened) -> dict[str, Any]:
 def _shrunk(
     case: Case, ours: Side, problem: Exception, work: Path, kept: Path, case_of: Callable[..., Case]
 ) -> tuple[list[Round], Exception]:
-    """Return the rounds of a failed case with as much left out as possible, and how they fail; their directories in
-    `kept`."""
+    """Return the shortest script of a failed case that still fails, and how it fails. Its directories are in `kept`."""
     script, last, wanted = case.rounds, problem, _signature(problem)
     deadline = time.monotonic() + SHRINK_S
     smaller = True
@@ -153,13 +154,15 @@ def _shrunk(
 
 
 def _signature(problem: Exception) -> tuple[str, str]:
-    """Return the kind of failure, without the numbers."""
+    """Return the kind of a failure, without its numbers."""
     text = str(problem).partition("\n")[0]
     return type(problem).__name__, re.sub(r"[0-9]+", "", text)[:40]
 
 
 def _replayed(again: Case, ours: Side, script: list[Round]) -> Exception | None:
-    """Return how those rounds fail from the beginning; None if they do not, or Kafka does not accept the traffic."""
+    """Run these rounds from the beginning, and return how they fail; None if they do not fail, or if Kafka refuses the
+    traffic.
+    """
     shutil.rmtree(again.home, ignore_errors=True)
     try:
         for round_ in _resequenced(script):
@@ -173,7 +176,8 @@ def _replayed(again: Case, ours: Side, script: list[Round]) -> Exception | None:
 
 
 def _with_less(script: list[Round]) -> Iterator[list[Round]]:
-    """Yield the script without a round, without steps (many first), without records, each once."""
+    """Yield the script without a round, without steps (first without many), and without records, one removal at a time.
+    """
     for at in range(len(script) - 1):
         yield [*script[:at], *script[at + 1 :]]
     longest = max(len(round_.steps) for round_ in script)
@@ -199,7 +203,7 @@ def _replaced(script: list[Round], at: int, steps: list[dict[str, Any]]) -> list
 
 
 def _resequenced(script: list[Round]) -> list[Round]:
-    """Return the script with the sequences that a producer would use for what is left of its batches."""
+    """Return the script with the sequences that a producer would use for the remaining batches."""
     script = deepcopy(script)
     following: dict[tuple[int, int], int] = {}
     for round_ in script:

@@ -1,7 +1,7 @@
-"""A real Kafka's storage classes for tests: one long-lived JVM with one line of JSON in each direction.
+"""A real Kafka's storage classes for tests: one long-lived JVM, with one line of JSON per request and answer.
 
-Resolves Kafka's jars with Maven once, compiles java/ when it changed, restarts the JVM after a crash, and turns an
-exception on Kafka's side into KafkaError. The tests interpret the answers.
+Resolves Kafka's jars with Maven once, compiles java/ after changes, restarts the JVM after a crash, and turns an
+exception in Kafka into KafkaError. The tests interpret the answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TARGET = HERE / "target"
 VERSION = "4.3.1"
 CLOCK_MS = 1_700_000_000_000
 LOAD_FACTOR = 0.9
-# The loader's messages (DEBUG included) about something deleted, renamed, recovered or truncated.
+# The loader's messages, including DEBUG, about something deleted, renamed, recovered or truncated.
 REPAIR_SIGNS = (
     " LogLoader: ",
     "Found invalid messages",
@@ -35,11 +35,11 @@ REPAIR_SIGNS = (
 
 
 class KafkaUnavailable(Exception):
-    """Java, Maven or the jars are missing: the text says which."""
+    """Java, Maven or the jars are missing; the text names what is missing."""
 
 
 class KafkaError(Exception):
-    """Kafka threw: its exception's class and message, the Java trace, and what it logged before."""
+    """Kafka raised an exception: its class and message, the Java trace, and what was logged before."""
 
     def __init__(self, error: Mapping[str, Any], messages: Sequence[str]) -> None:
         super().__init__(f"{error['class']}: {error['message']}")
@@ -61,7 +61,7 @@ class SegmentSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Opened:
-    """The result of every command on a partition: Kafka's own numbers for it, and what it logged (from INFO)."""
+    """The result of every command on a partition: Kafka's own numbers for it, and what it logged at INFO and above."""
 
     log_start_offset: int
     log_end_offset: int
@@ -81,7 +81,7 @@ class Opened:
 
     @property
     def repaired(self) -> list[str]:
-        """Return the lines about repairs by the loader: empty after a clean shutdown."""
+        """Return the messages about repairs by the loader; there are none after a clean shutdown."""
         return [line for line in self.messages if any(sign in line for sign in REPAIR_SIGNS)]
 
 
@@ -103,7 +103,7 @@ class Cleanable(Opened):
 
 @dataclass(frozen=True)
 class Cleaned(Cleanable):
-    """One round of Cleaner.doClean, with its CleanerStats. `cleaned` is False when nothing was cleanable."""
+    """One round of Cleaner.doClean, with its CleanerStats. `cleaned` is False if nothing was cleanable."""
 
     cleaned: bool
     end_offset: int = -1
@@ -119,8 +119,9 @@ class Cleaned(Cleanable):
 
 @dataclass(frozen=True)
 class Retained(Opened):
-    """A log after UnifiedLog.deleteOldSegments: how many segments were removed, the leader epochs (epoch, start), the
-    files."""
+    """A log after UnifiedLog.deleteOldSegments: the number of removed segments, the leader epochs (epoch, start), and
+    the files.
+    """
 
     deleted: int
     epochs: tuple[tuple[int, int], ...]
@@ -131,7 +132,7 @@ OpenedT = TypeVar("OpenedT", bound=Opened)
 
 
 class Record(NamedTuple):
-    """A record as a consumer sees it; control records are marked."""
+    """A record as a consumer receives it; control records are marked."""
 
     offset: int
     timestamp_ms: int
@@ -143,8 +144,9 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded(Opened):
-    """A directory as Kafka's loader left it. `batches` (if requested) are header fields by name; `fetch_mismatches` are
-    (requested offset, expected, got); `timestamps` maps the requested time to (time, offset)."""
+    """A directory as Kafka's loader left it. `batches`, if requested, are header fields by name; `fetch_mismatches` are
+    (requested offset, expected, received); `timestamps` maps each requested time to (time, offset).
+    """
 
     records: tuple[Record, ...]
     batches: tuple[dict[str, Any], ...]
@@ -152,9 +154,9 @@ class Loaded(Opened):
     files: tuple[str, ...]
     fetch_mismatches: tuple[tuple[int, int | None, int | None], ...] = ()
     timestamps: dict[int, tuple[int, int] | None] = field(default_factory=dict)
-    # If requested: per producer id, epoch, last sequence, first and last data offset, timestamp, coordinator epoch,
-    # first offset of the open transaction (-1: none); per aborted transaction producer id, first, last and last stable
-    # offset; the offsets that a read_committed consumer gets.
+    # If requested: for each producer, its id, epoch, last sequence, first and last data offset, timestamp, coordinator
+    # epoch, and the first offset of its open transaction (-1: none); for each aborted transaction, the producer id, and
+    # the first, last and last stable offset; the offsets that a read_committed consumer receives.
     producers: tuple[tuple[int, ...], ...] = ()
     aborted: tuple[tuple[int, ...], ...] = ()
     committed: tuple[int, ...] = ()
@@ -170,7 +172,7 @@ class Indexes(NamedTuple):
 
 
 class Dumped(NamedTuple):
-    """The result of DumpLogSegments: its exit status, both streams, and the seconds without the JVM's start."""
+    """The result of DumpLogSegments: its exit status, both streams, and the seconds without the start of the JVM."""
 
     status: int
     out: str
@@ -179,7 +181,7 @@ class Dumped(NamedTuple):
 
 
 def slots_for(map_max_entries: int) -> int:
-    """Return the smallest number of SkimpyOffsetMap slots (at least 2) in which exactly that many keys fit."""
+    """Return the smallest number of SkimpyOffsetMap slots, at least 2, in which exactly this many keys fit."""
     slots = max(2, int(map_max_entries / LOAD_FACTOR))
     while int(slots * LOAD_FACTOR) < map_max_entries:
         slots += 1
@@ -199,11 +201,11 @@ def step_batch(
     delete_horizon_ms: int | None = None,
     transactional: bool = False,
 ) -> dict[str, Any]:
-    """One batch to append. Records are (timestamp, key, value[, headers]) tuples, or Record if offsets count.
+    """Return one batch to append. Records are (timestamp, key, value[, headers]) tuples, or Record if offsets matter.
 
-    `producer` is (id, epoch, base sequence). As leader (the default) Kafka assigns offsets and applies the
-    topic's timestamp type and compression; `follower` appends the batch as built, and only then offsets (with
-    gaps), `log_append_time` and `delete_horizon_ms` hold.
+    `producer` is (id, epoch, base sequence). As a leader, the default, Kafka assigns offsets, and applies the topic's
+    timestamp type and compression. As a `follower` it appends the batch as built; only then do offsets with gaps,
+    `log_append_time` and `delete_horizon_ms` apply.
     """
     batch: dict[str, Any] = {"codec": codec, "records": [_wire_record(record) for record in records]}
     if producer is not None:
@@ -227,7 +229,9 @@ def step_marker(
     transaction_version: int = 0,
     leader_epoch: int = 0,
 ) -> dict[str, Any]:
-    """A transaction marker, "COMMIT" or "ABORT". With version 2 its epoch must be above the data's."""
+    """Return a transaction marker, "COMMIT" or "ABORT". With version 2, its epoch must be greater than that of the
+    data.
+    """
     return {
         "marker": {
             "type": kind,
@@ -242,12 +246,13 @@ def step_marker(
 
 
 def step_raw(batches: bytes, leader_epoch: int = 0) -> dict[str, Any]:
-    """Batches as bytes, appended as a follower does: any magic, any attribute, offsets as they are."""
+    """Return batches as bytes, appended as by a follower: with any magic and any attribute, and with unchanged offsets.
+    """
     return {"raw": _text(batches), "leader_epoch": leader_epoch}
 
 
 def step_roll(base_offset: int | None = None) -> dict[str, Any]:
-    """Start a new segment, at the log end offset or (never below it) at the given base."""
+    """Return a roll: a new segment begins at the log end offset or, if given, at a higher base offset."""
     return {"roll": True if base_offset is None else base_offset}
 
 
@@ -256,15 +261,17 @@ def step_clock(clock_ms: int) -> dict[str, Any]:
 
 
 def step_delete_records(log_start_offset: int) -> dict[str, Any]:
-    """Raise the log start offset as a DeleteRecords request does; segments remain."""
+    """Return a rise of the log start offset as by a DeleteRecords request; segments remain."""
     return {"log_start_offset": log_start_offset}
 
 
 class Kafka:
-    """The harness. Commands on a partition take its directory `<topic>-<n>` and the options of `_options`."""
+    """The harness. Commands on a partition take its directory `<topic>-<n>`, and the options of `_options`."""
 
     def __init__(self, *, heap: str = "512m", compiler: str = "quick") -> None:
-        """`compiler="full"` is for benchmarks: the JVM's best compiler instead of its fastest to start."""
+        """Create a harness. `compiler="full"` is for benchmarks: the JVM's best compiler instead of the one that starts
+        fastest.
+        """
         java = _java()
         flags = ["-XX:+UseSerialGC", f"-Xmx{heap}", "-Xshare:auto"]
         if compiler == "quick":
@@ -276,11 +283,11 @@ class Kafka:
     def append(
         self, partition: Path, steps: Sequence[Mapping[str, Any]], *, settle: bool = True, **options: Any
     ) -> Opened:
-        """Apply steps through UnifiedLog and shut down cleanly. `settle` starts and stops once more."""
+        """Apply the steps through UnifiedLog and shut down cleanly. `settle` starts and stops the log once more."""
         return _opened(Opened, self._ask("append", partition, options, steps=list(steps), settle=settle))
 
     def cleanable(self, partition: Path, *, checkpoint: int | None = None, **options: Any) -> Cleanable:
-        """Return the cleaner's numbers for a log whose cleaner checkpoint is given (None: no entry)."""
+        """Return the cleaner's numbers for a log with this cleaner checkpoint; None means that there is no entry."""
         return _opened(Cleanable, self._ask("cleanable", partition, options, checkpoint=checkpoint))
 
     def clean(
@@ -295,7 +302,7 @@ class Kafka:
         only_if_cleanable: bool = False,
         **options: Any,
     ) -> Cleaned:
-        """Run one round of Kafka's cleaner at `clock_ms`, then a clean shutdown; no `.deleted` file remains."""
+        """Run one round of Kafka's cleaner at `clock_ms`, followed by a clean shutdown; no `.deleted` file remains."""
         return _opened(
             Cleaned,
             self._ask(
@@ -312,7 +319,7 @@ class Kafka:
         )
 
     def expire(self, partition: Path, **options: Any) -> Retained:
-        """Apply retention at `clock_ms` as a broker does, then a clean shutdown; no `.deleted` file remains."""
+        """Apply retention at `clock_ms` as a broker does, followed by a clean shutdown; no `.deleted` file remains."""
         return _opened(Retained, self._ask("expire", partition, options))
 
     def load(
@@ -326,10 +333,10 @@ class Kafka:
         timestamps: Sequence[int] = (),
         **options: Any,
     ) -> Loaded:
-        """Open a directory in any state (`clean=False`: after an unclean shutdown) and read all of it.
+        """Open a directory in any state, and read all of it; with `clean=False`, as after an unclean shutdown.
 
-        `fetch` reads again from every record's offset and the offset after it through the indexes; `timestamps` are
-        looked up as ListOffsets does. Afterwards the log is closed cleanly.
+        `fetch` reads again, through the indexes, from the offset of every record and the offset after it; `timestamps`
+        are looked up as by ListOffsets. Afterwards the log is closed cleanly.
         """
         return _opened(
             Loaded,
@@ -346,7 +353,7 @@ class Kafka:
         )
 
     def recover(self, partition: Path, base_offset: int, *, configs: Mapping[str, Any] | None = None) -> Indexes:
-        """Return the indexes that LogSegment.recover builds from one `.log`; the directory is unchanged."""
+        """Return the indexes that LogSegment.recover builds from one `.log` file; the directory is unchanged."""
         with tempfile.TemporaryDirectory() as work_dir:
             answer = self._ask(
                 "recover", partition, {"configs": configs or {}}, base_offset=base_offset, work_dir=work_dir
@@ -355,22 +362,22 @@ class Kafka:
         return Indexes(index, timeindex, _bytes(answer["txnindex"]), answer["truncated_bytes"])
 
     def lock(self, log_dir: Path) -> bool:
-        """Take the broker lock of a log dir and keep it; False if another process holds it."""
+        """Take the broker's lock of a log dir and hold it; return False if another process holds it."""
         return bool(self.request({"command": "lock", "dir": str(log_dir)})["held"])
 
     def unlock(self, log_dir: Path) -> None:
-        """Release it as a broker does at shutdown, unlinking the file."""
+        """Release the lock and remove its file, as a broker does at shutdown."""
         self.request({"command": "unlock", "dir": str(log_dir)})
 
     def read_checkpoint(self, path: Path) -> dict[str, int]:
-        """Return a text checkpoint of a log dir, by "topic-partition"."""
+        """Return the entries of a text checkpoint of a log dir, by "topic-partition"."""
         return dict(self.request({"command": "read_checkpoint", "path": str(path)})["entries"])
 
     def write_checkpoint(self, path: Path, entries: Mapping[str, int]) -> None:
         self.request({"command": "write_checkpoint", "path": str(path), "entries": dict(entries)})
 
     def dump(self, *arguments: str | Path, out: Path | None = None) -> Dumped:
-        """Run DumpLogSegments with these arguments; standard output into the file `out` if given."""
+        """Run DumpLogSegments with these arguments; standard output is written to the file `out`, if given."""
         request: dict[str, Any] = {"command": "dump", "arguments": [str(word) for word in arguments]}
         if out is not None:
             request["out"] = str(out)
@@ -390,9 +397,10 @@ class Kafka:
         clean_records: int = 0,
         **options: Any,
     ) -> Opened:
-        """Write one large log of uniformly chosen keys (16 bytes), closed segments only, active one empty.
+        """Write one large log of uniformly chosen keys of 16 bytes. All segments with records are closed; the active
+        one is empty.
 
-        The first `clean_records` have distinct keys, in order, as in a log that has been cleaned.
+        The first `clean_records` records have distinct keys, in order, as in a log that has been cleaned.
         """
         shape = {
             "records": records,
@@ -413,8 +421,9 @@ class Kafka:
         first_dirty_offset: int | None = None,
         **options: Any,
     ) -> tuple[list[float], list[float], Cleaned]:
-        """Run one measured round on each directory in turn: return seconds of each doClean, elapsed and CPU, and the
-        last round's numbers."""
+        """Run one measured round on each directory in turn. Return the seconds of each doClean, elapsed and CPU, and
+        the numbers of the last round.
+        """
         answer = self._ask(
             "bench_clean",
             partitions[0],
@@ -426,7 +435,7 @@ class Kafka:
         return list(answer["seconds"]), list(answer["cpu_seconds"]), _opened(Cleaned, answer)
 
     def bench_recover(self, partition: Path, base_offsets: Sequence[int], **options: Any) -> float:
-        """Return seconds of LogSegment.recover of these segments, which rewrites their indexes in place."""
+        """Return the seconds of LogSegment.recover of these segments, which rewrites their indexes in place."""
         answer = self._ask("bench_recover", partition, options, base_offsets=list(base_offsets))
         return float(answer["seconds"])
 
@@ -453,7 +462,9 @@ class Kafka:
         topic_id: str | None = None,
         keep_deleted: bool = False,
     ) -> dict[str, Any]:
-        """How a log is opened. `high_watermark` None: the log end offset. `clean`: the last shutdown was."""
+        """Return the options with which a log is opened. If `high_watermark` is None, it is the log end offset. `clean`
+        means that the last shutdown was clean.
+        """
         names = {name: str(value) for name, value in (configs or {}).items()}
         return {
             "configs": names,
@@ -484,7 +495,7 @@ class Kafka:
             line = b""
         if not line:
             status = process.wait()
-            self._process = None  # the next request starts a new one
+            self._process = None  # the next request starts a new JVM
             raise RuntimeError(f"the JVM died with status {status} in {request['command']}: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
@@ -506,8 +517,8 @@ class Kafka:
 def class_path(*, with_logging: bool = False) -> str:
     """Return Kafka's jars and the compiled harness, resolved and compiled if needed.
 
-    The harness answers with Kafka's log messages through its own binding; `with_logging` is for a broker process:
-    without the harness and with a binding that writes to standard error.
+    The harness returns Kafka's log messages through its own logging binding. `with_logging` returns the class path of a
+    broker process, without the harness and with a binding that writes to standard error.
     """
     if with_logging:
         return broker_class_path(VERSION)
@@ -526,7 +537,7 @@ def broker_class_path(version: str) -> str:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Allow one process at a time: two may start at once."""
+    """Let only one process compile at a time, because two may start at the same time."""
     TARGET.mkdir(exist_ok=True)
     with (TARGET / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -542,18 +553,18 @@ def _java() -> str:
 
 
 def jar_folder(version: str) -> Path:
-    """Return where the jars of a version are, or will be."""
+    """Return the folder for the jars of a version, which may not exist yet."""
     return TARGET / version / "jars"
 
 
 def kafka_jars(version: str = VERSION) -> Path:
-    """target/<version>/jars, filled by Maven once for each state of pom.xml."""
+    """Return target/<version>/jars, which Maven fills once for each version of pom.xml."""
     profiles = [] if int(version.partition(".")[0]) >= 4 else ["-Plog4j-1"]
     return fetched_jars(HERE / "pom.xml", jar_folder(version), version, profiles)
 
 
 def fetched_jars(pom: Path, jars: Path, version: str, profiles: Sequence[str] = ()) -> Path:
-    """Return `jars`, filled by Maven with the dependencies of `pom` once for each state of it."""
+    """Return `jars`, which Maven fills with the dependencies of `pom` once for each version of that file."""
     stamp = jars.with_suffix(".stamp")
     digest = hashlib.sha256(pom.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest and jars.is_dir():
@@ -575,8 +586,9 @@ def fetched_jars(pom: Path, jars: Path, version: str, profiles: Sequence[str] = 
 
 
 def compiled(sources: Sequence[Path], path: str) -> Path:
-    """target/classes/<digest of sources and class path>, compiled by javac once; a running JVM keeps the classes with
-    which it started."""
+    """Return target/classes/<digest of sources and class path>, which javac compiles once. A running JVM continues to
+    use the classes with which it started.
+    """
     digest = hashlib.sha256(b"".join([path.encode(), *(source.read_bytes() for source in sources)])).hexdigest()
     classes = TARGET / "classes" / digest[:16]
     if classes.is_dir():
@@ -585,13 +597,13 @@ def compiled(sources: Sequence[Path], path: str) -> Path:
     if not Path(javac).exists():
         javac = shutil.which("javac") or ""
     if not javac:
-        raise KafkaUnavailable("no javac: a JDK is needed, a JRE is not enough")
+        raise KafkaUnavailable("no javac: a JDK is required, a JRE is not enough")
     classes.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=TARGET) as work:
         command = [javac, "-nowarn", "-encoding", "UTF-8", "-d", f"{work}/classes", "-cp", path]
         done = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise RuntimeError(f"the Java of the tests does not compile:\n{done.stdout}{done.stderr}")
+            raise RuntimeError(f"the Java code of the tests does not compile:\n{done.stdout}{done.stderr}")
         Path(work, "classes").rename(classes)
     return classes
 

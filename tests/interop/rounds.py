@@ -1,8 +1,8 @@
-"""One log cleaned by Kafka and by another cleaner, side by side, several rounds with more traffic between.
+"""Cleans one log with Kafka and with another cleaner for several rounds, with more traffic between them.
 
-In mode "each" every round starts both from Kafka's previous result; in "drift" and "measured" each side continues from
-its own; "damaged" is "each" for a side whose transaction indexes were wrong. The cases that the rounds covered are
-counted; fuzz.py draws logs and shrinks failures.
+In mode "each", both sides start every round from Kafka's previous result. In "drift" and "measured", each side
+continues from its own result. "damaged" is like "each", with wrong transaction indexes on keytail's side. The cases
+that the rounds covered are counted; fuzz.py draws logs and shrinks failures.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ CHOICE = (
     "rewrite_checkpoint",
 )
 
-# By parts of Kafka's exceptions: what keytail does in that case (the reference model, which knows no limits, raises
-# ValueError).
+# By parts of Kafka's exceptions, what keytail does in that case. The reference model, which has no limits, raises
+# ValueError.
 NO_ROOM = ("IllegalArgumentException", "Attempt to append to a full")
 OLD_EMPTIED = ("IllegalStateException", "Empty batches are only supported for magic v2")
 THROWN: dict[tuple[str, str], tuple[str, ...]] = {
@@ -45,7 +45,7 @@ THROWN: dict[tuple[str, str], tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Circumstances:
-    """The circumstances of one round, for both sides. `map_max_entries` None: more than there are keys."""
+    """The circumstances of one round, for both sides. If `map_max_entries` is None, the map has room for all keys."""
 
     configs: Mapping[str, Any]
     now_ms: int
@@ -59,9 +59,9 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the other side selected (values by names of CHOICE) and where its round ended, None if none ran.
+    """What the other side selected (values by the names of CHOICE) and where its round ended; None if there was none.
 
-    `rounds` of groups in which it was written, each installed before the next.
+    `rounds` is the number of passes in which the groups were written, each installed before the next.
     """
 
     choice: Mapping[str, Any]
@@ -70,19 +70,19 @@ class Outcome:
 
 
 class Side(Protocol):
-    """Cleans partition t-0 of a log dir in place. Raises if it refuses."""
+    """Cleans partition t-0 of a log dir in place. Raises an exception if it refuses to."""
 
     def __call__(self, log_dir: Path, now: Circumstances) -> Outcome: ...
 
 
 Mode = Literal["each", "drift", "measured", "damaged"]
 Draw = Callable[[Opened, int | None], Circumstances]
-# Runs once more and returns whether there was still something to do, which it then did on a separate copy.
+# Runs once more, and returns whether there was still something to do, which it then did on a separate copy.
 Again = Callable[[Path, Circumstances], bool]
 
 @dataclass
 class Round:
-    """What is done to a log in one round; `now` is drawn when the round is first played, and kept."""
+    """What is done to a log in one round. `now` is drawn when the round is first run, and kept."""
 
     steps: list[dict[str, Any]]
     options: Mapping[str, Any]
@@ -92,13 +92,13 @@ class Round:
 
 
 class Difference(AssertionError):
-    """The results of Kafka and keytail differ from what the mode promises."""
+    """The results of Kafka and keytail differ in what the mode promises to be equal."""
 
 
 class Case:
-    """One random log: `source` is the input of keytail's round, `kafka` and `ours` the two results.
+    """One random log: `source` is the input of keytail's round, `kafka` and `ours` are the two results.
 
-    `keeps_magic`: messages of magic 0 and 1 keep it.
+    With `keeps_magic`, messages of magic 0 and 1 keep their magic.
     """
 
     keeps_magic = False
@@ -114,7 +114,9 @@ class Case:
         self.rounds: list[Round] = []
 
     def play(self, ours: Side, round_: Round, draw: Draw | None = None) -> bool:
-        """Run one round. False if Kafka's cleaner threw, and there is no result to continue from."""
+        """Run one round. Return False if Kafka's cleaner raised an exception, so that there is no result to continue
+        from.
+        """
         self.rounds.append(round_)
         drifts = self.mode in ("drift", "measured")
         first = self.kafka if drifts and self.kafka.exists() else self.source
@@ -127,7 +129,7 @@ class Case:
         if first == self.kafka:
             again = self._append(self.ours, round_)
             if (again.log_start_offset, again.log_end_offset) != (now.log_start_offset, now.log_end_offset):
-                raise Difference("the same traffic ends elsewhere on our result")
+                raise Difference("the log end offset after the same traffic differs")
             self._write_log_dir_files(self.ours, now, again)
             _copy(self.ours, self.source)
         else:
@@ -138,13 +140,13 @@ class Case:
         try:
             theirs = self._kafka_round(now)
         except KafkaError as error:
-            self.seen[f"Kafka threw {error.java_class}"] += 1
+            self.seen[f"Kafka raised {error.java_class}"] += 1
             self._refused_or_right(ours, now, error)
             return False
         try:
             outcome = ours(self.ours, now)
         except KeytailError as refusal:
-            # Kafka restores a deleted value here, and the proof forbids it (DECISIONS.md 17).
+            # Here Kafka restores a deleted value, which the proof forbids (DECISIONS.md 17).
             if not self._forbidden_revival(refusal, now):
                 raise
             self.seen["refused: a deleted value would come back"] += 1
@@ -172,7 +174,7 @@ class Case:
         return opened
 
     def _clamped(self, round_: Round, opened: Opened) -> Circumstances:
-        """Return the drawn circumstances, with the offsets limited to those of a log that has lost steps since."""
+        """Return the drawn circumstances, with offsets limited to those of a log whose script has lost steps."""
         now = round_.now
         assert now is not None
         start, end = opened.log_start_offset, opened.log_end_offset
@@ -198,14 +200,17 @@ class Case:
             if getattr(theirs, name) != outcome.choice[name] and theirs.total_bytes  # 0 of 0 bytes is NaN
         ]
         if other:
-            raise Difference(f"another choice of what to clean than Kafka's: {other}")
+            raise Difference(f"the selection differs from that of Kafka: {other}")
         end_offset = theirs.end_offset if theirs.cleaned else None
         if outcome.end_offset != end_offset and not self._fills_otherwise(theirs, outcome, now):
-            raise Difference(f"another end: Kafka's {end_offset}, ours {outcome.end_offset}")
+            raise Difference(f"the end differs: Kafka's {end_offset}, ours {outcome.end_offset}")
 
     def _fills_otherwise(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> bool:
-        """A full map ends the round with what it contains; from inside a segment that depends on entries of which no
-        data is left (CLEANING.md, "Aborted data and the map"), and a wrong index may have lost them."""
+        """Return whether a full map may have ended the round elsewhere.
+
+        A full map ends the round with what it contains. If the round began inside a segment, that depends on entries
+        without remaining data (CLEANING.md, "Aborted data and the map"), which a wrong index may have lost.
+        """
         inside = now.checkpoint is not None and not self._is_base(now.checkpoint)
         if self.mode != "damaged" or not inside or not theirs.cleaned or outcome.end_offset is None:
             return False
@@ -215,7 +220,7 @@ class Case:
         return True
 
     def _again(self, again: Again, now: Circumstances) -> None:
-        """Promise 4: keytail again at the same clock changes nothing, unless the round was limited."""
+        """Check promise 4: keytail, run again at the same clock, changes nothing, unless the round was limited."""
         before = _contents(self.ours)
         if again(self.ours, now):
             self.seen["rounds cut short by the map"] += 1
@@ -225,9 +230,10 @@ class Case:
             self.seen["second runs that changed nothing"] += 1
 
     def _set_mtimes(self, log_dir: Path, round_: Round) -> None:
-        """Set times to the nanosecond, different for the files of a segment: only the log's counts.
+        """Set times to the nanosecond, different for the files of a segment, because only the time of the log matters.
 
-        Only for files that no round has cleaned: results that drift apart keep the times that they got.
+        The times of files that a round has cleaned are not changed: if the results of both sides drift apart, they keep
+        their times.
         """
         if round_.files_seed is None and self.mode in ("each", "damaged"):
             return
@@ -267,7 +273,7 @@ class Case:
         }
 
     def _served_alike(self, now: Circumstances) -> None:
-        """Kafka opens keytail's result without repairs and reads the same as from its own."""
+        """Check that Kafka opens keytail's result without repairs, and reads the same as from its own result."""
         theirs, own = self.loaded(self.kafka, now), self.loaded(self.ours, now)
         if own.repaired or own.fetch_mismatches:
             raise Difference(f"our result was repaired: {own.repaired}, or misread: {own.fetch_mismatches}")
@@ -296,10 +302,11 @@ class Case:
         self.seen["compressed batches"] += sum(batch["codec"] != "none" for batch in headers)
 
     def _committed_alike(self, theirs: Loaded, own: Loaded, now: Circumstances) -> None:
-        """Assert the same committed records, except superseded ones after a round that begins inside a segment.
+        """Check that the committed records are the same, except superseded ones after a round that begins inside a
+        segment.
 
-        There an entry whose data is removed, or none, decides what Kafka's map leaves out (CLEANING.md 11.4), and the
-        log does not show whether such an entry is valid.
+        In that case, an index entry whose data is removed, or its absence, determines what Kafka's map omits
+        (CLEANING.md 11.4), and the log does not show whether such an entry is valid.
         """
         by_marker = sorted(own.aborted, key=lambda entry: entry[2])
         for number, (_, _, _, stable) in enumerate(by_marker):
@@ -308,7 +315,7 @@ class Case:
         different = set(theirs.committed) ^ set(own.committed)
         if not different:
             return
-        # Those that neither side considers aborted, and of which both retained a later one.
+        # The records that neither side considers aborted, and of which both sides retained a later one.
         before = set(self.harness.load(self.source / "t-0", transactions=True, **self._opening(now)).committed)
         both = set(theirs.committed) & set(own.committed)
         newest: dict[bytes | None, int] = {}
@@ -331,13 +338,14 @@ class Case:
         )
 
     def _refused_or_right(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
-        """If Kafka's cleaner throws, keytail changes nothing, or retains each key's latest record and adds nothing.
+        """If Kafka's cleaner raises an exception, check that keytail changes nothing, or that it retains the latest
+        record of each key and adds nothing.
 
-        Which of the two is known for each kind of exception; another answer is a difference.
+        THROWN states which of the two is expected for each kind of exception; any other result is a difference.
         """
         kind = next((kind for kind in THROWN if all(part in str(error) for part in kind)), None)
         if kind is None:
-            raise Difference(f"Kafka threw something new: {error}") from error
+            raise Difference(f"Kafka raised an unknown exception: {error}") from error
         opening = self._opening(now)
         before = self.harness.load(self.source / "t-0", **opening)
         names = sorted(os.listdir(self.source / "t-0"))
@@ -345,7 +353,7 @@ class Case:
             ours(self.ours, now)
         except (KeytailError, ValueError) as refusal:
             if kind == NO_ROOM and "has magic 0 or 1 and would lose all its records" in str(refusal):
-                kind = OLD_EMPTIED  # what Kafka would have thrown for next
+                kind = OLD_EMPTIED  # the exception that Kafka would have raised next
             self._expect(kind, type(refusal).__name__, refusal)
             assert names == sorted(os.listdir(self.ours / "t-0"))
             for name in names:
@@ -356,7 +364,7 @@ class Case:
         assert after.repaired == []
         assert after.fetch_mismatches == ()
         assert after.log_end_offset == now.log_end_offset
-        # A message of magic 0 has no time; in a v2 batch by append time it shows the batch's.
+        # A message of magic 0 has no time; in a v2 batch with append time it has that of the batch.
         timeless = {record.offset for record in before.records if record.timestamp_ms == -1}
         after_records = [r._replace(timestamp_ms=-1) if r.offset in timeless else r for r in after.records]
         allowed = set(before.records)
@@ -365,12 +373,12 @@ class Case:
         assert set(after_records) <= allowed
         newest = newest_offsets(self.source / "t-0", now.log_start_offset)
         kept = {record.offset for record in after.records}
-        assert newest <= kept, f"newest of their keys, and gone: {sorted(newest - kept)}"
+        assert newest <= kept, f"the latest records of these keys are missing: {sorted(newest - kept)}"
 
     def _expect(self, kind: tuple[str, str], outcome: str, refusal: Exception | None) -> None:
-        self.seen[f"where Kafka threw {kind[0]}, {kind[1]}: {outcome}"] += 1
+        self.seen[f"where Kafka raised {kind[0]}, {kind[1]}: {outcome}"] += 1
         if outcome not in THROWN[kind]:
-            raise Difference(f"where Kafka threw {kind}: {outcome} ({refusal}), not {THROWN[kind]}")
+            raise Difference(f"Kafka raised {kind}: {outcome} ({refusal}), not {THROWN[kind]}")
 
     def _count(self, theirs: Cleaned, now: Circumstances) -> None:
         self.seen["rounds that cleaned"] += theirs.cleaned
@@ -392,7 +400,7 @@ class Case:
 
 def _copy(source: Path, copy: Path) -> None:
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(source, copy)  # copy2: modification times are part of the input
+    shutil.copytree(source, copy)  # copytree preserves modification times, which are part of the input
 
 
 def _contents(log_dir: Path) -> dict[str, tuple[bytes, int]]:
@@ -401,12 +409,13 @@ def _contents(log_dir: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def _headers(loaded: Loaded) -> list[dict[str, Any]]:
-    """Return the header of every batch, whichever segment it is in; a codec may produce other bytes for it."""
+    """Return the headers of all batches, in whichever segment they are. A codec may compress a batch to other bytes."""
     return [{k: v for k, v in batch.items() if k not in ("segment", "bytes")} for batch in loaded.batches]
 
 
 def newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
-    """Return the offset of the latest record of each key that is neither a tombstone nor aborted, by the markers alone.
+    """Return the offsets of the latest record of each key that is neither a tombstone nor aborted according to the
+    markers.
     """
     newest: dict[bytes, tuple[int, bytes | None]] = {}
     open_data: dict[int, list[Rec]] = {}
@@ -428,7 +437,7 @@ def newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
 
 
 def doubled_offsets(partition: Path, end_offset: int) -> set[int]:
-    """Return offsets below `end_offset` of records whose key has a value and a tombstone there."""
+    """Return the offsets below `end_offset` of records whose key has both a value and a tombstone there."""
     offsets: dict[bytes, set[int]] = {}
     values: dict[bytes, set[bool]] = {}
     for path in sorted(partition.glob("*.log")):

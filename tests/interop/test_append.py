@@ -1,7 +1,9 @@
-"""The same sets of batches to Kafka's UnifiedLog and to PartitionLog: after each, the same bytes in every file.
+"""The same sets of batches are appended to Kafka's UnifiedLog and to PartitionLog; after each, all files have the same
+bytes.
 
-Random settings and traffic: batches as producers, coordinators and leaders send them, sent twice, out of sequence, too
-large or damaged, rolls, starts and stops. KEYTAIL_APPEND_LOGS sets how many logs, KEYTAIL_SEED which.
+Settings and traffic are random: batches as producers, coordinators and leaders send them, sent twice, out of sequence,
+too large or damaged; rolls, starts and stops. KEYTAIL_APPEND_LOGS sets the number of logs, and KEYTAIL_SEED selects
+them.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from tests.reference.codecs import GZIP, LZ4, SNAPPY, ZSTD
 LOGS = int(os.environ.get("KEYTAIL_APPEND_LOGS", "60"))
 HOUR_MS = 3_600_000
 MAX_MESSAGE_BYTES = 700
-# What a broker finds wrong with a producer when the segment is ended; everything else is refused before.
+# Kafka refuses these batches of a producer only after the segment was ended, and all others before.
 AFTER_A_ROLL = ("InvalidProducerEpochException", "InvalidTxnStateException", "OutOfOrderSequenceException")
 
 
 class Drawn(random.Random):
-    """Returns what Kafka drew."""
+    """Returns the jitter that Kafka drew."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class Drawn(random.Random):
 
 @dataclass
 class Sender:
-    """A producer: its identity, what it sends next, and what it sent since the last start."""
+    """A producer: its identity, what it sends next, and what it has sent since the last start."""
 
     producer_id: int
     epoch: int = 0
@@ -59,7 +61,7 @@ class Sender:
 
 @dataclass
 class Writer:
-    """Steps for one log. Keeps track of the log end offset after each."""
+    """Writes the steps for one log, and tracks the log end offset after each."""
 
     rng: random.Random
     config: AppendConfig
@@ -74,8 +76,9 @@ class Writer:
 
     def write(self) -> None:
         rng = self.rng
-        # Some share a slot in a broker's table, on which the order in a snapshot depends. Of 64 slots none has more
-        # than seven: with eight, the order may differ from keytail's (the test below).
+        # Some ids share a slot of a broker's hash table, on which the order in a snapshot depends. None of 64 slots has
+        # more than seven ids: with eight, the order may differ from that of keytail
+        # (test_producers_that_share_a_slot_are_equal_in_another_order).
         ids = [1, 2, 17, 33, 4001, 2**31, 2**32 + 1, 2**40 + 16, 65536, 131072, *range(90, 110)]
         ids = rng.choice([ids, range(0, 40_000, 1000), range(0, 28 * 16, 16), range(40)])
         self.senders = [Sender(producer_id) for producer_id in rng.sample(ids, rng.randint(1, rng.choice([16, 26])))]
@@ -107,7 +110,7 @@ class Writer:
         self.clock_ms += self.rng.choice([0, 1000, HOUR_MS])
         self.steps.append({"close": 1})
         if self.rng.random() < 0.3:
-            self.start = self.rng.randint(self.start, self.end)  # as DeleteRecords asks for
+            self.start = self.rng.randint(self.start, self.end)  # like the effect of DeleteRecords
             for sender in self.senders:
                 sender.in_transaction = False  # the snapshot with this producer may be removed
         self.open()
@@ -158,7 +161,7 @@ class Writer:
         self.give(data, "leader")
 
     def do_follower(self) -> None:
-        """A set as the leader has it: gaps, several batches, markers between them, increasing epochs."""
+        """Append a set as a leader has it: with gaps, several batches, markers between them, and increasing epochs."""
         parts = []
         for _ in range(self.rng.randint(1, 5) if self.large_sets else 1):
             if self.rng.random() < 0.1:
@@ -172,7 +175,7 @@ class Writer:
         self.give(b"".join(parts), "follower")
 
     def do_crowd(self) -> None:
-        """Many producers in one set: their number makes a broker's table double."""
+        """Append a set of so many producers that the size of a broker's hash table doubles."""
         senders = self.rng.sample(self.senders, min(self.rng.choice([7, 8, 12, 13, 14]), len(self.senders)))
         records = [Rec(self.end + i, self.clock_ms, None, b"") for i in range(len(senders))]
         batches = [self.batch([r], s, self.epoch) for r, s in zip(records, senders, strict=True)]
@@ -187,7 +190,8 @@ class Writer:
         self.end = records[-1].offset + 1
         data = self.batch(records, sender, self.epoch)
         if sender is not None:
-            sender.sent.clear()  # its offsets differ, not its sequences: sent again it would be recognised
+            # its offsets differ, but not its sequences: sent again, it would be recognised as a duplicate
+            sender.sent.clear()
         return data
 
     def marker(self, offset: int) -> bytes | None:
@@ -213,14 +217,14 @@ class Writer:
             self.give(data, "coordinator")
 
     def do_again(self) -> None:
-        """A batch that its producer sent before: up to five of them are recognised."""
+        """Send a batch that its producer has sent before; a broker recognises the last five of each producer."""
         sender = self.rng.choice(self.senders)
         if sender.sent:
             self.give(self.rng.choice(sender.sent), "leader")
 
     def do_new_epoch(self) -> None:
-        """Two batches in a row with the same sequence numbers, each in a new producer epoch: the second is not a
-        duplicate."""
+        """Send two batches with the same sequence numbers, each in a new producer epoch: the second is not a duplicate.
+        """
         sender, records = self.rng.choice(self.senders), self.records(0)
         for _ in range(2):
             sender.epoch, sender.sequence = sender.epoch + 1, 0
@@ -229,7 +233,7 @@ class Writer:
             self.give(sender.sent[0], "leader")
 
     def do_outside(self) -> None:
-        """A batch outside of the transaction that its producer has open."""
+        """Send a batch outside of the open transaction of its producer."""
         open_now = [sender for sender in self.senders if sender.in_transaction]
         if open_now:
             sender, kind = self.rng.choice(open_now), self.rng.choice(["leader", "follower"])
@@ -253,7 +257,7 @@ class Writer:
             self.give(data, "leader", self.known_epoch())
 
     def known_epoch(self) -> int:
-        """Kafka records the epoch of a batch that it then refuses; so this uses one that is recorded already."""
+        """Return an epoch that is already recorded, because Kafka records the epoch of a batch that it then refuses."""
         for step in reversed(self.steps):
             if step.get("as") in ("leader", "coordinator", "follower") and step.get("good", True):
                 self.epoch = step["leader_epoch"]
@@ -264,7 +268,9 @@ class Writer:
         self.refused(encode_batch([Rec(0, 5, b"k", self.rng.randbytes(MAX_MESSAGE_BYTES))]), "leader")
 
     def do_larger_than_a_segment(self) -> None:
-        """Only if its epoch is recorded since the start: one that no batch followed is lost there."""
+        """Send a batch larger than a segment, if its epoch was recorded since the start: an epoch that no batch
+        followed is lost at a start.
+        """
         since = next(n for n, step in enumerate(reversed(self.steps)) if "open" in step)
         if any(step.get("as") == "leader" and step.get("good", True) for step in self.steps[len(self.steps) - since :]):
             size = self.config.segment_bytes
@@ -294,7 +300,7 @@ class Writer:
 
 
 def random_config(rng: random.Random, *, large_sets: bool) -> AppendConfig:
-    # A set of several batches that fills an index on the way makes Kafka fail after the write.
+    # Kafka fails after the write if a set of several batches fills an index.
     index_bytes = 4000 if large_sets else rng.choice([12, 24, 30, 40, 60, 100, 1000])
     return AppendConfig(
         segment_bytes=rng.choice([1500, 2500, 6000]) if large_sets else rng.choice([800, 1500, 6000]),
@@ -332,7 +338,7 @@ def files(path: Path) -> dict[str, list[int]]:
 
 
 class Replay:
-    """keytail's side of the steps, compared with Kafka's answers."""
+    """Runs the steps in keytail, and compares the results with Kafka's."""
 
     def __init__(self, path: Path, config: AppendConfig, seen: Counter[str]) -> None:
         path.mkdir(parents=True)
@@ -358,7 +364,11 @@ class Replay:
             self.log.abandon()
 
     def compare(self, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-        """A broker records the epoch of a set that it then refuses; keytail when a set with that epoch is accepted."""
+        """Compare the results of a step.
+
+        A broker records the epoch of a set that it then refuses; keytail records it when it accepts a set with that
+        epoch.
+        """
         if ours == theirs:
             self.epoch_refused = False
         elif self.epoch_refused:
@@ -413,7 +423,7 @@ class Replay:
             self.epoch_refused |= answer["refused"] in AFTER_A_ROLL
             renews = f"{log.segments[-1]:020d}.index" not in answer["files"]
             if answer["refused"] in AFTER_A_ROLL and (makes_new or renews):
-                # A broker ends the segment before it refuses; keytail refuses first (APPEND.md).
+                # A broker ends the segment before it refuses the batch; keytail refuses first (APPEND.md).
                 self.seen["refused after a roll"] += 1
                 log.roll(now_ms=self.clock_ms)
             return
@@ -461,7 +471,9 @@ def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: 
 
 @pytest.mark.interop
 def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
-    """Of a broker's table; log/append/APPEND.md, "Producers", explains where the order departs."""
+    """The producers share a slot of a broker's hash table; log/append/APPEND.md, "Producers", explains the departure in
+    their order.
+    """
     ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]
     batches = [
         encode_batch([Rec(0, CLOCK_MS, b"k", b"v")], producer_id=i, producer_epoch=0, base_sequence=0) for i in ids
@@ -477,8 +489,8 @@ def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fa
     name = f"{len(ids):020d}.snapshot"
     wanted, found = (parse_snapshot((path / name).read_bytes()) for path in (theirs, ours))
     assert {entry.producer_id: entry for entry in found} == {entry.producer_id: entry for entry in wanted}
-    assert found != wanted, "if this fails, the page departs from nothing"
+    assert found != wanted, "the orders are equal, so the page describes no departure"
     again = kafka.request({"command": "append_watched", "dir": str(ours), "clock_ms": CLOCK_MS, "configs": {},
                            "steps": [*steps, {"close": 1}]})  # fmt: skip
     offsets = [answer["first_offset"] for answer in again["steps"][1:-1]]
-    assert offsets == list(range(len(ids))), "a broker that loads our order knows every batch"
+    assert offsets == list(range(len(ids))), "a broker that loads our order must have every batch"

@@ -1,4 +1,5 @@
-"""Random logs that Kafka wrote, as replicas cleaned at different times by Kafka's Cleaner and keytail: none may differ.
+"""Random logs that Kafka wrote, as replicas cleaned at different times by Kafka's Cleaner and by keytail: no records
+may differ.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ENOUGH_LOGS = 50
 
 
 class Broker:
-    """One replica, and its cleaner: `kafka`, `keytail` or nobody."""
+    """One replica, and its cleaner: `kafka`, `keytail` or none."""
 
     def __init__(self, kafka: Kafka, path: Path, cleaner: str) -> None:
         self.kafka, self.path, self.cleaner = kafka, path, cleaner
@@ -39,7 +40,9 @@ class Broker:
         return self.kafka.append(self.path / "t-0", steps, **options).log_end_offset
 
     def clean(self, traffic: Traffic, end: int) -> bool:
-        """Whether anything was cleaned; partitions that either cleaner refuses are unchanged."""
+        """Clean the replica, and return whether anything was cleaned; a partition that its cleaner refuses is
+        unchanged.
+        """
         now = Circumstances(
             traffic.configs, traffic.clock_ms, 0, end, end, self.checkpoint, None, traffic.producer_id_expiration_ms
         )
@@ -108,5 +111,5 @@ def test_replicas_cleaned_by_either_cleaner_at_any_time_do_not_differ(
         shutil.rmtree(fast_dir / f"{number}")
     print(dict(seen))
     for what in ("rounds of kafka", "rounds of keytail", "explained: superseded"):
-        assert seen[what], f"the random logs never came to: {what}"
+        assert seen[what], f"the random logs never had: {what}"
     assert seen["explained: deleted"] or LOGS < ENOUGH_LOGS

@@ -1,6 +1,6 @@
-"""A real broker on a log dir that keytail compacted: it starts without recovery or complaint and serves it.
+"""A real broker on a log dir that keytail compacted: it starts without recovery or complaint, and serves the log dir.
 
-One scenario for the module: the golden log dir gets live traffic, the broker stops, keytail compacts, the broker
+All tests share one scenario: the golden log dir gets live traffic, the broker stops, keytail compacts, the broker
 starts, takes more traffic, and restarts, finally with its own cleaner on. Each test checks one promise.
 """
 
@@ -29,16 +29,17 @@ SHRINKING = (
     " cleaned-horizon-ahead cleaned-horizon-past transactional __consumer_offsets"
 ).split()
 UNTOUCHED = "recent one-segment empty events __transaction_state".split()
-# Where a tombstone may be removed by compaction: elsewhere its horizon is a day or more ahead.
-TOMBSTONES_MAY_GO = ("cleaned-horizon-past",)
+# The topic whose tombstones compaction may remove; elsewhere their horizon is a day or more ahead.
+TOMBSTONES_MAY_BE_REMOVED = ("cleaned-horizon-past",)
 LIVE = ("idempotent", "zstd", "append-time")  # topics with idempotent producers of this run
-RAW_PRODUCER = 800_001  # no broker hands out such an id in a test
+RAW_PRODUCER = 800_001  # no broker assigns such an id in a test
 
 
 @dataclass
 class Story:
-    """What was observed: `before` compaction, `after` it, `later` (more traffic, another restart), `cleaned` (by the
-    broker's own cleaner)."""
+    """What was observed `before` compaction, `after` it, `later` (after more traffic and another restart), and when
+    `cleaned` (by the broker's own cleaner).
+    """
 
     log_dir: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Story:
         return [record for record in self.served[when] if record.topic == topic]
 
     def settled(self, when: str, topic: str) -> list[Served]:
-        """Return the records without aborted ones."""
+        """Return the records except aborted ones."""
         return self.committed[when] if topic == "transactional" else self.of(when, topic)
 
 
@@ -97,8 +98,8 @@ def _produce_all(seen: Story, root: Path, client: BrokerClient) -> None:
         client.connect(broker)
         seen.look("after", client)
         _fetch_from_anywhere(seen, client)
-        _ask_for_sequences(seen, client, last_batches)
-        _go_on(seen, client)
+        _send_wrong_sequences(seen, client, last_batches)
+        _continue(seen, client)
         seen.offsets["produced"] = client.offsets(golden.partitions())
     seen.log["after"] = broker.log_lines()
     with broker:
@@ -117,8 +118,8 @@ def _produce_all(seen: Story, root: Path, client: BrokerClient) -> None:
     seen.log["cleaned"] = broker.log_lines()
 
 
-def _ask_for_sequences(seen: Story, client: BrokerClient, last_batches: list[tuple[str, int, int]]) -> None:
-    """Send a producer's last batch again, as after a lost answer, and one that leaves a gap."""
+def _send_wrong_sequences(seen: Story, client: BrokerClient, last_batches: list[tuple[str, int, int]]) -> None:
+    """Send a producer's last batch again, as after a lost response, and a batch that leaves a gap in the sequences."""
     for topic, sequence, base_offset in last_batches:
         again = client.raw_produce(
             topic, 0, _raw_records(sequence), producer_id=RAW_PRODUCER, epoch=1, sequence=sequence
@@ -131,7 +132,7 @@ def _ask_for_sequences(seen: Story, client: BrokerClient, last_batches: list[tup
 
 
 def _fetch_from_anywhere(seen: Story, client: BrokerClient) -> None:
-    """Consume from offsets all over each partition, each found through an index."""
+    """Consume from offsets throughout each partition, each found through an index."""
     for topic, number in golden.partitions():
         start, end = seen.offsets["after"][f"{topic}-{number}"]
         asked = sorted({start + (end - start) * step // 24 for step in range(25)})
@@ -145,16 +146,19 @@ def _cleaner_checkpoint(log_dir: Path, topic: str) -> int:
 
 
 def _wait_for_cleaner(seen: Story, topic: str) -> None:
-    """Wait until the broker's cleaner continued where keytail stopped."""
+    """Wait until the broker's cleaner has continued where keytail stopped."""
     give_up = time.monotonic() + 60
     while _cleaner_checkpoint(seen.log_dir, topic) < seen.offsets["after"][f"{topic}-0"][1]:
-        assert time.monotonic() < give_up, "the broker's cleaner did not go on"
+        assert time.monotonic() < give_up, "the broker's cleaner did not continue"
         time.sleep(0.2)
 
 
 def _live_traffic(client: BrokerClient, topic: str) -> tuple[str, int, int]:
-    """Idempotent producers of this run: one stops early, so that its last batch is in a segment that is cleaned, its
-    keys superseded. Returns the last batch of the raw one: topic, sequence, base offset."""
+    """Write with idempotent producers of this run. One of them stops early, so that its last batch is in a segment that
+    is cleaned, and its keys are superseded.
+
+    Returns the last batch of the raw producer: topic, sequence, base offset.
+    """
     now_ms = int(time.time() * 1000)
     last = (topic, -1, -1)
     for number in range(40):
@@ -170,7 +174,7 @@ def _live_traffic(client: BrokerClient, topic: str) -> tuple[str, int, int]:
             )
             assert error == "NONE"
             last = (topic, sequence, base_offset)
-    # Supersedes what the early and the raw producer wrote, and rolls after it.
+    # Supersede what the early and the raw producer wrote, and roll the segment after it.
     for number in range(4):
         records = [(now_ms + 100, b"user-%05d" % key, b"newer %d" % number * 8) for key in range(200)]
         records += [(now_ms + 100, b"raw-%d" % key, b"newer") for key in range(10)]
@@ -183,8 +187,8 @@ def _raw_records(sequence: int) -> list[tuple[int, bytes, bytes]]:
     return [(now_ms, b"raw-%d" % number, b"sequence %d" % sequence) for number in range(10)]
 
 
-def _go_on(seen: Story, client: BrokerClient) -> None:
-    """More traffic to every partition: the same producers, and a new one; a transaction; offset commits."""
+def _continue(seen: Story, client: BrokerClient) -> None:
+    """Write more to every partition: with the same producers, a new one, and a transaction; commit offsets."""
     now_ms = int(time.time() * 1000)
     for topic in LIVE:
         for user in ("early", "late"):
@@ -200,7 +204,7 @@ def _go_on(seen: Story, client: BrokerClient) -> None:
                 Served(topic, number, offset, at_ms, "CreateTime", key, value, headers)
                 for offset, (at_ms, key, value, headers) in zip(offsets, new, strict=True)
             ]
-    for number in range(4):  # rolls, so that the broker's cleaner finds something to do
+    for number in range(4):  # rolls segments, so that the broker's cleaner has something to clean
         records = [(now_ms, b"user-%05d" % key, b"newest %d" % number * 8) for key in range(150)]
         client.produce("afterwards", "zstd", 0, records)
     client.transaction("tx-new", "begin", transactional_id="tx-new")
@@ -225,9 +229,9 @@ def test_every_partition_was_compacted_or_skipped_with_a_reason(story: Story) ->
     assert set(SHRINKING) | set(UNTOUCHED) == set(golden.TOPICS)
 
 
-def test_only_a_brokers_own_files_are_left(story: Story) -> None:
+def test_only_files_of_a_broker_are_left(story: Story) -> None:
     assert ".kafka_cleanshutdown" in story.files
-    assert ".lock" in story.files, "which stays: a broker that starts may have it open"
+    assert ".lock" in story.files, "the file must remain: a broker that starts may have it open"
     suffixes = {name.rpartition(".")[2] for name in story.files if re.search(r"/\d{20}\.", name)}
     assert suffixes <= {"log", "index", "timeindex", "txnindex", "snapshot", "checkpoint"}
 
@@ -265,18 +269,19 @@ def test_a_consumer_may_start_at_any_offset(story: Story) -> None:
 @pytest.mark.parametrize("topic", SHRINKING)
 def test_the_latest_record_of_every_key_is_there(story: Story, topic: str) -> None:
     before, after = story.settled("before", topic), story.settled("after", topic)
-    assert len(after) < len(before), "nothing was compacted"
+    assert len(after) < len(before), "no record was removed"
     assert state_of(after) == state_of(before)
     newest = newest_of(after)
     for key, record in newest_of(before).items():
-        if record.value is None and topic in TOMBSTONES_MAY_GO and key not in newest:
+        if record.value is None and topic in TOMBSTONES_MAY_BE_REMOVED and key not in newest:
             continue
         assert newest[key] == record
 
 
 def test_tombstones_past_their_horizon_are_removed(story: Story, tmp_path: Path) -> None:
-    (topic,) = TOMBSTONES_MAY_GO
-    # Those that the broker's cleaner had already kept for a while; the later ones only get their horizon now.
+    (topic,) = TOMBSTONES_MAY_BE_REMOVED
+    # The tombstones that the broker's cleaner has already retained for some time; later ones get their horizon only
+    # now.
     cleaned_to = _cleaner_checkpoint(golden.unpack(tmp_path), topic)
     old = [r for r in story.of("before", topic) if r.value is None and r.offset < cleaned_to]
     assert old
@@ -304,13 +309,13 @@ def test_groups_keep_their_offsets(story: Story) -> None:
     assert story.groups["later"]["group-7"] == {"none-0": 109, "none-1": 507}
 
 
-def test_live_producers_are_known_as_before(story: Story) -> None:
+def test_live_producers_have_the_same_state_as_before(story: Story) -> None:
     assert story.producers["after"] == story.producers["before"]
     for topic in LIVE:
         assert len(story.producers["after"][f"{topic}-0"]) == 3  # early, late, raw
 
 
-def test_a_batch_sent_again_is_recognised(story: Story) -> None:
+def test_a_batch_that_is_sent_again_is_recognised(story: Story) -> None:
     assert len(story.resent) == 3
     for expected, answered in story.resent:
         assert answered == expected

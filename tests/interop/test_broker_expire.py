@@ -11,7 +11,7 @@ from tests.interop.broker_story import complaints, keytail, repairs, start_clien
 
 pytestmark = pytest.mark.interop
 
-# Policies and limits that remove part of a log, all of it, and only what is below its log start.
+# Policies and limits that remove a part of a log, all of it, and only segments below its log start.
 SETTINGS = (
     "events:retention.bytes=40000 events:retention.ms=-1"
     " transactional:cleanup.policy=delete transactional:retention.bytes=20000 transactional:retention.ms=-1"
@@ -22,7 +22,7 @@ SETTINGS = (
 
 @pytest.mark.one_of("a broker starts on what was removed or saved")
 def test_a_broker_starts_on_what_is_left_and_serves_it(tmp_path_factory: pytest.TempPathFactory) -> None:
-    root = tmp_path_factory.mktemp("broker")  # a path without words about repairs
+    root = tmp_path_factory.mktemp("broker")  # a path without words that occur in messages about repairs
     log_dir = golden.unpack(root)
     config = [word for setting in SETTINGS for word in ("--topic-config", setting)]
     rows = keytail("expire", "--config", root / "server.properties", *config, "--execute")

@@ -1,4 +1,4 @@
-"""A broker starts on the output of `compact --output-dir`: the log dirs of another broker, compacted elsewhere.
+"""A broker starts on the output of `compact --output-dir`: the log dirs of another broker, compacted to another place.
 
 It opens the partitions without recovery, serves the latest record of each key, and appends; the source log dirs are
 unchanged. Without `meta.properties` no broker starts.
@@ -26,7 +26,7 @@ RECORD = "keytail-output.json"
 @pytest.mark.one_of("a broker starts on what a command left")
 def test_a_broker_continues_on_a_compaction_out_of_place(tmp_path: Path) -> None:
     log_dir, out = golden.unpack(tmp_path), tmp_path / "out"
-    before = [from_wire(row) for row in golden.record_rows()]  # what its own broker served
+    before = [from_wire(row) for row in golden.record_rows()]  # as served by its own broker
     ends = {
         f"{topic.name}-{number}": tuple(offsets)
         for topic in golden.TOPICS.values()
@@ -51,8 +51,8 @@ def test_a_broker_continues_on_a_compaction_out_of_place(tmp_path: Path) -> None
     assert not complaints(lines) and not repairs(lines)
     skipped = f"Skipping recovery of {len(golden.partitions())} logs from {out} since clean shutdown file was found"
     assert any(line.text == skipped for line in lines)
-    assert {path.parent.name for path in out.rglob(RECORD)} == recorded, "it leaves what it does not know"
-    # Its metadata log has continued, which shows that a broker uses it now.
+    assert {path.parent.name for path in out.rglob(RECORD)} == recorded, "the broker does not remove unknown files"
+    # Its metadata log has continued, which shows that a broker now uses the log dir.
     command = [KEYTAIL, "compact", *given]
     again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert again.returncode == 1

@@ -1,4 +1,4 @@
-"""A real broker on a log dir whose indexes were all lost, and rebuilt: it recovers nothing, and answers as before."""
+"""A real broker on a log dir whose indexes were all lost and rebuilt: it recovers nothing, and answers as before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ INDEXES = (".index", ".timeindex", ".txnindex")
 
 
 def answers(client: BrokerClient) -> dict[str, object]:
-    """Return of every partition: all records, committed ones, where fetches from all over it begin, offsets for times.
+    """Return, for each partition: all records, committed ones, where fetches from throughout the log begin, and offsets
+    for times.
     """
     rng = random.Random(1)
     everything = golden.partitions()
@@ -37,7 +38,7 @@ def answers(client: BrokerClient) -> dict[str, object]:
 def test_a_broker_starts_on_rebuilt_indexes_without_recovery_and_serves_by_offset_and_time(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    root = tmp_path_factory.mktemp("broker")  # a path without words about repairs
+    root = tmp_path_factory.mktemp("broker")  # a path without words that occur in messages about repairs
     log_dir = golden.unpack(root)
     broker = Broker(log_dir, root / "work")
     with start_client() as client:
@@ -52,7 +53,7 @@ def test_a_broker_starts_on_rebuilt_indexes_without_recovery_and_serves_by_offse
                     lost += path.suffix != ".txnindex"
         rows = keytail("rebuild-index", "--log-dirs", log_dir, "--config", golden.PROPERTIES, "--execute")
         assert {row["status"] for row in rows} == {"rebuilt"}
-        assert sum(row["files_wrong"] for row in rows) > lost, "transaction indexes as well"
+        assert sum(row["files_wrong"] for row in rows) > lost, "transaction indexes must be counted too"
         with broker:
             client.connect(broker)
             after = answers(client)

@@ -1,8 +1,9 @@
-"""Transactions through a real broker and keytail: what consumers see, what coordinators know, and what continues.
+"""Transactions through a real broker and keytail: what consumers read, what coordinators know, and what continues.
 
-One scenario: producers' transactions interleave over many segments, two are left open when the broker stops, keytail
-compacts everything that is due without a list of topics, and the broker starts again; the open ones are aborted, and
-everything is repeated. The expected contents of every partition follow from what was sent.
+In one scenario, the transactions of several producers interleave over many segments, two are left open when the broker
+stops, keytail compacts everything that is due without a list of topics, and the broker starts again; the open
+transactions are aborted, and everything is repeated. The expected contents of every partition follow from what was
+sent.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ START_MS = 1_700_000_000_000
 RECENT_MS = int(time.time() * 1000) - 3_600_000  # a broker that starts expires old producers
 SEED = 20_260_413
 SMALL_SEGMENTS = {"cleanup.policy": "compact", "internal.segment.bytes": "16384"}
-LEDGER = (("ledger", 0), ("ledger", 1))  # transactions are left open in the first one
+LEDGER = (("ledger", 0), ("ledger", 1))  # transactions are left open in the first partition
 MOMENTS = ("moments", 0)
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
 INTERNAL = (*((OFFSETS, number) for number in range(3)), (TRANSACTIONS, 0))
 EVERYTHING = (*LEDGER, MOMENTS, *INTERNAL)
 GROUPS = tuple(f"group-{number}" for number in range(6))
 LOOKUPS = 1_500
-LONG_MS = 900_000  # as long as a broker allows: it must not expire during the scenario
+LONG_MS = 900_000  # the maximum that a broker allows: the transaction must not expire during the scenario
 
 
 class Sent(NamedTuple):
@@ -55,10 +56,10 @@ class Ledger:
     client: BrokerClient
     chance: random.Random
     sent: dict[int, list[Sent]] = field(default_factory=lambda: {0: [], 1: []})
-    ended: dict[str, str] = field(default_factory=dict)  # commit or abort
-    groups: dict[str, int] = field(default_factory=dict)  # offsets as committed
-    running: dict[str, str] = field(default_factory=dict)  # by producer
-    pending: dict[str, dict[str, int]] = field(default_factory=dict)  # groups, by transaction
+    ended: dict[str, str] = field(default_factory=dict)  # "commit" or "abort" by transaction
+    groups: dict[str, int] = field(default_factory=dict)  # committed offsets by group
+    running: dict[str, str] = field(default_factory=dict)  # the open transaction by producer
+    pending: dict[str, dict[str, int]] = field(default_factory=dict)  # offsets by group, by transaction
     count: int = 0
 
     def begin(self, producer: str) -> str:
@@ -95,7 +96,7 @@ class Ledger:
             self.groups |= self.pending[name]
 
     def traffic(self, steps: int) -> None:
-        """Interleaved steps of five transactional producers and a plain one; none of them leaves a transaction open."""
+        """Execute interleaved steps of five transactional producers and a plain one; no transaction is left open."""
         for _ in range(steps):
             producer = f"tx-{self.chance.randrange(5)}"
             if self.chance.random() < 0.1:
@@ -118,8 +119,9 @@ class Ledger:
         return not record.transaction or self.ended.get(record.transaction) == "commit"
 
     def after_compaction(self, number: int, end_offset: int) -> list[Sent]:
-        """Return what a round with this end leaves: below it the latest of each key among records that were not
-        aborted."""
+        """Return the records that a round with this end offset leaves: below it, the latest record of each key among
+        those that were not aborted.
+        """
         below = [r for r in self.sent[number] if r.offset < end_offset and self.is_settled(r)]
         newest = {record.key: record.offset for record in below}
         return [r for r in self.sent[number] if r.offset >= end_offset or newest.get(r.key) == r.offset]
@@ -127,7 +129,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class View:
-    """What the broker returns at one moment. `stable` are the last stable offsets."""
+    """What the broker returns at one point. `stable` are the last stable offsets."""
 
     offsets: dict[str, tuple[int, int]]
     stable: dict[str, int]
@@ -157,17 +159,19 @@ class View:
 
 @dataclass
 class Story:
-    """`before` compaction, `after` it, and once more: `before again` (no transaction is open), `after again`."""
+    """What was observed `before` compaction, `after` it, and in the second round: `before again`, when no transaction
+    is open, and `after again`.
+    """
 
     log_dir: Path
     ledger: Ledger
-    bases: list[int] = field(default_factory=list)  # of the segments of ledger-0, before compaction
+    bases: list[int] = field(default_factory=list)  # base offsets of the segments of ledger-0 before compaction
     views: dict[str, View] = field(default_factory=dict)
     expected: dict[str, dict[int, list[Sent]]] = field(default_factory=dict)
     expected_groups: dict[str, dict[str, int]] = field(default_factory=dict)
     aborted: dict[str, set[str]] = field(default_factory=dict)
     rows: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    planned: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # once more, straight afterwards
+    planned: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # a plan made immediately afterwards
     log: dict[str, list[LogLine]] = field(default_factory=dict)
     left_open: list[str] = field(default_factory=list)
     stable_after_abort: list[int] = field(default_factory=list)
@@ -175,7 +179,7 @@ class Story:
     answers: dict[str, list[tuple[int, int] | None]] = field(default_factory=dict)
 
     def compact(self, when: str, properties: Path) -> None:
-        """Compact all that is due, by the broker's own file and its metadata log."""
+        """Compact everything that is due, with the settings of the broker's properties file and its metadata log."""
         self.rows[when] = _by_name(keytail("compact", "--config", properties, "--execute"))
         self.planned[when] = _by_name(keytail("plan", "--config", properties))
         ends = {number: self.rows[when][f"ledger-{number}"]["end_dirty_offset"] for _, number in LEDGER}
@@ -211,13 +215,13 @@ def _produce_all(scenario: Story, root: Path, client: BrokerClient, kafka: Kafka
         scenario.look("before", client)
         scenario.answers["before"] = client.offsets_for_times(*MOMENTS, scenario.times)
     scenario.bases = sorted(int(path.stem) for path in (scenario.log_dir / "ledger-0").glob("*.log"))
-    scenario.answers["kafka"] = _kafkas_own(kafka, scenario, root)
+    scenario.answers["kafka"] = _answers_of_kafka(kafka, scenario, root)
     scenario.compact("after", properties)
     with broker:
         client.connect(broker)
         scenario.look("after", client)
         scenario.answers["keytail"] = client.offsets_for_times(*MOMENTS, scenario.times)
-        _go_on(scenario, client)
+        _continue(scenario, client)
         scenario.look("before again", client)
     scenario.log["after"] = broker.log_lines()
     scenario.compact("after again", properties)
@@ -231,7 +235,7 @@ def _before(scenario: Story, client: BrokerClient) -> None:
     client.create_topic("ledger", 2, SMALL_SEGMENTS)
     client.create_topic("moments", 1, SMALL_SEGMENTS)
     ledger = scenario.ledger
-    ledger.begin("tx-0")  # creates the coordinators' topics
+    ledger.begin("tx-0")  # creates the topics of the coordinators
     ledger.note("tx-0", GROUPS[0], 1)
     ledger.end("tx-0", "commit")
     for topic in (OFFSETS, TRANSACTIONS):
@@ -246,11 +250,13 @@ def _before(scenario: Story, client: BrokerClient) -> None:
             ledger.note(producer, "group-open", 7)
         ledger.traffic(60)
     ledger.send("open-a", 0, 30)
-    scenario.times = _moments(client)
+    scenario.times = _times_for_lookups(client)
 
 
-def _moments(client: BrokerClient) -> list[int]:
-    """A quarter of the records keep their keys, all others except the last have them superseded; times for look-ups."""
+def _times_for_lookups(client: BrokerClient) -> list[int]:
+    """Return times for look-ups, after superseding all records except the last ones and a quarter whose keys are not
+    written again.
+    """
     count, step_ms = 4_000, 60_000
     chance = random.Random(SEED)
     for first in range(0, count, 20):
@@ -262,7 +268,7 @@ def _moments(client: BrokerClient) -> list[int]:
     return [START_MS + count * step_ms * number // LOOKUPS for number in range(LOOKUPS)]
 
 
-def _kafkas_own(kafka: Kafka, scenario: Story, root: Path) -> list[tuple[int, int] | None]:
+def _answers_of_kafka(kafka: Kafka, scenario: Story, root: Path) -> list[tuple[int, int] | None]:
     """Return what Kafka answers after a first round of its own cleaner on a copy of the same log."""
     copy = root / "copy" / "moments-0"
     shutil.copytree(scenario.log_dir / "moments-0", copy)
@@ -272,8 +278,8 @@ def _kafkas_own(kafka: Kafka, scenario: Story, root: Path) -> list[tuple[int, in
     return [None if answer is None else (answer[1], answer[0]) for answer in answers]
 
 
-def _go_on(scenario: Story, client: BrokerClient) -> None:
-    """Use coordinators and producers of old and new names; then abort what was left open, in two ways."""
+def _continue(scenario: Story, client: BrokerClient) -> None:
+    """Use coordinators and producers with old and new names; then abort the open transactions in two ways."""
     ledger = scenario.ledger
     ledger.traffic(60)
     ledger.begin("new")
@@ -282,7 +288,7 @@ def _go_on(scenario: Story, client: BrokerClient) -> None:
     ledger.end("new", "commit")
     client.commit_offsets(GROUPS[2], "ledger", 1, [4712])
     first, second = scenario.left_open
-    # The same transactional id in another producer, as when the client was restarted.
+    # A new producer with the same transactional id, as after a restart of the client.
     ledger.ended_as(first, "abort")
     client.transaction("open-a again", "begin", transactional_id="open-a")
     ledger.running["open-a again"] = "open-a again"
@@ -312,7 +318,8 @@ ROUNDS = ("after", "after again")
 
 
 def test_the_traffic_has_the_cases_of_the_scenario(story: Story) -> None:
-    """Aborted, committed and plain records of many keys; transactions that span segments and interleave."""
+    """There are aborted, committed and plain records of many keys, and transactions that span segments and interleave.
+    """
     before = story.views["before"]
     for topic, number in LEDGER:
         _, end = before.offsets[f"{topic}-{number}"]
@@ -355,7 +362,7 @@ def test_nothing_from_the_open_transaction_on_is_changed(story: Story) -> None:
 
 @pytest.mark.parametrize("when", ROUNDS)
 @pytest.mark.parametrize("number", [0, 1])
-def test_uncommitted_readers_see_the_latest_of_what_was_not_aborted(story: Story, when: str, number: int) -> None:
+def test_uncommitted_readers_see_the_latest_records_that_were_not_aborted(story: Story, when: str, number: int) -> None:
     seen = _seen(story.views[when].records(("ledger", number)))
     assert seen == [record[:4] for record in story.expected[when][number]]
     assert len(seen) < len(story.views[f"before{when[5:]}"].records(("ledger", number)))
@@ -375,7 +382,7 @@ def test_committed_readers_see_nothing_aborted_or_open(story: Story, when: str, 
 
 
 @pytest.mark.parametrize("when", ROUNDS)
-def test_aborted_records_are_removed_where_it_was_compacted(story: Story, when: str) -> None:
+def test_aborted_records_are_removed_from_compacted_partitions(story: Story, when: str) -> None:
     for topic, number in LEDGER:
         end = story.rows[when][f"{topic}-{number}"]["end_dirty_offset"]
         aborted = {r.offset for r in story.ledger.sent[number] if r.transaction in story.aborted[when]}
@@ -405,7 +412,7 @@ def test_the_broker_starts_without_recovery_or_complaint(story: Story, when: str
 
 @pytest.mark.parametrize("when", ["before", "after", "before again", "after again"])
 def test_groups_have_the_committed_offsets(story: Story, when: str) -> None:
-    """Those of aborted transactions, and of the open one, are never visible."""
+    """Offsets committed in aborted or open transactions are never visible."""
     found = {group: offsets["ledger-0"] for group, offsets in story.views[when].groups.items() if "ledger-0" in offsets}
     assert found == story.expected_groups[when]
     assert len(found) > 3
@@ -429,7 +436,9 @@ def test_the_coordinators_logs_retain_the_latest_of_each_key(story: Story, when:
 
 
 def test_open_transactions_can_be_aborted(story: Story) -> None:
-    """By its own transactional id, then by an administrator: the last stable offset moves past each."""
+    """One is aborted with its own transactional id, then one by an administrator; the last stable offset moves past
+    each.
+    """
     first, second = (story.ledger.first_offset(name) for name in story.left_open)
     assert story.views["after"].stable["ledger-0"] == first
     end_then = next(r.offset for r in story.ledger.sent[0] if r.transaction == "open-a again")
@@ -437,7 +446,7 @@ def test_open_transactions_can_be_aborted(story: Story) -> None:
     again = story.views["before again"]
     assert again.stable["ledger-0"] == again.offsets["ledger-0"][1]
     left = {r.transaction for r in story.expected["after again"][0] if r.transaction in story.left_open}
-    assert not left, "compacted in the second round"
+    assert not left, "these must be compacted in the second round"
 
 
 def test_transactions_continue_after_compaction(story: Story) -> None:
@@ -448,14 +457,14 @@ def test_transactions_continue_after_compaction(story: Story) -> None:
 
 
 @pytest.mark.parametrize("when", ROUNDS)
-def test_nothing_is_left_to_do(story: Story, when: str) -> None:
+def test_a_further_plan_has_nothing_to_compact(story: Story, when: str) -> None:
     assert {row["status"] for row in story.planned[when].values()} <= {"clean", "skipped"}
 
 
 def test_time_lookups_are_correct_after_the_first_round(
     story: Story, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Kafka's own first round leaves segments without a byte, which count as the latest of all times."""
+    """Kafka's own first round leaves segments without bytes, which count as the latest of all times."""
     before, after = (story.views[when].records(MOMENTS) for when in ("before", "after"))
     assert story.answers["before"] == _right_answers(before, story.times)
     right = _right_answers(after, story.times)

@@ -1,7 +1,7 @@
 """Behaviours of sections B to E of tests/CONFORMANCE.md with transactions, by number, on logs worked out by hand.
 
-Kafka's cleaner and keytail clean copies of each and must leave the same bytes, indexes of aborted transactions
-included; the expected result is in each test.
+Kafka's cleaner and keytail clean copies of each log, and must leave the same bytes, including the indexes of aborted
+transactions. Each test has its expected result.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.interop
 
 LATER = NOW + DAY_MS
 COMMIT_KEY = b"\0\0\0\1"
-IDLE: dict[str, Any] = {"expiration_ms": 1}  # no producer is active, and none's last batch is protected
+IDLE: dict[str, Any] = {"expiration_ms": 1}  # no producer is active, so no last batch is protected
 
 
 def append(pair: Pair, *steps: Any) -> None:
-    """Append to the partition that the last round left."""
+    """Append to the partition as the last round left it."""
     wire = [step_raw(step) if isinstance(step, bytes) else step for step in steps]
     opened = pair.kafka.append(pair.source / "t-0", wire, **pair.opening(pair.circumstances()))
     pair.log_end_offset = opened.log_end_offset
@@ -38,7 +38,7 @@ def consumed(pair: Pair, now_ms: int = LATER) -> Loaded:
 
 
 def aborted_in_files(pair: Pair) -> dict[int, list[tuple[int, int]]]:
-    """Return first and last offsets of the entries of each transaction index, by segment."""
+    """Return the first and last offsets of the entries of each transaction index, by segment."""
     found = {}
     for path in sorted((pair.ours / "t-0").glob("*.txnindex")):
         entries = parse_txn_index(path.read_bytes())
@@ -47,15 +47,15 @@ def aborted_in_files(pair: Pair) -> dict[int, list[tuple[int, int]]]:
 
 
 def test_control_batches_and_aborted_data_supersede_nothing(kafka: Kafka, fast_dir: Path) -> None:
-    """11: neither is in the map."""
+    """11: control batches and aborted data are not in the map."""
     steps = [one(0, b"a"), one(1, COMMIT_KEY), data(2, b"a"), data(3, b"b", 8), marker(4, "ABORT")]
     pair = Pair(kafka, fast_dir, [*steps, marker(5, "COMMIT", 8), one(6, b"c"), ROLL, one(7)], **IDLE)
-    assert pair.round(now_ms=LATER).map_entries == 4  # a, the user's key, b, c
+    assert pair.round(now_ms=LATER).map_entries == 4  # the keys a, b and c, and the user's key
     assert pair.offsets() == [0, 1, 3, 4, 5, 6]
 
 
-def test_a_users_key_that_looks_like_a_markers_removes_no_marker(kafka: Kafka, fast_dir: Path) -> None:
-    """19: as key, it is the latest of its kind after two markers, in the clean section and in the dirty one."""
+def test_a_user_key_that_equals_the_key_of_a_marker_removes_no_marker(kafka: Kafka, fast_dir: Path) -> None:
+    """19: the key is the latest of its bytes after two markers, in the clean section and in the dirty one."""
     steps = [data(0, b"a"), marker(1, "COMMIT"), data(2, b"b"), marker(3, "COMMIT"), ROLL, one(4, COMMIT_KEY)]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(5)], **IDLE)
     for checkpoint in (4, 0):
@@ -65,20 +65,20 @@ def test_a_users_key_that_looks_like_a_markers_removes_no_marker(kafka: Kafka, f
     assert consumed(pair).committed == (0, 2, 4, 5)
 
 
-def test_messages_of_an_impossible_magic_inside_are_cleaned(kafka: Kafka, fast_dir: Path) -> None:
-    """20: messages of magic 0 in a wrapper of magic 1 (KAFKA-4298); values stay at their offsets."""
+def test_wrappers_with_messages_of_another_magic_are_cleaned(kafka: Kafka, fast_dir: Path) -> None:
+    """20: messages of magic 0 are in a wrapper of magic 1 (KAFKA-4298); their values keep their offsets."""
     records = [Rec(n, NOW + n, b"k%d" % (n % 2), b"value %d" % n) for n in range(4)]
     wrapper = encode_wrapper(records, GZIP, magic=1, inner_magics=[0, 1, 0, 0])
     pair = Pair(kafka, fast_dir, [wrapper, one(4, b"other"), ROLL, one(5)])
     pair.round()
     batch = pair.batches()[2]
-    assert type(batch) is Batch  # of version 2
+    assert type(batch) is Batch  # a batch of version 2
     assert [(r.offset, r.key, r.value) for r in batch.records] == [(2, b"k0", b"value 2"), (3, b"k1", b"value 3")]
     assert pair.offsets() == [2, 3, 4]
 
 
-def test_an_aborted_last_batch_stays_empty_until_its_producer_writes_again(kafka: Kafka, fast_dir: Path) -> None:
-    """24: and with it the marker, so that the empty batch is not mistaken for an open transaction."""
+def test_an_aborted_last_batch_is_retained_empty_until_its_producer_writes_again(kafka: Kafka, fast_dir: Path) -> None:
+    """24: its marker is retained too, so that the empty batch is not mistaken for an open transaction."""
     pair = Pair(kafka, fast_dir, [data(0, b"a"), marker(1, "ABORT"), one(2, b"b"), ROLL, one(3)])
     for _ in range(2):
         pair.round()
@@ -95,7 +95,9 @@ def test_an_aborted_last_batch_stays_empty_until_its_producer_writes_again(kafka
 
 
 def test_sequences_that_restart_at_0_allow_old_batches_and_markers_to_be_removed(kafka: Kafka, fast_dir: Path) -> None:
-    """26: as a group coordinator writes, every transaction from sequence 0; the offset decides which batch is last."""
+    """26: like a group coordinator, the producer writes every transaction from sequence 0; the offset determines which
+    batch is the last.
+    """
     steps = [step for n in (0, 2, 4) for step in (data(n, b"a"), marker(n + 1, "COMMIT"))]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(6)])
     pair.round()
@@ -110,8 +112,9 @@ def test_sequences_that_restart_at_0_allow_old_batches_and_markers_to_be_removed
     assert producer[:5] == (7, 0, 0, 4, 4)  # id, epoch, last sequence, first and last data offset
 
 
-def test_aborted_records_are_removed_whatever_their_key_and_beyond_the_map_too(kafka: Kafka, fast_dir: Path) -> None:
-    """28: keys that were not written again, keyless records, and data after the end of a full map."""
+def test_aborted_records_of_any_key_are_removed_even_beyond_the_map(kafka: Kafka, fast_dir: Path) -> None:
+    """28: this includes keys that were not written again, records without a key, and data after the end of a full map.
+    """
     steps = [one(0, b"x"), data(1, b"only here"), one(2, b"y"), data(3, b"nor there", sequence=1), data(4, None, 8)]
     ends = [marker(5, "ABORT", 8), marker(6, "ABORT"), one(7, b"x")]
     pair = Pair(kafka, fast_dir, [*steps, *ends, ROLL, one(8)], **IDLE)
@@ -122,16 +125,16 @@ def test_aborted_records_are_removed_whatever_their_key_and_beyond_the_map_too(k
 
 
 @pytest.mark.parametrize("kind", ["COMMIT", "ABORT"])
-def test_a_marker_waits_for_the_removal_of_its_data_then_a_round_and_a_horizon(
+def test_a_marker_is_removed_a_round_and_a_horizon_after_its_data(
     kafka: Kafka, fast_dir: Path, kind: str
 ) -> None:
-    """29, 30: an aborted transaction's entry is removed when the marker gets its horizon."""
+    """29, 30: the entry of an aborted transaction is removed when the marker gets its horizon."""
     steps = [data(0, b"a"), data(1, b"b", sequence=1), marker(2, kind), one(3, b"a"), one(4, b"c")]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(5)], **IDLE)
     entries = {0: [(0, 2)]} if kind == "ABORT" else {}
     pair.round(now_ms=LATER)
     assert (pair.batches()[2].delete_horizon_ms, aborted_in_files(pair)) == (None, entries)
-    if kind == "COMMIT":  # b at offset 1 is left, until it is written again
+    if kind == "COMMIT":  # b at offset 1 is retained until its key is written again
         pair.round(now_ms=LATER)
         assert pair.offsets() == [1, 2, 3, 4] and pair.batches()[2].delete_horizon_ms is None
         append(pair, one(6, b"b"), ROLL, one(7))
@@ -147,7 +150,7 @@ def test_a_marker_waits_for_the_removal_of_its_data_then_a_round_and_a_horizon(
 
 @pytest.mark.parametrize("segment_bytes", [1, 1_000_000], ids=["each segment by itself", "one group"])
 def test_transactions_across_segments_lose_nothing_early(kafka: Kafka, fast_dir: Path, segment_bytes: int) -> None:
-    """31: transactions with data in three segments and markers in later ones; only aborted data is removed."""
+    """31: transactions have data in three segments and markers in later ones; only aborted data is removed."""
     steps = [
         *(data(0, b"a", 7), data(1, b"b", 8), ROLL),
         *(data(2, b"c", 7, sequence=1), data(3, b"d", 8, sequence=1), one(4, b"x"), ROLL),
@@ -168,7 +171,9 @@ def test_transactions_across_segments_lose_nothing_early(kafka: Kafka, fast_dir:
 
 
 def test_every_pass_with_a_tiny_map_leaves_the_correct_aborted_transactions(kafka: Kafka, fast_dir: Path) -> None:
-    """32: each pass rewrites more segments; entries outlive their data by a pass, each beside its marker."""
+    """32: each pass rewrites more segments; entries outlive their data by a pass, and each is in the segment of its
+    marker.
+    """
     steps: list[Any] = []
     for n in range(0, 24, 6):
         steps += [data(n, b"aborted", 7), data(n + 1, b"%d" % n, 8), newer(n + 2, b"k%d" % n, b"k%d" % (n + 1))]
@@ -181,7 +186,7 @@ def test_every_pass_with_a_tiny_map_leaves_the_correct_aborted_transactions(kafk
         checkpoint = theirs.end_offset
         assert consumed(pair).committed == (*right, 24)
         data_left = [b for b in pair.batches().values() if b.transactional and not b.control and b.producer_id == 7]
-        # A segment that this pass rewrote has no aborted data; one beyond it still has, with its entry.
+        # A segment that this pass rewrote has no aborted data; a later segment still has data, with its entry.
         for batch in data_left:
             assert batch.base_offset >= checkpoint
         listed = aborted_in_files(pair)

@@ -1,8 +1,8 @@
-"""Kafka's own loader opens every state that a stopped compaction, its recovery or the run after it leaves.
+"""Kafka's own loader opens every state that a stopped compaction, its recovery, or the next run leaves.
 
-It finds each key's latest record, nothing that was not there and the same log end (promises 1 and 2), each record again
-through the indexes, and can read the checkpoint; and from every state in which a recovery ends, the next run leaves
-what a round of Kafka's cleaner leaves (promise 5).
+It finds the latest record of each key, nothing that was not there before, and the same log end (promises 1 and 2); it
+finds each record again through the indexes, and reads the checkpoint. From every state in which a recovery ends, the
+next run leaves what a round of Kafka's cleaner leaves (promise 5).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def test_kafka_loses_nothing_whenever_a_compaction_stops(
     explorer.explore()
     with capsys.disabled():
         print(f"\nby Kafka: {name} (seed {SEED}): {len(opened)} opened, {len(cleaned)} cleaned; losses 0; {explorer}")
-    if name in SHAPES:  # a random log may be compacted into itself
+    if name in SHAPES:  # a random log may already be compact
         assert len(opened) > 20
         assert len(cleaned) > 2
 
 
 def is_new(path: Path, seen: set[str]) -> bool:
-    """Whether these names and contents were not checked before; scratch files do not count."""
+    """Return whether these names and contents were not checked before; scratch files are ignored."""
     if not path.exists():
         return False
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix != ".clean")
@@ -78,7 +78,7 @@ def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, model: 
         log.judge(records, loaded.log_end_offset, loaded.segment_bases)
         assert loaded.fetch_mismatches == ()
         assert loaded.segment_bases == sorted(model.segments)
-        assert records == model.records(), "the model of the loader finds something else"
+        assert records == model.records(), "the model of the loader finds other records"
         check_transactions(log, loaded)
         for base, segment in model.segments.items():
             assert (copy / f"{base:020d}.log").read_bytes() == segment.log
@@ -87,7 +87,7 @@ def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, model: 
 
 
 def check_transactions(log: Log, loaded: Loaded) -> None:
-    """Check the open transactions, the last stable offset, and the records that a read_committed consumer gets."""
+    """Check the open transactions, the last stable offset, and the records that a read_committed consumer receives."""
     open_from = log.transactions.open_from
     stable = min(open_from.values(), default=log.end)
     assert loaded.last_stable_offset == stable
@@ -104,7 +104,7 @@ def clean_with_kafka(
     checkpoints: dict[str, int],
     cleaned: set[str],
 ) -> None:
-    """For the state in which a recovery ended: the next run compared with a round of Kafka's cleaner."""
+    """Compare the next run, from the state in which a recovery ended, with a round of Kafka's cleaner."""
     new = [log for log in log_dir.logs if log.compacted and is_new(root / log.name, cleaned)]
     if not new:
         return
@@ -120,7 +120,7 @@ def clean_with_kafka(
 
 
 def logs_of(path: Path) -> dict[str, bytes]:
-    """And the indexes of aborted transactions."""
+    """Return the logs and the indexes of aborted transactions."""
     return {file.name: file.read_bytes() for file in path.iterdir() if file.suffix in (".log", ".txnindex")}
 
 

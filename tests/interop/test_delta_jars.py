@@ -1,4 +1,6 @@
-"""`python -m keytail.run.delta_jars`: it downloads what --delta-jars requires and a table needs."""
+"""`python -m keytail.run.delta_jars` downloads the jars that --delta-jars requires, and a table can be written with
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ print(spark.read.format("delta").load(sys.argv[2]).count())
 
 
 def test_jars_are_downloaded_and_sufficient(tmp_path: Path) -> None:
-    """In separate processes: they end the JVM that they have started."""
+    """Both steps are separate processes, because each ends the JVM that it has started."""
     jars = tmp_path / "jars"
     reported = run("-m", "keytail.run.delta_jars", str(jars))
     assert reported.split() == sorted(path.name for path in jars.iterdir())

@@ -1,7 +1,7 @@
 """Promise 3: one round of keytail leaves what one round of Kafka's cleaner leaves, on random logs.
 
-KEYTAIL_FUZZ_LOGS sets how many in total, KEYTAIL_SEED repeats a run (log n of a seed and a test is always the same
-log), KEYTAIL_FUZZ_LOG plays that log alone.
+KEYTAIL_FUZZ_LOGS sets the total number of logs, KEYTAIL_SEED repeats a run (log n of a seed and a test is always the
+same), and KEYTAIL_FUZZ_LOG runs only that log.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NEVER_MISSED = (
     "second runs that changed nothing",
     "rounds that wrote groups in rounds",
 )
-IN_PASSES = 0.15  # of cleanings get a scratch bound, and take some times as long
+IN_PASSES = 0.15  # the share of rounds with a scratch limit, which take several times as long
 PLAIN: dict[str, Any] = {}
 TRANSACTIONS = {"transactional": True}
 LEGACY = {"legacy": True}
@@ -71,13 +71,15 @@ def test_a_round_leaves_what_kafkas_cleaner_leaves(
     seen = run_cases(kafka, fast_dir, keytail_round, logs=logs, again=run_again, **options)
     if logs >= 100 and not options.get("legacy"):
         missing = [name for name in NEVER_MISSED if not seen[name]]
-        assert not missing, f"the random logs never came to: {missing}"
+        assert not missing, f"the random logs never had: {missing}"
 
 
 def test_batches_in_pieces_leave_what_kafkas_cleaner_leaves(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As batches are read that decompress to more than memory allows, here those of more than one record."""
+    """Batches that decompress to more than memory allows are read in pieces; here all batches of more than one record
+    are.
+    """
     take_in_pieces(monkeypatch)
     run_cases(kafka, fast_dir, keytail_round, logs=max(1, round(LOGS * 0.1)), again=run_again, **BOTH)
 
@@ -88,7 +90,9 @@ def test_batches_in_pieces_leave_what_kafkas_cleaner_leaves(
 def test_results_that_drift_apart_remain_equal(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
-    """Each side continues from its own result. Not compressed: otherwise sizes differ, and with them the grouping."""
+    """Each side continues from its own result. The logs are not compressed, because sizes, and thus groups, would
+    differ.
+    """
     logs = max(1, round(LOGS * share))
     run_cases(
         kafka, fast_dir, keytail_round, logs=logs, mode="drift", codecs=["none"], again=run_again, **options
@@ -98,10 +102,10 @@ def test_results_that_drift_apart_remain_equal(
 @pytest.mark.parametrize(
     "options, share", [(PLAIN, 0.05), (TRANSACTIONS, 0.1), (BOTH, 0.05)], ids=["plain", "transactional", "both"]
 )
-def test_measured_grouping_always_serves_the_same(
+def test_with_measured_grouping_the_same_records_are_served(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
-    """Segments differ, records, batches and checkpoints do not: rounds begin and end at segments of both."""
+    """Segments differ, but records, batches and checkpoints do not; rounds begin and end at segments of both sides."""
     logs = max(1, round(LOGS * share))
     run_cases(
         kafka,
@@ -116,7 +120,9 @@ def test_measured_grouping_always_serves_the_same(
 
 
 def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, fast_dir: Path) -> None:
-    """Deleted, truncated, of another segment, an entry missing or wrong: the log itself shows what was aborted."""
+    """Whether the index is deleted, truncated or of another segment, or an entry is missing or wrong, the log itself
+    shows what was aborted.
+    """
     rng = random.Random(SEED)
     damages: Counter[str] = Counter()
 
@@ -136,7 +142,7 @@ def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, f
 
 
 def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
-    """Damage one transaction index of a segment that the round replaces; return what was done."""
+    """Damage one transaction index of a segment that the round replaces, and return what was done."""
     bases = [base for base in sorted(int(path.stem) for path in partition.glob("*.log")) if base < end_offset]
     indexes = {base: partition / f"{base:020d}.txnindex" for base in bases}
     full = [path for path in indexes.values() if path.exists() and path.stat().st_size]
@@ -164,8 +170,8 @@ def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
 
 
 @pytest.mark.parametrize("mode", ["drift", "measured"])
-def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
-    """Tombstones, markers and emptied batches are removed when Kafka removes them, and in the end all are."""
+def test_rounds_at_later_clocks_remove_everything_that_is_not_needed(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
+    """Tombstones, markers and emptied batches are removed when Kafka removes them, and in the end all of them are."""
     removed = 0
     for number in range(max(1, round(LOGS * 0.02))):
         rng = random.Random(f"{SEED}-{number}")
@@ -185,7 +191,7 @@ def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast
             clock_ms = traffic.clock_ms + day * 2 * DAY_MS
             if day:
                 records = [(clock_ms, b"key of the day %d" % day, b"value", ())]
-                if day == 1:  # nothing of the first day is retained, so that no marker is needed for it
+                if day == 1:  # no record of the first day is retained, so that no marker is needed for one
                     records += [(clock_ms, key, None, ()) for key in traffic.keys]
                 steps = [step_clock(clock_ms), step_batch(records), step_roll()]
             options = {**traffic.options, "clock_ms": clock_ms}
@@ -194,7 +200,7 @@ def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast
             boundary = boundary or case.now.log_end_offset
         served = case.loaded(case.ours, case.now)
         old = [batch for batch in served.batches if batch["last_offset"] < boundary]
-        # A record's time may be years ahead, and its producer then does not expire.
+        # The time of a record may be years ahead; its producer then does not expire.
         active = {producer[0] for producer in served.producers}
         idle = [batch for batch in old if batch["producer_id"] not in active]
         assert not [batch for batch in idle if batch["control"] or not batch["records"]], f"log {number}"
@@ -215,7 +221,7 @@ def plain_circumstances(
 def keytail_round(
     log_dir: Path, now: Circumstances, *, grouping: Grouping = "kafka", force: bool = False, **fields: Any
 ) -> Outcome:
-    """`fields` of the task other than those that follow from the circumstances."""
+    """Run a round of keytail. `fields` are those of the task that do not follow from the circumstances."""
     facts, selection = keytail_choice(log_dir, now, force=force)
     choice = {name: getattr(selection, name) for name in CHOICE}
     if not selection.cleanable_bytes:
@@ -238,7 +244,7 @@ def keytail_round(
         map_max_entries=now.map_max_entries,
         hash_seed=now.log_end_offset,
         drop_keyless=True,
-        **{"message_format": "v2", **fields},  # as 4.3.1's cleaner
+        **{"message_format": "v2", **fields},  # like the cleaner of 4.3.1
     )
     rng = random.Random(repr(now))
     if rng.random() >= IN_PASSES:
@@ -248,10 +254,10 @@ def keytail_round(
 
 
 def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]:
-    """Clean with a scratch bound: it must leave what one pass leaves, and no intermediate state loses a record for
-    consumers.
+    """Clean with a scratch limit, and check that it leaves what one pass leaves, and that no state between passes loses
+    a record for consumers.
 
-    Return the end offset, and the number of passes. `stops`: another run continues after the first pass as well.
+    Returns the end offset and the number of passes. With `stops`, another run continues after the first pass as well.
     """
     partition, whole, stopped = Path(task.partition_path), home / "whole" / "t-0", home / "stopped" / "t-0"
     for copy in (whole, stopped):
@@ -261,16 +267,18 @@ def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
 
     def nothing_lost(directory: Path, number: int) -> None:
         lost = (before ^ newest_offsets(directory, task.log_start_offset)) - doubled
-        assert not lost or inside, f"newest of their keys, gone or back after round {number}: {sorted(lost)}"
+        assert not lost or inside, (
+            f"latest records of their keys, missing or visible again after pass {number}: {sorted(lost)}"
+        )
 
     inside = task.first_dirty_offset not in [segment.base_offset for segment in task.segments]
     # If an earlier round began at a checkpoint that no cleaning had reached, the clean section may contain a value and
-    # its tombstone: the tombstone is removed in time, and the value is visible again, as with Kafka's cleaner.
+    # its tombstone. In time the tombstone is removed and the value is visible again, as with Kafka's cleaner.
     doubled = doubled_offsets(partition, task.first_dirty_offset)
     try:
         clean(replace(task, partition_path=str(whole), max_scratch_bytes=None))
     except KeytailError as refusal:
-        # A reason to stop in the last group ends its round: as in Kafka, those before it are replaced.
+        # An error in the last group ends its round: as in Kafka, the groups before it are replaced.
         with pytest.raises(type(refusal)):
             clean(task, nothing_lost)
         shutil.rmtree(partition)
@@ -279,7 +287,7 @@ def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
     end_offset, rounds = clean(task, nothing_lost)
     found, expected = files_of(partition), files_of(whole)
     other = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-    assert not other, f"{rounds} rounds left other files than one: {other}"
+    assert not other, f"{rounds} passes left other files than one pass: {other}"
     if stops and rounds > 1:
         first = replace(task, partition_path=str(stopped))
         clean(first, rounds=1)
@@ -295,8 +303,9 @@ def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
 def clean(
     task: CleaningTask, on_round: Callable[[Path, int], None] | None = None, *, rounds: int | None = None
 ) -> tuple[int, int]:
-    """Clean as the driver does: return the end offset, and the number of passes. With `rounds` it stops after that
-    many."""
+    """Clean as the driver does, and return the end offset and the number of passes. With `rounds`, stop after that many
+    passes.
+    """
     number = 0
     while True:
         number += 1
@@ -335,12 +344,14 @@ measured_round = partial(keytail_round, grouping="measured")
 
 
 def run_again(log_dir: Path, now: Circumstances, *, grouping: Grouping = "kafka") -> bool:
-    """Clean again at the same clock, with the checkpoint that the round left. True if its map had been too small."""
+    """Clean again at the same clock, with the checkpoint that the round left. Return True if its map had been too
+    small.
+    """
     if now.checkpoint is not None:
         write_offsets(LOCAL, str(log_dir / "cleaner-offset-checkpoint"), {("t", 0): now.checkpoint})
     _, choice = keytail_choice(log_dir, now, force=True)
     if choice.cleanable_bytes:
-        assert now.map_max_entries is not None, f"still something to clean: {choice}"
+        assert now.map_max_entries is not None, f"there is still something to clean: {choice}"
         return True
     assert keytail_round(log_dir, now, grouping=grouping, force=True).end_offset is None
     return False

@@ -1,4 +1,4 @@
-"""`dump` compared with Kafka's own DumpLogSegments on the same files: the same lines, and the same complaints."""
+"""`dump` compared with Kafka's own DumpLogSegments on the same files: the same lines, and the same messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DECODERS = {"--offsets-decoder": offsets_text, "--transaction-log-decoder": tran
 
 
 class Ours:
-    """Return the output of keytail's dump, with the flags that Kafka's tool got."""
+    """The output of keytail's dump with the flags of Kafka's tool."""
 
     def __init__(self, files: Sequence[Path], flags: Sequence[str]) -> None:
         out = bytearray()
@@ -44,7 +44,8 @@ class Ours:
             decoder=decoder,
         )
         dump(LOCAL, [str(file) for file in files], options, report)
-        # Kafka's tool reads bytes as text and prints it again; so does keytail, for lines that contain others' bytes.
+        # Kafka's tool decodes bytes as text and encodes them again; so does keytail, for lines that contain bytes of
+        # the log.
         self.out = out.decode()
         self.said = message
         self.wrong = report.wrong
@@ -69,7 +70,7 @@ def assert_same(theirs: str, ours: str) -> None:
 
 
 def complaints(text: str) -> list[str]:
-    """Return lines of standard error in any order of files, without those of a missing logging binding."""
+    """Return the lines of standard error, sorted, without those about a missing logging binding."""
     return sorted(line for line in text.splitlines() if line and not line.startswith("SLF4J"))
 
 
@@ -81,7 +82,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "flags", [(), ("--print-data-log",), ("--deep-iteration",), ("--print-data-log", "--skip-record-metadata")]
 )
-def test_the_log_of_a_broker_is_printed_alike(kafka: Kafka, golden: Path, flags: tuple[str, ...]) -> None:
+def test_the_log_of_a_broker_is_printed_as_by_kafka(kafka: Kafka, golden: Path, flags: tuple[str, ...]) -> None:
     for partition in sorted(path for path in golden.iterdir() if path.is_dir()):
         files = files_of(partition)
         theirs, ours = kafkas(kafka, files, flags), Ours(files, flags)
@@ -95,7 +96,7 @@ def test_the_log_of_a_broker_is_printed_alike(kafka: Kafka, golden: Path, flags:
     ("topic", "flag"),
     [("__consumer_offsets", "--offsets-decoder"), ("__transaction_state", "--transaction-log-decoder")],
 )
-def test_decoded_topics_of_a_broker_are_printed_alike(kafka: Kafka, golden: Path, topic: str, flag: str) -> None:
+def test_decoded_topics_of_a_broker_are_printed_as_by_kafka(kafka: Kafka, golden: Path, topic: str, flag: str) -> None:
     decoded = 0
     for partition in sorted(golden.glob(f"{topic}-*")):
         files = sorted(partition.glob("*.log"))
@@ -106,7 +107,7 @@ def test_decoded_topics_of_a_broker_are_printed_alike(kafka: Kafka, golden: Path
 
 
 @pytest.mark.parametrize("flag", ["--verify-index-only", "--index-sanity-check"])
-def test_index_flags_print_alike(kafka: Kafka, golden: Path, flag: str) -> None:
+def test_index_flags_print_the_same_as_kafka(kafka: Kafka, golden: Path, flag: str) -> None:
     for partition in sorted(path for path in golden.iterdir() if path.is_dir()):
         files = [file for file in files_of(partition) if "index" in file.suffix]
         assert_same(kafkas(kafka, files, (flag,)).out, Ours(files, (flag,)).out)
@@ -118,7 +119,7 @@ TEXTS = [b"", b"key-1", "schlüssel".encode(), "鍵🔑".encode(), b'say "hi"\\'
 
 
 def random_bytes(rng: random.Random) -> bytes | None:
-    """Text, text truncated anywhere, or any bytes: invalid UTF-8 is shown as Java's decoder does."""
+    """Return text, text truncated at any byte, or any bytes; invalid UTF-8 is printed as Java's decoder would."""
     choice = rng.random()
     if choice < 0.1:
         return None
@@ -135,7 +136,7 @@ def random_bytes(rng: random.Random) -> bytes | None:
 
 
 def random_log(rng: random.Random, *, old: bool) -> bytes:
-    """Batches of every kind that a segment can contain; offsets rise, with gaps."""
+    """Return batches of every kind that a segment can contain, with ascending offsets and gaps."""
     offset, parts = rng.choice([0, 0, 5]), []
     for _ in range(rng.randint(1, 12)):
         records = []
@@ -197,7 +198,7 @@ def write_segment(folder: Path, log: bytes, interval: int, old: bool) -> list[Pa
 
 
 def damage(rng: random.Random, files: Sequence[Path]) -> str:
-    """Damage one of the files; return what was done."""
+    """Damage one of the files, and return what was done."""
     file = rng.choice([files[0], files[0], *files[1:]])
     data = bytearray(file.read_bytes())
     kind = rng.choice(["flip", "cut", "garbage", "zeros"])
@@ -216,8 +217,9 @@ def damage(rng: random.Random, files: Sequence[Path]) -> str:
 
 
 def before_the_exception(text: str) -> str:
-    """Return what Kafka's tool had printed of batches that it could read: not the records of the one in which it
-    failed."""
+    """Return what Kafka's tool printed of the batches that it could read, without the records of the one in which it
+    failed.
+    """
     lines = text.split("\n")[:-1]
     while lines and not lines[-1].startswith(("baseOffset: ", "offset: ", "timestamp: ", "Dumping ", "Log starting")):
         lines.pop()
@@ -225,14 +227,16 @@ def before_the_exception(text: str) -> str:
 
 
 def known(text: str) -> list[str]:
-    """Return complaints of both in the same words; not the timestamps that Kafka misses in emptied batches."""
+    """Return the complaints of both tools in the same words, without those about timestamps that Kafka misses in
+    emptied batches.
+    """
     found = [line for line in complaints(text) if not line.startswith("Found timestamp mismatch")]
     ours_alone = ("log timestamp: -1", "(/", "read from its start")
     return [line for line in found if not any(part in line for part in ours_alone)]
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["magic 2", "magic 0 and 1 too"])
-def test_random_logs_are_printed_alike(kafka: Kafka, fast_dir: Path, old: bool) -> None:
+def test_random_logs_are_printed_as_by_kafka(kafka: Kafka, fast_dir: Path, old: bool) -> None:
     for number in range(LOGS):
         seed = f"{SEED}-{old}-{number}"
         rng = random.Random(seed)
@@ -249,7 +253,7 @@ def test_random_logs_are_printed_alike(kafka: Kafka, fast_dir: Path, old: bool) 
                         assert known("\n".join(ours.said)) == known(theirs.err)
                     else:
                         assert ours.out.startswith(before_the_exception(theirs.out))
-                        # Kafka's tool reads the log to its end for each time index entry; keytail does not.
+                        # For each time index entry, Kafka's tool reads the log to its end; keytail does not.
                         assert ours.wrong or not done.endswith(file.name)
                     if not done:
                         assert not ours.wrong, ours.said

@@ -1,4 +1,4 @@
-"""Every record type of `__consumer_offsets` and `__transaction_state`, at every version, decoded by Kafka and by
+"""All record types of `__consumer_offsets` and `__transaction_state`, at every version, are decoded by Kafka and by
 keytail.
 
 The bytes are encoded with keytail's own tables of fields: a wrong table produces bytes that Kafka reads differently.
@@ -38,7 +38,9 @@ def uvarint(value: int) -> bytes:
 def structure(
     rng: random.Random, fields: tuple[Field, ...], version: int, flexible: bool, later: float = 0.0
 ) -> bytes:
-    """`later`: how often it has a tag of a later version. (Kafka shows an otherwise empty structure with one.)"""
+    """Encode a structure; `later` is the probability of a tag of a later version. (Kafka prints an otherwise empty
+    structure with such a tag.)
+    """
     present = [field for field in fields if field.is_in(version)]
     out = b"".join(encoded(rng, field, version, flexible) for field in present if field.tag is None)
     if not flexible:
@@ -58,7 +60,8 @@ def encoded(rng: random.Random, field: Field, version: int, flexible: bool) -> b
         return struct.pack(">" + NUMBERS[kind], value)
     if kind == "uuid":
         return rng.choice([bytes(16), rng.randbytes(16)])
-    is_null = field.nullable and field.tag is None and rng.random() < 0.4  # a tagged null is never written
+    # a tagged field that is null is never written
+    is_null = field.nullable and field.tag is None and rng.random() < 0.4
     if kind == "struct":
         mark = struct.pack(">b", -1 if is_null else 1) if field.nullable else b""
         return mark if is_null else mark + structure(rng, field.parts, version, flexible)
@@ -78,9 +81,9 @@ def message(rng: random.Random, layout: Message, version: int) -> bytes:
 
 
 def subscription(rng: random.Random, data: bytes) -> bytes:
-    """A group whose members use the consumer protocol, some of them incorrectly."""
+    """Return a group whose members use the consumer protocol, some of them incorrectly."""
     layout = coordinator._OFFSETS_TOPIC[2].value
-    version = rng.randrange(4)  # not flexible: lengths are easy to write
+    version = rng.randrange(4)  # not a flexible version, in which lengths would be harder to write
     head = struct.pack(">h8siHH", 8, b"consumer", 3, 0, 0)
     if version >= 2:
         head += struct.pack(">q", 1_700_000_000_000)
@@ -125,7 +128,9 @@ def records(rng: random.Random, topic: str) -> list[tuple[bytes | None, bytes | 
     ("topic", "flag"),
     [("__consumer_offsets", "--offsets-decoder"), ("__transaction_state", "--transaction-log-decoder")],
 )
-def test_every_type_at_every_version(kafka: Kafka, tmp_path: Path, topic: str, flag: str) -> None:
+def test_every_type_of_every_version_is_decoded_as_by_kafka(
+    kafka: Kafka, tmp_path: Path, topic: str, flag: str
+) -> None:
     rng = random.Random(f"{SEED}-{topic}")
     found = records(rng, topic)
     log = tmp_path / f"{0:020d}.log"

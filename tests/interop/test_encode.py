@@ -1,4 +1,5 @@
-"""Batches from columns beside those of Kafka's own builder, read back by Kafka's own reader; keys hashed by both.
+"""Batches encoded from columns are compared with those of Kafka's own builder, and read back by Kafka's own reader;
+both hash the keys.
 
 KEYTAIL_SEED repeats a run.
 """
@@ -84,7 +85,7 @@ def read_by_kafka(kafka: Kafka, data: bytes) -> tuple[list[dict[str, Any]], list
     return answer["batches"], records
 
 
-def test_the_same_bytes_as_kafkas_builder(kafka: Kafka, rng: random.Random) -> None:
+def test_encoded_batches_have_the_bytes_of_kafkas_builder(kafka: Kafka, rng: random.Random) -> None:
     cut = 0
     for _ in range(LOGS):
         records = random_records(rng, rng.choice([0, 5, 2**40, 2**62]))
@@ -121,7 +122,7 @@ def test_kafka_reads_back_append_times(kafka: Kafka) -> None:
     assert back == records
 
 
-def test_both_refuse_timestamps_below_none(kafka: Kafka) -> None:
+def test_both_refuse_timestamps_below_minus_one(kafka: Kafka) -> None:
     record = Rec(0, -2, b"k", b"v")
     with pytest.raises(KafkaError, match="Invalid negative timestamp"):
         kafkas(kafka, [record], 100)

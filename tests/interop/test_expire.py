@@ -1,4 +1,6 @@
-"""`expire` removes what Kafka's own retention removes: random logs at a fixed clock, the rest equal to the byte."""
+"""`expire` removes what Kafka's own retention removes, on random logs at a fixed clock, and the rest is equal to the
+byte.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,13 @@ from tests.reference.legacy import encode_single
 pytestmark = pytest.mark.interop
 
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) or 35
-DRAWS = 4  # of settings, clocks and high watermarks for one log
+DRAWS = 4  # settings, clocks and high watermarks per log
 
 
 def aged_traffic(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A log of few batches per segment, whose segments have ages of every kind, in any order; steps and configs."""
+    """Return the steps and configs of a log with few batches per segment, whose segments have ages of every kind, in
+    any order.
+    """
     steps: list[dict[str, Any]] = []
     epoch = offset = 0
     for _ in range(rng.randint(1, 8)):
@@ -60,8 +64,7 @@ def aged_traffic(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, An
 
 
 def make_log(kafka: Kafka, rng: random.Random, path: Path) -> tuple[dict[str, Any], int]:
-    """Write a closed log in `path` with Kafka itself; return the configs with which it was written and its log start
-    offset."""
+    """Write a closed log to `path` with Kafka itself, and return its configs and its log start offset."""
     if rng.random() < 0.5:
         steps, configs = aged_traffic(rng)
         start = next((step["log_start_offset"] for step in steps if "log_start_offset" in step), 0)
@@ -102,7 +105,9 @@ def draw_settings(rng: random.Random, facts: Any, ages: list[int]) -> tuple[dict
 
 
 def as_log_dir(log_dir: Path, start: int, end: int, high_watermark: int) -> None:
-    """Write what a broker leaves beside the partition. It records a log start only above the first segment's base."""
+    """Write the files that a broker leaves beside the partition. It records a log start only above the base offset of
+    the first segment.
+    """
     (log_dir / ".kafka_cleanshutdown").touch()
     first = min(int(path.stem) for path in (log_dir / "t-0").glob("*.log"))
     notes = {"replication-offset-checkpoint": high_watermark, "recovery-point-offset-checkpoint": end}

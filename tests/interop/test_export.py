@@ -1,5 +1,5 @@
-"""The output of `export` is what a read_committed consumer of a real broker aggregates to a map: beside the running
-broker, after it has stopped, updated and exported again.
+"""An `export` equals what a read_committed consumer of a real broker aggregates to a map: beside the running broker,
+after it has stopped, and updated after more traffic.
 
 The log has transactions that were committed, aborted and left open, tombstones, headers and every codec.
 """
@@ -40,7 +40,8 @@ def spark() -> Any:
 
 
 def traffic(client: BrokerClient, rng: random.Random, batches: int, tag: str) -> None:
-    """Write plain batches and transactions of all codecs, interleaved; a transaction of two partitions is left open."""
+    """Write plain batches and transactions of all codecs, interleaved, and leave a transaction of two partitions open.
+    """
     now_ms = time.time_ns() // 1_000_000
 
     def records() -> list[tuple[Any, ...]]:
@@ -120,13 +121,15 @@ def test_an_export_equals_what_a_consumer_reads(spark: Any, tmp_path: Path, monk
             assert all("open transaction" in " ".join(row.notes) for row in rows)
             seen = consumed(client)
             assert table(spark, lake) == seen
-            assert seen != folded(client.consume([(TOPIC, n) for n in range(PARTITIONS)])), "nothing is uncommitted"
+            assert seen != folded(client.consume([(TOPIC, n) for n in range(PARTITIONS)])), (
+                "the log has no uncommitted records"
+            )
             assert not {b"key-open", b"key-behind"} & {row[1] for row in seen}
             client.transaction("open", "commit")
             traffic(client, rng, 40, "b")
             expected = consumed(client)
             assert b"key-open" in {row[1] for row in expected}
-        rows = run(broker, lake)  # the stopped broker's high watermarks are its log ends
+        rows = run(broker, lake)  # the high watermarks of a stopped broker are its log ends
         assert [(row.status, row.way) for row in rows] == [("exported", "incremental")] * PARTITIONS, rows
         assert table(spark, lake) == expected
         assert all(row.status == "exported" for row in run(broker, tmp_path / "anew"))
@@ -144,7 +147,7 @@ def test_an_export_equals_what_a_consumer_reads(spark: Any, tmp_path: Path, monk
 
 
 def compact_past(broker: Broker, client: BrokerClient) -> None:
-    """Wait for the broker's own cleaner, past the last exported offset."""
+    """Wait until the broker's own cleaner has cleaned past the last exported offset."""
     before = {n: client.offsets([(TOPIC, n)])[f"{TOPIC}-{n}"][1] for n in range(PARTITIONS)}
     client.alter_configs(TOPIC, {"segment.ms": "1", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "0"})
     now_ms = time.time_ns() // 1_000_000
@@ -154,7 +157,7 @@ def compact_past(broker: Broker, client: BrokerClient) -> None:
             client.produce(f"roll-{round_}", TOPIC, n, [(later_ms, b"key-1", b"new"), (later_ms, b"k", None)])
     give_up = time.monotonic() + 60
     while any(_cleaned_to(broker, n) <= before[n] for n in before):
-        assert time.monotonic() < give_up, "the broker's cleaner did nothing"
+        assert time.monotonic() < give_up, "the broker's cleaner did not clean"
         time.sleep(0.2)
 
 

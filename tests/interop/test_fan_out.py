@@ -35,7 +35,7 @@ LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "300"))
 def test_many_tasks_leave_what_kafkas_cleaner_leaves(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], share: float
 ) -> None:
-    """With checkpoints inside segments too; if Kafka's map is small, one task follows it."""
+    """Some checkpoints are inside segments; if Kafka's map is small, one task is used instead."""
     cleaned = 0
 
     def clean(task: CleaningTask, *arguments: Any, **more: Any) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def test_many_tasks_leave_what_kafkas_cleaner_leaves(
         except KeytailError:
             sweep(partition)
             if task.max_scratch_bytes is not None:
-                # A reason to stop in the last group ends its round: as in Kafka, those before it are replaced.
+                # An error in the last group ends its round: as in Kafka, the groups before it are replaced.
                 before = one_task.newest_offsets(whole, task.log_start_offset)
                 assert before <= one_task.newest_offsets(partition, task.log_start_offset)
                 shutil.rmtree(partition)

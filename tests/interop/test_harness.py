@@ -110,7 +110,7 @@ def test_a_full_map_ends_the_round_inside_a_batch(kafka: Kafka, fast_dir: Path) 
     batch = step_batch([(NOW, key, b"1") for key in (b"a", b"b", b"a", b"c")])
     kafka.append(partition, [batch, step_batch([(NOW, b"a", b"2")]), step_roll()], configs=SMALL)
     cleaned = kafka.clean(partition, configs=SMALL, map_max_entries=2)
-    # Two keys fit; the size is tested before the put, so even "a" again at offset 2 finds the map full.
+    # Two keys fit; the size is tested before the put, so that the map is full even for "a" again at offset 2.
     assert (cleaned.map_max_entries, cleaned.map_entries, cleaned.end_offset) == (2, 2, 2)
     assert [offset for offset, _ in values(kafka, partition)] == [0, 1, 2, 3, 4]
     again = kafka.clean(partition, configs=SMALL, checkpoint=cleaned.end_offset, map_max_entries=10)
@@ -132,7 +132,7 @@ def test_a_tombstone_gets_a_horizon_and_is_removed_when_it_has_passed(kafka: Kaf
     assert [offset for offset, _ in values(kafka, partition)] == [1, 2]
 
 
-def test_an_active_producers_last_batch_stays_empty(kafka: Kafka, fast_dir: Path) -> None:
+def test_the_last_batch_of_an_active_producer_is_retained_empty(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     steps = [
         step_batch([(NOW, b"a", b"1")], producer=(41, 0, 0)),
@@ -188,7 +188,7 @@ def test_a_transaction_is_aborted(kafka: Kafka, fast_dir: Path) -> None:
     assert kafka.clean(partition, configs=SMALL).map_entries == 0
 
 
-def test_recover_gives_the_bytes_of_the_appends(kafka: Kafka, fast_dir: Path) -> None:
+def test_recover_builds_the_indexes_of_the_appends(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     steps = [step_batch([(NOW + number, b"k%d" % number, b"v" * 30)]) for number in range(40)]
     kafka.append(partition, [*steps, step_roll()], configs=SMALL)
@@ -207,7 +207,7 @@ def test_the_loader_reports_repairs_and_wrong_indexes(kafka: Kafka, fast_dir: Pa
     kafka.append(partition, [*steps, step_roll()], configs=SMALL)
     index = partition / f"{0:020d}.index"
     good = index.read_bytes()
-    # An index whose first entry has a wrong position: every fetch after it starts too late.
+    # The first entry of the index has a wrong position, so every fetch through it starts too late.
     index.write_bytes(good[:4] + (3000).to_bytes(4, "big"))
     loaded = kafka.load(partition, configs=SMALL, fetch=True)
     assert loaded.fetch_mismatches
@@ -254,7 +254,7 @@ def test_swap_files_are_promoted_unless_a_cleaned_file_forbids_it(kafka: Kafka, 
     assert not [name for name in loaded.files if name.endswith((".swap", ".cleaned"))]
 
 
-def test_the_benchmarks_log_has_its_shape(kafka: Kafka, fast_dir: Path) -> None:
+def test_the_log_of_the_benchmark_has_the_requested_records(kafka: Kafka, fast_dir: Path) -> None:
     shape = {"records": 2_050, "keys": 300, "configs": {"internal.segment.bytes": 100_000}}
     opened = kafka.bench_generate(fast_dir / "b-0", **shape)
     kafka.bench_generate(fast_dir / "b-1", **shape)
@@ -312,7 +312,7 @@ def test_checkpoints_are_read_and_written(kafka: Kafka, fast_dir: Path) -> None:
     assert kafka.read_checkpoint(path) == {"orders-1-12": 7, "t-0": 2**40}
 
 
-def test_slots_for_any_number_of_keys() -> None:
+def test_slots_for_returns_the_smallest_table_for_any_number_of_keys() -> None:
     for entries in [*range(1, 2000), 5_033_164]:
         assert int(slots_for(entries) * 0.9) == entries
 

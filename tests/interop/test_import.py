@@ -1,6 +1,6 @@
-"""A real broker on the output of import: it starts without a message about recovery, a consumer gets record for record
-what was imported, also after a restart, producers continue where they stopped, and the broker's own cleaner compacts
-it.
+"""A real broker on the output of import: it starts without a message about recovery, a consumer receives exactly the
+imported records, even after a restart, producers continue where they stopped, and the broker's own cleaner compacts the
+partitions.
 
 KEYTAIL_IMPORT_RECORDS sets the total number of records.
 """
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.spark]
 RECORDS = int(os.environ.get("KEYTAIL_IMPORT_RECORDS", "20000"))
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PARTITIONS = 3
-COMPACTED, LED_BEFORE = "compacted", "zstd"
+COMPACTED, HAS_LEADER_EPOCHS = "compacted", "zstd"
 SCHEMA = pa.schema(
     {
         "key": pa.binary(),
@@ -72,7 +72,7 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> Path:
 
 @dataclass
 class Story:
-    """What was imported, what each consumer got, and what the broker logged."""
+    """What was imported, what each consumer received, and what the broker logged."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     reports: dict[str, list[ImportRow]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def partitions(topic: str) -> list[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def story(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    root = tmp_path_factory.mktemp("broker")  # a path without words about repairs
+    root = tmp_path_factory.mktemp("broker")  # a path without words that occur in messages about repairs
     reported = Story(from_ms=time.time_ns() // 1_000_000)
     with start_client() as client, pytest.MonkeyPatch.context() as patch:
         broker = Broker(root / "logs", root / "work", properties={"message.max.bytes": "1000000"})
@@ -105,15 +105,15 @@ def story(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stor
                 policy = "compact" if topic == COMPACTED else "delete"
                 client.create_topic(topic, PARTITIONS, {"cleanup.policy": policy, "segment.bytes": "1048576"})
             records = [(reported.from_ms, b"key-before", b"value")] * 7
-            client.produce("kept", LED_BEFORE, 0, records, idempotent=True)
-            reported.before = client.consume(partitions(LED_BEFORE))
+            client.produce("kept", HAS_LEADER_EPOCHS, 0, records, idempotent=True)
+            reported.before = client.consume(partitions(HAS_LEADER_EPOCHS))
         patch.setattr(import_, "session_of_run", lambda *_, **__: SparkEngine(spark))
         _import(reported, topics, root)
         reported.to_ms = time.time_ns() // 1_000_000
         with broker:
             client.connect(broker)
             reported.served = {topic: client.consume(partitions(topic)) for topic in topics}
-            reported.produced_after = client.produce("kept", LED_BEFORE, 0, records)
+            reported.produced_after = client.produce("kept", HAS_LEADER_EPOCHS, 0, records)
             reported.lines = broker.log_lines()
         _restart_and_let_the_broker_clean(reported, broker, client)
     yield reported
@@ -125,7 +125,7 @@ def _import(reported: Story, topics: Sequence[str], root: Path) -> None:
         source = Source(str(write_parquet(root / f"{topic}.parquet", reported.rows[topic])), "parquet")
         request = Request(source, topic, (str(root / "logs"),), codec=topic if topic in CODECS else "lz4", execute=True,
                           master="local[2]" if number % 2 else None)  # fmt: skip  # on Spark, and in this process
-        if topic == LED_BEFORE:
+        if topic == HAS_LEADER_EPOCHS:
             refused = import_records(request)
             assert [row.status for row in refused] == ["refused", "failed", "failed"]
             assert all("not empty" in row.error for row in refused)
@@ -134,14 +134,16 @@ def _import(reported: Story, topics: Sequence[str], root: Path) -> None:
 
 
 def _restart_and_let_the_broker_clean(reported: Story, broker: Broker, client: BrokerClient) -> None:
-    """The cleaner is on, but nothing is dirty enough before the topic's ratio says so."""
+    """Restart the broker with its cleaner on, and let it clean: no partition is dirty enough before the topic's ratio
+    is lowered.
+    """
     on = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200", "log.cleaner.min.cleanable.ratio": "1"}
     broker._properties |= {**on, "log.initial.task.delay.ms": "500"}
     with broker:
         client.connect(broker)
         reported.restarted = {topic: client.consume(partitions(topic)) for topic in reported.rows}
         reported.restart_lines = broker.log_lines()
-        # The active segment is not cleaned: one more record after a roll makes the imported ones closed segments.
+        # The active segment is not cleaned; one more record after a roll closes the segments of the import.
         client.alter_configs(COMPACTED, {"segment.ms": "1", "min.cleanable.dirty.ratio": "0"})
         for round_ in range(2):
             for number in range(PARTITIONS):
@@ -162,14 +164,15 @@ def _cleaned_to(broker: Broker, number: int) -> int:
 
 
 def expected(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """Return records by partition, in order: keys are partitioned as by Kafka's producer, others round-robin."""
+    """Return records by partition, in order: with keys as by the partitioner of Kafka's producer, others round-robin.
+    """
     of: dict[int, list[Row]] = defaultdict(list)
     for number, row in enumerate(rows):
         of[number % PARTITIONS if row[0] is None else partition_of(row[0], PARTITIONS)].append(row)
     return of
 
 
-def test_every_partition_got_the_number_in_its_row(story: Story) -> None:
+def test_every_partition_has_the_number_of_records_in_its_row(story: Story) -> None:
     for topic, rows in story.reports.items():
         assert [row.status for row in rows] == ["imported"] * PARTITIONS
         assert sum(row.records for row in rows) == len(story.rows[topic])
@@ -177,8 +180,8 @@ def test_every_partition_got_the_number_in_its_row(story: Story) -> None:
 
 
 @pytest.mark.parametrize("topic", [*CODECS, COMPACTED])
-def test_a_consumer_gets_record_for_record_what_was_imported(story: Story, topic: str) -> None:
-    behind = len(story.before) if topic == LED_BEFORE else 0
+def test_a_consumer_receives_exactly_the_imported_records(story: Story, topic: str) -> None:
+    behind = len(story.before) if topic == HAS_LEADER_EPOCHS else 0
     given = expected(story.rows[topic])
     got: dict[int, list[Served]] = defaultdict(list)
     for record in story.served[topic]:
@@ -204,7 +207,7 @@ def test_a_restart_changes_nothing(story: Story) -> None:
     for topic in story.restarted:
         end = len(story.served[topic])
         again = story.restarted[topic]
-        if topic == LED_BEFORE:  # what was produced after
+        if topic == HAS_LEADER_EPOCHS:  # written after the import
             again = [record for record in again if record.key != b"key-before"]
             end -= len(story.before)
             assert again == [record for record in story.served[topic] if record.key != b"key-before"]
@@ -214,12 +217,12 @@ def test_a_restart_changes_nothing(story: Story) -> None:
 
 
 def test_a_producer_continues_after_the_import(story: Story) -> None:
-    """Idempotent: the broker knows its last sequence by the snapshot at the new log end."""
-    end = len(expected(story.rows[LED_BEFORE])[0]) + len(story.before)
+    """An idempotent producer continues, because the snapshot at the new log end has its last sequence."""
+    end = len(expected(story.rows[HAS_LEADER_EPOCHS])[0]) + len(story.before)
     assert story.produced_after == list(range(end, end + 7))
 
 
-def test_the_brokers_own_cleaner_compacts_it(story: Story) -> None:
+def test_the_brokers_own_cleaner_compacts_the_import(story: Story) -> None:
     assert not complaints(story.cleaner_lines)
     before = [record for record in story.served[COMPACTED] if record.key != b"last"]
     after = [record for record in story.compacted if record.key != b"last"]

@@ -1,5 +1,6 @@
-"""Messages of magic 0 and 1 between Kafka's classes, keytail and the reference model: which reads what, and which
-refuses what."""
+"""Messages of magic 0 and 1 in Kafka's classes, keytail and the reference model: what each reads, and what each
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def text(data: bytes | None) -> str | None:
 
 
 def built(kafka: Kafka, records: Sequence[Rec], magic: int, codec: str, append_time: int | None) -> bytes:
-    """Return what Kafka's MemoryRecordsBuilder writes."""
+    """Return the bytes that Kafka's MemoryRecordsBuilder writes."""
     wire = [{"o": r.offset, "t": r.timestamp, "k": text(r.key), "v": text(r.value)} for r in records]
     request: dict[str, Any] = {"command": "legacy_build", "magic": magic, "codec": codec, "records": wire}
     if append_time is not None:
@@ -40,7 +41,7 @@ def built(kafka: Kafka, records: Sequence[Rec], magic: int, codec: str, append_t
 
 
 def kafkas(kafka: Kafka, data: bytes) -> list[dict[str, Any]]:
-    """Return what Kafka's MemoryRecords reads; `records` become Rec."""
+    """Return the batches that Kafka's MemoryRecords reads, with `records` as Rec."""
     batches: list[dict[str, Any]] = kafka.request({"command": "legacy_read", "bytes": text(data)})["batches"]
     for batch in batches:
         batch["records"] = [
@@ -129,12 +130,13 @@ def test_unusual_messages_are_read_as_kafka_reads_them(kafka: Kafka, name: str) 
     assert "problem" not in their
     assert records == their["records"] == list(decode_message(ODD[name]).records)
     assert (batch.base_offset, batch.max_timestamp_ms) == (their["base_offset"], their["max_timestamp"])
-    # Kafka leaves an outer offset of 0 at 0, although records follow it.
+    # Kafka does not change an outer offset of 0, although records follow it.
     assert batch.last_offset == (2 if name == "offset 0" else their["last_offset"])
 
 
-# Accepted by Kafka's reader, which verifies no checksum, and not by keytail: Kafka's cleaner would compute a new one.
-TAKEN_BY_KAFKA = {
+# Messages that Kafka's reader accepts, because it verifies no checksum, and keytail refuses. Kafka's cleaner would
+# compute a new checksum.
+ACCEPTED_BY_KAFKA = {
     "checksum",
     "checksum inside",
     "magic inside",
@@ -154,7 +156,7 @@ def test_messages_that_keytail_refuses_and_kafka_accepts_are_known(kafka: Kafka,
     data = cases.WRONG[name]
     data = data[:8] + struct.pack(">i", len(data) - 12) + data[12:]
     (their,) = kafkas(kafka, data)
-    assert ("problem" not in their) == (name in TAKEN_BY_KAFKA), their
+    assert ("problem" not in their) == (name in ACCEPTED_BY_KAFKA), their
     assert their["valid"] == (zlib.crc32(data[16:]) == int.from_bytes(data[12:16], "big"))
     if name == "checksum inside":
         assert their["valid"] and not their["inner_valid"]

@@ -1,5 +1,6 @@
-"""The lock of a log dir against real Java: a broker that runs, one that starts during a run, two runs at once, a lock
-file that is replaced, and the lock after its holder ends, fails or is killed."""
+"""The lock of a log dir and real Java: a running broker, a broker that starts during a run, two runs at once, a lock
+file that is replaced, and the lock after its holder ends, fails or is killed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ INDEXED = ("zstd", 0)
 
 
 class Paused(FileSystem):
-    """Waits before its first rename: by then all files are written, and none is in its place."""
+    """Waits before its first rename, when all files are written, but none has its final name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,14 +53,17 @@ def run(name: str, log_dir: Path, *flags: str) -> subprocess.CompletedProcess[st
 
 
 def ours(log_dir: Path) -> dict[str, tuple[bytes, int]]:
-    """Return all files except those of the metadata log: a node that is also a controller opens it before it requests
-    the lock."""
+    """Return all files except those of the metadata log, which a node that is also a controller opens before it
+    requests the lock.
+    """
     return {name: facts for name, facts in snapshot(log_dir).items() if not name.startswith("__cluster_metadata-0/")}
 
 
 @contextlib.contextmanager
 def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
-    """A run of `rebuild-index --execute` that is stopped where it gives files their names; on leaving it continues."""
+    """Run `rebuild-index --execute`, and pause it before it gives files their final names; it continues when the block
+    is left.
+    """
     fs, rows = Paused(), []
     request = rebuild.Request(Choice(log_dirs=(str(log_dir),)), execute=True)
     thread = threading.Thread(target=lambda: rows.extend(rebuild.rebuild(request, fs)))
@@ -72,9 +76,10 @@ def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
         thread.join()
 
 
-def test_a_broker_beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A broker that starts during a run ends at once, and the run is not affected; a running broker is not disturbed by
-    a run that starts."""
+def test_a_broker_and_a_run_exclude_each_other(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A broker that starts during a run ends immediately and does not affect the run, and a run that starts does not
+    disturb a running broker.
+    """
     root = tmp_path_factory.mktemp("broker")
     log_dir = golden.unpack(root)
     for path in (log_dir / f"{INDEXED[0]}-{INDEXED[1]}").glob("*.index"):
@@ -106,8 +111,8 @@ def test_a_broker_beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> None
     assert repairs(broker.log_lines()) == []
 
 
-class Meanwhile(FileSystem):
-    """Acts between the opening of the lock file and its locking."""
+class StepsBeforeLocking(FileSystem):
+    """Runs steps between the opening of the lock file and its locking."""
 
     def __init__(self, *steps) -> None:
         super().__init__()
@@ -122,11 +127,11 @@ class Meanwhile(FileSystem):
 
 def test_a_lock_file_that_a_broker_removes_while_it_stops_is_not_the_lock(tmp_path: Path, kafka: Kafka) -> None:
     assert kafka.lock(tmp_path)
-    with lock.hold([str(tmp_path)], Meanwhile(lambda: kafka.unlock(tmp_path))):
+    with lock.hold([str(tmp_path)], StepsBeforeLocking(lambda: kafka.unlock(tmp_path))):
         assert not kafka.lock(tmp_path)
-    assert kafka.lock(tmp_path), "in the file that stays"
+    assert kafka.lock(tmp_path), "the file that remains must not be locked"
     kafka.unlock(tmp_path)
-    assert not (tmp_path / ".lock").exists(), "a broker removes it"
+    assert not (tmp_path / ".lock").exists(), "a broker removes its lock file"
 
 
 def test_a_broker_that_stops_and_starts_between_open_and_lock_holds_it(tmp_path: Path, kafka: Kafka) -> None:
@@ -136,13 +141,13 @@ def test_a_broker_that_stops_and_starts_between_open_and_lock_holds_it(tmp_path:
 
     assert kafka.lock(tmp_path)
     with pytest.raises(Refused, match="with a lock like that of a running broker"):
-        with lock.hold([str(tmp_path)], Meanwhile(restarts)):
+        with lock.hold([str(tmp_path)], StepsBeforeLocking(restarts)):
             raise AssertionError("not reached")
     assert (tmp_path / ".lock").exists()
     kafka.unlock(tmp_path)
 
 
-def test_a_lock_file_that_is_replaced_while_held_stays_with_its_holder(
+def test_a_lock_whose_file_is_replaced_is_still_held_by_its_holder(
     tmp_path: Path, kafka: Kafka
 ) -> None:
     with lock.hold([str(tmp_path)]):

@@ -1,7 +1,7 @@
 """Look-ups by keytail compared with a real broker: offsetsForTimes and fetches, on the golden logs and on random ones.
 
-The random logs have times that rise and fall, every codec and both timestamp types; some are compacted by Kafka's own
-cleaner, and copies of them have index files that are missing, empty or full of zeros when the broker starts. keytail
+The random logs have times that rise and fall, all codecs, and both timestamp types. Some are compacted by Kafka's own
+cleaner, and copies of them have index files that are missing, empty or full of zeros when the broker starts; keytail
 predicts what the broker then answers.
 """
 
@@ -41,7 +41,8 @@ Partition = tuple[str, int]
 
 @dataclass
 class Story:
-    """What keytail found before the broker started (`told`) and beside it (`beside`), and what the broker answers."""
+    """What keytail found before the broker started (`reported`) and beside it (`beside`), and what the broker answers.
+    """
 
     log_dir: Path
     times: dict[Partition, list[int]] = field(default_factory=dict)
@@ -66,7 +67,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Story:
             client.connect(broker)
             _random_topics(rng, client)
         for topic in RANDOM[:2]:
-            # In larger segments than before, or one without a byte counts as the latest, and all answers are none.
+            # The segments are larger than before: otherwise a segment without bytes would count as the latest, and no
+            # time would be found.
             larger = CONFIGS | {"internal.segment.bytes": "65536"}
             kafka.clean(seen.log_dir / f"{topic}-0", configs=larger, clock_ms=int(time.time() * 1000))
         for number, damage in enumerate(DAMAGES):
@@ -74,14 +76,14 @@ def story(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Story:
         facts = _survey(seen.log_dir)
         for partition, fact in facts.items():
             _choose(rng, seen, partition, fact)
-        seen.reported_times, seen.reported_offsets = _ask_keytail(seen, facts)
+        seen.reported_times, seen.reported_offsets = _answers_of_keytail(seen, facts)
         with broker:
             client.connect(broker)
             for topic, number in facts:
                 asked = seen.times[topic, number], seen.offsets[topic, number]
                 seen.broker_times[topic, number] = client.offsets_for_times(topic, number, asked[0])
                 seen.broker_offsets[topic, number] = client.first_from(topic, number, asked[1])
-            seen.beside_times, seen.beside_offsets = _ask_keytail(seen, _survey(seen.log_dir))
+            seen.beside_times, seen.beside_offsets = _answers_of_keytail(seen, _survey(seen.log_dir))
             served = client.consume([("created", 0), ("appended", 0)])
             seen.keys = {(record.topic, record.partition, record.offset): record.key for record in served}
     return seen
@@ -107,7 +109,7 @@ def _random_topics(rng: random.Random, client: BrokerClient) -> None:
 
 
 def _damage(partition: Path, damage: str, rng: random.Random) -> None:
-    """Remove files of closed segments, each with a probability; the first in any case."""
+    """Remove or damage files of closed segments, each with a probability, but always the first one."""
     for number, log in enumerate(sorted(partition.glob("*.log"))[:-1]):
         if number and rng.random() < 0.4:
             continue
@@ -135,20 +137,20 @@ def _survey(log_dir: Path) -> dict[Partition, PartitionFacts]:
 
 
 def _choose(rng: random.Random, seen: Story, partition: Partition, facts: PartitionFacts) -> None:
-    """Return times around those of the segments, and offsets in, between and at the ends of all."""
+    """Choose times around those of the segments, and offsets in segments, between them, and at the ends of the log."""
     count = 60 if partition[0] in RANDOM else 12
     start, end = facts.log_start_offset, facts.log_end_offset
     largest = [segment.largest_timestamp_ms for segment in facts.segments]
     earliest = min([THEN, *(s.first_batch_timestamp_ms for s in facts.segments if s.first_batch_timestamp_ms > 0)])
     near = [time_ms + step for time_ms in largest for step in (-1, 0, 1)]
     some = [rng.randint(earliest - 10_000, max(*largest, earliest) + 1000) for _ in range(count)]
-    if partition[0] in ("created", "late", DAMAGED):  # all of it, where the newest file times are years later
+    if partition[0] in ("created", "late", DAMAGED):  # the whole partition, if the newest file times are years later
         some = [THEN - 10_000 + rng.randint(0, 150_000) for _ in range(count)]
     seen.times[partition] = sorted(max(t, 0) for t in {0, *rng.sample(near, min(len(near), 12)), *some})
     seen.offsets[partition] = sorted({start, end, *(rng.randint(start, end) for _ in range(count // 3))})
 
 
-def _ask_keytail(
+def _answers_of_keytail(
     seen: Story, facts: dict[Partition, PartitionFacts]
 ) -> tuple[dict[Partition, list[Lookup]], dict[Partition, list[int | None]]]:
     times = {p: [lookup_time(LOCAL, facts[p], item) for item in asked] for p, asked in seen.times.items()}
@@ -156,7 +158,7 @@ def _ask_keytail(
 
 
 def _first_from(facts: PartitionFacts, offset: int) -> int | None:
-    """Return records as a consumer gets them, without those that the broker itself wrote."""
+    """Return records as a consumer receives them, without those that the broker itself wrote."""
     record = lookup_offset(LOCAL, facts, offset).record
     while record is not None and record.control:
         record = lookup_offset(LOCAL, facts, record.offset + 1).record
@@ -177,7 +179,7 @@ def _of_a_broker(result: Lookup) -> tuple[int, int] | None:
     return _answer(result)
 
 
-def test_answers_by_time_equal_the_brokers(story: Story) -> None:
+def test_answers_by_time_equal_those_of_the_broker(story: Story) -> None:
     compared = found = 0
     for partition, results in story.reported_times.items():
         own = dict(zip(story.times[partition], map(_of_a_broker, results), strict=True))
@@ -188,7 +190,7 @@ def test_answers_by_time_equal_the_brokers(story: Story) -> None:
     assert found > compared / 3
 
 
-def test_fetches_begin_where_the_brokers_begin(story: Story) -> None:
+def test_fetches_begin_where_those_of_the_broker_begin(story: Story) -> None:
     assert story.reported_offsets == story.broker_offsets
     assert sum(map(len, story.reported_offsets.values())) > 200
     gaps = [asked - found for p in (("created", 0), ("appended", 0)) for asked, found in
@@ -196,7 +198,7 @@ def test_fetches_begin_where_the_brokers_begin(story: Story) -> None:
     assert any(gaps)  # compaction had removed the requested record
 
 
-def test_answers_beside_the_running_broker_equal_its_own(story: Story) -> None:
+def test_answers_beside_the_running_broker_equal_those_of_the_broker(story: Story) -> None:
     for partition, results in story.beside_times.items():
         assert [_of_a_broker(result) for result in results] == story.broker_times[partition], partition
     assert story.beside_offsets == story.broker_offsets
@@ -208,7 +210,7 @@ def test_damaged_indexes_are_reported(number: int, story: Story) -> None:
     notes = {note for result in results for note in result.notes}
     says = {"zeros": "ends with zeros", "untrimmed": "was not trimmed", "empty time index": "is empty"}
     assert any(says.get(DAMAGES[number], "is missing") in note for note in notes)
-    # Read without the index, the answer is that of the valid log: by the records themselves.
+    # Without the index, the answer comes from the records themselves, and is that of the undamaged log.
     differs = [_answer(result) != _of_a_broker(result) for result in results]
     assert any(differs) == (DAMAGES[number] in ("no time index", "empty time index", "zeros"))
 
@@ -240,7 +242,7 @@ def test_records_and_their_positions_are_correct(story: Story) -> None:
                 assert int.from_bytes(header[8:]) + 12 == record.batch_bytes
 
 
-def test_the_command_prints_the_same(story: Story) -> None:
+def test_the_command_prints_the_same_answers(story: Story) -> None:
     asked, expected = next(
         (asked, answer)
         for asked, answer in zip(story.times["created", 0], story.broker_times["created", 0], strict=True)

@@ -1,7 +1,7 @@
-"""The metadata log of a real broker: with snapshots, beside it while it runs, after a stop and after a crash.
+"""The metadata log of a real broker: with snapshots, while the broker runs, after a stop, and after a crash.
 
-One scenario: topics are created, changed, deleted and created again; the broker writes snapshots; each test checks what
-keytail reads at one point.
+In one scenario, topics are created, changed, deleted and created again, and the broker writes snapshots. Each test
+checks what keytail reads at one point.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OFTEN = {
     "metadata.log.max.record.bytes.between.snapshots": "2000",
     "metadata.max.idle.interval.ms": "4",
 }
-# By the names in a broker's file, of which the first of several synonyms is effective.
+# By the names in a broker's file; the first of several synonyms is effective.
 SYNONYMS = {
     "log.roll.hours": "3",
     "log.retention.hours": "9",
@@ -47,7 +47,7 @@ SYNONYMS = {
     "log.cleaner.delete.retention.ms": "12",
     "message.max.bytes": "2000000",
 }
-# The broker uses their values, and reports them as defaults.
+# The broker uses these values, but reports them as defaults.
 IN_HOURS_AND_MINUTES = {
     "segment.ms": "server.properties: log.roll.hours=3", "retention.ms": "server.properties: log.retention.minutes=70"
 }
@@ -85,7 +85,8 @@ def read(log_dir: Path) -> ClusterMetadata:
 class Story:
     log_dir: Path
     described: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by topic, as `describe --all` says
+    # by topic, as printed by `describe --all`
+    settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     found: dict[str, ClusterMetadata] = field(default_factory=dict)
     without_old_segments: ClusterMetadata | None = None
     beside: list[ClusterMetadata] = field(default_factory=list)
@@ -94,7 +95,7 @@ class Story:
         self.found[when] = read(self.log_dir)
 
     def wait(self, what: Callable[[ClusterMetadata], bool]) -> None:
-        """Read beside the broker until the condition holds: every read must succeed."""
+        """Read beside the broker until the condition holds; every read must succeed."""
         give_up = time.monotonic() + 60
         while not what(self.read_beside()):
             assert time.monotonic() < give_up, self.beside[-1]
@@ -117,7 +118,9 @@ def change(broker: Broker, *commands: str) -> None:
 
 
 def _without_old_segments(scenario: Story, copy: Path) -> Path:
-    """Copy the log dir's metadata log in the state in which its broker has removed what the snapshot contains."""
+    """Copy the metadata log of the log dir as it is after its broker has removed the segments that the snapshot
+    contains.
+    """
     shutil.copytree(scenario.log_dir / METADATA_DIR, copy / METADATA_DIR)
     logs = sorted((copy / METADATA_DIR).glob("*.log"))
     contained = [path for path, after in pairwise(logs) if int(after.stem) <= scenario.newest_snapshot]
@@ -180,7 +183,7 @@ def test_the_latest_snapshot_replaces_the_segments_before_it(story: Story) -> No
 
 
 @pytest.mark.parametrize("when", ["stopped", "killed"])
-def test_topics_partitions_ids_and_configs_are_the_brokers_own(story: Story, when: str) -> None:
+def test_topics_partitions_ids_and_configs_are_those_of_the_broker(story: Story, when: str) -> None:
     described, found = story.described[when], story.found[when]
     assert found.topics.keys() == described.keys() >= {"kept", "plain", "again"}
     for name, topic in described.items():
@@ -190,7 +193,7 @@ def test_topics_partitions_ids_and_configs_are_the_brokers_own(story: Story, whe
         assert newest == {key: value for key, value in topic["configs"].items() if key in KEPT}, name
 
 
-def test_every_effective_setting_and_its_source_are_the_brokers_own(story: Story) -> None:
+def test_every_effective_setting_and_its_source_are_those_of_the_broker(story: Story) -> None:
     compared: set[str] = set()
     for topic, settings in story.settings.items():
         holding = story.described["stopped"][topic]["holding"]
@@ -217,7 +220,7 @@ def test_a_committed_setting_has_one_value(story: Story) -> None:
     assert "log.retention.ms" not in found.cluster_configs
 
 
-def test_a_change_just_before_a_crash_may_be_either(story: Story) -> None:
+def test_a_setting_changed_just_before_a_crash_has_two_possible_values(story: Story) -> None:
     found = story.found["killed"]
     assert found.topic_configs["kept"]["cleanup.policy"] == ("compact", "delete")
     assert found.topic_configs["plain"]["retention.ms"] == (None, "9")

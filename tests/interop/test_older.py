@@ -1,4 +1,6 @@
-"""Kafka 4.3.1 reads the log dirs of 2.8.2 and 3.6.2 through the indexes that those wrote, and answers as they did."""
+"""Kafka 4.3.1 reads the log dirs of 2.8.2 and 3.6.2 through the indexes that those brokers wrote, and answers as they
+did.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Compaction as one user, the broker as another: started as root it works as the broker's user, whose broker starts on
-the result; any other user is refused before the first write, with the user to run as. Needs root, to switch users."""
+"""Compaction as one user, with a broker that runs as another. A run that root starts works as the broker's user, and
+the broker starts on the result; any other user is refused before the first write, with the user to run as. Needs root,
+to switch users.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ pytestmark = [
     ROOT_ONLY,
 ]
 
-# The interpreter may be where only root can read: everything is imported, by a dry run, before root is given up.
+# The interpreter may be where only root can read, so a dry run imports everything before root privileges are dropped.
 AS_ANOTHER = """
 import json, os, sys
 from typer.testing import CliRunner
@@ -55,14 +57,14 @@ def owners(path: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def everything(path: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Times of directories show that files were created and removed again."""
+    """Return the metadata of all files; the times of directories show that files were created and removed again."""
     found = {str(item): item.stat() for item in [path, *path.rglob("*")]}
     return {name: (facts.st_mtime_ns, facts.st_ino, facts.st_uid, facts.st_size) for name, facts in found.items()}
 
 
 @pytest.fixture
 def open_dir(fast_dir: Path) -> Path:
-    """Let others pass through: pytest's own directories are closed to them."""
+    """Yield a directory that other users can enter; they cannot enter pytest's own directories."""
     fast_dir.chmod(0o755)
     return fast_dir
 

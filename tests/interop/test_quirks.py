@@ -1,8 +1,8 @@
-"""The quirks of Kafka's cleaner, one test each: compared with Kafka itself, equal or departed from.
+"""The quirks of Kafka's cleaner, one test each, compared with Kafka itself: equal, or departed from.
 
-"Equal": both clean copies of one partition to the same bytes, and the result shows the quirk. "Departed from":
-`lib/keytail/DECISIONS.md` says why. Numbers 1 to 35 are those of tests/compact/test_quirks.py, which has the quirks
-that a cleaner's result does not show.
+"Equal": both sides clean copies of one partition to the same bytes, and the result shows the quirk. "Departed from":
+`lib/keytail/DECISIONS.md` has the reason. The numbers 1 to 35 include those of tests/compact/test_quirks.py, which has
+the quirks that a cleaner's result does not show.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROLL = step_roll()
 
 
 class Pair:
-    """Partition t-0 in two copies. A round cleans both, compares them, and continues from Kafka's."""
+    """Partition t-0 in two copies. A round cleans both, compares them, and continues from Kafka's result."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Pair:
         expiration_ms: int = DAY_MS,
         **configs: Any,
     ) -> None:
-        """Steps of type bytes are appended as by a follower."""
+        """Write the partition. Steps of type bytes are appended as by a follower."""
         self.kafka, self.expiration_ms, self.log_start_offset = kafka, expiration_ms, log_start_offset
         self.configs = {
             "cleanup.policy": "compact",
@@ -139,7 +139,7 @@ class Pair:
         )
 
     def our_round(self, now: Circumstances, **fields: Any) -> tuple[dict[str, Any], CleaningResult | None]:
-        """Return the selection, and the round's result if there was anything to clean."""
+        """Return the selection, and the result of the round, if there was anything to clean."""
         facts = survey(self.ours)
         config = compaction_config(now)
         unstable = first_unstable(LOCAL, facts, expiration_ms=self.expiration_ms, now_ms=now.now_ms)
@@ -160,7 +160,7 @@ class Pair:
             now_ms=now.now_ms,
             config=config,
             run_id="odd",
-            message_format="v2",  # as 4.3.1's cleaner
+            message_format="v2",  # like the cleaner of 4.3.1
             clean_shutdown=facts.clean_shutdown,
             map_memory_bytes=1 << 20,
             map_max_entries=now.map_max_entries,
@@ -171,7 +171,7 @@ class Pair:
         return choice, result
 
     def round(self, **circumstances: Any) -> Cleaned:
-        """Run one round on both sides, with the same selection and the same result."""
+        """Run one round on both sides, and check that the selection and the result are the same."""
         now = self.circumstances(**circumstances)
         self.copies(now)
         theirs = self.kafka_round(now)
@@ -199,12 +199,12 @@ class Pair:
         )
 
     def batches(self) -> dict[int, Batch]:
-        """Return the segments of both sides after the last round, by base offset; without the active segment."""
+        """Return the batches of both sides after the last round, by base offset, without the active segment."""
         logs = sorted((self.source / "t-0").glob("*.log"))[:-1]
         return {batch.base_offset: batch for log in logs for batch in decode_any_log(log.read_bytes())}
 
     def offsets(self) -> list[int]:
-        """Return the records in the inactive segments."""
+        """Return the offsets of the records in the inactive segments."""
         return [record.offset for batch in self.batches().values() for record in batch.records]
 
 
@@ -222,7 +222,7 @@ def many(offset: int, *pairs: tuple[bytes | None, bytes | None], **fields: Any) 
 
 
 def data(offset: int, key: bytes, producer_id: int = 7, epoch: int = 0, sequence: int = 0, **fields: Any) -> bytes:
-    """A batch of a transaction."""
+    """Return a batch of a transaction."""
     fields |= {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": sequence}
     return one(offset, key, transactional=True, **fields)
 
@@ -232,11 +232,11 @@ def marker(offset: int, kind: str, producer_id: int = 7, epoch: int = 0) -> byte
 
 
 def newer(offset: int, *keys: bytes) -> bytes:
-    """Return plain records that supersede those keys."""
+    """Return plain records that supersede these keys."""
     return b"".join(one(offset + i, key) for i, key in enumerate(keys))
 
 
-# Deciding what to clean and keep
+# Deciding what to clean and what to retain
 
 
 def test_18_01_the_last_batch_of_the_cleaned_range_is_that_before_a_segment__equal(
@@ -256,11 +256,11 @@ def test_18_01_the_last_batch_of_the_cleaned_range_is_that_before_a_segment__equ
     chosen = pair.round(high_watermark=3)
     assert (chosen.first_uncleanable_offset, chosen.end_offset) == (2, 2)
     batches = pair.batches()
-    assert not batches[1].records  # emptied: it ends where the cleaned range ends
+    assert not batches[1].records  # emptied, because it ends where the cleaned range ends
     assert batches[3].records
     assert pair.round(checkpoint=2).end_offset == 4
     assert sorted(pair.batches()) == [0, 2, 3] and not pair.batches()[3].records
-    # The end of a full map protects nothing: batch 1 ends at the end offset, and is removed.
+    # The end of a full map protects no batch: batch 1 ends at the end offset, and is removed.
     (fast_dir / "full").mkdir()
     pair = Pair(kafka, fast_dir / "full", steps)
     assert pair.round(max_entries=2).end_offset == 2
@@ -297,7 +297,7 @@ def test_18_05_after_the_mapped_range_batches_still_get_a_horizon__equal(kafka: 
 def test_18_06_keyless_records_are_removed_inside_the_range_only__equal_with_a_flag(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """Departed from without --drop-keyless: decision 2."""
+    """Decision 2: without --drop-keyless keytail refuses them."""
     pair = Pair(kafka, fast_dir, [one(0, None), newer(1, b"a", b"b"), one(3, None), ROLL, one(4)])
     now = pair.circumstances(max_entries=1)
     pair.copies(now)
@@ -313,7 +313,7 @@ def test_18_07_the_last_of_a_key_within_a_batch_wins__equal(kafka: Kafka, fast_d
     pair = Pair(kafka, fast_dir, [many(0, (b"a", b"0"), (b"b", b"1"), (b"a", b"2")), ROLL, one(3)])
     pair.round()
     assert pair.offsets() == [1, 2]
-    pair.round()  # at its own offset in the map a record is retained
+    pair.round()  # a record at its own offset in the map is retained
     assert pair.offsets() == [1, 2]
 
 
@@ -326,7 +326,7 @@ def test_18_08_only_a_retained_tombstone_sets_the_batchs_horizon__equal(kafka: K
     assert pair.batches()[2].delete_horizon_ms == NOW + RETENTION_MS
     pair.round(now_ms=NOW + RETENTION_MS - 1, checkpoint=4)
     assert pair.offsets() == [1, 2, 3, 4]
-    assert pair.batches()[2].delete_horizon_ms == NOW + RETENTION_MS  # it never changes
+    assert pair.batches()[2].delete_horizon_ms == NOW + RETENTION_MS  # the horizon never changes
     pair.round(now_ms=NOW + RETENTION_MS, checkpoint=4)
     assert pair.offsets() == [1, 3, 4]
 
@@ -347,8 +347,10 @@ def test_18_10_markers_outlive_their_data_by_a_round__equal(kafka: Kafka, fast_d
     now_ms = NOW + DAY_MS
     pair.round(now_ms=now_ms)
     assert pair.offsets() == [1, 2, 3]
-    assert pair.batches()[1].delete_horizon_ms is None  # data was still seen in this round
-    assert pair.batches()[2].delete_horizon_ms == now_ms + RETENTION_MS  # of a transaction without any
+    assert pair.batches()[1].delete_horizon_ms is None  # this round still saw data of the transaction
+    assert (
+        pair.batches()[2].delete_horizon_ms == now_ms + RETENTION_MS
+    )  # the marker belongs to a transaction without data
     pair.round(now_ms=now_ms)
     assert pair.batches()[1].delete_horizon_ms == now_ms + RETENTION_MS
     pair.round(now_ms=now_ms + RETENTION_MS - 1)
@@ -360,7 +362,7 @@ def test_18_10_markers_outlive_their_data_by_a_round__equal(kafka: Kafka, fast_d
 def test_18_10_an_abort_marker_without_an_entry_leaves_its_producer_committed__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """By 18.9 the data counts as committed; the COMMIT of a later empty transaction is then still needed."""
+    """By 18.9 the data counts as committed, so that the COMMIT of a later empty transaction is still needed."""
     steps = [data(0, b"a"), marker(1, "ABORT"), marker(2, "COMMIT"), one(3, b"b"), ROLL, one(4)]
     pair = Pair(kafka, fast_dir, steps, log_start_offset=2, expiration_ms=1)
     pair.round(now_ms=NOW + DAY_MS)
@@ -375,7 +377,7 @@ def test_18_11_emptied_batches_keep_their_marker__equal(kafka: Kafka, fast_dir: 
         pair.round()
         assert not pair.batches()[0].records
         assert pair.batches()[1].delete_horizon_ms is None
-    # Without its marker the emptied batch would be an open transaction to a reader of the log.
+    # Without its marker, a reader of the log would take the emptied batch for an open transaction.
     for snapshot in (pair.ours / "t-0").glob("*.snapshot"):
         snapshot.unlink()
     replayed = pair.kafka.load(
@@ -388,7 +390,7 @@ def test_18_12_markers_that_bump_the_epoch_are_protected_and_emptied__equal(kafk
     steps = [data(0, b"a"), marker(1, "COMMIT", epoch=1), one(2, b"a"), ROLL, one(3)]
     pair = Pair(kafka, fast_dir, steps)
     pair.round()
-    assert pair.offsets() == [1, 2]  # no data batch is known to be the last: none is protected
+    assert pair.offsets() == [1, 2]  # no data batch is known to be the last one, so none is protected
     pair.round()
     assert pair.batches()[1].delete_horizon_ms == NOW + RETENTION_MS
     pair.round(now_ms=NOW + RETENTION_MS)
@@ -408,7 +410,7 @@ def test_18_13_producers_expire_by_the_rounds_own_clock__equal(
 
 
 def test_18_14_nothing_is_cleaned_above_the_high_watermark__equal(kafka: Kafka, fast_dir: Path) -> None:
-    """Refused if none is known: decision 6."""
+    """Decision 6: keytail refuses a partition without a high watermark."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, newer(2, b"a", b"a"), ROLL, one(4)])
     assert not pair.round(high_watermark=0).cleaned
     assert not pair.round(high_watermark=1).cleaned
@@ -435,7 +437,7 @@ def test_18_15_old_tombstones_are_removed_by_the_time_of_their_file__equal(
 # Writing bytes
 
 
-def test_18_16_offsets_outlive_a_rewrite_and_timestamps_do_not__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_16_a_rewrite_preserves_base_offsets_but_not_base_timestamps__equal(kafka: Kafka, fast_dir: Path) -> None:
     records = [Rec(3, NOW + 9, b"a", b"0"), Rec(5, NOW + 1, b"b", b"1"), Rec(6, NOW + 2, b"c", b"2")]
     batch = encode_batch([*records, Rec(8, NOW + 99, b"a", b"3")], base_offset=1, last_offset=10)
     pair = Pair(kafka, fast_dir, [batch, one(11, b"a"), ROLL, one(12)])
@@ -452,11 +454,11 @@ def test_18_17_append_time_flattens_the_deltas__equal(kafka: Kafka, fast_dir: Pa
     found = pair.batches()[0]
     assert (found.base_timestamp, found.max_timestamp, found.record_count) == (NOW + 50, NOW + 50, 2)
     block = pair.log().read_bytes()[61 : found.size]
-    assert block[2] == 0  # zig-zag delta of the first record, after length and attributes
+    assert block[2] == 0  # the zig-zag delta of the first record, after length and attributes
 
 
 def odd_batch(offset: int, keys: Iterable[bytes], header_key: bytes = b"h") -> bytes:
-    """Records with overlong varints, attributes, null lengths below -1."""
+    """Return records with overlong varints, attributes, and null lengths below -1."""
     block, count = b"", 0
     for count, key in enumerate(keys, 1):
         body = b"\x55" + b"\x80\x00" + encode_varint(count - 1) + encode_varint(len(key)) + key
@@ -491,8 +493,8 @@ def test_18_18_rewriting_normalises_what_copying_keeps__equal(kafka: Kafka, fast
     assert [record.value for record in found.records] == [b"v", None]
 
 
-def test_18_18_malformed_header_keys__departed_from(kafka: Kafka, fast_dir: Path) -> None:
-    """Decision 3: Kafka edits them in batches that it rebuilds, keytail never."""
+def test_18_18_malformed_header_keys_are_not_changed__departed_from(kafka: Kafka, fast_dir: Path) -> None:
+    """Decision 3: Kafka replaces them in batches that it rebuilds, keytail never does."""
     name = b"x\xed\xa0\x80y"
     batch = encode_batch([Rec(0, NOW, b"a", b"0", ((name, b"1"),)), Rec(1, NOW, b"b", b"1", ((name, b"1"),))])
     pair = Pair(kafka, fast_dir, [batch, one(2, b"a"), ROLL, one(3)])
@@ -526,7 +528,8 @@ def test_18_19_batches_are_recompressed_with_their_own_codec_at_its_default_leve
         assert ours.codec == codec
         sizes.append((found.size, ours.size))
     assert sizes[0] == sizes[1]
-    assert abs(sizes[0][0] - sizes[0][1]) <= 0.02 * sizes[0][0]  # other releases of one codec, not other levels
+    # releases of a codec may differ slightly, levels would differ more
+    assert abs(sizes[0][0] - sizes[0][1]) <= 0.02 * sizes[0][0]
 
 
 def test_18_20_the_leader_epoch_is_not_under_the_checksum__equal(kafka: Kafka, fast_dir: Path) -> None:
@@ -539,8 +542,8 @@ def test_18_20_the_leader_epoch_is_not_under_the_checksum__equal(kafka: Kafka, f
 
 
 @pytest.mark.parametrize("which", ["copied", "rebuilt"])
-def test_18_21_damaged_batches__departed_from(kafka: Kafka, fast_dir: Path, which: str) -> None:
-    """Decision 1: Kafka copies them, or computes new checksums; keytail refuses the partition, changing nothing."""
+def test_18_21_damaged_batches_are_refused__departed_from(kafka: Kafka, fast_dir: Path, which: str) -> None:
+    """Decision 1: Kafka copies them or computes new checksums; keytail refuses the partition and changes nothing."""
     copied, rebuilt = one(0, b"c", b"copied"), many(1, (b"a", b"superseded"), (b"b", b"rebuilt"))
     pair = Pair(kafka, fast_dir, [copied, rebuilt, one(3, b"a"), ROLL, one(4)])
     damaged = bytearray(pair.log().read_bytes())
@@ -569,7 +572,7 @@ def test_18_22_index_entries_name_last_offsets_at_the_starts_of_batches__equal(k
         pair.round()
         index = pair.log().with_suffix(".index").read_bytes()
         assert list(struct.iter_unpack(">ii", index)) == [(3 * i + 2, i * size) for i in indexed]
-        # All batches have the same largest timestamp: the time index has the first that has it, and no more.
+        # All batches have the same largest timestamp, so the time index has only the first batch.
         time_index = pair.log().with_suffix(".timeindex").read_bytes()
         assert list(struct.iter_unpack(">qi", time_index)) == [(NOW + 1, 2)]
 
@@ -584,7 +587,7 @@ def test_18_23_indexes_have_no_unused_space__equal(kafka: Kafka, fast_dir: Path)
     assert sizes == {".index": 16, ".timeindex": 12, ".log": len(newer(0, b"a", b"b", b"c"))}
 
 
-def test_18_24_aborted_entries_stay_as_long_as_data_was_seen__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_24_aborted_entries_are_retained_until_a_round_sees_no_data__equal(kafka: Kafka, fast_dir: Path) -> None:
     steps = [data(0, b"a"), data(1, b"b", 8), marker(2, "ABORT"), marker(3, "ABORT", 8), one(4, b"c"), ROLL, one(5)]
     pair = Pair(kafka, fast_dir, steps, expiration_ms=1)
     index = pair.log().with_suffix(".txnindex")
@@ -596,7 +599,9 @@ def test_18_24_aborted_entries_stay_as_long_as_data_was_seen__equal(kafka: Kafka
     assert pair.offsets() == [2, 3, 4] and not index.exists()
 
 
-def test_18_25_the_time_of_the_last_source_in_whole_milliseconds__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_25_an_output_has_the_time_of_its_last_source_in_whole_milliseconds__equal(
+    kafka: Kafka, fast_dir: Path
+) -> None:
     pair = Pair(kafka, fast_dir, [one(0, b"a"), ROLL, one(1, b"b"), ROLL, one(2)])
     for base in (0, 1):
         time_ns = (NOW - 5000 + base) * 10**6 + 123_456
@@ -609,7 +614,7 @@ def test_18_25_the_time_of_the_last_source_in_whole_milliseconds__equal(kafka: K
     assert not pair.log(1).exists()
 
 
-def test_18_26_snapshots_and_checkpoints_are_compared_parsed__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_26_parsed_snapshots_and_checkpoints__equal(kafka: Kafka, fast_dir: Path) -> None:
     ids = [1, 2**33, 40, 17, 5, 2**62 + 3]
     steps = [one(i, b"%d" % i, producer_id=pid, producer_epoch=i, base_sequence=i) for i, pid in enumerate(ids)]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(6)])
@@ -642,8 +647,9 @@ def test_18_28_snapshots_are_removed_with_the_segments_of_their_names__equal(kaf
 
 
 @pytest.mark.parametrize("missing", [".timeindex", ".index"])
-def test_18_29_missing_indexes_of_a_source__equal(kafka: Kafka, fast_dir: Path, missing: str) -> None:
-    """Without its time index a segment is as old as its file, for the lag; the output has all indexes again."""
+def test_18_29_missing_indexes_of_a_source_are_rebuilt__equal(kafka: Kafka, fast_dir: Path, missing: str) -> None:
+    """Without its time index, the age of a segment, for the lag, is that of its file; the output has all indexes again.
+    """
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a", b"b"), ROLL, one(3)], min_compaction_lag_ms=5000)
     os.utime(pair.log(), ns=((NOW - 9000) * 10**6,) * 2)
     pair.log().with_suffix(missing).unlink()
@@ -653,7 +659,7 @@ def test_18_29_missing_indexes_of_a_source__equal(kafka: Kafka, fast_dir: Path, 
     else:
         now = pair.circumstances(now_ms=NOW + 10_000)
         pair.copies(now)
-        pair.kafka_round(now)  # its loader rebuilds the index, and changes the file's time with that
+        pair.kafka_round(now)  # Kafka's loader rebuilds the index, and thereby changes the time of the file
         pair.our_round(now)
         for suffix in (".log", ".index", ".timeindex"):
             name = pair.log().with_suffix(suffix).name
@@ -671,7 +677,7 @@ def test_18_30_names_that_stop_a_broker_are_problems__equal(kafka: Kafka, fast_d
 
 
 @pytest.mark.parametrize("text", ["1\n0\n", "0\n2\nt 0 1\n", "0\n1\nt 0\n", "x\n0\n", "0\n1\nt 0 1\n\n"])
-def test_18_31_a_wrong_checkpoint_costs_the_whole_log_dir__equal(kafka: Kafka, fast_dir: Path, text: str) -> None:
+def test_18_31_an_invalid_checkpoint_affects_the_whole_log_dir__equal(kafka: Kafka, fast_dir: Path, text: str) -> None:
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, one(2)])
     pair.copies(pair.circumstances())
     path = pair.ours / "cleaner-offset-checkpoint"
@@ -685,10 +691,10 @@ def test_18_31_a_wrong_checkpoint_costs_the_whole_log_dir__equal(kafka: Kafka, f
         assert any("checkpoint" in problem for problem in survey_partition(LOCAL, listing, entry).problems)
 
 
-def test_18_34_the_lock_is_the_brokers__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_34_the_lock_is_that_of_the_broker__equal(kafka: Kafka, fast_dir: Path) -> None:
     assert kafka.lock(fast_dir)
     with pytest.raises(Refused), hold([str(fast_dir)]):
-        raise AssertionError("two hold the lock")
+        raise AssertionError("two processes hold the lock")
     kafka.unlock(fast_dir)
     assert not (fast_dir / ".lock").exists()
     with hold([str(fast_dir)]):
@@ -698,8 +704,10 @@ def test_18_34_the_lock_is_the_brokers__equal(kafka: Kafka, fast_dir: Path) -> N
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 5, b"\0" * 300, b"garbage " * 20, one(2)[:-1]], ids=len)
-def test_18_35_garbage_after_an_inactive_segment__departed_from(kafka: Kafka, fast_dir: Path, garbage: bytes) -> None:
-    """Kafka's cleaner throws each time, and skips the partition until the broker restarts: decision 1."""
+def test_18_35_garbage_after_an_inactive_segment_is_refused__departed_from(
+    kafka: Kafka, fast_dir: Path, garbage: bytes
+) -> None:
+    """Decision 1: Kafka's cleaner fails in every round, and skips the partition until the broker restarts."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, one(2)])
     size = pair.log().stat().st_size
     with pair.log().open("ab") as file:
@@ -713,7 +721,7 @@ def test_18_35_garbage_after_an_inactive_segment__departed_from(kafka: Kafka, fa
     assert corrupt.value.byte_position == size and pair.unchanged()
 
 
-# Selection, end to end
+# Selection, from survey to result
 
 
 @pytest.mark.parametrize(("lag_ms", "end_offset"), [(1000, 2), (1001, None), (999, 2)])
@@ -729,14 +737,14 @@ def test_minimum_lag_excludes_strictly_younger_segments(
 def test_maximum_lag_makes_a_round_due_when_strictly_exceeded(
     kafka: Kafka, fast_dir: Path, lag_ms: int, due: bool
 ) -> None:
-    """First batches without a time, or with time 0, do not count."""
+    """First batches without a time, or with time 0, are ignored."""
     timeless = [one(0, b"x", time_ms=-1), ROLL, one(1, b"y", time_ms=0), ROLL]
     pair = Pair(kafka, fast_dir, [*timeless, newer(2, b"a", b"a"), ROLL, one(4)], max_compaction_lag_ms=lag_ms)
     assert pair.round(now_ms=NOW + 1000).must_compact_now is due
 
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
-def test_records_below_the_log_start_under_either_policy(kafka: Kafka, fast_dir: Path, policy: str) -> None:
+def test_records_below_the_log_start_are_cleaned_with_either_policy(kafka: Kafka, fast_dir: Path, policy: str) -> None:
     steps = [newer(0, b"a", b"b"), ROLL, newer(2, b"a", b"c"), ROLL, one(4)]
     pair = Pair(kafka, fast_dir, steps, log_start_offset=1, cleanup_policy=policy)
     assert pair.round().first_dirty_offset == 1
@@ -788,7 +796,7 @@ def test_segments_that_span_more_than_an_index_holds_are_not_merged(kafka: Kafka
 def test_an_overflowed_segment_is_split_while_it_is_cleaned__departed_from(
     kafka: Kafka, fast_dir: Path, grouping: str
 ) -> None:
-    """Kafka splits such a segment when it loads or cleans it, and cleans later: decision 14."""
+    """Decision 14: Kafka splits such a segment when it loads or cleans it, and cleans it later."""
     far = 2**31
     pair = Pair(kafka, fast_dir, [one(0, b"a"), one(5, b"b"), ROLL, step_roll(2 * far), one(2 * far)])
     for path in (pair.source / "t-0").glob(f"{6:020d}.*"):
@@ -822,7 +830,7 @@ def test_a_full_index_closes_the_output_where_kafka_throws__departed_from(kafka:
 
 
 def test_batches_beyond_todays_largest_message_are_rebuilt_and_served__equal(kafka: Kafka, fast_dir: Path) -> None:
-    """The limit is for what is appended; a horizon makes a batch grow past it too."""
+    """The limit applies to appends; a horizon, too, can make a batch exceed it."""
     large = many(0, *((b"%d" % i, b"v" * 50) for i in range(9)), (b"a", None))
     for home, limit in (("at the limit", len(large)), ("far beyond it", 100)):
         (fast_dir / home).mkdir()
@@ -833,8 +841,8 @@ def test_batches_beyond_todays_largest_message_are_rebuilt_and_served__equal(kaf
         assert pair.offsets() == list(range(10))
 
 
-def test_zeros_after_the_active_segment_of_a_crashed_broker_are_no_damage(kafka: Kafka, fast_dir: Path) -> None:
-    """Preallocated segments end so. The log below the recovery point is cleaned: decision 5."""
+def test_zeros_after_the_active_segment_of_a_crashed_broker_are_accepted(kafka: Kafka, fast_dir: Path) -> None:
+    """Decision 5: preallocated segments end with zeros. The log below the recovery point is cleaned."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, newer(2, b"b", b"b"), ROLL, one(4)])
     with pair.log(4).open("ab") as file:
         file.write(bytes(10_000))
@@ -845,7 +853,7 @@ def test_zeros_after_the_active_segment_of_a_crashed_broker_are_no_damage(kafka:
     facts = survey(pair.ours)
     assert (facts.problems, facts.log_end_offset, facts.tail_bytes) == ((), 5, 10_000)
     _, result = pair.our_round(now)
-    assert result is not None and result.end_offset == 2  # the segment with the recovery point is left out
+    assert result is not None and result.end_offset == 2  # the segment with the recovery point is not cleaned
     loaded = kafka.load(pair.ours / "t-0", clean=False, **(pair.opening(now) | {"recovery_point": 3}))
     assert [record.offset for record in loaded.records] == [1, 2, 3, 4]
 
@@ -853,7 +861,7 @@ def test_zeros_after_the_active_segment_of_a_crashed_broker_are_no_damage(kafka:
 def test_an_incomplete_last_batch_after_a_clean_shutdown_is_damage__departed_from(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """Kafka ends the log before it, and appends after it: decision 1."""
+    """Decision 1: Kafka ends the log before the incomplete batch, and appends after it."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, one(2)])
     size = pair.log(2).stat().st_size
     with pair.log(2).open("ab") as file:
@@ -870,8 +878,10 @@ def test_an_incomplete_last_batch_after_a_clean_shutdown_is_damage__departed_fro
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_an_emptied_last_batch_of_an_old_format__departed_from(kafka: Kafka, fast_dir: Path, wrapped: bool) -> None:
-    """Kafka throws, and skips the partition until the broker restarts: decision 4."""
+def test_an_emptied_last_batch_of_an_old_format_is_removed__departed_from(
+    kafka: Kafka, fast_dir: Path, wrapped: bool
+) -> None:
+    """Decision 4: Kafka's cleaner fails, and skips the partition until the broker restarts."""
     records = [Rec(1, NOW, b"a", None)]
     tombstone = encode_wrapper(records, GZIP, magic=1) if wrapped else encode_message(1, b"a", None, timestamp=NOW)
     steps = [one(0, b"b"), ROLL, tombstone, ROLL, one(2)]
@@ -891,7 +901,7 @@ def test_an_emptied_last_batch_of_an_old_format__departed_from(kafka: Kafka, fas
 def test_the_map_treats_committed_data_as_aborted_when_it_starts_after_a_marker__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """CLEANING.md, "Aborted data and the map": the ABORT is before the batch with which the map starts."""
+    """CLEANING.md, "Aborted data and the map": the ABORT marker is before the batch with which the map starts."""
     filler = [one(i, b"f%d" % i) for i in range(2, 5)]
     steps = [data(0, b"a"), marker(1, "ABORT"), *filler, data(5, b"x", sequence=1), marker(6, "COMMIT"),
              one(7, b"y"), data(8, b"x", sequence=2), marker(9, "COMMIT"), ROLL, one(10)]  # fmt: skip
@@ -909,8 +919,8 @@ def test_a_horizon_beyond_the_largest_time_is_none__equal(kafka: Kafka, fast_dir
         assert pair.batches()[0].delete_horizon_ms is None and pair.offsets() == [0]
 
 
-def test_a_wrong_index_of_aborted_transactions__departed_from(kafka: Kafka, fast_dir: Path) -> None:
-    """Decision 13: Kafka trusts the file, and aborted data is retained as if committed; keytail reads the log."""
+def test_a_wrong_index_of_aborted_transactions_is_corrected__departed_from(kafka: Kafka, fast_dir: Path) -> None:
+    """Decision 13: Kafka trusts the file, and retains aborted data as if it were committed; keytail reads the log."""
     steps = [data(0, b"a"), marker(1, "ABORT"), one(2, b"b"), ROLL, one(3)]
     pair = Pair(kafka, fast_dir, steps, expiration_ms=1)
     index = pair.log().with_suffix(".txnindex")
@@ -929,7 +939,7 @@ def test_a_wrong_index_of_aborted_transactions__departed_from(kafka: Kafka, fast
 def test_replay_after_a_crash_starts_with_the_batch_that_contains_the_log_start__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """An open transaction whose only batch is across the log start is found without any snapshot."""
+    """An open transaction whose only batch contains the log start is found without any snapshot."""
     transaction = encode_batch(
         [Rec(i, NOW, b"%d" % i, b"v") for i in range(3)],
         producer_id=7, producer_epoch=0, base_sequence=0, transactional=True,

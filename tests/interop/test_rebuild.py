@@ -38,13 +38,13 @@ def traffic_of(rng: random.Random, kind: str, **more: bool) -> Traffic:
 
 
 def index_files(partition: Path) -> dict[str, bytes]:
-    """By name; a transaction index without entries counts as none."""
+    """Return the index files by name; a transaction index without entries counts as missing."""
     found = {path.name: path.read_bytes() for path in partition.iterdir() if path.suffix in INDEXES}
     return {name: data for name, data in found.items() if data or not name.endswith(".txnindex")}
 
 
 def rebuild(log_dir: Path, traffic: Traffic, *, clean: bool = True, **more: bool) -> PartitionOutcome:
-    """Return what the command does to the only partition of a log dir."""
+    """Return the outcome of the command for the only partition of a log dir."""
     if clean:
         (log_dir / ".kafka_cleanshutdown").touch()
     (log_dir / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {traffic.log_start_offset}\n")
@@ -96,7 +96,7 @@ def test_rebuilt_indexes_equal_those_of_kafkas_recovery(kafka: Kafka, fast_dir: 
         assert len(found.wrong) == len(index_files(own))
         again = rebuild(own.parent, traffic, rebuild_all=True).result
         assert again is not None and not again.wrong
-        # Files that a broker had written are valid, and its others are changed to what a recovery writes.
+        # Files that a broker has written are valid; then its other files are changed to what a recovery writes.
         assert not rebuild(source.parent, traffic).result.wrong  # type: ignore[union-attr]
         rebuild(source.parent, traffic, rebuild_all=True, execute=True)
         assert index_files(source) == index_files(theirs)
@@ -105,7 +105,7 @@ def test_rebuilt_indexes_equal_those_of_kafkas_recovery(kafka: Kafka, fast_dir: 
 
 @pytest.mark.parametrize("kind", ["idempotent", "transactional"])
 def test_cleaned_logs_are_valid_and_lose_no_aborted_transaction(kafka: Kafka, fast_dir: Path, kind: str) -> None:
-    """The log no longer shows where transactions began: the files' contents about that are kept."""
+    """The log no longer shows where transactions began, so the entries of the files about that are retained."""
     kept = 0
     for number in range(LOGS):
         traffic = traffic_of(random.Random(f"{SEED} cleaned {kind} {number}"), kind, delete_records=True)
@@ -135,8 +135,8 @@ def test_cleaned_logs_are_valid_and_lose_no_aborted_transaction(kafka: Kafka, fa
     assert (kept > 0) == (kind == "transactional")
 
 
-def test_a_rebuilt_transaction_index_is_served_alike(kafka: Kafka, fast_dir: Path) -> None:
-    """Also from a log start offset within a transaction, and on logs that were cleaned."""
+def test_kafka_serves_the_same_with_a_rebuilt_transaction_index(kafka: Kafka, fast_dir: Path) -> None:
+    """The log start offset may be inside a transaction, and the log may have been cleaned."""
     for number in range(LOGS):
         rng = random.Random(f"{SEED} served {number}")
         traffic = traffic_of(rng, "transactional", delete_records=True)

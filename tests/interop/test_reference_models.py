@@ -1,6 +1,6 @@
-"""The reference models of selection and cleaning compared with Kafka itself, transactions included.
+"""The reference models of selection and cleaning compared with Kafka itself, including transactions.
 
-Unit tests compare keytail with the models; this compares the models with Kafka.
+Unit tests compare keytail with the models; this test compares the models with Kafka.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NO_LAG = 2**63 - 1
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("transactional", [False, True])
 def test_the_models_do_what_kafka_does(kafka: Kafka, fast_dir: Path, transactional: bool, legacy: bool) -> None:
-    # Kafka reads the first dirty segment from an index entry on. If that skips an ABORT marker, its tracker treats the
-    # producer's later transactions as aborted too and older records are retained; the model skips nothing.
+    # Kafka reads the first dirty segment from an index entry. If that skips an ABORT marker, its tracker also treats
+    # later transactions of the producer as aborted, and older records are retained; the model does not skip anything.
     from_inside = not transactional
     logs = int(os.environ.get("KEYTAIL_FUZZ_TWIN_LOGS", "15"))
     seen = run_cases(
@@ -91,7 +91,7 @@ def model_round(log_dir: Path, now: Circumstances) -> Outcome:
 
 
 def batch_at_or_after(segments: list[cleaner.Segment], offset: int) -> int:
-    """Return where a broker finds a transaction that began below its log start: the batch there, or the next one."""
+    """Return where a broker finds a transaction that began below its log start: at the batch there, or the next one."""
     for item in segments:
         for batch in decode_any_log(item.log):
             if batch.last_offset >= offset:
@@ -115,7 +115,9 @@ def segment(directory: Path, base: int) -> cleaner.Segment:
 
 
 def listed(directory: Path, item: cleaner.Segment) -> SimpleNamespace:
-    """A segment as selection uses it: times from the end of the time index and the first batch's header."""
+    """Return a segment as selection uses it, with times from the end of the time index and from the header of the first
+    batch.
+    """
     time_index = (directory / f"{item.base_offset:020d}.timeindex").read_bytes()
     last = TIME_ENTRY.unpack(time_index[-12:])[0] if time_index else -1
     return SimpleNamespace(
@@ -129,7 +131,7 @@ def listed(directory: Path, item: cleaner.Segment) -> SimpleNamespace:
 
 
 def max_timestamp(batch: bytes) -> int:
-    """Return the header of the batch at the beginning, whatever its magic."""
+    """Return the largest timestamp in the header of the batch at the beginning, whatever its magic."""
     if batch[16] == 0:
         return -1
     at = 35 if batch[16] == 2 else 18
@@ -137,7 +139,9 @@ def max_timestamp(batch: bytes) -> int:
 
 
 def producer_state(directory: Path, now: Circumstances) -> tuple[dict[int, Any], int | None]:
-    """Return active producers as the cleaner knows them, and where the first open transaction below the HW begins."""
+    """Return the active producers as the cleaner knows them, and where the first open transaction below the high
+    watermark begins.
+    """
     newest = max(directory.glob("*.snapshot"), key=lambda path: int(path.stem))
     producers: dict[int, Any] = {}
     unstable = []

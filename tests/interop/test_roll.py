@@ -1,5 +1,5 @@
-"""`--roll-active` beside Kafka's own classes: UnifiedLog rolls one copy of a random log and Cleaner cleans it, keytail
-does both to another. KEYTAIL_FUZZ_LOGS and KEYTAIL_SEED as in test_differential.py.
+"""`--roll-active` compared with Kafka's own classes: UnifiedLog rolls one copy of a random log and Cleaner cleans it;
+keytail does both to another copy. KEYTAIL_FUZZ_LOGS and KEYTAIL_SEED are used as in test_differential.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def facts_of(log_dir: Path) -> PartitionFacts:
 
 
 def roll_here(log_dir: Path) -> bool:
-    """Roll as a run does; return whether there was something to roll. The plan's facts are those found afterwards."""
+    """Roll as a run does, and return whether there was something to roll. The plan's facts must be those found
+    afterwards.
+    """
     facts = facts_of(log_dir)
     if reason_against(facts):
         return False
@@ -57,7 +59,8 @@ def set_time_of_new_segment(log_dir: Path, now: Circumstances) -> None:
 
 
 class RolledCase(Case):
-    """Before its round, Kafka rolls its copy and stops cleanly; keytail's roll of another copy leaves the same bytes.
+    """Before the round, Kafka rolls its copy and stops cleanly; keytail's roll of another copy must leave the same
+    bytes.
     """
 
     def _kafka_round(self, now: Circumstances) -> Cleaned:
@@ -74,11 +77,13 @@ class RolledCase(Case):
         return super()._kafka_round(now)
 
     def _refused_or_right(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
-        roll_here(self.source)  # with which the result is compared
+        roll_here(self.source)  # the result is compared with the rolled source
         super()._refused_or_right(ours, now, error)
 
     def _set_times(self, rolled: Path, now: Circumstances) -> None:
-        """Only those of logs count; the start of Kafka's log has changed those of the indexes that it presized."""
+        """Set the times of logs, the only ones that matter. The start of Kafka's log has changed those of the indexes
+        that it presized.
+        """
         for file in (self.kafka / "t-0").iterdir():
             ours = (rolled / file.name).stat().st_mtime_ns
             if file.suffix == ".log" and file.name != f"{now.log_end_offset:020d}.log":
@@ -94,7 +99,7 @@ def rolled_round(log_dir: Path, now: Circumstances) -> Outcome:
 
 
 @pytest.mark.parametrize(("options", "share"), [(PLAIN, 0.05), (BOTH, 0.1)], ids=["plain", "both"])
-def test_what_was_rolled_and_cleaned_is_what_kafka_rolls_and_cleans(
+def test_a_rolled_and_cleaned_log_equals_the_one_of_kafka(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
     logs = max(1, round(LOGS * share))

@@ -1,8 +1,10 @@
-"""Promise 4 by cleaning again what is clean, from the log start: at one clock, and at later ones until nothing is left.
+"""Promise 4, checked by cleaning clean logs again from the log start: at one clock, and at later ones until nothing
+changes.
 
-Each round is compared with Kafka's, on its own result: records are removed when Kafka removes them. The changes still
-allowed at one clock: markers get their horizon a round after their data was removed, and the entries of aborted
-transactions are then removed from the indexes; segments that shrank may be merged, by Kafka's grouping and by age.
+Each round is compared with Kafka's, on its own result: records are removed when Kafka removes them. The changes that
+are still allowed at the same clock: markers get their horizon a round after their data was removed, and the entries of
+aborted transactions are then removed from the indexes; segments that shrank may be merged, by Kafka's grouping and by
+age.
 """
 
 from __future__ import annotations
@@ -38,21 +40,21 @@ NEVER_MISSED = (
 
 
 class Again:
-    """One log that is cleaned from its start on, repeatedly, by Kafka and by keytail."""
+    """One log that Kafka and keytail repeatedly clean from its start."""
 
     def __init__(self, kafka: Kafka, home: Path, traffic: Traffic, mode: Mode) -> None:
         self.case = Case(kafka, home, Counter(), mode)
         self.side = keytail_round if mode == "drift" else measured_round
         self.traffic = traffic
         self.expiration_ms = 3650 * DAY_MS
-        # Ages of segments change with what they lose, and Kafka uses the sizes before that.
+        # The ages of segments change with the records that they lose, and Kafka uses the sizes from before.
         self.stays_grouped = mode == "measured" and traffic.configs["cleanup.policy"] == "compact"
         self.files: dict[str, tuple[bytes, int]] = {}
         self.batches: dict[int, tuple[Batch, bytes]] = {}
         self.entries: set[bytes] = set()
 
     def round(self, clock_ms: int, steps: list[dict[str, Any]] | None = None) -> bool:
-        """Whether it changed any file."""
+        """Run a round, and return whether it changed any file."""
         before = self.files
         options = {**self.traffic.options, "clock_ms": clock_ms, "producer_id_expiration_ms": self.expiration_ms}
         start, end = self.traffic.log_start_offset, self.traffic.log_end_offset
@@ -62,12 +64,12 @@ class Again:
         return self.files != before
 
     def until_nothing_changes(self, clock_ms: int, step_ms: int = 0) -> int:
-        """Return the clock at which it was so."""
+        """Run rounds until one changes nothing, and return its clock."""
         for _ in range(MOST_ROUNDS):
             if not self.round(clock_ms):
                 return clock_ms
             clock_ms += step_ms
-        raise AssertionError(f"still not the same after {MOST_ROUNDS} rounds")
+        raise AssertionError(f"the files still change after {MOST_ROUNDS} rounds")
 
     def _look(self) -> None:
         """Return the contents of the segments that are cleaned; the traffic gives new times to the others."""
@@ -97,17 +99,17 @@ def test_repeated_rounds_end_where_nothing_changes(kafka: Kafka, fast_dir: Path,
         if number % 3 == 0:
             traffic.configs["cleanup.policy"] = "compact"
         try:
-            play(Again(kafka, fast_dir / f"log-{number}", traffic, mode), seen)
+            run_rounds(Again(kafka, fast_dir / f"log-{number}", traffic, mode), seen)
         except Exception as problem:
             problem.add_note(f"KEYTAIL_SEED={SEED}, log {number}, mode {mode}")
             raise
         shutil.rmtree(fast_dir / f"log-{number}")
     print(dict(seen))
     missing = [name for name in NEVER_MISSED if not seen[name] and not (mode == "drift" and "byte" in name)]
-    assert not missing, f"the random logs never came to: {missing}"
+    assert not missing, f"the random logs never had: {missing}"
 
 
-def play(log: Again, seen: Counter[str]) -> None:
+def run_rounds(log: Again, seen: Counter[str]) -> None:
     steps = log.traffic.steps()
     clock_ms = log.traffic.clock_ms
     for producer in log.traffic.producers:
@@ -117,7 +119,8 @@ def play(log: Again, seen: Counter[str]) -> None:
     steps.append(step_roll())
     log.round(clock_ms, steps)
 
-    # At one clock: everything that the first round removed is gone, and markers without data get their horizon.
+    # At the same clock, everything that the first round removed is still removed, and markers without data get their
+    # horizon.
     batches, entries, files = log.batches, log.entries, log.files
     assert batches
     log.round(clock_ms)
@@ -133,7 +136,7 @@ def play(log: Again, seen: Counter[str]) -> None:
     log.until_nothing_changes(clock_ms)
     assert (log.batches, log.entries) == (batches, entries)
 
-    # Until a horizon nothing more, at the horizon all of it.
+    # Until a horizon nothing more is removed, and at the horizon everything is.
     horizons = [batch.delete_horizon_ms for batch, _ in batches.values() if batch.delete_horizon_ms is not None]
     for horizon_ms in sorted({h for h in horizons if h > clock_ms})[:3]:
         if horizon_ms - 1 > clock_ms:
@@ -143,11 +146,13 @@ def play(log: Again, seen: Counter[str]) -> None:
         for batch, _ in log.batches.values():
             if batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= clock_ms:
                 assert not (batch.control and batch.records), f"a marker has outlived its horizon: {batch}"
-                assert all(record.value is not None for record in batch.records), f"so has a tombstone of {batch}"
+                assert all(record.value is not None for record in batch.records), (
+                    f"a tombstone has outlived its horizon: {batch}"
+                )
     seen["tombstones gone"] += tombstones(batches) - tombstones(log.batches)
     seen["markers gone"] += markers(batches) - markers(log.batches)
 
-    # Long after, when no producer is active any more: soon nothing changes, and then never again.
+    # Long after that, when no producer is active, nothing changes after a few rounds, and then never again.
     log.expiration_ms = 1
     clock_ms = log.until_nothing_changes(clock_ms + 20 * DAY_MS, RETENTION_MS)
     assert not log.round(clock_ms + 365 * DAY_MS)

@@ -1,5 +1,6 @@
-"""What salvage makes of damaged logs of Kafka: Kafka's loader accepts it without a repair, and a real broker serves
-what is left of its partitions and appends."""
+"""The output of salvage for damaged logs of Kafka: Kafka's loader accepts it without a repair, and a real broker serves
+what is left of its partitions, and appends to them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) // 10 or 8
 
 
 def spoil(rng: random.Random, partition: Path) -> None:
-    """Flip, remove or overwrite bytes of one log file; or remove a file."""
+    """Flip, remove or overwrite bytes of one log file, or remove a file."""
     logs = [path for path in sorted(partition.glob("*.log")) if path.stat().st_size]
     path = rng.choice(logs)
     data = bytearray(path.read_bytes())
@@ -72,7 +73,7 @@ def test_kafkas_loader_accepts_the_result_unchanged(kafka: Kafka, fast_dir: Path
         losses = [(loss.first_offset, loss.end_offset) for loss in found.losses if loss.certain or loss.kind == "gap"]
         unlost = [record for record in before.records if not is_lost(record, losses)]
         assert set(after.records) <= set(before.records), what
-        if not found.gaps:  # no batch vanished from its first byte to its last
+        if not found.gaps:  # no batch was lost completely
             assert list(after.records) == unlost, what
         lost += len(before.records) - len(after.records)
         # The transactions that the result leaves open are those that are reported.
@@ -120,7 +121,7 @@ def test_a_real_broker_serves_what_was_saved(tmp_path_factory: pytest.TempPathFa
         assert [item[2] for item in served if item[:2] == (topic, number)] == [item[2] for item in wanted]
         assert [item for item in served if item[:2] == (topic, number)] == wanted
         end = golden.TOPICS[topic].offsets[number][1]
-        assert new[topic] == [end], "the log goes on where it ended"
+        assert new[topic] == [end], "the log must continue at its end"
         assert offsets[f"{topic}-{number}"][1] == end + 1
     assert complaints(broker.log_lines()) == []
     assert repairs(broker.log_lines()) == []

@@ -1,7 +1,7 @@
-"""`kafka-log` compared with Spark's own Kafka source, on the same topics of a running broker: the same rows, column by
-column.
+"""`kafka-log` compared with Spark's own Kafka source, on the same topics of a running broker: the rows are the same,
+column by column.
 
-The topics have transactions of every kind, every codec, headers, tombstones, and times by producer and by broker.
+The topics have transactions of every kind, every codec, headers, tombstones, and times of producers and of the broker.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ours(spark: Any, broker: Broker, topic: str, level: str, **options: object) 
 
 
 def rows(frame: Any) -> list[Any]:
-    """Sorted here: Spark would read the source twice for it."""
+    """Return the sorted rows. They are sorted here, because Spark would read the source twice to sort it."""
     found = [row.asDict(recursive=True) for row in frame.collect()]
     return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
@@ -64,7 +64,7 @@ def check_same(spark: Any, broker: Broker, topic: str, level: str, **options: ob
 
 
 def wait_for_high_watermarks(broker: Broker, client: BrokerClient) -> None:
-    """Wait until they are in their file."""
+    """Wait until the high watermarks are in their file."""
     partitions = [*((TOPIC, number) for number in range(PARTITIONS)), (BY_BROKER, 0)]
     path, give_up = str(broker.log_dirs[0] / "replication-offset-checkpoint"), time.monotonic() + 60
     ends = {name: end for name, (_, end) in client.offsets(partitions).items()}
@@ -112,4 +112,6 @@ def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -
             wait_for_high_watermarks(broker, client)
             cleaned = check_same(spark, broker, TOPIC, "read_committed")
             assert len(cleaned) < len(committed)
-        assert rows(ours(spark, broker, TOPIC, "read_committed")) == cleaned, "of the stopped broker"
+        assert rows(ours(spark, broker, TOPIC, "read_committed")) == cleaned, (
+            "the rows must be the same after the broker has stopped"
+        )

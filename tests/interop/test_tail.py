@@ -1,5 +1,6 @@
-"""A torn log truncated by keytail compared with the recovery of Kafka's loader; snapshots and leader epochs compared
-with Kafka's own."""
+"""A torn log that keytail truncates, compared with the recovery of Kafka's loader; snapshots and leader epochs compared
+with those of Kafka.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.interop
 
 
 def recovered_by_kafka(kafka: Kafka, torn: Torn, root: Path) -> tuple[Loaded, dict[int, bytes], dict[str, bytes]]:
-    """Return what a broker's loader makes of a copy: its answer, the logs, and all other files."""
+    """Return the result of a broker's loader for a copy: its answer, the logs, and all other files."""
     copy = root.with_name(f"{root.name}-for-kafka")
     shutil.copytree(root, copy)
     point = torn.checkpoints["recovery-point-offset-checkpoint"]
@@ -54,7 +55,7 @@ def recovered_by_kafka(kafka: Kafka, torn: Torn, root: Path) -> tuple[Loaded, di
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_kafka_does_what_the_row_reports(number: int, kafka: Kafka, fast_dir: Path) -> None:
+def test_kafka_does_what_the_row_states(number: int, kafka: Kafka, fast_dir: Path) -> None:
     build, broker, _ = ROWS[number]
     torn = Torn()
     torn.make(fast_dir / "d")
@@ -80,7 +81,7 @@ def test_kafka_ends_in_the_same_state_from_every_stop(case: str, kafka: Kafka, f
     print(f"opened by Kafka: {case}: {counts}")
 
 
-def put_right(facts: PartitionFacts) -> list[SnapshotRow]:
+def rebuild_epochs_and_snapshots(facts: PartitionFacts) -> list[SnapshotRow]:
     """Rebuild leader epochs and snapshots, as a run does."""
     reader, seen = SegmentReader(LOCAL), []
     for segment in facts.segments:
@@ -108,13 +109,13 @@ def traffic_of(rng: random.Random, number: int, **more: Any) -> Traffic:
     traffic = random_traffic(
         rng, transactional=number % 2 == 0, delete_records=False, far_jumps=False, keyless=False, **more
     )
-    traffic.producer_id_expiration_ms = 2**31 - 1  # only Kafka's own clock decides which of them expire
-    traffic.configs["segment.index.bytes"] = 65_536  # a recovery fails where an index becomes full
+    traffic.producer_id_expiration_ms = 2**31 - 1  # only Kafka's own clock determines which producers expire
+    traffic.configs["segment.index.bytes"] = 65_536  # a recovery fails if an index becomes full
     return traffic
 
 
 def written(kafka: Kafka, rng: random.Random, number: int, root: Path, **more: Any) -> Traffic:
-    """A log dir with one partition of some rounds, closed cleanly."""
+    """Write a log dir with one partition by several rounds of traffic, and close it cleanly."""
     traffic = traffic_of(rng, number, **more)
     (root / PARTITION).mkdir(parents=True)
     for _ in range(2):
@@ -124,12 +125,12 @@ def written(kafka: Kafka, rng: random.Random, number: int, root: Path, **more: A
 
 
 def torn_by_chance(rng: random.Random, root: Path) -> int:
-    """Tear a segment; return the recovery point, at or below it."""
+    """Tear a segment, and return the recovery point, which is at or below the damage."""
     logs = {base: log for base, log in logs_of(root).items() if log}
     base = rng.choice(sorted(logs)[-4:])
     log, batches = logs[base], decode_log(logs[base])
     batch = rng.choice(batches)
-    at = batch.position + rng.randrange(17, batch.size)  # behind the magic, of which a broker takes any
+    at = batch.position + rng.randrange(17, batch.size)  # after the magic, of which a broker accepts any value
     torn = rng.choice([flipped(log, at), log[:at], log[:at] + bytes(rng.randint(1, 200)), log + rng.randbytes(50)])
     (root / PARTITION / f"{base:020d}.log").write_bytes(torn)
     point = rng.choice([0, base, batch.base_offset if torn[: batch.position] == log[: batch.position] else base])
@@ -139,8 +140,10 @@ def torn_by_chance(rng: random.Random, root: Path) -> int:
     return point
 
 
-def forget_epochs(rng: random.Random, root: Path, point: int, end: int) -> None:
-    """The last entries were not written in time (a broker searches for them where it recovers), or one too many was."""
+def damage_epochs(rng: random.Random, root: Path, point: int, end: int) -> None:
+    """Remove the last entries, as if they had not been written in time (a broker searches for them in the range that it
+    recovers), or add one entry too many.
+    """
     path = root / PARTITION / "leader-epoch-checkpoint"
     entries = read_epochs(LOCAL, str(path))
     first = max(base for base in logs_of(root) if base <= point)
@@ -162,7 +165,7 @@ def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) 
             traffic = written(kafka, rng, number, ours)
             whole_end = traffic.log_end_offset
             point = torn_by_chance(rng, ours)
-            forget_epochs(rng, ours, point, whole_end)
+            damage_epochs(rng, ours, point, whole_end)
             shutil.copytree(ours, theirs)
             options = {**traffic.options, "clean": False, "recovery_point": point, "transactions": True}
             expected = kafka.load(theirs / PARTITION, **options)
@@ -173,7 +176,7 @@ def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) 
             facts = facts_of(ours)
             assert facts.log_end_offset == expected.log_end_offset <= whole_end
             epochs = (ours / PARTITION / "leader-epoch-checkpoint").read_bytes()
-            put_right(facts)
+            rebuild_epochs_and_snapshots(facts)
             put = (ours / PARTITION / "leader-epoch-checkpoint").read_bytes()
             seen["with epochs put right"] += put != epochs
             assert put == (theirs / PARTITION / "leader-epoch-checkpoint").read_bytes()
@@ -191,13 +194,16 @@ def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) 
 
 
 def known(loaded: Loaded) -> list[tuple[int, ...]]:
-    """Without the offset of the oldest batch in memory, of up to five: from a snapshot that is the latest one."""
+    """Return the producers without the offset of the oldest of up to five batches in memory, which from a snapshot is
+    the latest one.
+    """
     return [producer[:3] + producer[4:] for producer in loaded.producers]
 
 
-def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) -> None:
-    """Truncation, indexes, epochs and snapshots, before any broker opened it; except the snapshot at the log end, which
-    a broker that recovers writes itself."""
+def test_a_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) -> None:
+    """Truncation, indexes, epochs and snapshots are compared before any broker has opened the log, except the snapshot
+    at the log end, which a broker that recovers writes itself.
+    """
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     for number in range(LOGS):
         rng = random.Random(f"{SEED}-{number}")
@@ -205,8 +211,8 @@ def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) ->
         try:
             traffic = written(kafka, rng, number, ours)
             torn_by_chance(rng, ours)
-            (ours / "recovery-point-offset-checkpoint").write_text("0\n0\n")  # so that Kafka recovers all
-            forget_epochs(rng, ours, 0, traffic.log_end_offset)
+            (ours / "recovery-point-offset-checkpoint").write_text("0\n0\n")  # this makes Kafka recover everything
+            damage_epochs(rng, ours, 0, traffic.log_end_offset)
             shutil.copytree(ours, theirs)
             loaded = kafka.load(theirs / PARTITION, **{**traffic.options, "clean": False})
             plan = plan_partition(
@@ -228,7 +234,7 @@ def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) ->
             if found.keys() != expected.keys():
                 assert found.keys() ^ expected.keys() == {at_end}
             for name in found.keys() & expected.keys():
-                if name.endswith(".snapshot"):  # a state by its producers; Kafka's order is that of its hash table
+                if name.endswith(".snapshot"):  # a state by producer, because Kafka's order is that of its hash table
                     assert set(parse_snapshot(found[name])) == set(parse_snapshot(expected[name])), name
                 else:
                     assert found[name] == expected[name], name
@@ -238,13 +244,15 @@ def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) ->
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """An index that a broker emptied counts as missing."""
+    """Return the files; an index that a broker emptied counts as missing."""
     files = {path.name: path.read_bytes() for path in sorted((root / PARTITION).iterdir())}
     return {name: data for name, data in files.items() if data or not name.endswith(".txnindex")}
 
 
-def forgotten(path: Path, row: SnapshotRow, traffic: Traffic) -> set[int]:
-    """Producers that Kafka expires when it loads the source of a new snapshot: idle too long, or without a time."""
+def expired_by_kafka(path: Path, row: SnapshotRow, traffic: Traffic) -> set[int]:
+    """Return the producers that Kafka expires when it loads the source of a new snapshot: they were idle too long, or
+    have no time.
+    """
     if row.source is None:
         return set()
     return {
@@ -277,11 +285,11 @@ def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafk
                 if number % 3 == 0 or rng.random() < 0.5:
                     file = path / f"{offset:020d}.snapshot"
                     file.unlink() if rng.random() < 0.7 else file.write_bytes(file.read_bytes()[:-1] + b"\xaa")
-            rows = put_right(facts_of(root))
+            rows = rebuild_epochs_and_snapshots(facts_of(root))
             for row in rows:
                 seen[row.problem.partition(": ")[0] or f"made, source {row.source is not None}"] += 1
                 if not row.problem:
-                    removed = forgotten(path, row, traffic)
+                    removed = expired_by_kafka(path, row, traffic)
                     entries = parse_snapshot((path / f"{row.offset:020d}.snapshot").read_bytes())
                     assert [entry for entry in entries if entry.producer_id not in removed] == [
                         entry for entry in before[row.offset] if entry.producer_id not in removed
@@ -301,7 +309,8 @@ def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafk
 
 
 def test_the_snapshot_at_the_end_of_a_cleaned_log_equals_kafkas(kafka: Kafka, fast_dir: Path) -> None:
-    """From an older one and what cleaning left: the last batch of each producer is there."""
+    """The snapshot is made from an older one and from the cleaned log, which still has the last batch of each producer.
+    """
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):
@@ -320,12 +329,12 @@ def test_the_snapshot_at_the_end_of_a_cleaned_log_equals_kafkas(kafka: Kafka, fa
             theirs = fast_dir / "theirs" / str(number) / PARTITION
             shutil.copytree(path, theirs)
             kafka.load(theirs, **traffic.options)
-            rows = {row.offset: row for row in put_right(facts_of(root))}
+            rows = {row.offset: row for row in rebuild_epochs_and_snapshots(facts_of(root))}
             row = rows[end]
             seen[f"cleaned {cleaned.cleaned}, {row.problem.partition(': ')[0] or 'made'}"] += 1
-            if row.problem or row.source is None:  # without any, Kafka loses every producer
+            if row.problem or row.source is None:  # without any snapshot, Kafka loses the state of all producers
                 continue
-            removed = forgotten(path, row, traffic)
+            removed = expired_by_kafka(path, row, traffic)
             seen["with expired producers"] += bool(removed)
             made, kafkas = (
                 {

@@ -1,5 +1,6 @@
-"""Undoing a compaction, with Kafka: its loader opens every state of it, and a real broker serves what was there before,
-even if it was started, and written to, between the two."""
+"""Undo of a compaction, with Kafka: its loader opens every state of an undo, and a real broker serves the previous
+records, even if it was started and written to between the compaction and the undo.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_kafka_loses_nothing_whenever_an_undo_stops(
 
 
 def keytail(*arguments: str | Path) -> str:
-    """Return standard error of a run that succeeded."""
+    """Return the standard error of a run that succeeded."""
     with without_spark():
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
@@ -62,7 +63,7 @@ def keytail(*arguments: str | Path) -> str:
 
 
 def files(log_dir: Path) -> dict[str, tuple[Any, ...]]:
-    """Return the files of the segments, with times; a broker changes the active ones."""
+    """Return the files of the segments, with times, except the active ones, which a broker changes."""
     found = {}
     for partition in log_dir.iterdir():
         logs = sorted(partition.glob("*.log")) if partition.is_dir() else []
@@ -73,7 +74,9 @@ def files(log_dir: Path) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.one_of("a broker starts on what was removed or saved")
-def test_a_broker_serves_the_old_records_and_the_later_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_after_undo_a_broker_serves_the_previous_and_the_later_records(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     root = tmp_path_factory.mktemp("broker")
     log_dir, kept = golden.unpack(root), root / "kept"
     before = files(log_dir)

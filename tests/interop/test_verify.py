@@ -1,6 +1,7 @@
-"""`verify` on what real Kafka writes and cleans: no findings on healthy logs, each damage found at its position.
+"""`verify` on logs that real Kafka writes and cleans: there are no findings on healthy logs, and each damage is found
+at its position.
 
-KEYTAIL_SEED repeats a run, KEYTAIL_FUZZ_LOGS makes it longer.
+KEYTAIL_SEED repeats a run, KEYTAIL_FUZZ_LOGS sets the number of logs.
 """
 
 from __future__ import annotations
@@ -52,10 +53,13 @@ def findings(log_dir: Path) -> list[Finding]:
 def expect_nothing(
     log_dir: Path, now: Circumstances, seen: Counter[str], *, far_jumps: bool, thrown: bool = False
 ) -> None:
-    """`thrown`: Kafka's cleaner threw here, and left what it had begun. `far_jumps`: the traffic may have jumps of
-    offsets that no cleaner made, which no broker's log has."""
+    """Check that there are no findings.
+
+    `thrown`: Kafka's cleaner failed here, and left files that it had begun. `far_jumps`: the traffic may have gaps of
+    offsets that no cleaner made, and that the log of a broker never has.
+    """
     found = [finding for finding in findings(log_dir) if not (thrown and finding.kind == "leftover-cleaned")]
-    if now.checkpoint is not None and now.checkpoint > now.log_end_offset:  # drawn so
+    if now.checkpoint is not None and now.checkpoint > now.log_end_offset:  # the draw may be like this
         found = [finding for finding in found if finding.kind != "cleaner-checkpoint"]
     if far_jumps:
         found = [finding for finding in found if finding.kind != "offsets-missing"]
@@ -66,8 +70,7 @@ def expect_nothing(
 
 
 def examined(log_dir: Path, now: Circumstances, *, ours: Side, seen: Counter[str], far_jumps: bool) -> Outcome:
-    """One of keytail's rounds, with a check of what Kafka appended, of what its cleaner left, and of what keytail
-    leaves."""
+    """Run one of keytail's rounds, and check what Kafka appended, what its cleaner left, and what keytail left."""
     expect_nothing(log_dir, now, seen, far_jumps=far_jumps)
     thrown = any(log_dir.parent.glob("kafka/t-0/*.cleaned"))
     expect_nothing(log_dir.parent / "kafka", now, seen, far_jumps=far_jumps, thrown=thrown)
@@ -100,7 +103,7 @@ def test_healthy_logs_have_no_findings(
 
 @pytest.mark.parametrize("cleaned", [False, True], ids=["as appended", "cleaned"])
 def test_each_damage_is_found_at_its_position(kafka: Kafka, fast_dir: Path, cleaned: bool) -> None:
-    """If Kafka checks it too (recovery, its dump tool, its loader), it agrees that it is damage."""
+    """If Kafka can check the damage too (by recovery, its dump tool, or its loader), it reports it as well."""
     logs = max(3, LOGS // 75)
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS} cleaned={cleaned}", flush=True)
     done: Counter[str] = Counter()
@@ -119,13 +122,13 @@ def test_each_damage_is_found_at_its_position(kafka: Kafka, fast_dir: Path, clea
                 assert any(_is(finding, made) for finding in found), f"{where}; found {found}"
                 done[damage.__name__] += 1
                 if made.witness is not None:
-                    assert made.witness(kafka, broken / "t-0"), f"Kafka sees no damage in {where}"
+                    assert made.witness(kafka, broken / "t-0"), f"Kafka finds no damage in {where}"
                     agreed[damage.__name__] += 1
             shutil.rmtree(broken)
     print(f"found {dict(done)}; Kafka agreed on {dict(agreed)}")
     if not cleaned and logs >= 12:
         never = [d.__name__ for d in [*damages.ANYWHERE, *damages.NEVER_CLEANED] if not done[d.__name__]]
-        assert not never, f"the random logs gave nothing to do for {never}"
+        assert not never, f"in the random logs these were never possible: {never}"
 
 
 def _is(finding: Finding, made: damages.Damage) -> bool:
@@ -138,7 +141,7 @@ def _is(finding: Finding, made: damages.Damage) -> bool:
 
 
 def _write_log(kafka: Kafka, log_dir: Path, rng: random.Random, *, cleaned: bool) -> None:
-    """A log dir with one partition of random traffic, without errors."""
+    """Write a log dir with one partition of random traffic, without errors."""
     legacy = cleaned and rng.random() < 0.3
     traffic = random_traffic(rng, transactional=not legacy, legacy=legacy, delete_records=False, far_jumps=False)
     traffic.batches_a_round = (40, 80)
@@ -149,7 +152,7 @@ def _write_log(kafka: Kafka, log_dir: Path, rng: random.Random, *, cleaned: bool
     if cleaned:
         try:
             kafka.clean(log_dir / "t-0", only_if_cleanable=True, **traffic.options)
-        except KafkaError as thrown:  # its cleaner fails on a few logs: then another one
+        except KafkaError as thrown:  # Kafka's cleaner fails on a few logs: then another log is written
             if not any(known in str(thrown) for known in FAILURES_OF_ITS_CLEANER):
                 raise
             shutil.rmtree(log_dir)

@@ -1,5 +1,6 @@
-"""What `verify` reports about a start, compared with what Kafka's loader makes of the same directory after a clean
-shutdown."""
+"""What `verify` reports about the next start, compared with what Kafka's loader does with the same directory after a
+clean shutdown.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _in_batch(segment: str, number: int, at: int, data: bytes) -> Callable[[Path
 
 
 def _in_index(segment: str, offset_more: int, position_more: int) -> Callable[[Path], None]:
-    """The last entry, moved."""
+    """Change the last entry of an index."""
 
     def damage(directory: Path) -> None:
         file = directory / f"{segment}.index"
@@ -61,8 +62,8 @@ def _two(first: Callable[[Path], object], then: Callable[[Path], object]) -> Cal
 
 
 HUGE, FLIPPED = struct.pack(">i", 2**30), b"\xff"
-# What is done, and whether Kafka loses by the start alone: offsets used again, or a log truncated. None: it does not
-# start.
+# For each case, the damage, and whether the start alone makes Kafka lose records: offsets are reused, or a log is
+# truncated. None: the broker does not start.
 CASES: dict[str, tuple[Callable[[Path], object], bool | None]] = {
     "nothing": (lambda d: None, False),
     "size in a closed segment": (_in_batch(CLOSED, 3, 8, HUGE), False),
@@ -96,7 +97,7 @@ CASES: dict[str, tuple[Callable[[Path], object], bool | None]] = {
     "a name that is no number": (lambda d: (d / "x.swap").touch(), None),
     "epochs in disorder": (lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n0 32\n"), False),
 }
-# Reported although the load itself loses nothing: the broker's later work does, or another of the same kind does.
+# Reported although the load itself loses nothing: later work of the broker does, or another case of the same kind does.
 REPORTED_ANYWAY = {"a name that is no number", "size of zero of the last batch"}
 
 
@@ -122,7 +123,7 @@ def test_losses_of_kafka_are_reported(kafka: Kafka, fast_dir: Path, name: str) -
 
 
 def _write_log(kafka: Kafka, directory: Path) -> None:
-    """Three segments of batches of two records, with an index entry for every second batch."""
+    """Write three segments of batches of two records each, with an index entry for every second batch."""
 
     def batch(i: int) -> dict[str, Any]:
         return step_batch([(NOW + i, b"k%d" % i, b"v" * 40), (NOW + i, b"j%d" % i, b"v" * 40)])

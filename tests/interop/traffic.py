@@ -1,7 +1,7 @@
-"""Random traffic for one partition, round after round, as steps for Kafka.append.
+"""Random traffic for one partition, in rounds, as steps for Kafka.append.
 
-Everything comes from the given generator, so a printed seed repeats a log. It tracks the log only as far as appending
-needs it: log end offset, sequences, open transactions.
+Everything is drawn from the given generator, so a printed seed repeats a log. The log is tracked only as far as
+appending requires it: log end offset, sequences, open transactions.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 HEADER_NAMES = ("", "h", "trace-id", "schlüssel")
 DAY_MS = 86_400_000
 FAR = 2**31
-FOREVER_MS = 2**63 - 1  # as a retention: the horizon overflows, and Kafka then sets none
+FOREVER_MS = 2**63 - 1  # with this retention time the horizon overflows, and Kafka sets none
 
 
 @dataclass
 class Producer:
-    """An idempotent producer: its identity, its next sequence, and whether a transaction of it is open."""
+    """An idempotent producer: its identity, its next sequence, and whether it has an open transaction."""
 
     producer_id: int
     epoch: int = 0
@@ -44,7 +44,7 @@ class Producer:
 
 @dataclass
 class Traffic:
-    """One partition's traffic. `configs` are the topic's; `steps()` gives the next round's steps."""
+    """The traffic of one partition. `configs` are those of the topic; `steps()` returns the steps of the next round."""
 
     rng: random.Random
     configs: dict[str, Any]
@@ -55,14 +55,14 @@ class Traffic:
     tombstone_share: float
     header_share: float
     follower_share: float
-    keyless_share: float  # of records in replicated batches; a leader accepts none
+    keyless_share: float  # the share of records in replicated batches; a leader accepts none
     transactional: bool
     delete_records: bool
     far_jumps: bool
-    bumped_share: float = 0.0  # of transactions: ended by protocol version 2
-    huge_share: float = 0.0  # of produced batches: nearly as large as a segment may be
+    bumped_share: float = 0.0  # the share of transactions that are ended with protocol version 2
+    huge_share: float = 0.0  # the share of produced batches that are nearly as large as a segment may be
     legacy_codecs: Sequence[int] = (GZIP, SNAPPY, LZ4)
-    legacy_share: float = 0.0  # of batches: messages of magic 0 and 1
+    legacy_share: float = 0.0  # the share of batches that are messages of magic 0 and 1
     clock_ms: int = CLOCK_MS
     leader_epoch: int = 0
     log_end_offset: int = 0
@@ -72,7 +72,7 @@ class Traffic:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the settings with which every command on this partition opens it."""
+        """Return the settings with which every command opens this partition."""
         return {
             "configs": self.configs,
             "clock_ms": self.clock_ms,
@@ -81,7 +81,7 @@ class Traffic:
         }
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return the next round's steps. Also advances the clock, the log end offset and the log start offset."""
+        """Return the steps of the next round, and advance the clock, the log end offset and the log start offset."""
         rng = self.rng
         steps: list[dict[str, Any]] = []
         if self.rounds:
@@ -104,18 +104,18 @@ class Traffic:
         if rng.random() < 0.4:
             steps.append(step_roll())
         if self.delete_records and rng.random() < 0.3:
-            # Never at its end: then every start of Kafka alternately writes or deletes snapshots.
+            # never the log end, where every start of Kafka alternately writes and deletes snapshots
             self.log_start_offset = rng.randint(self.log_start_offset, self.log_end_offset - 1)
             steps.append(step_delete_records(self.log_start_offset))
         return steps
 
     def pass_time(self) -> None:
-        """Draw anything from no time at all to past every delete horizon."""
+        """Advance the clock by a random time, from nothing at all to past every delete horizon."""
         retention_ms = min(int(self.configs["delete.retention.ms"]), DAY_MS)
         self.clock_ms += self.rng.choice([0, 1, 10_000, 15_000, retention_ms, retention_ms + 60_000, 9 * DAY_MS])
 
     def _produced(self) -> dict[str, Any]:
-        """Draw a batch as a producer sends it: the leader assigns offsets."""
+        """Draw a batch as a producer sends it, whose offsets the leader assigns."""
         count = self.rng.randint(1, 8)
         if self.huge_share and self.rng.random() < self.huge_share:
             count = int(self.configs["internal.segment.bytes"]) // 300
@@ -132,7 +132,8 @@ class Traffic:
         return step
 
     def _replicated(self) -> dict[str, Any]:
-        """Draw a batch as a follower gets it from a cleaned leader: gaps, horizons, both timestamp types."""
+        """Draw a batch as a follower receives it from a cleaned leader: with gaps, horizons, and both timestamp types.
+        """
         rng = self.rng
         base_offset = offset = self.log_end_offset
         records = []
@@ -160,7 +161,7 @@ class Traffic:
         return step
 
     def _legacy(self) -> dict[str, Any]:
-        """Draw a message as an old leader has it, plain or a wrapper, perhaps after cleaning and conversion."""
+        """Draw a message as an old leader has it: plain or a wrapper, perhaps after cleaning and conversion."""
         rng = self.rng
         offset = self.log_end_offset
         records = []
@@ -189,7 +190,7 @@ class Traffic:
 
     def _record(self) -> tuple[int, bytes, bytes | None, tuple[tuple[str, bytes | None], ...]]:
         rng = self.rng
-        # Often exactly the clock's time: then limits in ms are met exactly.
+        # Often exactly the time of the clock, so that limits in ms are met exactly.
         timestamp_ms = self.clock_ms + (rng.randint(-20_000, 1_000) if rng.random() < 0.5 else 0)
         if rng.random() < 0.05:
             timestamp_ms = rng.choice([-1, -1, -1, 0, 1, timestamp_ms + 3_000 * DAY_MS])
@@ -230,7 +231,8 @@ class Traffic:
         producer.in_transaction = False
         self.log_end_offset += 1
         kind = self.rng.choice(["COMMIT", "ABORT"])
-        if self.rng.random() < self.bumped_share:  # protocol version 2: the marker's epoch is the next one's
+        # in protocol version 2, the epoch of the marker is that of the next transaction
+        if self.rng.random() < self.bumped_share:
             producer.epoch += 1
             producer.next_sequence = 0
             options = {"transaction_version": 2, "leader_epoch": self.leader_epoch}
@@ -255,7 +257,7 @@ def random_traffic(
     far_jumps: bool = True,
     legacy: bool = False,
 ) -> Traffic:
-    """Draw a partition at random within what the flags allow. `log_append_time` None: either."""
+    """Draw a partition within what the flags allow. If `log_append_time` is None, either timestamp type is drawn."""
     if log_append_time is None:
         log_append_time = rng.random() < 0.2
     keys = [f"key-{number}".encode() * rng.choice([1, 1, 4]) for number in range(rng.choice([2, 8, 30, 90]))]

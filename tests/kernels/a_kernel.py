@@ -1,4 +1,4 @@
-"""A kernel for processes that tests start: this module imports little, so that they start fast."""
+"""A kernel for processes that tests start; this module imports little, so that they start fast."""
 
 from keytail.kernels.jit import kernel
 

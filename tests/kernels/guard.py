@@ -1,6 +1,6 @@
-"""Memory next to an inaccessible page: a kernel that reads one byte too many crashes instead of passing.
+"""Memory next to an inaccessible page, so that a kernel that reads one byte too many crashes.
 
-Bounds checks are off in kernels and absent from C functions, so a read past the end is otherwise silent.
+Bounds checks are off in kernels and absent from C functions, so a read past the end would otherwise not be detected.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def _pages(data: bytes, guard_in_front: bool) -> np.ndarray:
 
 
 def guarded(data: bytes) -> np.ndarray:
-    """Return `data` as uint8; the byte after its last one cannot be read or written."""
+    """Return `data` as uint8; the byte after the last one is inaccessible."""
     return _pages(data, guard_in_front=False)
 
 
 def guarded_front(data: bytes) -> np.ndarray:
-    """Return `data` as uint8; the byte before its first one cannot be read or written."""
+    """Return `data` as uint8; the byte before the first one is inaccessible."""
     return _pages(data, guard_in_front=True)

@@ -1,4 +1,5 @@
-"""Batch headers from raw bytes: compared with the reference model, at page ends, and on every kind of damage."""
+"""Batch headers parsed from raw bytes: compared with the reference model, at page ends, and with every kind of damage.
+"""
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_rows_equal_those_of_the_model(seed):
             assert row[ours] == getattr(batch, theirs), ours
 
 
-def test_markers_show_type_and_coordinator_epoch():
+def test_markers_have_type_and_coordinator_epoch():
     data = encode_marker(
         offset=7, timestamp=5, producer_id=4, producer_epoch=1, commit=True, coordinator_epoch=9
     )
@@ -66,7 +67,7 @@ def test_markers_show_type_and_coordinator_epoch():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_incomplete_batch_is_left_and_its_size_reported(seed):
+def test_an_incomplete_batch_is_not_parsed_and_its_size_is_reported(seed):
     data = log_of(seed)
     last = decode_log(data)[-1]
     for end in (last.position, last.position + 1, last.position + 16, last.position + 17, len(data) - 1):
@@ -75,19 +76,19 @@ def test_an_incomplete_batch_is_left_and_its_size_reported(seed):
         assert out[kernels.NEEDED] == (last.size if end - last.position >= 17 else 0)
 
 
-def test_stops_at_a_full_table():
+def test_parsing_stops_at_a_full_table():
     table, out = index(log_of(1), rows=3)
     assert len(table) == 3 and out[kernels.CODE] == kernels.TABLE_FULL
 
 
 @pytest.mark.parametrize("length", [-1, 0, 13, -(2**31)])
-def test_impossible_lengths(length):
+def test_impossible_lengths_are_refused(length):
     data = bytearray(log_of(1))
     data[8:12] = length.to_bytes(4, "big", signed=True)
     assert index(bytes(data))[1][kernels.CODE] == kernels.SIZE_TOO_SMALL
 
 
-def test_a_length_to_the_end_of_numbers_is_no_read_past_the_end():
+def test_the_largest_length_causes_no_read_past_the_end():
     data = bytearray(log_of(1))
     data[8:12] = (2**31 - 1).to_bytes(4, "big")
     out = index(bytes(data))[1]
@@ -95,13 +96,13 @@ def test_a_length_to_the_end_of_numbers_is_no_read_past_the_end():
 
 
 @pytest.mark.parametrize("magic", [3, 127, 128, 255])
-def test_unknown_magic(magic):
+def test_an_unknown_magic_is_refused(magic):
     data = bytearray(log_of(1))
     data[16] = magic
     assert index(bytes(data))[1][kernels.CODE] == kernels.INVALID_MAGIC
 
 
-def test_offsets_that_go_back():
+def test_decreasing_offsets_are_refused():
     data = log_of(1)
     assert index(data + data)[1].tolist() == [5, len(data), kernels.OFFSETS_GO_BACK, 0]
     assert index(data, previous=10**15)[1][kernels.CODE] == kernels.OFFSETS_GO_BACK
@@ -111,7 +112,7 @@ def test_offsets_that_go_back():
     ("record_count", -1, kernels.NEGATIVE_COUNT),
     ("last_delta", -1, kernels.NEGATIVE_SPAN),
 ])  # fmt: skip
-def test_signed_nonsense_under_a_right_checksum(field, value, code):
+def test_invalid_fields_with_a_valid_checksum_are_refused(field, value, code):
     from tests.reference.varints import crc32c
 
     data = bytearray(encode_batch([Rec(0, 0, b"k", b"v")]))
@@ -123,18 +124,18 @@ def test_signed_nonsense_under_a_right_checksum(field, value, code):
 
 @settings(deadline=None, max_examples=draws(150))
 @given(st.integers(0, 9), st.data())
-def test_any_flipped_bit_outside_offset_length_and_epoch_is_seen(seed, data):
+def test_any_flipped_bit_except_in_offset_length_and_epoch_is_detected(seed, data):
     log = bytearray(log_of(seed, batches=2))
     first = decode_log(bytes(log))[0]
     at = data.draw(st.integers(16, first.size - 1))
     log[at] ^= 1 << data.draw(st.integers(0, 7))
     table, out = index(bytes(log))
     if at == 16 and log[16] in (0, 1):
-        return  # its header is now that of a legacy message; a caller refuses it
+        return  # the header is now that of a legacy message, which the caller refuses
     assert len(table) == 0 and out[kernels.CODE] in (kernels.CRC_MISMATCH, kernels.INVALID_MAGIC)
 
 
 @settings(deadline=None, max_examples=draws(200))
 @given(st.binary(max_size=200))
-def test_any_bytes_end_in_a_code(data):
+def test_any_bytes_are_parsed_or_refused(data):
     index(data)

@@ -24,7 +24,7 @@ def _many(array: np.ndarray, spans: list[tuple[int, int]]) -> list[tuple[int, in
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
-def test_the_example_of_the_rfc_with_a_short_digest():
+def test_the_digest_of_the_example_of_the_rfc_is_that_of_hashlib():
     data = np.frombuffer(b"abc", dtype=np.uint8)
     digest = bytes.fromhex("cf4ab791c62b8d2b2109c90275287816")
     assert hashlib.blake2b(b"abc", digest_size=16).digest() == digest
@@ -32,7 +32,7 @@ def test_the_example_of_the_rfc_with_a_short_digest():
     assert int(low).to_bytes(8, "little") + int(high).to_bytes(8, "little") == digest
 
 
-def test_every_length_up_to_five_blocks_against_hashlib():
+def test_inputs_of_up_to_five_blocks_have_the_digests_of_hashlib():
     rng = np.random.default_rng(1)
     data = rng.integers(0, 256, 1000, dtype=np.uint8)
     spans = [(int(rng.integers(0, 300)), n) for n in range(641)]
@@ -44,14 +44,14 @@ def test_every_length_up_to_five_blocks_against_hashlib():
 
 @settings(deadline=None, max_examples=draws(200))
 @given(st.lists(st.binary(max_size=200), max_size=40))
-def test_many_inputs_of_mixed_lengths(keys):
+def test_many_inputs_of_mixed_lengths_have_the_digests_of_hashlib(keys):
     data = np.frombuffer(b"".join(keys), dtype=np.uint8)
     starts = np.cumsum([0, *map(len, keys)]).tolist()
     spans = [(starts[i], len(key)) for i, key in enumerate(keys)]
     assert _many(data, spans) == [_expected(key) for key in keys]
 
 
-def test_nothing_is_read_outside_an_input():
+def test_no_byte_outside_an_input_is_read():
     for length in [*range(0, 140), 255, 256, 257, 300]:
         data = bytes(i * 5 & 0xFF for i in range(length))
         for place in (guarded, guarded_front):

@@ -1,4 +1,6 @@
-"""Batches written from columns: the same bytes and boundaries as the reference model, within the given memory."""
+"""Batches written from columns have the same bytes and boundaries as those of the reference model, within the given
+memory.
+"""
 
 import itertools
 
@@ -13,7 +15,7 @@ from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.encode import MANY, bytes_arrays, headers_arrays
-from tests.reference.encode import encode as twin
+from tests.reference.encode import encode as reference_encode
 
 # Lengths on both sides of each change of a varint's length.
 sized = st.tuples(st.sampled_from([0, 1, 2, 63, 64, 65, 8191, 8192]), st.integers(0, 255)).map(
@@ -31,7 +33,7 @@ def records_of(drawn, base_offset=0):
 
 
 def guarded_array(array):
-    """Copy an array to the end of the last accessible page; read-only, like every column that the kernels receive."""
+    """Copy an array to the end of the last accessible page, read-only like every column that the kernels receive."""
     copy = guarded(array.tobytes()).view(array.dtype)
     copy.flags.writeable = False
     return copy
@@ -53,7 +55,9 @@ def arrays(records, with_headers=True):
 
 
 def encoded(columns, base_offset, batch_bytes, batch_records, *, stop_bytes, table_rows=100, leader_epoch=9):
-    """Return all batches, in as many steps as necessary; the target of each step has the smallest permitted size."""
+    """Return all batches, encoded in as many steps as necessary; the output of each step has the smallest permitted
+    size.
+    """
     code, row, largest = encode.check_records(*columns, 2**31 - 1)
     assert (code, row) == (encode.OK, -1)
     batches, n = [], 0
@@ -85,9 +89,9 @@ def encoded(columns, base_offset, batch_bytes, batch_records, *, stop_bytes, tab
 )
 @example([(5, None, None, [])] * 70, 10**6, MANY, 1, 1, 0)
 @example([(2**62, b"", b"", []), (-1, b"", b"", []), (2**62, b"", b"", [])], 10**6, MANY, 1, 1, 7)
-def test_bytes_are_the_models(drawn, batch_bytes, batch_records, stop_bytes, table_rows, base_offset):
+def test_the_bytes_are_those_of_the_model(drawn, batch_bytes, batch_records, stop_bytes, table_rows, base_offset):
     records = records_of(drawn, base_offset)
-    expected = twin(records, batch_bytes, batch_records, leader_epoch=9)
+    expected = reference_encode(records, batch_bytes, batch_records, leader_epoch=9)
     found = encoded(
         arrays(records), base_offset, batch_bytes, batch_records, stop_bytes=stop_bytes, table_rows=table_rows
     )
@@ -98,7 +102,7 @@ def test_bytes_are_the_models(drawn, batch_bytes, batch_records, stop_bytes, tab
 
 
 @given(rows)
-def test_the_largest_batch_of_one_record(drawn):
+def test_a_record_must_fit_into_the_largest_batch(drawn):
     records = records_of(drawn)
     sizes = [len(encode_batch([Rec(0, rec.timestamp, rec.key, rec.value, rec.headers)])) for rec in records]
     columns = arrays(records)
@@ -107,14 +111,14 @@ def test_the_largest_batch_of_one_record(drawn):
     assert encode.check_records(*columns, max(sizes) - 1)[:2] == (encode.RECORD_TOO_LARGE, first)
 
 
-def test_a_batch_is_exactly_as_long_as_allowed():
+def test_a_batch_may_have_exactly_the_maximum_size():
     records = records_of([(7, b"key", b"value", [])] * 3)
     whole = len(encode_batch(records))
     assert [len(batch) for batch in encoded(arrays(records), 0, whole, MANY, stop_bytes=1)] == [whole]
     assert len(encoded(arrays(records), 0, whole - 1, MANY, stop_bytes=1)) == 2
 
 
-def test_no_batch_begins_at_or_behind_the_stop():
+def test_no_batch_begins_at_or_after_the_stop():
     columns = arrays(records_of([(7, b"key", b"value", [])] * 9))
     size = len(encode_batch(records_of([(7, b"key", b"value", [])])))
     target, table = np.zeros(10 * size, np.uint8), np.zeros(20, BATCH_TABLE)
@@ -125,7 +129,7 @@ def test_no_batch_begins_at_or_behind_the_stop():
 
 
 def broken(what, row):
-    """Return three valid records, one of them damaged."""
+    """Return three records, one of which is invalid."""
     columns = arrays(records_of([(5, b"key", b"value", [(b"h", b"x"), (b"i", None)])] * 3))
     timestamps, keys, values, headers = columns
 
@@ -179,20 +183,20 @@ def broken(what, row):
         ("header value", 2, encode.HEADER_VALUE_OFFSETS),
     ],
 )
-def test_what_no_batch_can_hold_is_found_in_its_row(what, row, code):
+def test_a_row_that_no_batch_can_contain_is_reported(what, row, code):
     assert encode.check_records(*broken(what, row), 2**31 - 1)[:2] == (code, row)
 
 
-def test_no_timestamp_is_a_timestamp():
+def test_records_without_a_timestamp_are_encoded():
     records = records_of([(-1, b"k", None, [])] * 2)
-    assert encoded(arrays(records), 3, 10**6, MANY, stop_bytes=1) == twin(
+    assert encoded(arrays(records), 3, 10**6, MANY, stop_bytes=1) == reference_encode(
         records_of([(-1, b"k", None, [])] * 2, 3), 10**6, leader_epoch=9
     )
 
 
 @pytest.mark.long
-def test_sizes_past_32_bits_are_sizes():
-    """Nothing of this size is read: the length alone is refused."""
+def test_sizes_beyond_32_bits_are_refused():
+    """No byte of the value is read: the length alone is refused."""
     data = np.zeros(0, np.uint8)
     huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (2**33,), (1,))
     huge.flags.writeable = False
@@ -204,7 +208,7 @@ def test_sizes_past_32_bits_are_sizes():
     assert (code, row) == (encode.RECORD_TOO_LARGE, 0)
 
 
-def test_nothing_in_front_of_the_columns_is_read():
+def test_no_byte_before_the_columns_is_read():
     records = records_of([(1, b"a", b"b", [(b"c", b"d")]), (2, None, b"", [])])
     expected = encoded(arrays(records), 0, 500, MANY, stop_bytes=1)
 

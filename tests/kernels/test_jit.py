@@ -56,7 +56,7 @@ def _divide(a, b):
 
 
 @pytest.mark.long
-def test_a_second_process_takes_the_code_from_the_folder(tmp_path):
+def test_a_second_process_loads_the_code_from_the_folder(tmp_path):
     outputs = [_run(_USE, KEYTAIL_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert all(o.returncode == 0 for o in outputs), outputs[0].stderr
     (folder,) = tmp_path.iterdir()
@@ -66,7 +66,7 @@ def test_a_second_process_takes_the_code_from_the_folder(tmp_path):
 
 
 @pytest.mark.long
-def test_another_installation_of_the_same_version_takes_the_code_from_the_folder(tmp_path: Path) -> None:
+def test_another_installation_of_the_same_version_loads_the_code_from_the_folder(tmp_path: Path) -> None:
     code = """
         import numpy as np
         from keytail.kernels import append, jit
@@ -85,7 +85,7 @@ def test_another_installation_of_the_same_version_takes_the_code_from_the_folder
 
 
 @pytest.mark.long
-def test_no_writable_folder_means_no_cache_and_no_error(tmp_path):
+def test_without_a_writable_folder_there_is_no_cache_and_no_error(tmp_path):
     a_file = tmp_path / "file"
     a_file.write_bytes(b"")
     for environment in ({"HOME": str(a_file)}, {"HOME": "/proc"}, {"HOME": ""}):
@@ -97,13 +97,13 @@ def test_no_writable_folder_means_no_cache_and_no_error(tmp_path):
         assert result.stdout.split() == ["None", "10", "0"]
 
 
-# Directory modes then apply to root too.
+# Without these capabilities, the modes of directories apply to root too.
 _AS_ANY_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 
 
 @pytest.mark.long
 def test_a_folder_that_is_read_only_is_read(tmp_path):
-    """As in an image: the user may not write there, and nobody else can have put code there."""
+    """In an image, the user may not write to the folder, and nobody else can have put code there."""
     cache, settings = tmp_path / "cache", {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache"), "HOME": "/nonexistent"}
     assert _run(_USE, **settings).stdout.split()[2] == "0"
     [folder] = cache.iterdir()
@@ -148,7 +148,7 @@ STRATEGIES = [
     ("*/*/a_kernel*.nbc", "another user's"),
     ("*/*/a_kernel*.nbc", "writable for its group"),
 ]
-# The effect of a separate process for each cache: the module that looks for the cache is executed again.
+# Has the effect of a separate process for each cache, by executing again the module that looks for the cache.
 _USE_EACH = """
     import importlib, json, os, sys
     import numpy as np
@@ -169,7 +169,8 @@ _USE_EACH = """
 
 @pytest.fixture(scope="module")
 def used(filled, tmp_path_factory):
-    """Return, by which and way, the path that is not trusted, and the results of a process that uses the cache."""
+    """Return, by location and strategy, the path that is not trusted, and the results of a process that uses the cache.
+    """
     paths, caches = {}, {}
     for which, strategy in [*STRATEGIES, ("", "")]:
         cache = caches[which, strategy] = tmp_path_factory.mktemp("ways") / "cache"
@@ -190,10 +191,10 @@ def used(filled, tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("which", "way"), STRATEGIES)
-def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(which, way, used):
+def test_code_that_others_can_have_written_is_not_loaded(which, way, used):
     """Loading compiled code would run it."""
     if way == "another user's" and os.geteuid() != 0:
-        pytest.skip("gives files to other users, which only root may")
+        pytest.skip("only root can give files to other users")
     path, total, hits, message = used[which, way]
     assert (total, hits) == (10, 0)
     [text] = message
@@ -203,7 +204,7 @@ def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(wh
 
 
 @pytest.mark.long
-def test_a_link_in_the_cache_is_not_loaded_but_replaced(filled, tmp_path):
+def test_a_link_in_the_cache_is_not_followed_but_replaced(filled, tmp_path):
     shutil.copytree(filled, tmp_path / "cache")
     [code] = tmp_path.glob("cache/*/*/a_kernel*.nbc")
     code.symlink_to(code.rename(tmp_path / "code"))
@@ -253,7 +254,7 @@ def while_another_compiles(filled, tmp_path):
 
 
 @pytest.mark.long
-def test_what_another_process_is_compiling_is_waited_for_and_taken(while_another_compiles):
+def test_code_that_another_process_is_compiling_is_awaited_and_loaded(while_another_compiles):
     cache, lock, save, release = while_another_compiles
     with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
         _wait_until(lambda: _has_open(process, lock), process)
@@ -264,7 +265,7 @@ def test_what_another_process_is_compiling_is_waited_for_and_taken(while_another
 
 
 @pytest.mark.long
-def test_one_that_ends_while_it_compiles_keeps_nobody_waiting(while_another_compiles):
+def test_a_process_that_ends_while_compiling_does_not_block_others(while_another_compiles):
     cache, lock, _, release = while_another_compiles
     with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
         _wait_until(lambda: _has_open(process, lock), process)
@@ -275,7 +276,7 @@ def test_one_that_ends_while_it_compiles_keeps_nobody_waiting(while_another_comp
 
 
 @pytest.mark.long
-def test_one_that_never_ends_is_waited_for_once_and_for_a_time(while_another_compiles):
+def test_a_process_that_compiles_forever_is_awaited_once_and_with_a_limit(while_another_compiles):
     cache, *_ = while_another_compiles
     code = """
         from keytail.kernels import compile_lock
@@ -290,7 +291,7 @@ def test_one_that_never_ends_is_waited_for_once_and_for_a_time(while_another_com
 
 
 @pytest.mark.long
-def test_a_lock_is_given_back_when_compiling_ends_and_when_it_fails(tmp_path):
+def test_a_lock_is_released_after_compiling_even_if_it_fails(tmp_path):
     code = """
         import os, numba
         try:
@@ -304,27 +305,28 @@ def test_a_lock_is_given_back_when_compiling_ends_and_when_it_fails(tmp_path):
     assert list(tmp_path.glob("*/*/a_kernel.add-*.lock"))
 
 
-def test_two_processes_without_the_lock_never_exchange_the_code_of_two_signatures(tmp_path):
-    """Each reads the index before the other replaces it; the one whose index is lost writes its code last."""
+def test_two_processes_without_the_lock_never_confuse_the_code_of_two_signatures(tmp_path):
+    """Each process reads the index before the other one replaces it; the one whose index is lost writes its code last.
+    """
     mine, others = (jit._TrustedFiles(str(tmp_path), "kernel", "stamp") for _ in range(2))
     read, write, delayed = mine._load_index, others._save_data, []
 
-    def read_and_be_overtaken():
+    def read_while_the_other_writes():
         index = read()
         mine._load_index = read
         others.save("signature of others", b"code of others")
         return index
 
     others._save_data = lambda *file: delayed.append(file)
-    mine._load_index = read_and_be_overtaken
+    mine._load_index = read_while_the_other_writes
     mine.save("my signature", b"my code")
     write(*delayed.pop())
     assert mine.load("my signature") == b"my code"
-    assert mine.load("signature of others") is None, "its index is lost: it is compiled again"
+    assert mine.load("signature of others") is None, "its index is lost, so the kernel must be compiled again"
 
 
 @pytest.mark.long
-def test_the_cache_is_trusted_whatever_the_umask_was(tmp_path):
+def test_the_cache_is_trusted_with_any_umask(tmp_path):
     code = "import os; os.umask(0o002)\n" + textwrap.dedent(_USE)
     results = [_run(code, KEYTAIL_CACHE_DIR=str(tmp_path / "home" / "cache")) for _ in range(2)]
     assert [result.stdout.split()[2] for result in results] == ["0", "1"]
@@ -339,16 +341,16 @@ def _allow(top, of_folders, of_files):
 
 
 @pytest.mark.long
-def test_the_folder_is_the_users_own(tmp_path):
+def test_the_folder_belongs_to_the_user(tmp_path):
     result = _run(_USE, HOME=str(tmp_path), KEYTAIL_CACHE_DIR="", XDG_CACHE_HOME="")
     assert result.stdout.split()[0].startswith(f"{tmp_path}/.cache/keytail/"), result.stderr
 
 
-def test_other_users_of_numba_keep_their_setting():
+def test_the_settings_of_other_code_with_numba_are_unchanged():
     assert numba.config.CACHE_DIR != jit.CACHE_FOLDER
 
 
-def test_the_folders_name_changes_with_any_kernel_source(tmp_path, monkeypatch):
+def test_the_name_of_the_folder_changes_with_any_kernel_source(tmp_path, monkeypatch):
     before = jit._digest()
     assert jit._digest() == before
     (tmp_path / "some.py").write_text("x = 1\n")
@@ -364,7 +366,7 @@ def test_kernels_release_the_gil():
     a = np.ones(1_000_000)
     _spin(a[:1])
 
-    def ticks_meanwhile():
+    def ticks_during_a_kernel():
         worker = threading.Thread(target=_spin, args=(a,))
         worker.start()
         ticks = 0
@@ -373,9 +375,9 @@ def test_kernels_release_the_gil():
             time.sleep(0.001)
         return ticks
 
-    # On a busy machine this thread may wait for the other in one try; if the GIL is not released, no try has many
-    # ticks.
-    assert any(ticks_meanwhile() > 5 for _ in range(20))
+    # On a busy machine this thread may have to wait for the other one in one try; if the GIL is not released, no try
+    # has many ticks.
+    assert any(ticks_during_a_kernel() > 5 for _ in range(20))
 
 
 def test_division_by_zero_follows_c():

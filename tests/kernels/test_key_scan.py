@@ -1,4 +1,4 @@
-"""Keys hashed a few at a time: the same as by the two steps, and the same verdict on every damaged batch."""
+"""Keys hashed in small groups: the same hashes as in two steps, and the same error code for every damaged batch."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def table_of(data):
     st.integers(0, 2000),
     st.sampled_from([records.IN_RAW, records.IN_ARENA]),
 )
-def test_keys_are_those_of_the_records_found_and_hashed(logs, from_offset, where):
+def test_keys_equal_those_of_records_that_are_scanned_and_hashed(logs, from_offset, where):
     offset, parts, first_ordinal, seen = 5, [], [], 2**32
     for batch in logs:
         parts.append(encode_batch([Rec(offset + i * 70, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]))
@@ -71,12 +71,12 @@ def test_keys_are_those_of_the_records_found_and_hashed(logs, from_offset, where
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.lists(rec_strategy, min_size=1, max_size=4), st.data())
-def test_damaged_records_have_the_code_that_the_other_walk_gives(batch, data):
+def test_damaged_records_have_the_code_of_the_other_reader(batch, data):
     block = bytearray(encode_batch([Rec(i, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]))
     for _ in range(data.draw(st.integers(1, 3))):
         block[data.draw(st.integers(61, len(block) - 1))] = data.draw(st.integers(0, 255))
     raw = guarded(bytes(block))
-    # Damage below a valid checksum: the table is that of the undamaged batch.
+    # The damage is below a valid checksum: the table is that of the undamaged batch.
     table = np.zeros(1, BATCH_TABLE)
     table["size_bytes"], table["last_offset"], table["record_count"] = len(block), len(batch) - 1, len(batch)
     table["magic"] = 2
@@ -86,7 +86,7 @@ def test_damaged_records_have_the_code_that_the_other_walk_gives(batch, data):
 
 
 @pytest.mark.parametrize("capacity, at_once, rows", [(7, 9, 2), (9, 9, 3), (9, 3, 3), (2, 9, 0), (9, 2, 0)])
-def test_stops_in_front_of_a_batch_that_might_not_fit(capacity, at_once, rows):
+def test_scanning_stops_before_a_batch_that_might_not_fit(capacity, at_once, rows):
     raw, table = table_of(b"".join(encode_batch([Rec(o + i, 0, b"k", b"v") for i in range(3)]) for o in (0, 3, 6)))
     _, _, _, out = scan_keys(raw, table, np.arange(3) * 3, capacity=capacity, at_once=at_once)
     assert out.tolist()[:3] == [rows, 3 * rows, records.OK]

@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1 written by the kernels, into arrays that end at an inaccessible page."""
+"""Messages of magic 0 and 1, written by the kernels into arrays that end at an inaccessible page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def body_of(*parts: bytes | None) -> bytes:
 
 @pytest.mark.parametrize("key_bytes", SIZES)
 @pytest.mark.parametrize("value_bytes", SIZES)
-def test_a_message_fits_into_the_room_of_its_record(key_bytes: int | None, value_bytes: int | None) -> None:
+def test_a_message_fits_into_the_space_of_its_record(key_bytes: int | None, value_bytes: int | None) -> None:
     rng = chance()
     for _ in range(draws(8)):
         key, value = (None if n is None else rng.randbytes(n) for n in (key_bytes, value_bytes))
@@ -36,7 +36,7 @@ def test_a_message_fits_into_the_room_of_its_record(key_bytes: int | None, value
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_message_around_others_fills_its_room(magic: int) -> None:
+def test_a_wrapper_fills_its_space(magic: int) -> None:
     inner = encode_message(0, b"k", b"v", magic=magic)
     expected = encode_message(9, None, inner, magic=magic, timestamp=5, attributes=GZIP)
     header = kernels.wrapper_bytes(magic)

@@ -1,4 +1,4 @@
-"""Lines made from a template equal those that plain Python makes of the same rows."""
+"""Lines made from a template equal those that plain Python makes from the same rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def one_span(kind, data, *, json_name=""):
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50))
 @example([0, -1, 9, 10, 99, 100, 2**63 - 1, -(2**63), 10**18, 10**18 - 1])
-def test_numbers(values):
+def test_numbers_equal_those_of_python(values):
     literals = Literals()
     line = Template(literals).number("n: ", "n").text("\n")
     expected = "".join(f"n: {value}\n" for value in values).encode()
@@ -44,7 +44,7 @@ def test_numbers(values):
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
 @example("aé鍵🔑".encode() * 4)
 @example(b'"\\\n\x00\x1f\x7f "' * 3)
-def test_json(data):
+def test_strings_equal_the_json_of_python(data):
     text = one_span(kernels.JSON, data, json_name="key")
     found = json.loads(b"{" + text[1:] + b"}")
     try:
@@ -54,17 +54,17 @@ def test_json(data):
     assert text[:1] == b","
 
 
-def test_json_of_null():
+def test_a_null_is_json_null():
     assert one_span(kernels.JSON, None, json_name="key") == b',"key":null'
 
 
 @settings(max_examples=draws(400))
 @given(st.text(max_size=30))
-def test_text_that_is_utf_8_stays(text):
+def test_valid_utf_8_is_unchanged(text):
     assert one_span(kernels.TEXT, text.encode()) == text.encode()
 
 
-def test_malformed_text_is_replaced_as_java_does_it():
+def test_malformed_text_is_replaced_as_in_java():
     for data, expected in [
         (b"a\xffb", "a\ufffdb"),
         (b"\xe9\x8d", "\ufffd"),  # truncated within a character: one
@@ -81,7 +81,7 @@ header = st.tuples(st.text(max_size=4), st.none() | st.binary(max_size=4))
 
 
 @given(st.lists(header, max_size=4))
-def test_headers(headers):
+def test_headers_are_printed(headers):
     block = encode_varint(len(headers))
     for key, value in headers:
         block += encode_varint(len(key.encode())) + key.encode()
@@ -100,7 +100,7 @@ def test_headers(headers):
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 60))
-def test_children_follow_their_parents_whatever_the_room(counts, room):
+def test_children_follow_their_parents_in_any_amount_of_space(counts, room):
     literals = Literals()
     parent = Template(literals).number("p ", "n").text("\n")
     child = Template(literals).number("  c ", "n").text(" odd", "odd").text("\n")

@@ -1,4 +1,4 @@
-"""Large tables are in private memory: shared memory gets no huge pages, and forked processes would write into it."""
+"""Large tables are in private memory: shared memory gets no huge pages, and forked processes would write to it."""
 
 import os
 

@@ -55,14 +55,14 @@ def _xxh3(data: bytes, seed: int) -> tuple[int, int]:
     return value & (2**64 - 1), value >> 64
 
 
-def test_known_values():
+def test_hashes_and_checksums_have_known_values():
     assert hashing.crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
     # MurmurHash3_x64_128 of "hello" and of no bytes with seed 0, as printed by its author's program.
     assert hashing.fallback_128(b"hello", 0) == (0xCBD8A7B341BD9B02, 0x5B1E906A48AE1D19)
     assert hashing.fallback_128(b"", 0) == (0, 0)
 
 
-def test_native_functions_are_in_use_unless_switched_off():
+def test_native_functions_are_used_unless_switched_off():
     wanted = os.environ.get("KEYTAIL_NATIVE", "1") != "0"
     assert native.NATIVE is wanted
     assert native.HASH_NAME == ("xxh3-128" if wanted else "keytail-fallback-128")
@@ -71,7 +71,7 @@ def test_native_functions_are_in_use_unless_switched_off():
 @pytest.mark.long
 @settings(deadline=None, max_examples=draws(300))
 @given(inputs)
-def test_kernels_equal_the_wheels_and_the_models(case):
+def test_kernels_give_the_values_of_the_wheels_and_of_the_models(case):
     data, start, seed = case
     start = min(start, len(data))
     part = data[start:]
@@ -91,7 +91,7 @@ def test_kernels_equal_the_wheels_and_the_models(case):
 
 
 @pytest.mark.parametrize("place", [guarded, guarded_front])
-def test_nothing_is_read_outside_the_range(place):
+def test_no_byte_outside_the_range_is_read(place):
     for length in LENGTHS:
         data = bytes(i * 7 & 0xFF for i in range(length))
         array = place(data)
@@ -117,7 +117,7 @@ def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(("place", "index"), [("guarded", "64"), ("guarded_front", "-1")])
-def test_the_guard_page_kills(place, index):
+def test_access_to_the_guard_page_ends_the_process(place, index):
     code = f"""
         import ctypes
         from tests.kernels.guard import {place}
@@ -131,7 +131,7 @@ def test_the_guard_page_kills(place, index):
 
 
 @pytest.mark.long
-def test_a_hash_one_byte_too_long_dies_at_the_guard_page():
+def test_a_hash_of_one_byte_too_many_ends_the_process():
     result = _run("""
         import numpy as np
         from tests.kernels.guard import guarded
@@ -159,13 +159,13 @@ _PRINT_BOTH = """
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A folder that these tests share, because compiling the functions again takes seconds."""
+    """Create a folder that these tests share, because compiling the functions again takes seconds."""
     return str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.long
-def test_switched_off_the_fallback_works_and_each_keeps_its_own_cache(tmp_path):
-    """Cached code that calls native functions works in the next process, also after one without them."""
+def test_native_functions_and_the_fallback_use_separate_caches(tmp_path):
+    """Cached code that calls native functions works in the next process, even after a process without them."""
     part = bytes(range(3, 103))
     native_hash, fallback_hash = _xxh3(part, 9), hashing.fallback_128(part, 9)
     runs = (("1", native_hash, "0"), ("0", fallback_hash, "0"), ("1", native_hash, "2"))
@@ -180,7 +180,7 @@ def test_switched_off_the_fallback_works_and_each_keeps_its_own_cache(tmp_path):
 
 
 @pytest.mark.long
-def test_a_wheel_without_the_symbols_means_the_fallback(cache):
+def test_with_a_wheel_without_the_symbols_the_fallback_is_used(cache):
     result = _run(
         """
         import ctypes, sys
@@ -200,7 +200,7 @@ def test_a_wheel_without_the_symbols_means_the_fallback(cache):
 
 
 @pytest.mark.long
-def test_a_wheel_whose_function_gives_other_values_means_the_fallback(cache):
+def test_with_a_wheel_whose_function_gives_other_values_the_fallback_is_used(cache):
     result = _run(
         """
         import xxhash, crc32c
@@ -215,8 +215,8 @@ def test_a_wheel_whose_function_gives_other_values_means_the_fallback(cache):
     assert result.stdout.startswith("crc=fallback hash=fallback False keytail-fallback-128\n")
 
 
-def test_the_instructions_of_arm64_are_used_where_the_wheel_finds_them(monkeypatch):
-    """The names are those of the wheel for aarch64; no test runs there."""
+def test_the_instructions_of_arm64_are_used_if_the_wheel_has_them(monkeypatch):
+    """The names are those of the wheel for aarch64, where no test runs."""
     kind = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
     right = kind(lambda crc, data, n: crc32c_wheel.crc32c(ctypes.string_at(data, n), crc ^ 0xFFFFFFFF) ^ 0xFFFFFFFF)
     wrong = kind(lambda crc, data, n: 0)
@@ -228,7 +228,7 @@ def test_the_instructions_of_arm64_are_used_where_the_wheel_finds_them(monkeypat
         assert native._native_crc()[0] == "_crc32c_sw_slicing_by_8"
 
 
-def test_other_arrays_are_refused_when_compiled():
+def test_arrays_of_other_types_are_refused_at_compile_time():
     with pytest.raises(Exception, match="contiguous uint8"):
         _crc(np.zeros(8, dtype=np.int64), 0, 8)
     with pytest.raises(Exception, match="contiguous uint8"):

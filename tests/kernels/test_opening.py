@@ -1,4 +1,6 @@
-"""Blocks decompressed inside a kernel: the same result as from `format/compression.py`, or left to it."""
+"""Blocks that are decompressed inside a kernel: the result is that of `format/compression.py`, or the block is left to
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.chance import chance, draws
 from tests.kernels.guard import guarded
 
 CODECS = [plain.GZIP, plain.SNAPPY, plain.LZ4, plain.ZSTD]
-SLOP = 16  # bytes that the decoder of snappy may write after its result
+SLOP = 16  # the number of bytes that snappy's decoder may write after its result
 
 decoders = wheels.Decoders()
 
@@ -39,7 +41,7 @@ def opened(codec: int, packed: bytes, room: int) -> bytes | None:
 
 
 def records(rng: random.Random, size: int) -> bytes:
-    """Return bytes that compress like records: some random, some repeated at all distances."""
+    """Return bytes that compress like records: some are random, some are repeated at all distances."""
     data = bytearray()
     while len(data) < size:
         kind = rng.randrange(4)
@@ -54,7 +56,7 @@ def records(rng: random.Random, size: int) -> bytes:
     return bytes(data[:size])
 
 
-def test_the_wheels_are_in_use_unless_switched_off(monkeypatch):
+def test_the_wheels_are_used_unless_switched_off(monkeypatch):
     assert (decoders.tools != 0).all() == native.NATIVE
     monkeypatch.setenv("KEYTAIL_NATIVE", "0")
     nothing = wheels._wheels.__wrapped__()
@@ -63,7 +65,7 @@ def test_the_wheels_are_in_use_unless_switched_off(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_compressed_as_kafka_does_is_opened_here(codec):
+def test_blocks_as_compressed_by_kafka_are_decompressed_in_the_kernel(codec):
     rng = chance()
     sizes = [1, 2, 15, 16, 17, 100, 5000, 32768, 32769, 65536, 65537, 200_000]
     for size in sizes + [rng.randrange(1, 9000) for _ in range(40)]:
@@ -80,7 +82,7 @@ def test_what_is_compressed_as_kafka_does_is_opened_here(codec):
 
 @settings(deadline=None, max_examples=draws(150))
 @given(st.sampled_from(CODECS), st.integers(1, 700), st.integers(0, 2**32 - 1))
-def test_what_is_damaged_is_opened_as_by_the_reader_or_not_at_all(codec, size, seed):
+def test_damaged_blocks_are_decompressed_as_by_the_reader_or_not_at_all(codec, size, seed):
     rng = random.Random(seed)
     packed = bytearray(compress(codec, records(rng, size)))
     for _ in range(rng.randrange(1, 4)):
@@ -95,7 +97,7 @@ def test_what_is_damaged_is_opened_as_by_the_reader_or_not_at_all(codec, size, s
         assert found == bytes(decompress(codec, bytes(packed), limit_bytes=4096))
 
 
-def test_other_framings_are_opened_as_by_the_reader_or_left_to_it():
+def test_other_framings_are_decompressed_as_by_the_reader_or_left_to_it():
     rng = random.Random(5)
     data = records(rng, 3000)
     member = compress(plain.GZIP, data)
@@ -121,8 +123,8 @@ def test_other_framings_are_opened_as_by_the_reader_or_left_to_it():
     assert opened(plain.ZSTD, frame, 1 << 16) == (data if native.NATIVE else None)
 
 
-def test_snappy_that_no_library_writes_is_opened_too():
-    """Long lengths, four-byte distances, and copies that overlap their source."""
+def test_snappy_blocks_that_no_library_writes_are_decompressed():
+    """Such blocks have long lengths, four-byte distances, and copies that overlap their source."""
     literal = b"\xf4" + (299).to_bytes(2, "little") + bytes(i % 251 for i in range(300))  # the length in two bytes
     copies = b"\x03" + (300).to_bytes(4, "little") + b"".join(b"\xfe" + bytes([back, 0]) for back in (1, 3, 16, 15))
     block = b"\xad\x04" + literal + copies  # 300 + 1 + 4 * 64

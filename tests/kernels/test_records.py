@@ -1,4 +1,6 @@
-"""Record spans from decompressed batches: compared with the reference model, at page ends, on every kind of damage."""
+"""Record spans from decompressed batches: compared with the reference model, at page ends, and with every kind of
+damage.
+"""
 
 import numpy as np
 import pytest
@@ -50,7 +52,7 @@ def scan_rows(raw, table, capacity, where=records.IN_RAW):
     st.booleans(),
     st.booleans(),
 )
-def test_spans_equal_the_models_records(logs, append_time, in_arena):
+def test_spans_equal_the_records_of_the_model(logs, append_time, in_arena):
     offset, parts = 5, []
     for batch in logs:
         recs = [Rec(offset + i * 70, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]
@@ -72,7 +74,7 @@ def test_spans_equal_the_models_records(logs, append_time, in_arena):
             assert data[span["key_start"] : span["key_start"] + span["key_bytes"]] == rec.key
 
 
-def test_hashes_are_xxh3_of_the_key_bytes():
+def test_hashes_are_those_of_xxh3_over_the_key():
     recs = [Rec(i, 0, bytes(j % 256 for j in range(i)) if i % 4 else None, b"v") for i in range(300)]
     data = encode_batch(recs)
     raw = guarded(data)
@@ -87,7 +89,7 @@ def test_hashes_are_xxh3_of_the_key_bytes():
         assert (b << 64 | a) == (0 if rec.key is None else xxhash.xxh3_128_intdigest(rec.key, 9))
 
 
-def test_stops_in_front_of_a_batch_that_does_not_fit():
+def test_scanning_stops_before_a_batch_that_does_not_fit():
     data = b"".join(encode_batch([Rec(o + i, 0, b"k", b"v") for i in range(3)]) for o in (0, 3, 6))
     found, out = scan(data, capacity=7)
     assert len(found) == 6 and out[records.NEXT_ROW] == 2 and out[records.CODE] == records.OK
@@ -98,7 +100,7 @@ def raw_record(body):
 
 
 def one_batch(block, count=1, last_offset=0):
-    """Build a batch around given record bytes, with a valid checksum."""
+    """Return a batch around the given bytes of records, with a valid checksum."""
     from tests.reference.varints import crc32c
 
     header = bytearray(encode_batch([], base_offset=0, last_offset=last_offset, record_count=count))
@@ -146,14 +148,14 @@ GOOD = raw_record(body())
         (raw_record(b"\0" * 6 + b"\x80"), 1, records.RECORD_SIZE_INVALID),
     ],
 )
-def test_damage_gives_its_code(block, count, code):
+def test_each_damage_has_its_code(block, count, code):
     found, out = scan(one_batch(block, count))
     assert len(found) == 0 and out[records.CODE] == code, out
 
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.integers(0, 40), st.data())
-def test_any_record_bytes_end_in_a_code_without_a_read_past_the_end(count, data):
+def test_any_bytes_of_records_are_parsed_or_refused_without_a_read_past_the_end(count, data):
     good = GOOD + raw_record(
         body(offset=1, key=None, value=None, headers=encode_varint(1) + sized(b"h") + sized(b"x"))
     )
@@ -183,14 +185,14 @@ def test_varlongs_are_read_and_measured_as_the_model_writes_them(value):
 
 
 @pytest.mark.parametrize("overlong", [b"\x82\0", b"\x82\x80\0", b"\x82\x80\x80\x80\0"])
-def test_overlong_varints_are_read_and_make_a_body_that_must_not_be_copied(overlong):
+def test_overlong_varints_are_read_but_the_body_must_not_be_copied(overlong):
     assert records.read_varint(guarded(overlong), 0, len(overlong)) == (1, len(overlong))
     found, out = scan(one_batch(raw_record(b"\0\0\0" + overlong + b"k" + sized(b"v") + b"\0")))
     assert out[records.CODE] == records.OK
     assert found["key_bytes"].tolist() == [1] and found["canonical"].tolist() == [0]
 
 
-def test_any_negative_length_means_null_and_is_not_canonical():
+def test_any_negative_length_means_null_but_only_minus_one_may_be_copied():
     found, out = scan(one_batch(raw_record(b"\0\0\0" + encode_varint(-3) + encode_varint(-7) + b"\0")))
     assert out[records.CODE] == records.OK
     assert (found[0]["key_bytes"], found[0]["value_bytes"], found[0]["canonical"]) == (-1, -1, 0)

@@ -1,4 +1,4 @@
-"""The kernel that follows producers, compared with the reference model of a broker's replay."""
+"""The kernel that tracks producers, compared with the reference model of a broker's replay."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _rows(batches: list[Batch]) -> np.ndarray:
 
 @settings(deadline=None, max_examples=draws(200))
 @given(histories())
-def test_it_knows_what_a_broker_knows(batches: list[Batch]) -> None:
+def test_the_state_of_producers_is_that_of_a_broker(batches: list[Batch]) -> None:
     rows = _rows(batches)
     state = np.full((3, kernels.STATE_COLUMNS), -1, dtype=np.int64)
     markers = np.zeros((len(rows), kernels.MARKER_COLUMNS), dtype=np.int64)
@@ -83,7 +83,7 @@ def test_it_knows_what_a_broker_knows(batches: list[Batch]) -> None:
     assert ended == [(done.first_offset, done.marker_offset, done.aborted) for done in expected.completed]
 
 
-def test_data_below_the_log_start_does_not_count_and_data_outside_a_transaction_stops_it() -> None:
+def test_data_below_the_log_start_is_ignored_and_data_outside_a_transaction_stops_the_kernel() -> None:
     batches = decode_log(
         encode_batch([Rec(0, NOW, b"k", b"v")], producer_id=FIRST_ID, producer_epoch=0, base_sequence=0,
                      transactional=True)

@@ -64,7 +64,7 @@ _headers = st.lists(st.tuples(st.binary(max_size=5), st.one_of(st.none(), st.bin
 
 @settings(deadline=None, max_examples=draws(300))
 @given(_int32, _int64)
-def test_numbers_of_every_length(small, large):
+def test_numbers_of_every_length_are_read(small, large):
     for read, data, value in (
         (_varint, encode_varint(small), small),
         (_varlong, encode_varlong(large), large),
@@ -78,18 +78,18 @@ def test_numbers_of_every_length(small, large):
     assert tuple(map(int, _numbers(guarded(fixed)))) == expected
 
 
-def test_numbers_that_are_too_long():
+def test_numbers_that_are_too_long_are_refused():
     assert _varint(guarded(b"\xff" * 5 + b"\x00"), 0, 6)[1] == -1
     assert _varlong(guarded(b"\xff" * 10 + b"\x00"), 0, 11)[1] == -1
     assert _varint(guarded(b"\x80\x80\x00"), 0, 3) == (0, 3)  # longer than needed, but valid
     assert _varint(guarded(b"\xff\xff\xff\xff\x0f"), 0, 5) == (-(2**31), 5)
-    assert _varint(guarded(b"\xff\xff\xff\xff\x7f"), 0, 5) == (-(2**31), 5)  # four bits of the fifth byte
+    assert _varint(guarded(b"\xff\xff\xff\xff\x7f"), 0, 5) == (-(2**31), 5)  # four bits of the fifth byte are used
 
 
 @pytest.mark.long
 @settings(deadline=None, max_examples=draws(300))
 @given(_int64, st.integers(0, 2**31 - 1), _bytes, _bytes, _headers)
-def test_records(delta, offset_delta, key, value, headers):
+def test_records_are_read_like_the_model(delta, offset_delta, key, value, headers):
     record = Rec(offset_delta, delta, key, value, tuple(headers))
     data = encode_record(record, 0, 0)
     array = guarded(data)
@@ -104,7 +104,7 @@ def test_records(delta, offset_delta, key, value, headers):
     assert _same_headers(guarded(h), len(h), guarded(h), len(h))
 
 
-def test_header_blocks_that_are_malformed():
+def test_malformed_header_blocks_are_refused():
     key, value = encode_varint(1) + b"k", encode_varint(1) + b"v"
     whole = encode_varint(1) + key + value
     assert _header_block(guarded(whole), len(whole)) == len(whole)
@@ -114,7 +114,7 @@ def test_header_blocks_that_are_malformed():
         assert _header_block(guarded(wrong), len(wrong)) == -1, wrong
 
 
-def test_the_type_of_a_control_record():
+def test_the_type_of_a_control_record_is_read():
     marker = b"\0\0\0\1"
     for key, fields, expected in (
         (marker, {}, 1),
@@ -130,7 +130,7 @@ def test_the_type_of_a_control_record():
         assert _control_type(guarded(data), len(data)) == expected, (key, fields)
 
 
-def test_headers_that_differ():
+def test_different_headers_are_detected():
     def block(*headers: tuple[bytes, bytes | None]) -> np.ndarray:
         data = encode_varint(len(headers))
         for name, value in headers:
@@ -150,20 +150,20 @@ def test_headers_that_differ():
     for i, item in enumerate(blocks):
         for j, other in enumerate(blocks):
             assert _same_headers(item, len(item), other, len(other)) == (i == j)
-    overlong = guarded(b"\x82\x00\x82\x00a\x02b")  # ("a", "b") with two-byte counts
+    overlong = guarded(b"\x82\x00\x82\x00a\x02b")  # ("a", "b") with counts of two bytes
     assert _same_headers(overlong, len(overlong), blocks[1], len(blocks[1]))
 
 
 @settings(deadline=None, max_examples=draws(400))
 @given(st.binary(max_size=60), st.sampled_from([guarded, guarded_front]))
-def test_any_bytes_stay_inside_their_bounds(data, place):
+def test_any_bytes_are_read_within_their_bounds(data, place):
     array = place(data)
     end = int(_record(array, 0, len(array))[7])
     assert end == -1 or 0 < end <= len(data)
 
 
-def test_an_impossible_size_is_found_with_the_magic():
-    """The first 17 bytes, up to the magic, say how small a batch may be."""
+def test_an_impossible_size_is_found_by_the_magic():
+    """The first 17 bytes, up to the magic, determine how small a batch may be."""
     prefix = np.frombuffer(bytes(16) + b"\2", np.uint8)
     for is_all, without_magic in ((True, -1), (False, 0)):
         assert walk.batch_size(prefix, 0, 17, is_all) == -2
@@ -182,7 +182,7 @@ def _damaged_batches() -> list[bytes]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_all", [0, 1])
-def test_the_proofs_step_stays_inside_its_windows(is_all):
+def test_a_step_of_the_proof_reads_only_its_windows(is_all):
     source = encode_batch([Rec(5 + i, 100 + i, b"key%d" % i, b"v") for i in range(4)])
     pending, none = np.empty((4, 64), dtype=np.int64), np.empty((0, 0), dtype=np.int64)
     nothing = guarded(b"")
@@ -202,7 +202,7 @@ def test_the_proofs_step_stays_inside_its_windows(is_all):
 
 
 @pytest.mark.parametrize("is_all", [0, 1])
-def test_the_inspection_stays_inside_its_window(is_all):
+def test_the_inspection_reads_only_its_window(is_all):
     none = np.zeros(0, dtype=np.int64)
     rows = np.zeros((16, columns.ROW_COLUMNS), dtype=np.int64)
     runs = np.zeros((16, columns.RUN_COLUMNS), dtype=np.int64)

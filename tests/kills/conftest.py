@@ -1,4 +1,6 @@
-"""Prints, after the tests, what was killed. A library replaces the reference checksum, too slow for these logs."""
+"""Prints a table of the kills after the tests. A library replaces the reference checksum, which is too slow for these
+logs.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs in a forked child that is killed at a random moment, which costs only milliseconds per kill.
+"""Runs in a forked child that is killed at a random moment, which takes only milliseconds per kill.
 
-The complete command `compact` is run: locks, decisions, recovery, bundles from several threads, tasks, replacement
-and checkpoint. Only functions that Spark would send to a worker are called in the same process.
+The complete command `compact` is run: locks, decisions, recovery, bundles from several threads, tasks, replacement and
+checkpoint. Only the functions that Spark would send to a worker are called in the same process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.run.engines import LikeSpark
 
 
 class SlowFileSystem(FileSystem):
-    """Delays each change by `pause_s`, so that most of a run's time is spent between changes."""
+    """Delays each change by `pause_s`, so that most of the time of a run is between changes."""
 
     def __init__(self, pause_s: float) -> None:
         super().__init__()
@@ -57,17 +57,17 @@ def compact_here(
 
 @contextlib.contextmanager
 def _without_spark(fs: FileSystem) -> Iterator[None]:
-    """Replace Spark, and remove the size margin, so that partitions of some KiB are processed in passes."""
+    """Replace Spark, and remove the size margin, so that partitions of a few KiB are compacted in passes."""
     with (
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark()),
-        patch.object(worker, "LOCAL", fs),  # of the tasks
+        patch.object(worker, "LOCAL", fs),  # the file system of the tasks
         patch.object(passes, "_MARGIN_BYTES", 0),
     ):
         yield
 
 
 def run_in_child(action: Callable[[], object], kill_after_s: float | None) -> bool:
-    """Run `action` in a child. Return whether it was killed; False if it had already ended successfully."""
+    """Run `action` in a child. Return whether it was killed; False means that it had already ended successfully."""
     message = os.memfd_create("said")
     child = os.fork()
     if child == 0:

@@ -17,8 +17,9 @@ LEFTOVERS = (".clean", ".cleaned", ".swap", ".deleted", ".tmp")
 
 @dataclass
 class Kills:
-    """The kills that were tried. `before`, `between`, `after` depend on what a broker would find: nothing replaced yet,
-    some of it, or all with its checkpoints."""
+    """The kills that were tried. `before`, `between` and `after` depend on what a broker would find: nothing replaced
+    yet, some of it, or all of it with the checkpoints.
+    """
 
     name: str
     killed: int = 0
@@ -28,7 +29,7 @@ class Kills:
     after: int = 0
     second: int = 0  # kills of a run after a killed one
     states: set[str] = field(default_factory=set)
-    opened: int = 0  # by Kafka
+    opened: int = 0  # the number of states that Kafka opened
     losses: int = 0
     seconds: float = 0.0
 
@@ -48,7 +49,8 @@ TABLE: list[Kills] = []
 
 def check_killed(log_dir: LogDir, root: Path, started: Found, kills: Kills) -> Found:
     """Check promises 1 and 2 for what a broker would find, that no checkpoint is ahead of its segments, and that the
-    lock is free."""
+    lock is free.
+    """
     _wait_until_free(root)
     found, run = find(log_dir, root), expect(log_dir, started)
     judge(log_dir, found, run, ended=False)
@@ -63,7 +65,9 @@ def check_killed(log_dir: LogDir, root: Path, started: Found, kills: Kills) -> F
 
 
 def _wait_until_free(root: Path) -> None:
-    """Wait: a child that the killed process had just forked holds its lock until the system has ended that child."""
+    """Wait until the lock is free: a child that the killed process had just forked holds it until the system has ended
+    that child.
+    """
     last_s = time.monotonic() + 5
     while is_held(str(root)):
         assert time.monotonic() < last_s, "killed processes still hold the lock"
@@ -77,7 +81,7 @@ def check_ended(log_dir: LogDir, root: Path, started: Found) -> None:
     assert found.files() == run.files
     assert read_checkpoint(root / CHECKPOINT) == run.checkpoints
     left = [path.name for path in root.rglob("*") if path.name.endswith(LEFTOVERS)]
-    assert not left, f"left over: {left}"
+    assert not left, f"scratch files are left: {left}"
     for log in log_dir.logs:
         check_names(log, found, root / log.name)
     with hold([str(root)]):
@@ -85,11 +89,11 @@ def check_ended(log_dir: LogDir, root: Path, started: Found) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Return names and bytes, without the lock file, which may remain like that of a killed broker."""
+    """Return names and bytes, without the lock file, which may remain as it does after a killed broker."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*"))
             if path.is_file() and path.name != ".lock"}  # fmt: skip
 
 
 def moment(rng: random.Random, whole_run_s: float) -> float:
-    """Return any moment of a run; a few are after its end."""
+    """Return a random moment of a run; a few are after its end."""
     return rng.uniform(0, 1.02 * whole_run_s)

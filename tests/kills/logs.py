@@ -1,5 +1,6 @@
-"""Random log dirs for kills, larger than those of tests/crash, and the options of `compact` for them. They are
-checked by tests/crash/compactions.py."""
+"""Random log dirs for kills, larger than those of tests/crash, and the options of `compact` for them.
+tests/crash/compactions.py checks them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def _random_log(rng: random.Random, name: str, segment_count: int, value_bytes: 
 
 
 def _batch(rng: random.Random, keys: list[str], value_bytes: int) -> str:
-    """Return a batch in the notation of `Log`; values have a twentieth of their size, because each is repeated."""
+    """Return a batch in the notation of `Log`. Values have a twentieth of their size there, because each is repeated.
+    """
     words = [rng.choice(["", "", "!"]), rng.choice(["", "", "@1", "@2"]), rng.choice(["", "", "+2"])]
     for key in keys:
         value = f"{rng.randrange(10**6)}".ljust(value_bytes // 20, "x")

@@ -27,7 +27,9 @@ class Process:
 
 @dataclass
 class Run:
-    """A `keytail` or `spark-submit` process and all processes that it starts: they share its session, not its group."""
+    """A `keytail` or `spark-submit` process and all processes that it starts, which share its session but not its
+    group.
+    """
 
     process: subprocess.Popen[bytes]
     output: Path
@@ -63,15 +65,15 @@ class Run:
         return max(found)
 
     def workers(self) -> list[int]:
-        """Return the Python workers: forked by a daemon, whose command line they keep."""
+        """Return the Python workers, which a daemon forks, and which have its command line."""
         daemons = [item for item in self.members() if "pyspark.daemon" in item.command]
         return [item.pid for item in daemons if item.parent in {other.pid for other in daemons}]
 
     def wait(self, there: Callable[[], object]) -> bool:
-        """Return whether the condition became true during the run."""
+        """Wait, and return whether the condition became true during the run."""
         last_s = time.monotonic() + LONGEST_S
         while not there():
-            assert time.monotonic() < last_s, f"the condition does not occur: {self.said()}"
+            assert time.monotonic() < last_s, f"the condition did not become true: {self.said()}"
             if self.has_ended:
                 return False
             time.sleep(0.002)
@@ -82,7 +84,7 @@ class Run:
         status = self.process.wait(timeout=LONGEST_S)
         last_s = time.monotonic() + 60
         while left := self.members():
-            assert time.monotonic() < last_s, f"outlive the run: {left}"
+            assert time.monotonic() < last_s, f"processes outlived the run: {left}"
             time.sleep(0.02)
         return status
 
@@ -90,7 +92,7 @@ class Run:
         return self.errors.read_text(errors="replace")[-4000:]
 
     def kill_all(self) -> None:
-        """Kill the group at once; then, by their ids, the processes of its session that have left the group."""
+        """Kill the group at once, and then, by their ids, the processes of the session that have left the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for item in self.members():

@@ -1,7 +1,7 @@
 """Kills runs of `compact` in forked children at random moments, and some of the runs after them.
 
-KEYTAIL_KILLS sets the number of kills (`make soak`: a thousand), KEYTAIL_SEED repeats the log dirs and the moments
-drawn; where in a run a moment falls depends on the machine.
+KEYTAIL_KILLS sets the number of kills (`make soak`: a thousand). KEYTAIL_SEED repeats the log dirs and the moments that
+are drawn; how far a run has come at a moment depends on the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_nothing_is_lost_whenever_a_run_is_killed(
 
 
 @pytest.mark.interop
-def test_kafka_opens_what_killed_runs_leave(
+def test_kafka_opens_log_dirs_of_killed_runs(
     fast_dir: Path,  # noqa: F811
     kafka: Kafka,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -77,7 +77,7 @@ def kill_at_random_moments(
 ) -> None:
     _warm_up(work_dir)
     start_s = time.monotonic()
-    # Where kills fall depends on the machine: some more are tried if not every kind has occurred.
+    # Where kills occur depends on the machine: some more are tried until every kind has occurred.
     while kills.killed < wanted or (kills.killed < 3 * wanted and not are_varied(kills)):
         log_dir = small_log_dir(rng)
         scratch_bytes = _some_groups(log_dir) if rng.random() < 0.4 else None
@@ -146,6 +146,6 @@ def _kill_over_one(
         check_ended(log_dir, root, started)
         left = contents(root)
         if started == start:
-            assert left == undisturbed, "not the bytes of an undisturbed run"
+            assert left == undisturbed, "the bytes differ from those of an undisturbed run"
         run_in_child(run, None)
-        assert contents(root) == left, "one more run changes something"
+        assert contents(root) == left, "one more run changed something"

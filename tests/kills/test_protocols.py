@@ -1,6 +1,6 @@
 """The other protocols that change a log dir, killed in forked children at random moments.
 
-tests/crash stops the same protocols before every operation; a kill may also happen during one. The checks are the
+tests/crash stops the same protocols before every operation, but a kill may also occur during one. The checks are the
 same.
 """
 
@@ -31,11 +31,11 @@ PAUSE_S = 0.0003
 
 
 class Enough(Exception):
-    """All kills were tried; the rest of the test applies only to stops."""
+    """Raised when all kills were tried; the rest of the test applies only to stops."""
 
 
 @pytest.mark.parametrize("name", test_import.CASES)
-def test_import_is_all_or_nothing(
+def test_an_import_is_complete_or_absent(
     name: str,
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
@@ -43,21 +43,21 @@ def test_import_is_all_or_nothing(
 ) -> None:
     kill_instead(test_import, "import", monkeypatch)
     with pytest.raises(Enough):
-        test_import.test_all_or_nothing_at_every_stop(name, tmp_path, fast_dir)
+        test_import.test_a_broker_finds_all_or_nothing_of_an_import_at_every_stop(name, tmp_path, fast_dir)
 
 
-def test_rebuilt_indexes_are_the_old_or_the_new(
+def test_rebuilt_indexes_are_the_old_or_the_new_ones(
     fast_dir: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     kill_instead(test_rebuild, "index rebuild", monkeypatch)
     with pytest.raises(Enough):
-        test_rebuild.test_every_stop_of_a_rebuild(fast_dir, capsys)
+        test_rebuild.test_every_stop_of_a_rebuild_loses_nothing(fast_dir, capsys)
 
 
 @pytest.mark.parametrize("case", test_tail.CASES)
-def test_a_torn_tail_is_cut_or_not(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_tail_is_truncated_or_unchanged(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kill_instead(test_tail, "torn tail", monkeypatch)
     with pytest.raises(Enough):
         test_tail.test_every_state_leads_to_the_same_log(case, tmp_path)
@@ -65,7 +65,7 @@ def test_a_torn_tail_is_cut_or_not(case: str, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", test_expire.CASES)
-def test_expired_segments_go_in_order(
+def test_expired_segments_are_removed_in_order(
     name: str,
     fast_dir: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -73,7 +73,7 @@ def test_expired_segments_go_in_order(
 ) -> None:
     kill_instead(test_expire, "expire", monkeypatch)
     with pytest.raises(Enough):
-        test_expire.test_every_stop_and_fault(name, fast_dir, capsys)
+        test_expire.test_every_stop_and_fault_of_expire_loses_nothing_else(name, fast_dir, capsys)
 
 
 @pytest.mark.long
@@ -85,7 +85,7 @@ def test_what_is_prepared_is_committed_or_discarded(
 ) -> None:
     kill_instead(test_prepared, "preparation and commit", monkeypatch)
     with test_prepared.ignoring_inodes(), pytest.raises(Enough):
-        test_prepared.test_every_stop_of_a_preparation_and_its_commit(name, fast_dir)
+        test_prepared.test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name, fast_dir)
 
 
 def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPa
         work_dir.mkdir(parents=True)
         make_dir(origin)
         shutil.copytree(origin, root)
-        action(SlowFileSystem(0), root)  # loads what children need, once
+        action(SlowFileSystem(0), root)  # loads what the children need, once
         whole_run_s = 0.0
         while kills.killed < KILLS:
             shutil.rmtree(root)

@@ -1,8 +1,8 @@
 """A partition undergoes random steps: appends with transactions, compaction, index rebuilds, retention, and kills of
 each of these commands at random moments. After every step a broker must find what was appended.
 
-`KEYTAIL_STEPS` is the number of steps (`make soak`: 60 in each of 20 lives), `KEYTAIL_SEED` repeats the draws; where
-in a run a kill falls depends on the machine.
+`KEYTAIL_STEPS` is the number of steps (`make soak`: 60 for each of 20 partitions). `KEYTAIL_SEED` repeats the draws;
+how far a run has come when it is killed depends on the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> No
         seed = f"{SEED}/{number}"
         life = Life(random.Random(seed), tmp_path / str(number))
         for step in range(5 * STEPS):
-            if step >= STEPS and life.kills:  # whether a kill comes in time depends on the machine
+            if step >= STEPS and life.kills:  # whether a kill occurs in time depends on the machine
                 break
             try:
                 life.step()
@@ -62,7 +62,7 @@ class Life:
         self.write()
 
     def write(self) -> None:
-        """Append like a broker that was started, and then killed: it leaves no record of a clean shutdown."""
+        """Append like a broker that was started and then killed, and that thus leaves no record of a clean shutdown."""
         self.log.write()
         (self.log_dir / ".kafka_cleanshutdown").unlink()
 
@@ -81,7 +81,7 @@ class Life:
             self.log.start = self.log_start_offset()
 
     def log_start_offset(self) -> int:
-        """Return the log start offset as a broker determines it: no lower than the first segment."""
+        """Return the log start offset as a broker determines it: not below the first segment."""
         checkpoint = self.log_dir / "log-start-offset-checkpoint"
         lines = checkpoint.read_text().splitlines()[2:] if checkpoint.exists() else []
         return max([min(loader.load(self.log.path).segments), *(int(line.split()[2]) for line in lines)])
@@ -95,10 +95,10 @@ class Life:
         self.write()
 
     def start_broker(self) -> None:
-        """Apply what a broker's start does after a killed run, by the model of its loader."""
+        """Do what a broker's start does after a killed run, by the model of its loader."""
         loaded = loader.load(self.log.path)
         for path in self.log.path.iterdir():
-            # Beside a missing offset index, a broker rebuilds the transaction index with its former content.
+            # If the offset index is missing, a broker rebuilds the transaction index with its former content.
             if path.suffix in (*SEGMENT_SUFFIXES[:3], ".swap", ".cleaned", ".deleted"):
                 path.unlink()
         for base, segment in loaded.segments.items():
@@ -113,7 +113,7 @@ class Life:
                 path.unlink() if self.rng.random() < 0.5 else path.write_bytes(bytes(path.stat().st_size))
 
     def run(self, command: str, *flags: str) -> None:
-        """Run the command in a child; half of them are killed."""
+        """Run the command in a child, which is killed in half of the cases."""
         words = [
             command, "--log-dirs", str(self.log_dir), "--execute", "--output", "json", *flags,
             "--topic-config", "t:cleanup.policy=compact,delete", "--topic-config", "t:retention.ms=-1",
@@ -129,10 +129,12 @@ class Life:
         self.story.append(f"{command}{' killed' if killed else ''}")
         if not killed and kill_after_s is None:
             left = [path.name for path in self.log.path.iterdir() if path.suffix in (".swap", ".clean", ".deleted")]
-            assert not left, f"left over: {left}"
+            assert not left, f"scratch files are left: {left}"
 
     def check(self) -> None:
-        """Check: no record was added, each key's latest committed record, the log end, and aborted data marked."""
+        """Check that no record was added, that the latest committed record of each key and the log end are right, and
+        that aborted data is marked.
+        """
         loaded = loader.load(self.log.path)
         appended = {item.record.offset: item for item in self.log._appended}
         found: dict[int, Rec] = {}
@@ -152,7 +154,7 @@ class Life:
                     item = appended.get(record.offset)
                     assert item is not None and item.record == record, f"{record} was never appended"
                     is_right = hidden == item.aborted or is_rebuilt
-                    assert is_right, f"offset {record.offset}: aborted {item.aborted}, hidden {hidden}"
+                    assert is_right, f"offset {record.offset}: aborted: {item.aborted}, not visible: {hidden}"
                     found[record.offset] = record
         assert last_offset == self.log.end - 1, f"the log ends at {last_offset + 1}, not {self.log.end}"
         for key, (record, _) in self.log.latest().items():
@@ -167,6 +169,7 @@ def _aborted(txn_index: bytes) -> list[tuple[int, int, int]]:
 
 def _invoke(words: list[str]) -> None:
     result = CliRunner().invoke(app, words)
-    # The producers of this partition have no snapshots; after a compaction they cannot be restored from its log alone.
+    # The producers of this partition have no snapshots, and after a compaction the log alone is not sufficient to
+    # restore them.
     refused = words[0] == "rebuild-index" and "producer snapshots missing" in result.output
     assert result.exit_code == 0 or refused, f"{' '.join(words)}: {result.output} {result.exception!r}"

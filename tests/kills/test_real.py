@@ -1,7 +1,8 @@
-"""`kill -9` of real runs of `keytail compact` and of jobs/compact.py under spark-submit: of the driver, of its JVM,
-of workers, of the whole group.
+"""`kill -9` of real runs of `keytail compact` and of jobs/compact.py under spark-submit: of the driver, its JVM,
+workers, or the whole group.
 
-KEYTAIL_REAL_KILLS sets the number (`make soak`: 200), KEYTAIL_SEED repeats log dirs, victims and moments drawn.
+KEYTAIL_REAL_KILLS sets the number (`make soak`: 200). KEYTAIL_SEED repeats the log dirs, the killed processes and the
+moments.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.kills.processes import Run, has_open, kill, start
 pytestmark = pytest.mark.spark
 
 KILLS = int(os.environ.get("KEYTAIL_REAL_KILLS", "1"))
-# Three kills in a row are of a driver, a JVM and a whole group, alternately with and without spark-submit; the seed
+# Three successive kills are of a driver, a JVM and a whole group, alternately with and without spark-submit; the seed
 # determines which comes first.
 VICTIMS = (("driver", "submitted driver"), ("jvm", "submitted jvm"), ("group",))
 MOMENTS = ("tasks run", "tasks run", "a group is replaced", "a checkpoint has moved")
@@ -52,7 +53,7 @@ def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytes
             text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{message}"
             raise AssertionError(text) from error
         shutil.rmtree(tmp_path / "here")
-        if kills.killed % 10 == 0:  # so that a stopped soak has reported its progress
+        if kills.killed % 10 == 0:  # a stopped soak has then reported its progress
             with capsys.disabled():
                 print(f"\nseed {SEED}, {time.monotonic() - start_s:.0f} s: {kills}", flush=True)
     kills.seconds = time.monotonic() - start_s
@@ -87,7 +88,7 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
             kills.ended += 1
             return
         kills.killed += 1
-        if victim.endswith("jvm"):  # the driver is alive: it reports this, and cleans up
+        if victim.endswith("jvm"):  # the driver is alive: it reports this, and removes scratch files
             left = check_orphan(run, log_dir, root, started, kills)
         else:
             run.process.wait()
@@ -97,13 +98,13 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
         was_killed_twice = left != started and rng.random() < 0.3
         check_next_run(log_dir, root, left, run, begin_really=kills.killed % REAL_RUN_AFTER == 0 or was_killed_twice)
         if left == started:
-            assert contents(root) == contents(undisturbed), "not the bytes of an undisturbed run"
+            assert contents(root) == contents(undisturbed), "the bytes differ from those of an undisturbed run"
     finally:
         run.kill_all()
 
 
 def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
-    """Wait until the run has come to `moment`, and then for a random time. Return whether it is still running."""
+    """Wait until the run has reached `moment`, and then for a random time. Return whether it is still running."""
     first = next(root.glob("orders-0/*.log"))
     inode = first.stat().st_ino
 
@@ -128,7 +129,7 @@ def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
 
 
 def kill_victim(victim: str, run: Run) -> bool:
-    """Return False if the run has already ended."""
+    """Kill the selected process or the whole group. Return False if the run has already ended."""
     try:
         if victim == "group":
             os.killpg(run.process.pid, 9)
@@ -140,15 +141,15 @@ def kill_victim(victim: str, run: Run) -> bool:
 
 
 def check_orphan(run: Run, log_dir: LogDir, root: Path, started: Found, kills: Kills) -> Found:
-    """Check that a driver without its JVM ends with a message, and leaves nothing that must be resolved."""
+    """Check that a driver whose JVM was killed ends with a message, and leaves nothing that must be resolved."""
     status = run.end()
     left = check_killed(log_dir, root, started, kills)
     if (left.files(), left.checkpoints) != _all_done(log_dir, started):
-        assert status != 0, "a run that is not complete reports success"
+        assert status != 0, "an incomplete run reported success"
         assert "safe to start the broker" in run.said() or "a broker may start" in run.said()
     assert not is_held(str(root))
     scratch = [path.name for path in root.rglob("*.clean")]
-    assert not scratch, f"left behind: {scratch}"
+    assert not scratch, f"scratch files are left: {scratch}"
     return left
 
 
@@ -165,13 +166,14 @@ def check_next_run(log_dir: LogDir, root: Path, left: Found, killed: Run, *, beg
     else:
         compact_here(log_dir, root)
     killed.end()
-    if list(root.rglob("*.clean")):  # workers of the killed run wrote during this run; the next one cleans up
+    # workers of the killed run wrote during this run, and the next one removes their files
+    if list(root.rglob("*.clean")):
         compact_here(log_dir, root)
     check_ended(log_dir, root, left)
 
 
 @pytest.mark.soak("run/test_without_spark.py, compact/test_driver.py: a killed worker")
-def test_the_partition_that_kills_its_worker_again_fails_and_the_others_are_done(tmp_path: Path) -> None:
+def test_a_partition_whose_worker_is_killed_again_fails_and_others_are_compacted(tmp_path: Path) -> None:
     """Every worker that has a file of orders-1 open is killed; then the next run compacts that partition."""
     rng = random.Random(f"{SEED} workers")
     print("seed", SEED)

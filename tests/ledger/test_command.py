@@ -26,7 +26,7 @@ def history(run: Run, ledger: Path, *more: str) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 @pytest.mark.soak("ledger/test_tables.py: concurrent appends")
-def test_two_runs_at_once_create_and_share_a_ledger(run: Run, tmp_path: Path) -> None:
+def test_two_concurrent_runs_create_and_share_a_ledger(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dirs = [
         write_log_dir(tmp_path / name, {f"orders-{n}": random_records(n, 400) for n in range(2)}) for name in "ab"
@@ -49,8 +49,8 @@ def test_two_runs_at_once_create_and_share_a_ledger(run: Run, tmp_path: Path) ->
     assert sorted(row["log_dirs"][0] for row in known) == sorted(map(str, log_dirs))
     for (out, err), log_dir in zip(reported, log_dirs, strict=True):
         [row] = [row for row in known if row["log_dirs"] == [str(log_dir)]]
-        assert f"--run {row['run_id']}" in err, "the run prints its id in the ledger"
-        assert "found io.delta" not in err, "Ivy prints nothing"
+        assert f"--run {row['run_id']}" in err, "the run must print its id in the ledger"
+        assert "found io.delta" not in err, "Ivy must print nothing"
         rows = {(row["topic"], row["partition"]): row for row in json.loads(out)}
         _, *of_run = history(run, ledger, "--run", row["run_id"].rpartition("-")[2])
         assert len(of_run) == len(rows) == 2
@@ -68,7 +68,7 @@ def test_two_runs_at_once_create_and_share_a_ledger(run: Run, tmp_path: Path) ->
 
 
 @pytest.mark.spark
-def test_rebuild_index_and_expire_are_recorded_too(run: Run, on_spark: None, tmp_path: Path) -> None:
+def test_runs_of_rebuild_index_and_expire_are_recorded(run: Run, on_spark: None, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 400), "users-0": random_records(1, 100)})
     (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()

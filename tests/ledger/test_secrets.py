@@ -25,7 +25,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def test_the_ledger_gets_the_command_line_masked(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_command_line_is_masked_in_the_ledger(tmp_path: Path, monkeypatch: Any) -> None:
     written: list[Any] = []
 
     class InMemory:
@@ -55,7 +55,7 @@ def test_the_ledger_gets_the_command_line_masked(tmp_path: Path, monkeypatch: An
     assert SECRET not in "".join(notes)
 
 
-def test_history_masks_what_older_runs_wrote() -> None:
+def test_history_masks_command_lines_of_older_runs() -> None:
     at = datetime.datetime.fromtimestamp(0, datetime.UTC)
     row: dict[str, Any] = dict.fromkeys(TABLES["runs"]) | {"run_id": "one", "event": "intent", "at": at}
     row["arguments"] = ARGUMENTS

@@ -48,7 +48,7 @@ EVERY_POINT = os.environ.get("KEYTAIL_FAULTS") == "all"
 
 @pytest.fixture(scope="module")
 def empty(engine: SparkEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger without runs: creating its tables takes some seconds."""
+    """Create a ledger without runs once, because creating its tables takes some seconds."""
     path = tmp_path_factory.mktemp("ledgers") / "empty"
     Ledger(engine, str(path), "nobody").open()
     return path
@@ -74,7 +74,7 @@ def begun(engine: SparkEngine, path: str, run_id: str, log_dir: Path, **more: An
 
 
 def assert_segments_are_on_disk(path: str, run_id: str, log_dir: Path, bases: dict[str, set[int]]) -> None:
-    """Return the partitions that the ledger has for a run, and their digests."""
+    """Check that the ledger's digests of the partitions of a run are those of the segments on disk."""
     rows = read_rows(path, "segments", {"run_id": run_id})
     found: dict[str, set[int]] = {}
     for row in rows:
@@ -87,7 +87,7 @@ def assert_segments_are_on_disk(path: str, run_id: str, log_dir: Path, bases: di
 
 
 def cleaned_bases(log_dir: Path) -> dict[str, set[int]]:
-    """Write segments below the checkpoint."""
+    """Return the base offsets of the segments below the checkpoint, by partition."""
     found = {}
     for (topic, number), to in checkpoint(log_dir).items():
         bases = {int(log.stem) for log in (log_dir / f"{topic}-{number}").glob("*.log")}
@@ -99,7 +99,7 @@ def test_a_completed_run_is_recorded(engine: SparkEngine, path: str, tmp_path: P
     log_dir, tasks = make(tmp_path / "logs", count=3)
     ledger = begun(engine, path, "one", log_dir)
     rows = compaction(engine, log_dir, tasks, ledger=ledger).run()
-    assert runs(path)["one"].status == "interrupted", "it has not said how it ended"
+    assert runs(path)["one"].status == "interrupted", "the end of the run is not recorded yet"
     skipped = ResultRow("u", 0, str(log_dir), "skipped", "not due")
     ledger.end([*rows, skipped], "done")
     assert not ledger.lost
@@ -119,11 +119,12 @@ def test_a_completed_run_is_recorded(engine: SparkEngine, path: str, tmp_path: P
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Raised where the process ends."""
 
 
 class Dying:
-    """Raises Killed at point number `at`, and from then on at every point: a killed process does nothing more."""
+    """Raises Killed at point number `at`, and from then on at every point, because a killed process does nothing more.
+    """
 
     def __init__(self, at: int | None) -> None:
         self.at, self.seen = at, list[str]()
@@ -146,7 +147,7 @@ class DyingFileSystem(FileSystem):
 
 @pytest.fixture
 def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
-    """Points are also before and after each append to the ledger."""
+    """Yield points for a kill, including before and after each append to the ledger."""
     death = Dying(None)
     write = LedgerTable._write
 
@@ -165,7 +166,7 @@ def one_run(engine: SparkEngine, path: str, log_dir: Path, tasks: Any, dying: Dy
     ledger.end(rows, "done")
 
 
-def test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_it(
+def test_after_a_kill_at_any_point_the_ledger_is_correct_and_the_next_run_completes_it(
     engine: SparkEngine, empty: Path, tmp_path: Path, dying: Dying
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2, records=120)
@@ -191,17 +192,17 @@ def test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_i
         moved = checkpoint(log_dir)
         for name, row in reported.items():
             if row.status == "compacted":
-                assert ("t", int(name[2:])) in moved, f"at {at}: reported as done, and is not"
+                assert ("t", int(name[2:])) in moved, f"at {at}: reported as done, but not done"
             else:
                 assert row.status == "interrupted"
         for task in tasks:
             recover(FileSystem(), task.partition_path)
             if (task.topic, task.partition) in moved:
-                assert f"t-{task.partition}" in reported, f"at {at}: begun without an intent"
+                assert f"t-{task.partition}" in reported, f"at {at}: begun without a recorded intent"
         known = runs(path)
         next_run = Ledger(engine, path, "next")
         repair(next_run, [str(log_dir)])
-        assert repair(Ledger(engine, path, "later"), [str(log_dir)]) == 0, "everything is reported"
+        assert repair(Ledger(engine, path, "later"), [str(log_dir)]) == 0, "everything must already be recorded"
         for name, row in partitions(path, "killed").items():
             done = ("t", int(name[2:])) in moved
             assert row.status == ("compacted" if done else "interrupted"), f"at {at}"
@@ -230,7 +231,7 @@ def fail(table: LedgerTable, rows: Any) -> None:
     raise OSError("no room")
 
 
-def test_a_lost_outcome_changes_the_exit_status_and_is_repaired_from_the_disk(
+def test_an_outcome_that_cannot_be_recorded_changes_the_exit_status_and_is_later_read_from_the_disk(
     engine: SparkEngine, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2)
@@ -254,8 +255,8 @@ def test_a_lost_outcome_changes_the_exit_status_and_is_repaired_from_the_disk(
     assert {row.status for row in partitions(path, "one").values()} == {"interrupted"}
     monkeypatch.setattr(LedgerTable, "_write", write)
     monkeypatch.setattr(Ledger, "conclude", conclude)
-    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "of other log dirs"
-    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "of another host"
+    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "the run had other log dirs"
+    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "the run was on another host"
     assert repair(Ledger(engine, path, "two"), [str(log_dir)]) == 3
     reported = partitions(path, "one")
     for row in rows:
@@ -304,7 +305,7 @@ def test_an_append_that_succeeded_despite_an_error_is_not_repeated(
     assert len(read_rows(path, "partitions", {})) == 1
 
 
-def test_rows_that_arrive_during_an_append_are_written_together_in_the_next(
+def test_rows_that_arrive_during_an_append_are_written_in_the_next_append(
     spark: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[int] = []
@@ -330,7 +331,7 @@ def test_rows_that_arrive_during_an_append_are_written_together_in_the_next(
     assert writes == [1, 8]
 
 
-def test_an_older_ledger_gets_the_missing_columns(spark: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_columns_are_added_to_an_older_ledger(spark: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stamp = Stamp("old", "here", 0)
     LedgerTable(spark, path, "runs", "old").append([{**stamp.fields(), "event": "intent"}])
     newer = {**ledger_tables.RUNS, "seconds": ("bigint", "that it took")}
@@ -343,7 +344,7 @@ def test_an_older_ledger_gets_the_missing_columns(spark: Any, path: str, monkeyp
     monkeypatch.undo()
     LedgerTable(spark, path, "runs", "older").ensure()
     LedgerTable(spark, path, "runs", "older").append([{**stamp.fields(), "run_id": "older", "event": "intent"}])
-    assert len(read_rows(path, "runs", {})) == 3, "an older keytail goes on writing"
+    assert len(read_rows(path, "runs", {})) == 3, "an older keytail must be able to write"
 
 
 def test_a_downtime_is_added_to_the_ledger_of_an_older_keytail(
@@ -362,7 +363,7 @@ def test_a_downtime_is_added_to_the_ledger_of_an_older_keytail(
     newer.open()
     newer.record_downtime("one", broker="b1", **times)
     assert [getattr(runs(path)["one"], name) for name in OF_DOWNTIME] == ["b1", 1, 2, None]
-    with monkeypatch.context() as older:  # and the older one goes on
+    with monkeypatch.context() as older:  # the older version continues
         older.setitem(ledger_tables.TABLES, "runs", columns)  # type: ignore[arg-type]
         Ledger(engine, path, "two").open()
         begun(engine, path, "two", tmp_path).end((), "done")  # type: ignore[arg-type]
@@ -408,7 +409,9 @@ def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
 def test_spark_and_deltalake_write_the_same_tables(
     engine: SparkEngine, spark: Any, tmp_path: Path, by_spark: bool
 ) -> None:
-    """Whichever creates them, adds a column, appends in turn, or repairs what the other one left open."""
+    """It does not matter which of them creates the tables, adds a column, appends, or repairs what the other one left
+    open.
+    """
     path, log_dir = str(tmp_path / "ledger"), tmp_path / "logs"
     log_dir.mkdir()
     engines: list[Engine] = [engine, ThisProcess()] if by_spark else [ThisProcess(), engine]
@@ -440,12 +443,12 @@ def test_spark_and_deltalake_write_the_same_tables(
 
 
 @pytest.mark.one_of("Spark and deltalake with one ledger")
-def test_spark_maintains_what_deltalake_wrote_and_deltalake_continues(
+def test_spark_maintains_tables_of_deltalake_and_deltalake_continues(
     spark: Any, engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stamp = Stamp("one", "here", 0)
     table = LedgerTable(None, path, "runs", "one")
-    for number in range(12):  # with a checkpoint of the table
+    for number in range(12):  # enough for a checkpoint of the table
         table.append([{**stamp.fields(), "event": "intent", "now_ms": number}])
     monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
     [row] = maintain(engine, path, datetime.date(1970, 1, 2), None, execute=True)
@@ -454,16 +457,16 @@ def test_spark_maintains_what_deltalake_wrote_and_deltalake_continues(
     assert sorted(item["now_ms"] for item in read_rows(path, "runs", {}, spark)) == list(range(13))
 
 
-def test_an_append_that_the_other_writer_made_is_not_repeated(spark: Any, path: str) -> None:
-    """Both number appends in the same way, and know the numbers of the other."""
+def test_an_append_of_the_other_writer_is_not_repeated(spark: Any, path: str) -> None:
+    """Both number appends in the same way, and read the numbers of the other."""
     stamp = Stamp("one", "here", 0)
     for writer in (spark, None, spark):
         LedgerTable(writer, path, "runs", "one").append([{**stamp.fields(), "event": "intent"}])
     assert len(read_rows(path, "runs", {})) == 1
 
 
-def test_a_ledger_that_lacks_columns_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """As `read_rows` returns it: columns that the table does not have are null."""
+def test_a_ledger_without_some_columns_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the result of `read_rows`, columns that the table does not have are null."""
     at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     key = {"run_id": "one", "at": at, "host": "here", "event": "outcome", "status": "done"}
     [run] = folded_runs([{**dict.fromkeys(ledger_tables.RUNS), **key, "command": "compact"}])
@@ -493,7 +496,8 @@ def test_maintenance_removes_old_days_and_merges_files(
     assert [item.status for item in others] == ["would-maintain"] * 2
     assert (row.status, row.rows, row.removed_rows, row.files_before) == ("would-maintain", 5, 1, 5)
     assert len(read_rows(path, "runs", {})) == 5
-    monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))  # the others in the same way, and no faster
+    # the other tables are maintained in the same way, and take as long
+    monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
     [row] = maintain(engine, path, today, 30, execute=True)
     assert (row.status, row.removed_rows, row.files_before, row.files_after) == ("maintained", 1, 5, 2)
     assert_df_equality(spark.read.format("delta").load(f"{path}/runs").sort("at"), kept, ignore_metadata=True)

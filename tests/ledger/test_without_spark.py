@@ -1,5 +1,6 @@
-"""Tests of the ledger as the deltalake package writes it: those of test_tables.py without a Spark session, and those of
-behaviour that only this package has."""
+"""The ledger as the deltalake package writes it: the tests of test_tables.py without a Spark session, and tests of
+behaviour that only this package has.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ from tests.ledger.test_tables import (  # noqa: F401 (fixtures, and tests that a
     test_a_bundle_whose_intent_cannot_be_written_is_not_started,
     test_a_completed_run_is_recorded,
     test_a_downtime_is_added_to_the_ledger_of_an_older_keytail,
-    test_a_lost_outcome_changes_the_exit_status_and_is_repaired_from_the_disk,
     test_a_run_works_even_if_it_cannot_repair_the_ledger,
-    test_after_a_kill_at_any_point_the_ledger_is_true_and_the_next_run_repairs_it,
-    test_an_older_ledger_gets_the_missing_columns,
-    test_rows_that_arrive_during_an_append_are_written_together_in_the_next,
+    test_after_a_kill_at_any_point_the_ledger_is_correct_and_the_next_run_completes_it,
+    test_an_outcome_that_cannot_be_recorded_changes_the_exit_status_and_is_later_read_from_the_disk,
+    test_missing_columns_are_added_to_an_older_ledger,
+    test_rows_that_arrive_during_an_append_are_written_in_the_next_append,
 )
 from tests.log_dirs import random_records, write_log_dir
 
@@ -50,7 +51,7 @@ def engine() -> Iterator[Processes]:
 
 @pytest.fixture
 def spark() -> None:
-    """Tables of runs without a session."""
+    """The tables are written without a session."""
 
 
 def test_an_append_that_succeeded_despite_an_error_is_not_repeated(
@@ -73,7 +74,7 @@ def test_an_append_that_succeeded_despite_an_error_is_not_repeated(
     for topic in "ab":
         stamp = Stamp("one", "here", 0)
         table.append([partition_fields(stamp, "intent", 1, ResultRow(topic, 0, "/x", "would-compact"))])
-    assert len(written) == 2, "the retry finds the append, and does not write"
+    assert len(written) == 2, "the retry must find the append and not write again"
     assert sorted(row["topic"] for row in read_rows(path, "partitions", {})) == ["a", "b"]
 
 
@@ -99,7 +100,7 @@ def numbers(ledger: Path, run_id: str) -> list[int]:
 
 
 @pytest.mark.long
-def test_many_writers_at_once_lose_no_row(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_row(tmp_path: Path) -> None:
     writers = {f"run-{n}": start_writer(tmp_path / "ledger", f"run-{n}", 12) for n in range(3)}
     for run_id, writer in writers.items():
         writer.communicate()
@@ -108,7 +109,7 @@ def test_many_writers_at_once_lose_no_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_after_a_kill_the_table_has_each_append_wholly_or_not_at_all(tmp_path: Path) -> None:
+def test_after_a_kill_the_table_has_each_append_completely_or_not_at_all(tmp_path: Path) -> None:
     """Each append that was reported is there, and the next writer continues."""
     rng = random.Random(SEED)
     ledger = tmp_path / "ledger"
@@ -127,7 +128,7 @@ def test_after_a_kill_the_table_has_each_append_wholly_or_not_at_all(tmp_path: P
 
 
 @pytest.mark.long
-def test_two_runs_at_once_share_a_new_ledger_and_start_no_jvm(run: Run, tmp_path: Path) -> None:
+def test_two_concurrent_runs_share_a_new_ledger_and_start_no_jvm(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     environment = {**os.environ, "JAVA_HOME": str(tmp_path / "no-java"), "PATH": ""}
     runs = {}
@@ -163,7 +164,7 @@ def test_rebuild_index_and_expire_are_recorded(run: Run, tmp_path: Path) -> None
     assert (segment["base_offset"], segment["index_status"]) == (100, "good")
 
 
-def test_why_spark_is_started_for_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_starting_spark_for_a_ledger_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LedgerFlags().why_spark() == ""
     assert LedgerFlags("/srv/ledger").why_spark() == LedgerFlags("file:///srv/ledger").why_spark() == ""
     assert "not on a local path" in LedgerFlags("s3a://b/ledger").why_spark()

@@ -1,4 +1,6 @@
-"""Text checkpoints: what a broker reads is read, what it refuses is an error with its line, and writes are atomic."""
+"""Text checkpoints: what a broker reads is read, what a broker refuses is an error with its line number, and writes are
+atomic.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def _write(tmp_path: Path, text: str | bytes) -> str:
         ("+0\n1\na-b.c_d 7 -1\n", {("a-b.c_d", 7): -1}),
     ],
 )
-def test_reads_what_a_broker_reads(text: str, entries: dict, tmp_path: Path) -> None:
+def test_checkpoints_that_a_broker_reads_are_read(text: str, entries: dict, tmp_path: Path) -> None:
     assert read_offsets(LOCAL, _write(tmp_path, text)) == entries
 
 
@@ -65,19 +67,19 @@ def test_reads_what_a_broker_reads(text: str, entries: dict, tmp_path: Path) -> 
         (b"0\n1\nord\xff 0 308\n", 3),
     ],
 )
-def test_refuses_what_a_broker_refuses(text: str | bytes, line: int, tmp_path: Path) -> None:
+def test_checkpoints_that_a_broker_refuses_are_refused(text: str | bytes, line: int, tmp_path: Path) -> None:
     path = _write(tmp_path, text)
     with pytest.raises(CorruptLog, match=f"line {line} of the checkpoint") as caught:
         read_offsets(LOCAL, path)
     assert caught.value.path == path
 
 
-def test_a_missing_file_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_entries(tmp_path: Path) -> None:
     assert read_offsets(LOCAL, str(tmp_path / "none")) == {}
     assert read_epochs(LOCAL, str(tmp_path / "none")) == []
 
 
-def test_epochs(tmp_path: Path) -> None:
+def test_epochs_are_read(tmp_path: Path) -> None:
     assert read_epochs(LOCAL, _write(tmp_path, "0\n2\n0 0\n5 100\n")) == [(0, 0), (5, 100)]
     with pytest.raises(CorruptLog, match="line 3"):
         read_epochs(LOCAL, _write(tmp_path, "0\n1\n0 0 0\n"))
@@ -95,7 +97,7 @@ def test_epochs(tmp_path: Path) -> None:
         ("0\n1\n٣ 0\n", "line 3 .* has an invalid epoch"),
     ],
 )
-def test_epochs_that_no_broker_reads(text: str, complaint: str, tmp_path: Path) -> None:
+def test_epochs_that_a_broker_refuses_are_refused(text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(CorruptLog, match=complaint):
         read_epochs(LOCAL, _write(tmp_path, text))
 
@@ -108,7 +110,7 @@ _entries = st.dictionaries(
 
 @given(entries=_entries)
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=draws(50))
-def test_what_was_written_is_read(entries: dict, tmp_path: Path) -> None:
+def test_written_entries_are_read_back(entries: dict, tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
     write_offsets(LOCAL, path, entries)
     assert read_offsets(LOCAL, path) == entries
@@ -123,7 +125,7 @@ _odd_lines = st.text("ab1 0+-9\t\x0b.é", max_size=14) | st.builds(
 @given(lines=st.lists(_odd_lines, max_size=4))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=draws(200))
 def test_plain_lines_are_read_as_all_others_are(lines: list[str], tmp_path: Path) -> None:
-    """Nearly all lines are plain and parsed by one expression; here all lines are also parsed field by field."""
+    """Nearly all lines are plain, and are parsed by one expression; here all lines are also parsed field by field."""
     path = _write(tmp_path, "".join(f"{line}\n" for line in ["0", str(len(lines)), *lines]))
     found = _read(path)
     with patch.object(checkpoint, "_PLAIN_ENTRY", re.compile("(?!)")):
@@ -137,19 +139,19 @@ def _read(path: str) -> Any:
         return str(problem)
 
 
-def test_the_form_is_kafkas(tmp_path: Path) -> None:
+def test_the_format_is_that_of_kafka(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     write_offsets(LOCAL, str(path), {("orders", 1): 12, ("orders", 0): 308})
     assert path.read_bytes() == b"0\n2\norders 0 308\norders 1 12\n"
 
 
-def test_an_update_keeps_the_others_but_those_not_hosted_any_more(tmp_path: Path) -> None:
+def test_an_update_retains_other_entries_except_those_of_partitions_no_longer_hosted(tmp_path: Path) -> None:
     path = _write(tmp_path, "0\n3\na 0 1\nb 0 2\nc 0 3\n")
     update_offset(LOCAL, path, ("a", 0), 9, hosted={("a", 0), ("b", 0)})
     assert read_offsets(LOCAL, path) == {("a", 0): 9, ("b", 0): 2}
 
 
-def test_several_entries_are_one_replacement_of_the_file(tmp_path: Path) -> None:
+def test_several_entries_are_written_with_one_replacement_of_the_file(tmp_path: Path) -> None:
     path = _write(tmp_path, "0\n3\na 0 1\nb 0 2\nc 0 3\n")
     fs = Watched()
     update_offsets(fs, path, {("a", 0): 9, ("b", 0): None, ("d", 1): 7}, hosted={("a", 0), ("b", 0), ("d", 1)})
@@ -158,7 +160,7 @@ def test_several_entries_are_one_replacement_of_the_file(tmp_path: Path) -> None
 
 
 class Watched(FileSystem):
-    """Counts replacements; the first waits until `go` is set, and raises OSError if `fails`."""
+    """Counts replacements. The first one waits until `go` is set, and raises OSError if `fails`."""
 
     def __init__(self, go: threading.Event | None = None, *, fails: bool = False) -> None:
         super().__init__()
@@ -176,7 +178,7 @@ class Watched(FileSystem):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_updates_that_arrive_during_a_write_are_written_together(fails: bool, tmp_path: Path) -> None:
-    """20 threads cause two replacements; if the first fails, only its own thread gets the error."""
+    """20 threads cause two replacements; if the first one fails, only the thread that made it gets the error."""
     path = _write(tmp_path, "0\n1\ngone 0 1\n")
     fs, failed = Watched(go := threading.Event(), fails=fails), []
 
@@ -202,7 +204,7 @@ def test_updates_that_arrive_during_a_write_are_written_together(fails: bool, tm
     assert not checkpoint._changing[path].waiting
 
 
-def test_updates_from_many_threads_are_all_there(tmp_path: Path) -> None:
+def test_updates_of_many_threads_are_all_written(tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
     hosted = {("t", number) for number in range(20)}
     threads = [
@@ -218,7 +220,7 @@ def test_updates_from_many_threads_are_all_there(tmp_path: Path) -> None:
     assert read_offsets(LOCAL, path) == {("t", number): number for number in range(20)}
 
 
-def test_the_mode_of_the_old_file_stays(tmp_path: Path) -> None:
+def test_the_mode_of_the_old_file_is_preserved(tmp_path: Path) -> None:
     path = _write(tmp_path, "0\n0\n")
     os.chmod(path, 0o640)
     update_offset(LOCAL, path, ("a", 0), 1, hosted=())

@@ -1,4 +1,4 @@
-"""Chunks: they cover the file, are verified, decompress blocks in bounded parts, and report damaged batches."""
+"""Chunks: they cover the file, are verified, decompress blocks in parts of bounded size, and report damaged batches."""
 
 
 import numpy as np
@@ -54,7 +54,7 @@ def test_an_empty_file_has_no_chunks(tmp_path):
 
 @pytest.mark.parametrize("codecs", [(0,), (1, 2, 3, 4), (0, 3, 0, 1)])
 @pytest.mark.parametrize("arena_bytes", [1, 300, 1 << 20])
-def test_opened_parts_hold_every_wanted_record_once_and_in_order(tmp_path, codecs, arena_bytes):
+def test_decompressed_parts_contain_every_requested_record_once_and_in_order(tmp_path, codecs, arena_bytes):
     rng = chance()
     data = b"".join(batch(10 * i, n=1 + i % 4, codec=rng.choice(codecs)) for i in range(30))
     path = write(tmp_path, data)
@@ -76,7 +76,7 @@ def test_opened_parts_hold_every_wanted_record_once_and_in_order(tmp_path, codec
 
 @pytest.mark.parametrize("codec", range(5))
 @pytest.mark.parametrize("piece_bytes, records", [(1, 1), (64, 3), (1 << 20, 100)])
-def test_a_large_batch_comes_in_pieces_of_whole_records(tmp_path, monkeypatch, codec, piece_bytes, records):
+def test_a_large_batch_is_read_in_pieces_of_whole_records(tmp_path, monkeypatch, codec, piece_bytes, records):
     take_in_pieces(monkeypatch, records, piece_bytes)
     data = batch(0, n=1, codec=codec) + batch(10, n=9, codec=codec, size=50) + batch(30, n=2, codec=codec)
     reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
@@ -103,7 +103,7 @@ def test_a_large_batch_comes_in_pieces_of_whole_records(tmp_path, monkeypatch, c
         ({"offsets": [0, 1, 2, 3, 1, 5, 6, 7, 8]}, "do not increase"),
     ],
 )
-def test_damage_within_pieces_is_named(tmp_path, monkeypatch, codec, fields, what):
+def test_damage_within_pieces_is_reported(tmp_path, monkeypatch, codec, fields, what):
     take_in_pieces(monkeypatch, 2)
     fields = dict(fields)
     offsets = fields.pop("offsets", range(9))
@@ -118,7 +118,7 @@ def test_damage_within_pieces_is_named(tmp_path, monkeypatch, codec, fields, wha
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
-def test_a_record_of_more_than_memory_is_for_is_refused_and_not_called_damaged(tmp_path, monkeypatch, codec):
+def test_a_record_that_exceeds_the_memory_is_refused_but_not_reported_as_damaged(tmp_path, monkeypatch, codec):
     take_in_pieces(monkeypatch)
     monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "70")
     data = batch(0, codec=codec) + batch(10, n=3, size=90, codec=codec)
@@ -133,8 +133,8 @@ def test_a_record_of_more_than_memory_is_for_is_refused_and_not_called_damaged(t
 
 @pytest.mark.parametrize("arena_bytes", [300, 1 << 20])
 @pytest.mark.parametrize("magic", [2, 1])
-def test_what_a_chunk_lies_in_stays_while_the_next_one_is_made(tmp_path, arena_bytes, magic):
-    """Two threads depend on this: one makes the next portion while the other hashes the keys of this one."""
+def test_the_memory_of_a_chunk_is_valid_while_the_next_chunk_is_made(tmp_path, arena_bytes, magic):
+    """One thread makes the next portion while another one hashes the keys of this one."""
     rng = chance()
     data = b""
     for i in range(60):
@@ -177,7 +177,7 @@ def _content(portion):
         (b"\0" * 8 + b"\x7f\xff\xff\xff" + b"\0" * 50, "invalid magic|does not fit"),
     ],
 )
-def test_damage_is_named_with_position_and_the_good_batches_come_first(tmp_path, chunk_bytes, tail, what):
+def test_damage_is_reported_with_its_position_after_the_valid_batches(tmp_path, chunk_bytes, tail, what):
     good = batch(10) + batch(20)
     path = write(tmp_path, good + tail)
     seen = []
@@ -196,14 +196,14 @@ def test_an_incomplete_batch_ends_the_log_where_a_broker_would_truncate_it(tmp_p
     assert sum(len(s.raw) for s in chunks) == len(good)
 
 
-def test_a_file_that_shrank_since_it_was_listed(tmp_path):
+def test_a_file_that_shrank_since_it_was_listed_is_an_error(tmp_path):
     path = write(tmp_path, batch(0))
     with pytest.raises(CorruptLog, match="shorter than when it was listed"):
         list(SegmentReader(LOCAL).chunks(path, 5000))
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4, 5, 7])
-def test_a_block_its_codec_refuses(tmp_path, codec):
+def test_a_block_that_its_codec_refuses_is_damaged(tmp_path, codec):
     from tests.reference.varints import crc32c
 
     data = bytearray(batch(0) + batch(10))
@@ -219,7 +219,7 @@ def test_a_block_its_codec_refuses(tmp_path, codec):
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
-def test_a_length_of_more_than_the_block_has_is_damage_and_no_large_record(tmp_path, monkeypatch, codec):
+def test_a_record_length_beyond_the_block_is_damage_and_not_a_large_record(tmp_path, monkeypatch, codec):
     take_in_pieces(monkeypatch)
     from tests.reference.varints import crc32c
 
@@ -252,7 +252,7 @@ def test_a_large_block_without_records_is_damaged(tmp_path, monkeypatch, codec):
             list(RecordScanner(2).portions(chunk, opened))
 
 
-def test_a_control_batch_without_a_readable_type_is_refused_with_its_place(tmp_path):
+def test_a_control_batch_without_a_readable_type_is_refused_with_its_position(tmp_path):
     marker = encode_marker(10, 5, commit=True, producer_id=1, producer_epoch=0)
     odd = encode_batch([Rec(11, 5, b"\0", b"\0")], producer_id=1, producer_epoch=0, transactional=True, control=True)
     data = batch(0) + marker + odd

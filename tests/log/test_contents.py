@@ -1,4 +1,4 @@
-"""The contents of a segment, compared with the reference reader, for the golden logs and generated ones."""
+"""The contents of a segment, compared with the reference reader, for golden and generated logs."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ def partition(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", {"t-0": random_records(1, 400)}) / "t-0"
 
 
-def test_an_index_that_is_not_there(partition: Path) -> None:
+def test_a_missing_index_is_reported(partition: Path) -> None:
     (partition / f"{100:020d}.timeindex").unlink()
     assert of(partition, 100).index_status == "missing"
     assert of(partition, 0).index_status == "good"
 
 
 @pytest.mark.parametrize("entry", [(5, 10**6), (2**20, 5), (-5, 5)])
-def test_an_index_that_points_out_of_its_segment(partition: Path, entry: tuple[int, int]) -> None:
+def test_an_index_with_an_entry_outside_its_segment_is_bad(partition: Path, entry: tuple[int, int]) -> None:
     relative, position = entry
     packed = relative.to_bytes(4, "big", signed=True) + position.to_bytes(4, "big")
     (partition / f"{100:020d}.index").write_bytes(packed)
     assert of(partition, 100).index_status == "bad"
 
 
-def test_zeros_behind_the_entries_of_an_active_segment_are_room(partition: Path) -> None:
+def test_zeros_after_the_entries_of_an_active_segment_are_free_space(partition: Path) -> None:
     index = partition / f"{300:020d}.index"
     index.write_bytes(index.read_bytes() + bytes(8 * 100))
     assert of(partition, 300).index_status == "good"

@@ -1,4 +1,6 @@
-"""Names are removed at once and the files' space is freed by the end of the block, whatever happens in it."""
+"""Names are removed immediately, and the space of the files is freed by the end of the block, even after an error in
+it.
+"""
 
 import errno
 import os
@@ -27,13 +29,13 @@ def open_below(folder):
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:  # the descriptor of the listing itself
+        except FileNotFoundError:  # the descriptor of this listing itself
             continue
         found += [target] if str(folder) in target else []
     return found
 
 
-def test_a_name_is_gone_at_once_and_nothing_stays_open(tmp_path):
+def test_a_name_is_removed_immediately_and_no_file_remains_open(tmp_path):
     paths = [tmp_path / name for name in ("a", "b")]
     for path in paths:
         path.write_bytes(b"x")
@@ -44,7 +46,7 @@ def test_a_name_is_gone_at_once_and_nothing_stays_open(tmp_path):
     assert open_below(tmp_path) == []
 
 
-def test_what_cannot_be_removed_is_reported_and_not_left_open(tmp_path):
+def test_a_file_that_cannot_be_removed_is_reported_and_not_left_open(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x")
     with pytest.raises(OSError, match="Input/output"), Freeing(Refusing()) as freeing:
@@ -53,18 +55,18 @@ def test_what_cannot_be_removed_is_reported_and_not_left_open(tmp_path):
     assert open_below(tmp_path) == []
 
 
-def test_a_small_file_is_freed_where_it_is_removed(tmp_path, monkeypatch):
+def test_a_small_file_is_removed_without_being_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LARGE_BYTES", 2)
     for name, size in (("small", 1), ("large", 2)):
         (tmp_path / name).write_bytes(b"x" * size)
     closed = []
 
-    class Noting(FileSystem):
+    class RecordingCloses(FileSystem):
         def close(self, fd):
             closed.append(fd)
             super().close(fd)
 
-    with Freeing(Noting()) as freeing:
+    with Freeing(RecordingCloses()) as freeing:
         freeing.unlink(str(tmp_path / "small"))
         assert closed == []
         freeing.unlink(str(tmp_path / "large"))

@@ -1,4 +1,6 @@
-"""The file system: complete reads and writes, errors with paths, new files with the attributes of replaced ones."""
+"""The file system: complete reads and writes, errors with paths, and new files with the attributes of the replaced
+ones.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from keytail.log import fs as module
 from keytail.log.files.attributes import ACCESS_ACL
 from keytail.log.fs import LOCAL, FileStat, FileSystem
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 
 
-def test_scan_sees_kinds(tmp_path: Path) -> None:
+def test_scan_returns_the_kinds_of_files(tmp_path: Path) -> None:
     (tmp_path / "dir").mkdir()
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")
@@ -67,7 +69,7 @@ def test_short_system_reads_and_writes_are_continued(tmp_path: Path, monkeypatch
     assert bytes(buffer) == np.arange(25, dtype=np.uint32).tobytes()
 
 
-def test_what_cannot_be_looked_up_neither_exists_nor_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_whose_lookup_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     assert LOCAL.exists(str(tmp_path / "file"))
     assert not LOCAL.exists(str(tmp_path / "none"))
@@ -81,7 +83,7 @@ def test_what_cannot_be_looked_up_neither_exists_nor_does_not(tmp_path: Path, mo
         LOCAL.exists(str(tmp_path / "none"))
 
 
-def test_names_and_what_they_are_of(tmp_path: Path) -> None:
+def test_names_and_their_kinds(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "directory").mkdir()
     (tmp_path / "to-directory").symlink_to("directory")
@@ -94,7 +96,7 @@ def test_names_and_what_they_are_of(tmp_path: Path) -> None:
         LOCAL.size(str(tmp_path / "to-nowhere"))
 
 
-def test_a_file_read_whole_is_not_taken_for_shorter_than_it_was(
+def test_a_file_that_is_truncated_while_it_is_read_whole_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -113,7 +115,7 @@ def test_a_file_read_whole_is_not_taken_for_shorter_than_it_was(
 
 
 @pytest.mark.parametrize("failing", ["create", "write", "fsync", "rename"])
-def test_a_file_is_put_in_place_or_is_as_it_was(failing: str, tmp_path: Path) -> None:
+def test_a_file_is_replaced_completely_or_unchanged(failing: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
 
     class Failing(FileSystem):
@@ -146,7 +148,7 @@ def test_a_signal_leaves_no_temporary_file(interrupted: str, tmp_path: Path) -> 
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
 
 
-def test_a_fifo_is_an_error_and_no_wait(tmp_path: Path) -> None:
+def test_a_fifo_is_an_error_and_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="Not a regular file") as caught:
         LOCAL.open_read(str(tmp_path / "fifo"))
@@ -170,12 +172,12 @@ def test_errors_of_descriptors_name_the_file(tmp_path: Path, monkeypatch: pytest
     LOCAL.close(fd)
 
 
-def test_every_operation_has_words_for_its_errors() -> None:
+def test_every_operation_has_a_text_for_its_errors() -> None:
     operations = re.findall(r"self\._(?:look|change)\(\s*\"(\w+)\"", Path(module.__file__).read_text())
     assert set(operations) == set(module._DESCRIPTIONS)
 
 
-def test_create_takes_no_name_that_is_there(tmp_path: Path) -> None:
+def test_create_refuses_an_existing_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"kept")
     with pytest.raises(FileExistsError, match="file"):
         LOCAL.create(str(tmp_path / "file"), None)
@@ -183,7 +185,7 @@ def test_create_takes_no_name_that_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o660, 0o444])
-def test_a_new_file_has_the_mode_of_the_old(mode: int, tmp_path: Path) -> None:
+def test_a_new_file_has_the_mode_of_the_old_file(mode: int, tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.touch()
     old.chmod(mode)
@@ -196,14 +198,14 @@ def test_a_new_file_has_the_mode_of_the_old(mode: int, tmp_path: Path) -> None:
     assert (tmp_path / "new").read_bytes() == b"data"
 
 
-def test_a_file_like_a_directory_cannot_be_executed(tmp_path: Path) -> None:
+def test_a_file_with_the_attributes_of_a_directory_is_not_executable(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(tmp_path)))
     assert (tmp_path / "new").stat().st_mode & 0o7777 == 0o640
 
 
 @root_only
-def test_a_new_file_has_the_owner_of_the_old(tmp_path: Path) -> None:
+def test_a_new_file_has_the_owner_of_the_old_file(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.touch()
     os.chown(old, 1234, 4321)
@@ -213,7 +215,7 @@ def test_a_new_file_has_the_owner_of_the_old(tmp_path: Path) -> None:
 
 
 def _acl(*entries: tuple[int, int, int]) -> bytes:
-    """Encode an ACL as the kernel stores it: tag, permissions, id."""
+    """Encode an ACL in the format of the kernel: tag, permissions, id."""
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
@@ -228,11 +230,11 @@ def _set_acl(path: Path, value: bytes, name: str = ACCESS_ACL) -> None:
         os.setxattr(path, name, value)
     except OSError as error:
         if error.errno == errno.ENOTSUP:
-            pytest.skip(f"the file system of {path} keeps no ACLs")
+            pytest.skip(f"the file system of {path} does not support ACLs")
         raise
 
 
-def test_a_new_file_has_the_acl_of_the_old(tmp_path: Path) -> None:
+def test_a_new_file_has_the_acl_of_the_old_file(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.touch()
     _set_acl(old, SHARED)
@@ -250,7 +252,7 @@ def test_a_directorys_default_acl_is_not_added(tmp_path: Path) -> None:
     assert (tmp_path / "new").stat().st_mode == old.stat().st_mode
 
 
-def test_the_acl_of_a_directory_comes_without_execute(tmp_path: Path) -> None:
+def test_the_acl_of_a_directory_is_copied_without_execute(tmp_path: Path) -> None:
     entries = (
         (USER_OBJ, 7, NOBODY),
         (USER, 7, 1234),
@@ -291,7 +293,7 @@ for act in (lambda: LOCAL.refuse_unless_like(like), lambda: LOCAL.create("new", 
     assert os.listdir(log_dir) == ["old"]
 
 
-def test_refuse_unless_like_lets_the_owner_and_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuse_unless_like_accepts_the_owner_and_root(monkeypatch: pytest.MonkeyPatch) -> None:
     like = FileStat("/x", 0, 0, 77, 78, 0o644, 1, 1, False, True)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     LOCAL.refuse_unless_like(like)
@@ -319,7 +321,7 @@ def test_writing_continues_at_the_end_of_a_truncated_file(tmp_path: Path) -> Non
     LOCAL.close(fd)
 
 
-def test_bytes_are_written_at_their_position_and_are_visible_in_a_map(tmp_path: Path) -> None:
+def test_bytes_are_written_at_their_position_and_visible_in_a_memory_map(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"abcdef")
     fd = LOCAL.open_write(str(path))
@@ -369,7 +371,7 @@ def test_every_change_passes_the_hook(tmp_path: Path) -> None:
 
 
 def test_the_type_of_a_subvolume_is_that_of_its_mount(tmp_path: Path) -> None:
-    """A subvolume of btrfs has its own device number; only the mount id leads to its type."""
+    """A subvolume of btrfs has its own device number, so its type is found only by its mount id."""
 
     class Mounted(FileSystem):
         def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
@@ -381,7 +383,7 @@ def test_the_type_of_a_subvolume_is_that_of_its_mount(tmp_path: Path) -> None:
     assert Mounted().file_system_type(str(tmp_path)) == "btrfs"
 
 
-def test_the_type_of_a_file_system_is_the_kernels_name(tmp_path: Path) -> None:
+def test_the_type_of_a_file_system_is_the_name_that_the_kernel_uses(tmp_path: Path) -> None:
     assert LOCAL.file_system_type("/proc") == "proc"
     reported = subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True, check=True)
     if reported.stdout.strip() == "tmpfs":

@@ -1,4 +1,4 @@
-"""Freed memory is kept: in a process that requested it, a large block is not faulted in again."""
+"""Freed memory is reused: in a process that requested this, a large block causes no new page faults."""
 
 import platform
 import subprocess

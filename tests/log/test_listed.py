@@ -1,4 +1,4 @@
-"""The listing is retried if a broker may run, and only then."""
+"""The listing is retried if a broker may be running, and only then."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def failing(problems: list[Exception]) -> list[str]:
     return calls
 
 
-def test_what_a_broker_changed_meanwhile_is_looked_at_again() -> None:
+def test_a_listing_that_a_broker_disturbed_is_retried() -> None:
     assert failing([]) == ["look", "seen"]
     assert failing([FileNotFoundError(), CorruptLog("shorter")]) == ["look", "look", "look", "seen"]
 
 
-def test_the_last_problem_is_reported() -> None:
+def test_after_three_attempts_the_last_problem_is_reported() -> None:
     with pytest.raises(CorruptLog, match="third"):
         failing([FileNotFoundError(), OSError(), CorruptLog("third"), CorruptLog("fourth")])
     with pytest.raises(ZeroDivisionError):
         failing([ZeroDivisionError()])
 
 
-def test_a_stopped_broker_changes_nothing() -> None:
+def test_without_a_running_broker_a_problem_is_reported_immediately() -> None:
     problems = iter([KeytailError("first"), KeytailError("second")])
 
     def look() -> None:

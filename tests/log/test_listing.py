@@ -1,4 +1,4 @@
-"""A listing of a partition returns the same facts as its survey, with far fewer operations, or returns None."""
+"""A listing of a partition returns the same facts as its survey with far fewer operations, or returns None."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def both(log_dir: Path) -> tuple[PartitionFacts | None, PartitionFacts]:
 
 
 def as_listed(segment: SegmentFacts) -> SegmentFacts:
-    """Replace the fields that a listing cannot determine by the values that `list_partition` returns for them."""
+    """Replace the fields that a listing cannot determine with the values that `list_partition` returns for them."""
     segment = segment._replace(index_bytes=None, time_index_bytes=None, txn_index_bytes=None)
     return segment._replace(first_batch_timestamp_ms=-1, largest_timestamp_ms=segment.log_mtime_ns // 1_000_000)
 
@@ -57,7 +57,7 @@ def test_a_listing_equals_a_survey_except_for_indexes_and_times(log_dir: Path) -
     assert surveyed.log_end_offset == 240
 
 
-def test_files_that_a_broker_passes_over_make_no_difference(log_dir: Path) -> None:
+def test_files_that_a_broker_ignores_are_ignored(log_dir: Path) -> None:
     for name in ("notes.txt", "partition.metadata", "99999999999999999999.txt"):
         (log_dir / "orders-0" / name).write_text("x")
     assert both(log_dir)[0] is not None
@@ -80,23 +80,23 @@ def test_names_that_require_a_survey(name: str, log_dir: Path) -> None:
 @pytest.mark.parametrize(
     "name", [f"{0:020d}.log", f"{0:020d}.index", f"{240:020d}.snapshot", names.LEADER_EPOCHS, names.PARTITION_METADATA]
 )
-def test_names_that_are_not_regular_files(name: str, log_dir: Path) -> None:
+def test_names_that_are_not_regular_files_require_a_survey(name: str, log_dir: Path) -> None:
     (log_dir / "orders-0" / name).unlink(missing_ok=True)
     (log_dir / "orders-0" / name).symlink_to("elsewhere")
     assert both(log_dir)[0] is None
 
 
-def test_a_log_that_is_too_large(log_dir: Path) -> None:
+def test_a_log_that_is_too_large_requires_a_survey(log_dir: Path) -> None:
     os.truncate(log_dir / "orders-0" / f"{0:020d}.log", 2**31)
     assert both(log_dir)[0] is None
 
 
-def test_damage_of_what_is_read(log_dir: Path) -> None:
+def test_damage_requires_a_survey(log_dir: Path) -> None:
     (log_dir / "orders-0" / names.LEADER_EPOCHS).write_text("7\n")
     assert both(log_dir)[0] is None
 
 
-def test_no_segment(log_dir: Path) -> None:
+def test_a_partition_without_a_segment_requires_a_survey(log_dir: Path) -> None:
     for path in (log_dir / "orders-0").glob("*.log"):
         path.unlink()
     assert both(log_dir)[0] is None

@@ -1,4 +1,4 @@
-"""Kafka's lock excludes other processes and other runs, and applies to the file that still has the name."""
+"""keytail's lock excludes brokers and other runs, and is on the file that currently has the name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _answer(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_the_lock_file_stays_whoever_made_it(tmp_path: Path) -> None:
+def test_the_lock_file_is_never_removed(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()
     second.mkdir()
@@ -58,22 +58,25 @@ def test_the_lock_file_stays_whoever_made_it(tmp_path: Path) -> None:
     assert not lock.is_held(str(first)) and not lock.is_held(str(second))
 
 
-def test_a_broker_that_opened_the_file_while_it_was_held_locks_the_one_that_has_the_name(tmp_path: Path) -> None:
-    """If the file were removed at the end, the broker would lock an unlinked file, and the next run another one."""
+def test_a_broker_that_opened_the_file_while_it_was_locked_locks_the_file_that_has_the_name(tmp_path: Path) -> None:
+    """If the file were removed at the end, the broker would lock a removed file, and the next run would lock another
+    one.
+    """
     with lock.hold([str(tmp_path)]):
         opened = os.open(tmp_path / ".lock", os.O_RDWR)
     try:
         assert os.fstat(opened).st_ino == os.stat(tmp_path / ".lock").st_ino
         fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with pytest.raises(Refused, match="in use"), lock.hold([str(tmp_path)]):
-            raise AssertionError("two hold the lock")
+            raise AssertionError("two processes hold the lock")
     finally:
         os.close(opened)
 
 
-def test_a_broker_cannot_start_while_it_is_held(tmp_path: Path) -> None:
+def test_a_broker_cannot_start_while_the_lock_is_held(tmp_path: Path) -> None:
     with lock.hold([str(tmp_path)]):
-        # Closing another descriptor of the same file releases a process's POSIX lock, but not this lock.
+        # Closing another descriptor of the file would release a POSIX lock of the process, but does not release this
+        # lock.
         os.close(os.open(tmp_path / ".lock", os.O_RDWR))
         with _broker(tmp_path / ".lock") as process:
             assert _answer(process) == "refused"
@@ -82,7 +85,7 @@ def test_a_broker_cannot_start_while_it_is_held(tmp_path: Path) -> None:
         process.communicate("\n")
 
 
-def test_a_running_broker_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_running_broker(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with _broker(tmp_path / ".lock") as process:
@@ -92,12 +95,12 @@ def test_a_running_broker_is_named(tmp_path: Path) -> None:
                 raise AssertionError("not reached")
         process.communicate("\n")
     assert (tmp_path / ".lock").exists()
-    assert not lock.is_held(str(other)), "all or none"
+    assert not lock.is_held(str(other)), "all locks are taken or none"
     with lock.hold([str(tmp_path)]):
         pass
 
 
-def test_another_run_is_named(tmp_path: Path) -> None:
+def test_the_error_names_another_run(tmp_path: Path) -> None:
     with lock.hold([str(tmp_path)]):
         with pytest.raises(Refused, match="in use by another keytail run"):
             with lock.hold([str(tmp_path)]):
@@ -105,8 +108,8 @@ def test_another_run_is_named(tmp_path: Path) -> None:
         assert (tmp_path / ".lock").exists()
 
 
-def test_a_file_that_lost_its_name_is_not_the_lock(tmp_path: Path) -> None:
-    """A broker that stops unlinks the file between keytail's opening and locking of it."""
+def test_a_removed_file_is_not_the_lock(tmp_path: Path) -> None:
+    """A broker that stops removes the file after keytail has opened it, and before keytail locks it."""
 
     class Raced(FileSystem):
         races = 0
@@ -128,7 +131,7 @@ def test_a_file_that_lost_its_name_is_not_the_lock(tmp_path: Path) -> None:
     assert (tmp_path / ".lock").exists()
 
 
-def test_a_lock_file_that_keeps_vanishing_is_refused(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_removed_repeatedly_is_refused(tmp_path: Path) -> None:
     class Vanishing(FileSystem):
         def open_lock_file(self, path, like):
             opened = super().open_lock_file(path, like)
@@ -139,7 +142,7 @@ def test_a_lock_file_that_keeps_vanishing_is_refused(tmp_path: Path) -> None:
         raise AssertionError("not reached")
 
 
-def test_another_users_lock_file_says_whom_to_run_as(tmp_path: Path) -> None:
+def test_the_error_for_a_lock_file_of_another_user_names_that_user(tmp_path: Path) -> None:
     class Forbidden(FileSystem):
         def open_lock_file(self, path, like):
             raise PermissionError(13, "Permission denied", path)
@@ -150,7 +153,7 @@ def test_another_users_lock_file_says_whom_to_run_as(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replacement", [None, "empty", "link to a copy of the held file"])
-def test_a_lock_whose_file_lost_its_name_is_lost(tmp_path: Path, replacement: str | None) -> None:
+def test_a_lock_whose_file_was_removed_or_replaced_is_lost(tmp_path: Path, replacement: str | None) -> None:
     partition = tmp_path / "logs" / "orders-0"
     partition.mkdir(parents=True)
     log_dir, link = partition.parent, tmp_path / "link"
@@ -171,7 +174,7 @@ def test_a_lock_whose_file_lost_its_name_is_lost(tmp_path: Path, replacement: st
     lock.refuse_lost(LOCAL, str(partition))  # nothing is locked any more
 
 
-def test_only_the_lock_of_the_log_dir_that_is_changed_is_asked_for(tmp_path: Path) -> None:
+def test_only_the_lock_of_the_changed_log_dir_is_checked(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "ab"
     first.mkdir()
     second.mkdir()
@@ -187,8 +190,10 @@ def test_only_the_lock_of_the_log_dir_that_is_changed_is_asked_for(tmp_path: Pat
 TURNS = 400
 
 
-def _take_turns(log_dir: str, seed: int, turns: int, start: multiprocessing.synchronize.Barrier, found: Any) -> None:
-    """Take the lock many times as keytail does; report (times taken, times that two held it)."""
+def _take_the_lock_repeatedly(
+    log_dir: str, seed: int, turns: int, start: multiprocessing.synchronize.Barrier, found: Any
+) -> None:
+    """Take the lock repeatedly, as keytail does; report how often it was taken, and how often two processes held it."""
     chance, had, together = random.Random(seed), 0, 0
     start.wait()
     for _ in range(turns):
@@ -212,9 +217,9 @@ def _take_turns(log_dir: str, seed: int, turns: int, start: multiprocessing.sync
 def _start_and_stop(
     log_dir: str, seed: int, turns: int, start: multiprocessing.synchronize.Barrier, found: Any
 ) -> None:
-    """Start many times like a broker: open or create the file and, some time later, lock what was opened.
+    """Start repeatedly, as a broker does: open or create the file and, some time later, lock what was opened.
 
-    Unlike a broker, this removes nothing.
+    Unlike a broker, do not remove the file.
     """
     chance, had, together = random.Random(seed), 0, 0
     start.wait()
@@ -240,10 +245,13 @@ def _start_and_stop(
     found.put((had, together))
 
 
-def test_never_two_at_a_time_in_a_race_of_runs_and_starting_brokers(tmp_path: Path) -> None:
+def test_in_a_race_of_runs_and_starting_brokers_only_one_holds_the_lock(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("fork")
     start, found = spawn.Barrier(4), spawn.Queue()
-    runs = [spawn.Process(target=_take_turns, args=(str(tmp_path), SEED + n, TURNS, start, found)) for n in range(2)]
+    runs = [
+        spawn.Process(target=_take_the_lock_repeatedly, args=(str(tmp_path), SEED + n, TURNS, start, found))
+        for n in range(2)
+    ]
     brokers = [(str(tmp_path), SEED - n, TURNS, start, found) for n in range(1, 3)]
     runs += [spawn.Process(target=_start_and_stop, args=broker) for broker in brokers]
     for process in runs:

@@ -1,4 +1,4 @@
-"""The watch over log dirs detects changes."""
+"""The check in tests/conftest.py detects changes of log dirs by other modules than log/fs.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import conftest
 
 
 def _in_keytail(source: str, **values: object) -> None:
-    """Run a statement as if it were in a module of the package."""
+    """Run a statement as if it were part of a module of the package."""
     exec(compile(source, conftest.PACKAGE + "compact/somewhere.py", "exec"), {"os": os, **values})
 
 
@@ -35,7 +35,7 @@ def _in_keytail(source: str, **values: object) -> None:
         "os.mkdir(os.path.dirname(os.path.dirname(path)) + '/work')",
     ],
 )
-def test_a_change_by_another_module_is_seen(statement: str, tmp_path: Path) -> None:
+def test_a_change_by_another_module_is_detected(statement: str, tmp_path: Path) -> None:
     path = _partition(tmp_path) / "00000000000000000000.log"
     with pytest.raises(AssertionError, match=r"only log/fs\.py may"):
         _in_keytail(statement, path=str(path))
@@ -52,7 +52,7 @@ def test_reading_and_changes_elsewhere_are_allowed(tmp_path: Path) -> None:
     _in_keytail("open(path, 'w').close()", path=str(outside / "report.json"))
 
 
-def test_fs_may(tmp_path: Path) -> None:
+def test_changes_by_fs_are_allowed(tmp_path: Path) -> None:
     path = _partition(tmp_path)
     _in_keytail("LOCAL.unlink(path)", path=str(path / "00000000000000000000.log"), LOCAL=LOCAL)
 

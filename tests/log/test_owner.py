@@ -1,4 +1,4 @@
-"""Determining the one user who owns all log dirs of a run; tests/cli/test_owner.py tests the effects."""
+"""The user who owns all log dirs of a run is determined; tests/cli/test_owner.py tests the effects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT, KAFKA, OTHER = Owner(0, 0, "/root"), Owner(1001, 1001, "/kafka"), Owner(10
         ([], [ROOT, KAFKA, ROOT], KAFKA),
     ],
 )
-def test_one_owner_beside_root_of_what_is_only_read(
+def test_dirs_that_are_only_read_may_also_belong_to_root(
     changed: list[Owner], read: list[Owner], expected: Owner | None
 ) -> None:
     assert one_owner(changed, read) == expected
@@ -37,6 +37,6 @@ def test_one_owner_beside_root_of_what_is_only_read(
         ([], [KAFKA, ROOT, OTHER]),
     ],
 )
-def test_several_owners_are_refused_by_name_and_path(changed: list[Owner], read: list[Owner]) -> None:
+def test_several_owners_are_refused_with_their_names_and_paths(changed: list[Owner], read: list[Owner]) -> None:
     with pytest.raises(Refused, match=r"belongs to .* and /.* to .*: if started as root"):
         one_owner(changed, read)

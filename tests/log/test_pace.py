@@ -23,7 +23,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("work_s", [0.0, 0.004, 0.02])
-def test_bytes_take_their_time_however_long_the_work_takes(work_s: float) -> None:
+def test_the_pace_does_not_depend_on_the_duration_of_the_work(work_s: float) -> None:
     clock = Clock()
     pace = Pace(1_000_000, clock, clock.sleep)
     for _ in range(1000):
@@ -32,7 +32,7 @@ def test_bytes_take_their_time_however_long_the_work_takes(work_s: float) -> Non
     assert clock.now_s - 100 == pytest.approx(max(10.0, 1000 * work_s), rel=0.02)
 
 
-def test_idle_time_is_not_made_up_for() -> None:
+def test_idle_time_is_not_made_up() -> None:
     clock = Clock()
     pace = Pace(1000, clock, clock.sleep)
     clock.now_s += 3600
@@ -41,8 +41,8 @@ def test_idle_time_is_not_made_up_for() -> None:
     assert 4.8 < clock.now_s - start_s <= 5
 
 
-def test_threads_share_one_pace() -> None:
-    """No spent bytes are lost, although each thread reads the clock while others update the pace."""
+def test_threads_share_one_rate_limit() -> None:
+    """No spent byte is lost, although each thread reads the clock while other threads spend bytes."""
     clock = Clock()
 
     def slow() -> float:
@@ -61,10 +61,12 @@ def test_threads_share_one_pace() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(switch_s)
-    assert max(slept) == pytest.approx(8.0), "800 times 10 bytes at 1000 a second, by a clock that stands"
+    assert max(slept) == pytest.approx(8.0), (
+        "800 times 10 bytes at 1000 bytes a second, while the clock does not advance"
+    )
 
 
-def test_readings_and_writings_count(tmp_path: Path) -> None:
+def test_reads_and_writes_count(tmp_path: Path) -> None:
     clock = Clock()
     fs = PacedFileSystem(Pace(1000, clock, clock.sleep))
     path = str(tmp_path / "file")

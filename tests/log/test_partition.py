@@ -1,4 +1,4 @@
-"""The survey: the facts of partitions that planning uses, and every state that must be left unchanged."""
+"""The survey: the facts of partitions that planning uses, and all states in which a partition must not be changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MTIME_NS = 1_700_000_000_123_456_789
 
 
 def _log_dir(tmp_path: Path, *partitions: str, name: str = "logs") -> Path:
-    """Write partitions of two segments (0-9, 10-13), cleanly shut down."""
+    """Write partitions of two segments, 0 to 9 and 10 to 13, cleanly shut down."""
     log_dir = tmp_path / name
     log_dir.mkdir()
     (log_dir / "meta.properties").write_text("version=1\n")
@@ -45,7 +45,7 @@ def _survey(*log_dirs: Path) -> dict[str, PartitionFacts]:
     }
 
 
-def test_facts_of_a_partition(tmp_path: Path) -> None:
+def test_the_facts_of_a_partition_are_read(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0"
     for name, offset in [
@@ -77,7 +77,7 @@ def test_facts_of_a_partition(tmp_path: Path) -> None:
     assert [segment.base_offset for segment in facts.segments] == [0, 10]
 
 
-def test_without_checkpoints_and_marker(tmp_path: Path) -> None:
+def test_without_checkpoints_and_clean_shutdown_marker_offsets_have_defaults(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / ".kafka_cleanshutdown").unlink()
     facts = _survey(log_dir)["orders-0"]
@@ -87,7 +87,9 @@ def test_without_checkpoints_and_marker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("contents", [None, b"", struct.pack(">qi", -1, 0), b"\0" * 11])
-def test_largest_timestamp_falls_back_to_the_time_of_the_log(contents: bytes | None, tmp_path: Path) -> None:
+def test_without_a_time_index_the_largest_timestamp_is_the_time_of_the_log(
+    contents: bytes | None, tmp_path: Path
+) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0" / "00000000000000000000.timeindex"
     path.unlink()
@@ -97,7 +99,7 @@ def test_largest_timestamp_falls_back_to_the_time_of_the_log(contents: bytes | N
     assert _survey(log_dir)["orders-0"].segments[0].largest_timestamp_ms == MTIME_NS // 1_000_000
 
 
-def test_a_time_index_of_zeros_counts_as_a_broker_counts_it(tmp_path: Path) -> None:
+def test_a_time_index_of_zeros_has_the_timestamp_0_as_in_a_broker(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / "orders-0" / "00000000000000000000.timeindex").write_bytes(bytes(120))
     assert _survey(log_dir)["orders-0"].segments[0].largest_timestamp_ms == 0
@@ -108,7 +110,7 @@ def _legacy(offset: int, magic: int, timestamp: int) -> bytes:
     return struct.pack(">qi", offset, len(body)) + body
 
 
-def test_first_batch_timestamps(tmp_path: Path) -> None:
+def test_timestamps_of_first_batches_are_read(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0"
     expected = []
@@ -127,7 +129,7 @@ def test_first_batch_timestamps(tmp_path: Path) -> None:
     assert [(s.base_offset, s.first_batch_timestamp_ms) for s in facts.segments[2:]] == expected
 
 
-def test_an_incomplete_last_batch_is_reported_and_is_no_problem(tmp_path: Path) -> None:
+def test_an_incomplete_last_batch_is_reported_but_is_not_a_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     with open(log_dir / "orders-0" / "00000000000000000010.log", "ab") as log:
         log.write(log_of(range(2))[:30])
@@ -135,7 +137,7 @@ def test_an_incomplete_last_batch_is_reported_and_is_no_problem(tmp_path: Path) 
     assert (facts.log_end_offset, facts.tail_bytes, facts.problems) == (14, 30, ())
 
 
-# Partitions that must be left unchanged
+# Partitions that must not be changed
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_an_incomplete_last_batch_is_reported_and_is_no_problem(tmp_path: Path) 
         "99999999999999999999.log",
     ],
 )
-def test_names_that_stop_a_broker(name: str, tmp_path: Path) -> None:
+def test_names_that_stop_a_broker_are_problems(name: str, tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0", "orders-1")
     (log_dir / "orders-0" / name).touch()
     facts = _survey(log_dir)
@@ -168,7 +170,7 @@ def test_other_names_are_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", ["symlink", "fifo", "directory"])
-def test_segment_files_that_are_not_regular_files(make: str, tmp_path: Path) -> None:
+def test_segment_files_that_are_not_regular_files_are_problems(make: str, tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0" / "00000000000000000000.index"
     path.rename(tmp_path / "elsewhere")
@@ -177,7 +179,7 @@ def test_segment_files_that_are_not_regular_files(make: str, tmp_path: Path) -> 
     assert _survey(log_dir)["orders-0"].problems == (f"not a regular file: {path} [not-a-regular-file]",)
 
 
-def test_a_log_of_more_than_two_gibibytes(tmp_path: Path) -> None:
+def test_a_log_of_more_than_two_gibibytes_is_a_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0" / "00000000000000000000.log"
     os.truncate(path, 2**31 - 1)
@@ -186,13 +188,13 @@ def test_a_log_of_more_than_two_gibibytes(tmp_path: Path) -> None:
     assert "larger than 2147483647 bytes" in _survey(log_dir)["orders-0"].problems[0]
 
 
-def test_a_first_batch_below_the_base(tmp_path: Path) -> None:
+def test_a_first_batch_below_the_base_offset_is_a_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / "orders-0" / "00000000000000000010.log").write_bytes(log_of(range(8, 12)))
     assert "below the base offset 10 of its segment" in _survey(log_dir)["orders-0"].problems[0]
 
 
-def test_no_segment(tmp_path: Path) -> None:
+def test_a_partition_without_a_segment_is_a_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / "orders-1").mkdir()
     facts = _survey(log_dir)
@@ -200,7 +202,7 @@ def test_no_segment(tmp_path: Path) -> None:
     assert facts["orders-0"].problems == ()
 
 
-def test_leftovers_are_reported_and_only_a_waiting_swap_is_a_problem(tmp_path: Path) -> None:
+def test_leftovers_are_reported_but_only_a_pending_swap_is_a_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     path = log_dir / "orders-0"
     harmless = [
@@ -218,7 +220,7 @@ def test_leftovers_are_reported_and_only_a_waiting_swap_is_a_problem(tmp_path: P
     assert "an interrupted replacement" in facts.problems[0]
 
 
-def test_a_leader_epoch_checkpoint_with_a_syntax_error(tmp_path: Path) -> None:
+def test_a_leader_epoch_checkpoint_with_a_syntax_error_is_a_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0", "orders-1")
     path = log_dir / "orders-0" / "leader-epoch-checkpoint"
     path.write_text("0\n1\nzero 0\n")
@@ -241,7 +243,7 @@ def test_a_checkpoint_with_a_syntax_error_is_a_problem_of_its_dir_only(tmp_path:
     assert facts["b-0"].problems == ()
 
 
-def test_directories_that_keytail_leaves_alone(tmp_path: Path) -> None:
+def test_directories_that_are_ignored(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0", "__cluster_metadata-0")
     marked = [
         f"orders-{i}.0a1b2c3d4e5f60718293a4b5c6d7e8f9-{kind}" for i, kind in enumerate(("delete", "stray"), 1)
@@ -256,7 +258,7 @@ def test_directories_that_keytail_leaves_alone(tmp_path: Path) -> None:
     assert hosted([facts]) == {("orders", 0)}
 
 
-def test_a_foreign_directory_stops_the_broker_and_therefore_keytail(tmp_path: Path) -> None:
+def test_a_foreign_directory_which_would_stop_a_broker_is_a_problem(tmp_path: Path) -> None:
     log_dir, other = _log_dir(tmp_path, "orders-0"), _log_dir(tmp_path, "orders-1", name="other")
     (log_dir / "lost+found").mkdir()
     facts = _survey(log_dir, other)
@@ -264,7 +266,7 @@ def test_a_foreign_directory_stops_the_broker_and_therefore_keytail(tmp_path: Pa
     assert facts["orders-1"].problems == ()
 
 
-def test_a_partition_that_is_moving(tmp_path: Path) -> None:
+def test_a_partition_that_is_being_moved_is_a_problem(tmp_path: Path) -> None:
     item, two = _log_dir(tmp_path, "orders-0", "orders-1"), _log_dir(tmp_path, name="two")
     (two / "orders-0.0a1b2c3d4e5f60718293a4b5c6d7e8f9-future").mkdir()
     facts = _survey(item, two)
@@ -272,7 +274,7 @@ def test_a_partition_that_is_moving(tmp_path: Path) -> None:
     assert facts["orders-1"].problems == ()
 
 
-def test_a_partition_in_two_log_dirs(tmp_path: Path) -> None:
+def test_a_partition_in_two_log_dirs_is_a_problem_in_both(tmp_path: Path) -> None:
     item, two = _log_dir(tmp_path, "orders-0", "orders-1"), _log_dir(tmp_path, "orders-0", name="two")
     found = survey_log_dirs(LOCAL, [str(item), str(two)])
     problems = {entry.path: entry.problems for facts in found for entry in facts.partitions}
@@ -281,7 +283,7 @@ def test_a_partition_in_two_log_dirs(tmp_path: Path) -> None:
     assert problems[str(item / "orders-1")] == ()
 
 
-def test_a_linked_partition_directory(tmp_path: Path) -> None:
+def test_a_partition_directory_that_is_a_link_is_a_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / "orders-0").rename(tmp_path / "orders-0")
     (log_dir / "orders-0").symlink_to(tmp_path / "orders-0")
@@ -306,11 +308,11 @@ def test_a_directory_that_is_not_a_log_dir_is_a_usage_problem(tmp_path: Path) ->
         assert caught.value.path == str(path)
 
 
-def test_a_log_dir_without_partitions_is_one(tmp_path: Path) -> None:
+def test_a_log_dir_without_partitions_is_accepted(tmp_path: Path) -> None:
     (facts,) = survey_log_dirs(LOCAL, [str(_log_dir(tmp_path))])
     assert facts.partitions == ()
 
 
 def test_the_synthetic_segments_have_index_entries() -> None:
-    """Without entries, half of these tests would test nothing."""
+    """Without entries, half of these tests would have no effect."""
     assert len(log_of(range(2))) > INTERVAL_BYTES

@@ -40,7 +40,7 @@ def test_the_next_item_is_produced_while_one_is_processed() -> None:
         assert item == 2 or made[item + 1].wait(10)
 
 
-def test_an_error_is_raised_after_the_items_before_it() -> None:
+def test_an_error_is_raised_after_the_items_that_precede_it() -> None:
     def items() -> Generator[int, None, None]:
         yield 1
         yield 2

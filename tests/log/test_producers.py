@@ -1,4 +1,4 @@
-"""The state of producers that must be retained, and undecided transactions, compared with the reference model."""
+"""The retained state of producers, and undecided transactions, compared with the reference model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import first_unstable, load_producers, newest_snapshot
 from tests.chance import draws
-from tests.reference import producers as twin
+from tests.reference import producers as reference
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 
 NOW = 1_750_000_000_000
@@ -24,7 +24,9 @@ HOUR_MS = 3_600_000
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[bytes]:
-    """Draw batches of a few producers: changing epochs, wrapping sequences, markers, emptied batches of both kinds."""
+    """Draw batches of a few producers, with changing epochs, sequences that wrap around, markers, and emptied batches
+    of both kinds.
+    """
     kinds = ["data", "data", "data", "txn", "txn", "COMMIT", "ABORT", "emptied", "emptied marker", "none"]
     shape = st.tuples(
         st.sampled_from(kinds), st.sampled_from([0, 1, 2**62]), st.integers(0, 2), st.integers(1, 3),
@@ -85,7 +87,7 @@ def partition(
     return PartitionFacts(**facts | given)
 
 
-def entries_of(known: dict[int, twin.Producer]) -> list[ProducerEntry]:
+def entries_of(known: dict[int, reference.Producer]) -> list[ProducerEntry]:
     return [
         ProducerEntry(
             producer_id=producer_id,
@@ -101,10 +103,10 @@ def entries_of(known: dict[int, twin.Producer]) -> list[ProducerEntry]:
     ]
 
 
-def as_loaded(entries: list[ProducerEntry]) -> dict[int, twin.Producer]:
-    """Return the producers as loaded from a snapshot, which contains only the latest batch."""
+def as_loaded(entries: list[ProducerEntry]) -> dict[int, reference.Producer]:
+    """Return the producers as loaded from a snapshot, which has only the latest batch of each."""
     return {
-        e.producer_id: twin.Producer(
+        e.producer_id: reference.Producer(
             e.epoch,
             [(e.last_sequence, e.last_offset, e.offset_delta)] if e.last_offset >= 0 else [],
             e.timestamp_ms,
@@ -124,7 +126,9 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
     clean_shutdown: bool,
     expiration_ms: int,
 ) -> None:
-    """Rows 23, 24 and 27 of CONFORMANCE.md: any division into segments, with any snapshots, some of them damaged."""
+    """Rows 23, 24 and 27 of CONFORMANCE.md: the log is divided into any segments, with any snapshots, some of which are
+    damaged.
+    """
     decoded = [decode_log(raw)[0] for raw in batches]
     end = decoded[-1].last_offset + 1 if decoded else 0
     bases = {0} | {found.base_offset for found in decoded if rng.random() < 0.3}
@@ -132,10 +136,10 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
     for raw, found in zip(batches, decoded, strict=True):
         segments[max(base for base in segments if base <= found.base_offset)] += raw
     snapshots: dict[int, bytes] = {}
-    reported: dict[int, dict[int, twin.Producer] | None] = {}
+    reported: dict[int, dict[int, reference.Producer] | None] = {}
     for offset in [*sorted(bases - {0}), end, end + 7]:
         if rng.random() < 0.5:
-            state = twin.Producers()
+            state = reference.Producers()
             for found in decoded:
                 if found.last_offset < offset:
                     state.take(found)
@@ -150,7 +154,7 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
         path, segments, snapshots, end, log_start_offset=log_start, clean_shutdown=clean_shutdown,
         high_watermark=rng.choice([None, end, rng.randint(0, end)]),
     )  # fmt: skip
-    loaded = twin.loaded(
+    loaded = reference.loaded(
         decoded, reported, log_start_offset=log_start, log_end_offset=end, clean_shutdown=clean_shutdown,
         expiration_ms=expiration_ms, now_ms=NOW,
     )  # fmt: skip
@@ -169,7 +173,7 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
 
 @pytest.mark.parametrize("damage", ["crc", "cut", "empty", "version", "longer"])
 def test_a_damaged_snapshot_falls_back_to_the_one_before(damage: str, tmp_path: Path) -> None:
-    older, newer = (encode_snapshot(entries_of({1: twin.Producer(epoch, [(0, 4, 0)], NOW)})) for epoch in (3, 4))
+    older, newer = (encode_snapshot(entries_of({1: reference.Producer(epoch, [(0, 4, 0)], NOW)})) for epoch in (3, 4))
     damaged = {
         "crc": newer[:-1] + b"\1",
         "cut": newer[:-1],
@@ -183,7 +187,7 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(damage: str, tmp_path: 
     assert newest_snapshot(LOCAL, str(tmp_path), (8,), 10) is None
 
 
-def test_without_snapshots_a_clean_stop_leaves_no_producer_and_a_crash_all(tmp_path: Path) -> None:
+def test_without_snapshots_no_producer_is_known_after_a_clean_stop_and_all_after_a_crash(tmp_path: Path) -> None:
     segments = {0: batch("data", 0) + batch("txn", 1, 2), 2: b""}
     for clean_shutdown, known in ((True, []), (False, [1, 2])):
         facts = partition(tmp_path, segments, {}, 2, clean_shutdown=clean_shutdown)
@@ -200,9 +204,9 @@ def test_without_snapshots_a_clean_stop_leaves_no_producer_and_a_crash_all(tmp_p
 
 def test_idle_producers_expire_unless_a_transaction_is_open(tmp_path: Path) -> None:
     known = {
-        1: twin.Producer(0, [(0, 0, 0)], NOW - HOUR_MS),
-        2: twin.Producer(0, [(0, 1, 0)], NOW - HOUR_MS + 1),
-        3: twin.Producer(0, [(0, 2, 0)], NOW - 9 * HOUR_MS, txn_first_offset=2),
+        1: reference.Producer(0, [(0, 0, 0)], NOW - HOUR_MS),
+        2: reference.Producer(0, [(0, 1, 0)], NOW - HOUR_MS + 1),
+        3: reference.Producer(0, [(0, 2, 0)], NOW - 9 * HOUR_MS, txn_first_offset=2),
     }
     facts = partition(tmp_path, {0: b"", 4: b""}, {4: encode_snapshot(entries_of(known))}, 4)
     found = load_producers(
@@ -225,7 +229,7 @@ def test_a_transaction_is_settled_when_its_marker_is_below_the_high_watermark(
         tmp_path, LOG, {}, 4, high_watermark=high_watermark, log_start_offset=log_start, clean_shutdown=False
     )
     found = first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW)
-    if log_start:  # replay begins there and sees nothing before it
+    if log_start:  # replay begins there and does not read batches before it
         assert found is None or found.offset >= log_start
     else:
         assert (found.offset if found else None) == unstable
@@ -233,18 +237,18 @@ def test_a_transaction_is_settled_when_its_marker_is_below_the_high_watermark(
 
 
 @pytest.mark.parametrize(("log_start", "offset"), [(0, 0), (1, 0), (2, 0), (3, 4), (4, 4), (7, 7)])
-def test_an_open_transaction_from_below_the_log_start_holds_at_the_next_batch(
+def test_an_open_transaction_that_began_below_the_log_start_begins_at_the_next_batch(
     log_start: int, offset: int, tmp_path: Path
 ) -> None:
-    known = {1: twin.Producer(0, [(0, 2, 2)], NOW, txn_first_offset=0)}
+    known = {1: reference.Producer(0, [(0, 2, 2)], NOW, txn_first_offset=0)}
     segments = {0: batch("txn", 0, count=3), 4: batch("none", 4, count=2)}
     facts = partition(tmp_path, segments, {6: encode_snapshot(entries_of(known))}, 6, log_start_offset=log_start)
     found = first_unstable(LOCAL, facts, expiration_ms=1, now_ms=NOW + HOUR_MS)
     assert found is not None and found.offset == offset
 
 
-def test_replay_starts_with_the_batch_that_holds_the_log_start(tmp_path: Path) -> None:
-    """After a crash, without a snapshot: otherwise an open transaction that begins in it would be cleaned."""
+def test_replay_starts_with_the_batch_that_contains_the_log_start(tmp_path: Path) -> None:
+    """Otherwise an open transaction that begins in that batch would be cleaned after a crash without a snapshot."""
     segments = {0: batch("txn", 0, count=3), 3: batch("none", 3), 4: b""}
     facts = partition(tmp_path, segments, {}, 4, log_start_offset=1, clean_shutdown=False)
     found = first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW)

@@ -1,4 +1,4 @@
-"""Reads and writes that leave the page cache as it was, by the system's own counts."""
+"""Reads and writes that leave the page cache unchanged, as counted by the operating system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from keytail.log.quiet import PAGE_BYTES, QuietFileSystem, cached_pages
 
 PAGES = 600
-ON_DISK = Path("/var/tmp")  # /tmp may be in memory, where nothing can be dropped
+ON_DISK = Path("/var/tmp")  # /tmp may be in memory, from which no page can be dropped
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def _cached(path: Path) -> np.ndarray:
 
 
 def _prepare(path: Path, wanted: set[int]) -> np.ndarray:
-    """Leave about these pages in the cache, as a broker's readers did; return those that are."""
+    """Cache about these pages, as a broker's readers would, and return those that are cached."""
     fd = os.open(path, os.O_RDWR)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -58,7 +58,7 @@ def test_the_system_drops_and_reports_pages(path: Path) -> None:
     st.sets(st.integers(0, PAGES - 1), max_size=40),
     st.lists(st.tuples(st.integers(0, PAGES * PAGE_BYTES), st.integers(1, 300 * PAGE_BYTES)), min_size=1, max_size=4),
 )
-def test_reading_leaves_what_was_cached_and_nothing_else(
+def test_reading_changes_nothing_in_the_page_cache(
     path: Path, wanted: set[int], reads: list[tuple[int, int]]
 ) -> None:
     before = _prepare(path, wanted)
@@ -69,11 +69,11 @@ def test_reading_leaves_what_was_cached_and_nothing_else(
         assert fs.read_into(fd, bytearray(size_bytes), position) == max(0, min(size_bytes, data - position))
     fs.close(fd)
     after = _cached(path)
-    assert (after & before).sum() == before.sum(), "a page of the broker's was dropped"
+    assert (after & before).sum() == before.sum(), "a page that the broker had cached was dropped"
     assert (after & ~before).sum() <= 2 * len(reads), "only parts of pages at the ends of reads may be left"
 
 
-def test_the_bytes_are_right(path: Path) -> None:
+def test_the_bytes_are_correct(path: Path) -> None:
     _prepare(path, {3, 4})
     fs, buffer = QuietFileSystem(), bytearray(5 * PAGE_BYTES)
     fd = fs.open_read(str(path))
@@ -82,7 +82,7 @@ def test_the_bytes_are_right(path: Path) -> None:
     assert buffer == path.read_bytes()[PAGE_BYTES + 1 :][: len(buffer)]
 
 
-def test_what_was_written_is_dropped_once_it_is_durable(path: Path) -> None:
+def test_written_pages_are_dropped_once_they_are_durable(path: Path) -> None:
     other = path.with_name(path.name + "-written")
     fs = QuietFileSystem()
     fd = fs.create(str(other), fs.stat(str(path)))
@@ -97,8 +97,8 @@ def test_what_was_written_is_dropped_once_it_is_durable(path: Path) -> None:
         other.unlink()
 
 
-def test_a_thread_and_those_that_it_starts_go_last() -> None:
-    """By ioprio_get(2), in a process of its own: nothing takes the class back."""
+def test_a_thread_and_those_that_it_starts_have_the_lowest_io_priority() -> None:
+    """ioprio_get(2) reports the class; the test runs in a separate process, because the class cannot be reset."""
     program = (
         "import ctypes, platform, threading\n"
         "from keytail.log.quiet import let_others_go_first\n"

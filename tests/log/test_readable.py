@@ -1,4 +1,4 @@
-"""The offset up to which a log may be read, by the files that a broker left beside it."""
+"""The offset up to which a log may be read, as determined from the files that a broker left beside it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def asked(log: GrowingLog, *, committed: bool = False, log_end: bool = False) ->
     return readable(LOCAL, log.facts(), committed=committed, log_end=log_end, now_ms=log.now_ms)
 
 
-def test_the_high_watermark_or_the_log_end(log: GrowingLog) -> None:
+def test_a_log_may_be_read_up_to_its_high_watermark_or_its_end(log: GrowingLog) -> None:
     assert asked(log).end_offset == 20
     log.write(high_watermark=7)
     assert asked(log) == Readable(7)
@@ -40,13 +40,13 @@ def test_the_high_watermark_or_the_log_end(log: GrowingLog) -> None:
     assert asked(log, log_end=True).end_offset == 20
 
 
-def test_never_below_the_log_start(log: GrowingLog) -> None:
+def test_the_readable_end_is_never_below_the_log_start(log: GrowingLog) -> None:
     log.start = 9
     log.write(high_watermark=3)
     assert asked(log).end_offset == 9
 
 
-def test_what_is_open_ends_a_committed_read(log: GrowingLog) -> None:
+def test_an_open_transaction_ends_a_committed_read(log: GrowingLog) -> None:
     log.append(2, producer=1)
     log.append(2)
     log.write()
@@ -56,8 +56,8 @@ def test_what_is_open_ends_a_committed_read(log: GrowingLog) -> None:
     assert "producer id 1" in found.notes[0]
 
 
-def test_an_end_that_is_no_batch(log: GrowingLog) -> None:
-    """A broker that stopped cleanly leaves no such end; one that crashed, or is writing, does."""
+def test_a_log_that_does_not_end_with_a_batch(log: GrowingLog) -> None:
+    """A broker that stopped cleanly leaves no such end, but one that crashed or is writing may."""
     file = log.path / f"{0:020d}.log"
     whole = file.read_bytes()
     file.write_bytes(whole + b"\x01" * 40)
@@ -79,8 +79,8 @@ def test_a_log_that_ends_before_its_high_watermark(log: GrowingLog) -> None:
     assert asked(log, log_end=True).end_offset == 18
 
 
-def test_segments_that_are_being_replaced(log: GrowingLog) -> None:
-    """A replacement was committed but not finished: the sources are renamed, and only the file names show it."""
+def test_segments_that_are_being_replaced_are_refused(log: GrowingLog) -> None:
+    """A replacement was committed but not finished: the sources are renamed, and only the file names show this."""
     log.roll()
     log.append(2)
     log.write()
@@ -94,5 +94,5 @@ def test_segments_that_are_being_replaced(log: GrowingLog) -> None:
         asked(log, log_end=True)
     (log.path / f"{0:020d}.log.swap").unlink()
     (log.path / f"{0:020d}.log.deleted").rename(source)
-    (log.path / f"{7:020d}.log.deleted").touch()  # as a broker leaves it for a minute
+    (log.path / f"{7:020d}.log.deleted").touch()  # a broker retains such a file for a minute
     assert asked(log).end_offset == 22

@@ -24,7 +24,7 @@ CASE = Partition(
     (Group((0, 10), (1, 4, 8, 12, 15)),),
 )
 
-# Two outputs at once; the second one begins inside the first source.
+# Two outputs of one group; the second one begins inside the first source.
 SPLIT = dataclasses.replace(CASE, groups=(Group((0, 10), (1, 4, 8, 9, 12, 15), continued=(8,)),))
 
 
@@ -42,12 +42,12 @@ def test_a_commit_leaves_the_output_and_nothing_else(tmp_path: Path) -> None:
     assert CASE.judge(load(path)) == [True]
     names = set(os.listdir(path))
     assert names == {f"{0:020d}{s}" for s in (".log", ".index", ".timeindex")} | inodes.keys()
-    assert inodes == {name: (path / name).stat().st_ino for name in inodes}, "others were not touched"
+    assert inodes == {name: (path / name).stat().st_ino for name in inodes}, "other files were not changed"
     assert times == {name: (path / name).stat().st_mtime_ns for name in times}
     assert recover(LOCAL, str(path)) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 def test_the_guard_has_the_owner_and_mode_of_the_source(tmp_path: Path) -> None:
     path = _path(tmp_path)
     source = path / f"{0:020d}.log"
@@ -91,7 +91,7 @@ def _resized(suffix: str) -> Change:
 
 
 def _rebased(*bases: int) -> Change:
-    """Move the outputs to these bases, as many as there are."""
+    """Move the first outputs to these base offsets."""
     return lambda group: dataclasses.replace(
         group,
         segments=tuple(OutputSegment(base, out.files) for base, out in zip(bases, group.segments, strict=False)),
@@ -118,7 +118,7 @@ def _sources(*bases: int) -> Change:
         (_sources(), "cannot be replaced by segments"),
     ],
 )
-def test_an_output_that_is_not_as_expected_changes_nothing(change: Change, complaint: str, tmp_path: Path) -> None:
+def test_an_unexpected_output_changes_nothing(change: Change, complaint: str, tmp_path: Path) -> None:
     _assert_nothing_changes(CASE, change, complaint, tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_an_output_that_is_not_as_expected_changes_nothing(change: Change, compl
     [
         (_without(".log"), "has no .log"),
         (_resized(".index"), "bytes on the driver, but its task wrote"),
-        (_rebased(0, 4), "does not end with a complete batch below the next segment"),  # 4 is in the first
+        (_rebased(0, 4), "does not end with a complete batch below the next segment"),  # 4 is inside the first output
         (_rebased(0, 20), "does not end with a complete batch below the next segment"),
         (_rebased(0, 25), "does not end with a complete batch below the next segment"),
         (_rebased(4, 8), "cannot be replaced by segments"),
@@ -137,7 +137,7 @@ def test_an_output_that_is_not_as_expected_changes_nothing(change: Change, compl
         (_sources(0), "does not end with a complete batch below the next segment"),
     ],
 )
-def test_several_outputs_of_which_one_is_not_as_expected_change_nothing(
+def test_several_outputs_of_which_one_is_unexpected_change_nothing(
     change: Change, complaint: str, tmp_path: Path
 ) -> None:
     _assert_nothing_changes(SPLIT, change, complaint, tmp_path)
@@ -189,7 +189,7 @@ def test_a_file_has_one_name_afterwards(tmp_path: Path) -> None:
 
 
 def test_a_source_between_two_outputs_is_refused(tmp_path: Path) -> None:
-    """A broker before 3.0 would keep it beside the outputs: row 56 of SWAP.md."""
+    """A broker before 3.0 would retain it beside the outputs: row 56 of SWAP.md."""
     case = dataclasses.replace(CASE, groups=(Group((0, 10, 20), (1, 4, 7, 23), continued=(7, 23)),))
     path = _path(tmp_path, case)
     before = digest_of(tmp_path)
@@ -202,7 +202,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_a_deleted_log_that_would_hide_what_outputs_belong_together_is_resolved_first(tmp_path: Path) -> None:
+def test_a_deleted_log_that_would_hide_which_outputs_belong_together_is_resolved_first(tmp_path: Path) -> None:
     path = _path(tmp_path, SPLIT)
     (path / f"{8:020d}.log.deleted").touch()
     before = digest_of(path)
@@ -228,7 +228,7 @@ def test_a_missing_scratch_file_changes_nothing(tmp_path: Path) -> None:
     assert digest_of(path) == before
 
 
-def test_an_output_that_ends_in_a_batch_changes_nothing(tmp_path: Path) -> None:
+def test_an_output_that_ends_inside_a_batch_changes_nothing(tmp_path: Path) -> None:
     path = _path(tmp_path)
     group = CASE.outputs()[0]
     first, *others = group.segments[0].files
@@ -242,7 +242,7 @@ def test_an_output_that_ends_in_a_batch_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["00000000000000000030.log.cleaned", "00000000000000000020.index.swap", "foo.log"])
-def test_leftovers_of_others_are_resolved_first_or_refused(name: str, tmp_path: Path) -> None:
+def test_leftovers_of_other_replacements_are_resolved_first_or_refused(name: str, tmp_path: Path) -> None:
     path = _path(tmp_path)
     (path / name).touch()
     before = digest_of(path)
@@ -284,7 +284,7 @@ def test_an_error_of_the_disk_leaves_what_recovery_resolves(failing: int, tmp_pa
 
 
 def test_scratch_files_are_removed_even_if_nothing_can_be_renamed(tmp_path: Path) -> None:
-    """On a full disk this frees the space to finish the replacement."""
+    """On a full disk this frees the space that is needed to finish the replacement."""
     path = _path(tmp_path)
 
     class Full(FileSystem):
@@ -303,7 +303,7 @@ def test_scratch_files_are_removed_even_if_nothing_can_be_renamed(tmp_path: Path
     assert all(CASE.judge(load(path)))
 
 
-def test_a_foreign_deleted_file_is_not_ours_to_remove(tmp_path: Path) -> None:
+def test_a_deleted_file_of_something_else_is_not_removed(tmp_path: Path) -> None:
     path = _path(tmp_path)
     (path / "notes.deleted").write_text("mine")
     (path / "00000000000000000000-0000000000.checkpoint.deleted").write_text("a snapshot's")

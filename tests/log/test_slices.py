@@ -1,4 +1,6 @@
-"""Slices of random logs, compared with the list of appended records: any range, any slice size, damaged indexes."""
+"""Slices of random logs, compared with the list of appended records, for any range, any slice size, and damaged
+indexes.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def appended(log: GrowingLog, start: int, end: int, *, committed: bool = False) 
     return [item.record for item in taken if not (committed and item.aborted)]
 
 
-def test_random_logs(rng: random.Random, tmp_path: Path) -> None:
+def test_slices_of_random_logs_return_the_appended_records(rng: random.Random, tmp_path: Path) -> None:
     many = cut_inside = 0
     for number in range(LOGS):
         log = grown(rng, tmp_path / str(number))
@@ -91,8 +93,8 @@ def test_batches_cover_the_range_once(rng: random.Random, tmp_path: Path) -> Non
         assert all(after[0] == before[1] + 1 for before, after in pairwise(seen))
 
 
-def test_after_compaction(rng: random.Random, tmp_path: Path) -> None:
-    """Offset gaps, indexes of merged segments: small slices return the same as one large one; no range is lost."""
+def test_slices_of_compacted_logs_lose_no_record(rng: random.Random, tmp_path: Path) -> None:
+    """Small slices return the same as one large slice despite offset gaps and merged indexes, and no range is lost."""
     for number in range(LOGS // 6):
         log = grown(rng, tmp_path / str(number), old=False)
         log.settle()
@@ -109,7 +111,7 @@ def test_after_compaction(rng: random.Random, tmp_path: Path) -> None:
 
 
 def single(rng: random.Random, path: Path, batches: int = 60) -> GrowingLog:
-    """Write one segment whose index has an entry for nearly each batch."""
+    """Write one segment whose index has an entry for nearly every batch."""
     log = GrowingLog(rng, path)
     for _ in range(batches):
         log.append(3)
@@ -135,14 +137,14 @@ def test_records_do_not_depend_on_the_index(damage: str, rng: random.Random, tmp
         assert list(read(pieces)) == appended(log, start, end)
         if damage in ("none", "zeros behind", "another offset") and end - start > 30:
             assert len(pieces) > 1
-        elif damage != "another offset":  # these entries may also divide a short range in two
+        elif damage != "another offset":  # with such entries, a short range may also be divided in two
             assert len(pieces) == 1
 
 
 def test_a_seek_reads_little(rng: random.Random, tmp_path: Path) -> None:
     log = single(rng, tmp_path, 500)
     [piece] = slices(log, 700, 705, 1 << 20)
-    assert piece.size_bytes < piece.segment.log_bytes / 10  # some of its 500 batches, possibly the largest
+    assert piece.size_bytes < piece.segment.log_bytes / 10  # some of the 500 batches, possibly including the largest
     assert [item.offset for item in read([piece])] == list(range(700, 705))
 
 
@@ -169,8 +171,9 @@ def test_an_aborted_transaction_missing_in_the_index_is_an_error(rng: random.Ran
     assert len(list(read(slices(log, 0, log.end, 1 << 20)))) == 8
 
 
-def test_markers_at_the_edges_of_a_range(rng: random.Random, tmp_path: Path) -> None:
-    """An aborted transaction that ends where the range begins, or begins where it ends, is no contradiction."""
+def test_markers_at_the_edges_of_a_range_are_accepted(rng: random.Random, tmp_path: Path) -> None:
+    """An aborted transaction that ends where the range begins, or begins where the range ends, is not a contradiction.
+    """
     log = GrowingLog(rng, tmp_path)
     log.append(2, producer=1)
     log.end_transaction(1, commit=False)
@@ -203,8 +206,8 @@ def test_a_log_that_grows_is_read_as_far_as_it_was_listed(rng: random.Random, tm
     assert list(read(pieces)) == appended(log, 0, log.end)
 
 
-def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> None:
-    """The last batch may be incomplete, as a broker is writing it; any damaged batch before it is an error."""
+def test_damage_in_the_active_segment_is_an_error_except_in_the_last_batch(rng: random.Random, tmp_path: Path) -> None:
+    """The last batch may be incomplete because a broker is writing it; any damaged batch before it is an error."""
     log = single(rng, tmp_path)
     file = log.path / f"{0:020d}.log"
     data = file.read_bytes()
@@ -221,7 +224,7 @@ def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> Non
             found = list(read(slices(log, 0, log.end, rng.choice([400, 1 << 30]))))
         except (CorruptLog, Refused):
             continue
-        read_anyway += 1  # offset and epoch of a batch have no checksum
+        read_anyway += 1  # no checksum covers the offset and the epoch of a batch
         wanted = appended(log, 0, log.end)
         assert [replace(item, offset=0) for item in found] == [replace(item, offset=0) for item in wanted]
     assert read_anyway < 30

@@ -32,7 +32,7 @@ Logs = dict[int, bytes]
 
 
 class Dir:
-    """The partition of the table, to be brought into a state."""
+    """A directory with the partition of the table, which the methods bring into a state."""
 
     def __init__(self, root: Path, row: Row) -> None:
         self.path = root / PARTITION
@@ -63,7 +63,7 @@ class Dir:
             self.stage(base, FILES, SCRATCH, ".swap")
 
     def name(self, base: int, suffixes: tuple[str, ...] = FILES) -> None:
-        """Create the final names of an output beside its `.swap` names."""
+        """Create the final names of an output in addition to its `.swap` names."""
         for suffix in suffixes:
             live = self.path / f"{base:020d}{suffix}"
             swap = live.with_name(live.name + ".swap")
@@ -79,9 +79,11 @@ class Dir:
 
 @dataclass(frozen=True)
 class Row:
-    """The resulting logs of a broker from 3.0 on, of an older one, and of keytail's recovery followed by a broker.
+    """A row of the table: the logs that result from a broker of 3.0 or later, from an older broker, and from keytail's
+    recovery followed by a broker.
 
-    None: the same as the first. `left`: `.swap` files that an older broker leaves, without leading zeros.
+    None stands for the same as the first. `left` has the `.swap` files that an older broker leaves, without leading
+    zeros.
     """
 
     build: Callable[[Dir], object]
@@ -100,7 +102,7 @@ class Row:
                 for name in self.left]  # fmt: skip
 
     def of_before_3(self, *, is_2_4: bool) -> Logs:
-        """Return the resulting logs of a broker of 2.4 to 2.8; with 2.4, empty outputs count as from 3.0 on."""
+        """Return the logs that result from a broker of 2.4 to 2.8; for 2.4, empty outputs count as from 3.0 on."""
         has_empty = isinstance(self.broker, dict) and not all(self.broker.values())
         if self.before_3 is not None and not (is_2_4 and has_empty):
             return self.before_3
@@ -109,7 +111,9 @@ class Row:
 
 
 def _logs(**changed: tuple[int, ...] | range | None) -> Logs:
-    """Return the logs of the sources, with changes: base (after an underscore) -> offsets, None for no such segment."""
+    """Return the logs of the sources with changes: a base, after an underscore, maps to its offsets, or to None if the
+    segment is missing.
+    """
     offsets = {**SOURCES, **{int(name[1:]): kept for name, kept in changed.items()}}
     return {base: log_of(kept) for base, kept in offsets.items() if kept is not None}
 
@@ -119,7 +123,8 @@ OUTPUT = _logs(_0=OUT, _10=None, _20=None)
 # Three outputs: the source 10 begins in the gap between two of them, which a commit now refuses.
 THREE, CONTINUED = (1, 4, 7, 8, 15, 23), (7, 15)
 THREE_OUTPUTS = _logs(_0=(1, 4), _7=(7, 8), _10=None, _15=(15, 23), _20=None)
-# As keytail writes them: both continue inside source 0, and the last one also contains the rest of the other sources.
+# Outputs as keytail writes them: two continue inside source 0, and the last one also contains the rest of the other
+# sources.
 INSIDE = (7, 9)
 INSIDE_OUTPUTS = _logs(_0=(1, 4), _7=(7, 8), _9=(15, 23), _10=None, _20=None)
 IN_GAP = (7, 23)
@@ -190,7 +195,7 @@ def _stage(base: int, suffixes: tuple[str, ...], before: str, after: str) -> Cal
 
 
 def _no_sources(d: Dir) -> None:
-    """A broker was stopped after it removed the sources."""
+    """Make the state of a broker that was stopped after it removed the sources."""
     d.remove(*(f"{base:020d}{suffix}" for base in (0, 10, 20) for suffix in FILES))
     d.remove(*(f"{base:020d}.snapshot" for base in (10, 20)))
 
@@ -200,7 +205,7 @@ def _left(*bases: int) -> tuple[str, ...]:
 
 
 def _named(d: Dir) -> None:
-    """Create all final names beside the `.swap` names; the sources are `.deleted`."""
+    """Create all final names in addition to the `.swap` names; the sources are `.deleted`."""
     _sources_aside(d)
     d.name_all()
 
@@ -216,7 +221,7 @@ def _inside(
 
 
 def _index_beside_rebuilt(d: Dir) -> None:
-    """Create the state that a broker of 2.4 to 2.8 leaves in row 8."""
+    """Make the state that a broker of 2.4 to 2.8 leaves in row 8."""
     _final_log(d)
     for suffix in INDEXES:
         live = d.path / f"{0:020d}{suffix}"
@@ -357,17 +362,17 @@ ROWS = {
 }
 
 
-CUT = (24,)  # the models do not truncate logs: only real brokers run this row for 2.4 to 2.8
+CUT = (24,)  # the models do not truncate logs, so for 2.4 to 2.8 only real brokers run this row
 
 
-def test_the_table_has_a_test_a_row() -> None:
+def test_every_row_of_the_table_has_a_test() -> None:
     page = (Path(next(iter(keytail.log.__path__))) / "SWAP.md").read_text()
     numbers = [int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \| .* \|$", page, re.MULTILINE)]
     assert numbers == list(ROWS)
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_a_broker_does_what_the_row_says(number: int, tmp_path: Path) -> None:
+def test_a_broker_does_what_the_row_states(number: int, tmp_path: Path) -> None:
     row, d = ROWS[number], Dir(tmp_path, ROWS[number])
     row.build(d)
     if isinstance(row.broker, type):
@@ -380,7 +385,7 @@ def test_a_broker_does_what_the_row_says(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_2_4", [False, True])
 @pytest.mark.parametrize("order", [list.sort, list.reverse])
 @pytest.mark.parametrize("number", [number for number in ROWS if number not in CUT])
-def test_an_older_broker_does_what_the_row_says(
+def test_an_older_broker_does_what_the_row_states(
     number: int, order: Callable[[list[str]], None], is_2_4: bool, tmp_path: Path
 ) -> None:
     row, d = ROWS[number], Dir(tmp_path, ROWS[number])
@@ -401,7 +406,7 @@ class Watched(FileSystem):
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
+def test_recovery_does_what_the_row_states(number: int, tmp_path: Path) -> None:
     row, d = ROWS[number], Dir(tmp_path, ROWS[number])
     row.build(d)
     before, wanted = digest_of(tmp_path), row.broker if row.ours is None else row.ours
@@ -412,26 +417,28 @@ def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
         return
     watched = Watched()
     done = recover(watched, str(d.path))
-    assert done, "something was left over in every row"
-    assert watched.operations[-1] == "fsync_dir", "what follows assumes that it is durable"
+    assert done, "every row has leftovers"
+    assert watched.operations[-1] == "fsync_dir", "later steps assume that the result is durable"
     loaded = load(d.path)
     assert {base: segment.log for base, segment in loaded.segments.items()} == wanted
     for base, segment in loaded.segments.items():
         data = segment_data(base, segment.log, None)
         if base == row.rebuilt:
-            assert segment.index is None, "to be rebuilt by the broker"
+            assert segment.index is None, "the broker must rebuild this index"
         else:
             assert (segment.index, segment.time_index) == (data[".index"], data[".timeindex"])
     present = {file.name for file in d.path.iterdir()}
     assert not [name for name in present if name.count(".") > 1]
-    assert {int(name[:20]) for name in present if name.endswith(INDEXES)} <= wanted.keys(), "indexes without a log"
+    assert {int(name[:20]) for name in present if name.endswith(INDEXES)} <= wanted.keys(), (
+        "there are indexes without a log"
+    )
     kept = {10, 20, 30} - set(row.without_snapshots) | ({34} if number == 22 else set())
     assert {int(name[:20]) for name in present if name.endswith(".snapshot")} == kept
     assert recover(LOCAL, str(d.path)) == []
 
 
 @pytest.mark.parametrize(("number", "base"), [(20, 0), (35, 7)])
-def test_without_its_index_a_broker_alone_goes_on_with_zeros(number: int, base: int, tmp_path: Path) -> None:
+def test_without_keytails_recovery_a_broker_retains_an_index_of_zeros(number: int, base: int, tmp_path: Path) -> None:
     d = Dir(tmp_path, ROWS[number])
     ROWS[number].build(d)
     index = load(d.path).segments[base].index

@@ -1,4 +1,4 @@
-"""A window over a file: whatever was released and requested before, it contains the file's bytes at its position."""
+"""A window over a file contains the file's bytes at its position, whatever was requested and released before."""
 
 
 import pytest
@@ -11,7 +11,7 @@ from tests.chance import chance, draws
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_shows_the_bytes_of_the_file(tmp_path, monkeypatch, case):
+def test_a_window_contains_the_bytes_of_the_file(tmp_path, monkeypatch, case):
     rng = chance()
     monkeypatch.setattr(window, "_HEADROOM_BYTES", rng.choice([1, 7, 64]))
     data = rng.randbytes(rng.choice([0, 1, 63, 64, 65, 1000, 5000]))

@@ -38,7 +38,7 @@ KEYS = (None, b"", b"order-7", "f\u00fcr \x1b[31m\n".encode() * 100, b"\xff\x00"
 
 
 @pytest.mark.parametrize("key", KEYS, ids=["null", "empty", "short", "long", "not text"])
-def test_keys_and_values_are_whole_in_json(key: bytes | None, run: Run, tmp_path: Path) -> None:
+def test_keys_and_values_are_complete_in_json(key: bytes | None, run: Run, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"t-0": [Rec(0, BASE_MS, key, key)]})
     flags = ("lookup", "--log-dirs", log_dir, "--offset", "0")
     result = run(*flags, "--output", "json")
@@ -52,7 +52,7 @@ def test_keys_and_values_are_whole_in_json(key: bytes | None, run: Run, tmp_path
     assert ("null  null" if key is None else preview(key)) in shown
 
 
-def test_explain_numbers_the_steps(run: Run, log_dir: Path) -> None:
+def test_the_steps_of_explain_are_numbered(run: Run, log_dir: Path) -> None:
     flags = ("lookup", "--log-dirs", log_dir, "--topic", "orders", "--offset", "217")
     result = run(*flags, "--explain")
     assert result.exit_code == 0
@@ -64,7 +64,7 @@ def test_explain_numbers_the_steps(run: Run, log_dir: Path) -> None:
     assert all(len(row["steps"]) == 5 for row in rows.values())
 
 
-def test_not_found_is_an_answer(run: Run, log_dir: Path) -> None:
+def test_a_record_that_is_not_found_is_reported(run: Run, log_dir: Path) -> None:
     (log_dir / "users-0" / f"{100:020d}.index").unlink()
     for flags, status, says in (
         (("--offset", "400"), "none", "400 is the log end offset"),
@@ -79,7 +79,7 @@ def test_not_found_is_an_answer(run: Run, log_dir: Path) -> None:
         assert row["users-0"]["status"] == status
 
 
-def test_damage_is_reported_and_the_others_are_answered(run: Run, log_dir: Path) -> None:
+def test_damage_is_reported_beside_the_answers_of_other_partitions(run: Run, log_dir: Path) -> None:
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
     data[100] ^= 1
@@ -124,7 +124,7 @@ def test_a_directory_that_is_not_a_log_dir_is_refused(run: Run, log_dir: Path) -
     assert "not a log dir" in result.stderr
 
 
-def test_a_segment_that_a_running_broker_deletes_is_no_error(
+def test_a_segment_that_a_running_broker_deletes_is_not_an_error(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from keytail.lookup import driver as module
@@ -154,11 +154,11 @@ def test_a_segment_that_a_running_broker_deletes_is_no_error(
         ("2023-11-14T22:13:20Z", 1_700_000_000_000),
         ("2023-11-14T22:13:20", 1_700_000_000_000),
         ("2023-11-14 23:13:20.001+01:00", 1_700_000_000_001),
-        ("2023-11-14T22:13:20.000001Z", 1_700_000_000_001),  # nothing earlier may be found
+        ("2023-11-14T22:13:20.000001Z", 1_700_000_000_001),  # no earlier record may be found
         ("2023-11-14", 1_699_920_000_000),
     ],
 )
-def test_times_are_milliseconds_or_iso(text: str, timestamp_ms: int) -> None:
+def test_times_are_parsed_as_milliseconds_or_iso_8601(text: str, timestamp_ms: int) -> None:
     assert parse_time(text) == timestamp_ms
 
 
@@ -177,7 +177,7 @@ def test_invalid_times_are_refused(text: str) -> None:
         (b"x" * 60, "x" * 60),
         (b"x" * 61, "x" * 60 + "... (61 bytes)"),
         ("\N{SNOWMAN}".encode() * 2000, "\N{SNOWMAN}" * 60 + "... (6,000 bytes)"),
-        (b"\x1b[31m", "\\x1b[31m"),  # no control characters for a terminal
+        (b"\x1b[31m", "\\x1b[31m"),  # a terminal gets no control characters
     ],
 )
 def test_previews_are_printable_and_short(data: bytes, text: str) -> None:

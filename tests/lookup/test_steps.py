@@ -1,5 +1,5 @@
-"""Look-ups by offset and time compared with a reference model that reads everything: on valid files, damaged ones and
-live ones."""
+"""Look-ups by offset and time, compared with a reference model that reads everything, on valid, damaged and live files.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Damage = Callable[[Path, Files, random.Random], Files | None]
 
 @pytest.fixture(autouse=True, params=["large chunks", "tiny chunks"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiny chunks, so that a boundary is between any two batches."""
+    """Use tiny chunks, so that there is a boundary between any two batches."""
     if request.param == "tiny chunks":
         monkeypatch.setattr(search, "_CHUNK_BYTES", 200)
 
 
 def write_segment(partition: Path, segment: Files, interval: int) -> Files:
-    """The segment's files, on which a look-up is based."""
+    """Write the segment's files, and return those on which a look-up is based."""
     index, time_index = index_files(segment.log, segment.base_offset, interval)
     stem = partition / f"{segment.base_offset:020d}"
     for suffix, data in ((".log", segment.log), (".index", index), (".timeindex", time_index)):
@@ -60,7 +60,7 @@ def survey(partition: Path, *, log_start: int | None = None, clean: bool = True)
 
 
 def random_segments(rng: random.Random, partition: Path, *, drop_active: bool = False) -> tuple[list[Files], int, int]:
-    """The files of a random log on disk, its start and its end; with offsets missing everywhere."""
+    """Write the files of a random log, and return them with its start and end; offsets are missing throughout."""
     while True:
         log = random_log(rng, NOW, codecs=(0, 1, 2, 3, 4), max_gap=3)
         segments = log.segments[:-1] if drop_active else log.segments
@@ -109,7 +109,7 @@ def assert_same(result: Lookup, expected: tuple[Batch, Rec] | str | None) -> Non
     assert f"offset {found.offset}, timestamp {found.timestamp_ms}" in result.steps[-1 if not result.reason else -2]
 
 
-def test_random_logs_give_the_models_answers(tmp_path: Path) -> None:
+def test_answers_for_random_logs_equal_those_of_the_model(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     for _ in range(15):
         files, start, end = random_segments(rng, tmp_path / "logs" / "t-0")
@@ -125,14 +125,14 @@ def test_random_logs_give_the_models_answers(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_being_written_is_read_to_its_last_batch(tmp_path: Path) -> None:
-    """Its last segment has room in its indexes, and no entry yet for its latest timestamp."""
+    """The last segment has free space in its indexes, and no entry yet for its latest timestamp."""
     rng = random.Random(SEED)
     for _ in range(15):
         files, start, end = random_segments(rng, tmp_path / "logs" / "t-0", drop_active=True)
         stem = tmp_path / "logs" / "t-0" / f"{files[-1].base_offset:020d}"
         interval = rng.choice([0, 64, 300])
         index, time_index = index_files(files[-1].log, files[-1].base_offset, interval)
-        if rng.random() < 0.8:  # without the last entry of the segment
+        if rng.random() < 0.8:  # the last entry of the segment is removed
             positions = [position for _, position in struct.iter_unpack(">ii", index)]
             last = max(positions, default=-1)
             indexed = sum(batch.size for batch in decode_log(files[-1].log) if batch.position <= last)
@@ -140,7 +140,7 @@ def test_a_log_that_is_being_written_is_read_to_its_last_batch(tmp_path: Path) -
         stem.with_suffix(".index").write_bytes(index + bytes(8 * 50))
         stem.with_suffix(".timeindex").write_bytes(time_index + bytes(12 * 50))
         with stem.with_suffix(".log").open("ab") as log:
-            log.write(bytes(rng.randint(0, 40)))  # and half of a batch, or space for one
+            log.write(bytes(rng.randint(0, 40)))  # half of a batch, or space for one
         os.utime(stem.with_suffix(".log"), ns=(files[-1].mtime_ms * 10**6,) * 2)
         facts = survey(stem.parent, log_start=start, clean=False)
         for offset in {start, end, *(start + rng.randint(0, min(end - start, 200)) for _ in range(20))}:
@@ -183,7 +183,9 @@ def _untrimmed_index(stem: Path, file: Files, rng: random.Random) -> Files | Non
 
 
 def _wrong_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """Entries beside their batches, after the file, or at another batch: a broker's answer is not predictable."""
+    """Write entries that point next to their batches, past the file, or at another batch; a broker's answer is then not
+    predictable.
+    """
     data = stem.with_suffix(".index").read_bytes()
     shift, last = rng.choice([1, 7, 61, 10**6]), decode_log(file.log)[-1]
     entries = [(offset, position + shift) for offset, position in struct.iter_unpack(">ii", data)]
@@ -194,7 +196,7 @@ def _wrong_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
 
 
 def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """An offset below the segment, or after later ones; the timestamps, which select the segment, are valid."""
+    """Write an offset below the segment, or after later ones; the timestamps, which select the segment, are valid."""
     entries = [list(entry) for entry in struct.iter_unpack(">qi", file.time_index)]
     if entries:
         entries[0][1] = -1 if len(entries) == 1 else 2**31 - 1
@@ -242,7 +244,7 @@ def test_wrong_indexes_are_reported_and_not_trusted(damage: Damage, tmp_path: Pa
 
 
 def write_three_segments(partition: Path, damage: Damage) -> Path:
-    """Write offsets and times 0 to 59, the second batch damaged, with an earlier file time."""
+    """Write offsets and times 0 to 59, with the second batch damaged and an earlier file time."""
     partition.mkdir(parents=True)
     for base in (0, 20, 40):
         batches = [encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(base, base + 20)]
@@ -257,7 +259,9 @@ def write_three_segments(partition: Path, damage: Damage) -> Path:
 def test_after_an_unclean_shutdown_a_broker_rebuilds_the_indexes_after_the_recovery_point(
     damage: Damage, recovery_point: int, tmp_path: Path
 ) -> None:
-    """Rebuilt indexes follow the records; for segments below the recovery point, a broker uses the existing indexes."""
+    """Rebuilt indexes agree with the records; for segments below the recovery point, a broker uses the existing
+    indexes.
+    """
     partition = write_three_segments(tmp_path / "logs" / "t-0", damage)
     (tmp_path / "logs" / "recovery-point-offset-checkpoint").write_text(f"0\n1\nt 0 {recovery_point}\n")
     result = lookup_time(LOCAL, survey(partition, clean=False), NOW + 25)
@@ -308,7 +312,7 @@ def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     write_segment(partition, Files(0, log, b"", NOW), 100)
     path = partition / f"{0:020d}.index"
     data = bytearray(path.read_bytes())
-    data[8 + 7] ^= 1  # of slot 1
+    data[8 + 7] ^= 1  # a byte of slot 1
     path.write_bytes(data)
     facts = survey(partition)
     offset, position = struct.unpack_from(">ii", data, 8)
@@ -319,7 +323,7 @@ def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     assert not lookup_offset(LOCAL, facts, offset - 1).notes
 
 
-def test_damage_on_the_path_is_an_error_with_its_position_and_other_damage_is_none(tmp_path: Path) -> None:
+def test_only_damage_in_the_way_of_a_look_up_is_an_error(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     log = b"".join(encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(3))

@@ -1,4 +1,4 @@
-"""The log dirs that the recorded commands run on: small, and the same bytes, times and paths at each run."""
+"""The log dirs on which the recorded commands run: small, with the same bytes, times and paths in each run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from tests.reference.batches import decode_log, encode_batch
 # The clock of all commands: an hour after the broker of the golden logs was stopped.
 NOW_MS = golden.manifest()["generated_ms"] + 3_600_000
 SEGMENT = "00000000000000000000"
-RECORDS = 120  # of each partition, in three segments of four batches
+RECORDS = 120  # per partition, in three segments of four batches
 
 
 def place(name: str, root: Path, cache: Path) -> None:
-    """Write the place `name` into the directory `root`, whose former contents are removed. A place is built only once,
-    in `cache`, under the path `root`, and copied from there."""
+    """Write the place `name` into the directory `root`, whose former contents are removed.
+
+    A place is built only once, in `cache`, with the path `root`, and copied from there.
+    """
     kept = cache / name
     if not kept.exists():
         _empty(root)
@@ -39,7 +41,7 @@ def _empty(root: Path) -> None:
 
 
 def _logs(root: Path, names: tuple[str, ...] = ("orders-0", "orders-1", "users-0"), at: str = "logs") -> Path:
-    """Write a log dir of a broker that was stopped cleanly, without a metadata log."""
+    """Write a log dir of a cleanly stopped broker, without a metadata log."""
     records = {name: random_records(number, RECORDS, 12) for number, name in enumerate(names)}
     log_dir = write_log_dir(root / at, records, segments=3)
     _set_times(log_dir)
@@ -56,28 +58,28 @@ def _due(root: Path) -> None:
 
 
 def _clean(root: Path) -> None:
-    """Everything below the active segments has been compacted."""
+    """Write a log dir in which everything below the active segments has been compacted."""
     log_dir = _logs(root)
     (log_dir / "cleaner-offset-checkpoint").write_text("0\n2\norders 0 80\norders 1 80\n")
     _set_times(log_dir)
 
 
 def _refused(root: Path) -> None:
-    """The partition is being moved to another log dir."""
+    """Write a partition that is being moved to another log dir."""
     log_dir = _logs(root, ("orders-0",))
     (log_dir / f"orders-0.{'a' * 32}-future").mkdir()
     _set_times(log_dir)
 
 
 def _damaged(root: Path) -> None:
-    """One bit of a batch differs."""
+    """Write a log dir with one flipped bit in a batch."""
     log_dir = _logs(root, ("orders-0",))
     _flip_a_bit(log_dir / "orders-0" / f"{40:020d}.log")
     _set_times(log_dir)
 
 
 def _mixed(root: Path) -> None:
-    """A partition that is due, a damaged one, a refused one, and one that is not compacted."""
+    """Write a partition that is due, a damaged one, a refused one, and one that is not compacted."""
     log_dir = _logs(root, ("orders-0", "orders-1", "orders-2", "users-0"))
     _flip_a_bit(log_dir / "orders-1" / f"{40:020d}.log")
     (log_dir / f"orders-2.{'a' * 32}-future").mkdir()
@@ -85,7 +87,7 @@ def _mixed(root: Path) -> None:
 
 
 def _flip_a_bit(log: Path) -> None:
-    """Change a bit in the records of the second batch."""
+    """Flip a bit in the records of the second batch."""
     data = bytearray(log.read_bytes())
     data[decode_log(bytes(data))[1].position + 70] ^= 1
     log.write_bytes(data)
@@ -100,7 +102,9 @@ def _no_partitions(root: Path) -> None:
 
 
 def _crashed(root: Path) -> None:
-    """No clean shutdown; a missing index, a wrong one, and a torn batch above the recovery point."""
+    """Write a log dir without a clean shutdown, with a missing index, a wrong one, and a torn batch above the recovery
+    point.
+    """
     log_dir = _logs(root)
     (log_dir / ".kafka_cleanshutdown").unlink()
     (log_dir / "orders-0" / f"{40:020d}.index").unlink()
@@ -113,7 +117,7 @@ def _crashed(root: Path) -> None:
 
 
 def _two_log_dirs(root: Path) -> None:
-    """A partition is in both of them."""
+    """Write two log dirs that both have the same partition."""
     _logs(root, ("orders-0",), "logs")
     log_dir = _logs(root, ("orders-1", "users-0"), "more")
     shutil.copytree(root / "logs" / "orders-0", log_dir / "orders-0")
@@ -121,7 +125,7 @@ def _two_log_dirs(root: Path) -> None:
 
 
 def _replicas(root: Path) -> None:
-    """Three brokers. On b, records have another epoch; on c, a record is missing and a batch is damaged."""
+    """Write three brokers. On b, records have another epoch; on c, a record is missing and a batch is damaged."""
     for name in "abc":
         log_dir = _logs(root, ("orders-0", "orders-1", "users-0"), name)
         (log_dir / "cleaner-offset-checkpoint").write_text("0\n0\n")
@@ -134,7 +138,7 @@ def _replicas(root: Path) -> None:
 
 
 def _encode_again(log: Path, number: int, *, without: int | None = None, leader_epoch: int = 0) -> None:
-    """Replace a batch of the file by one without the record `without`, or with another epoch."""
+    """Replace a batch of the file with one without the record `without`, or with another epoch."""
     data = log.read_bytes()
     batch = decode_log(data)[number]
     records = [record for record in batch.records if record.offset != without]
@@ -143,7 +147,7 @@ def _encode_again(log: Path, number: int, *, without: int | None = None, leader_
 
 
 def _broker(root: Path) -> None:
-    """The log dir of a real Kafka 4.3.1 with its metadata log, and its properties file."""
+    """Write the log dir of a real Kafka 4.3.1 with its metadata log, and its properties file."""
     golden.unpack(root)
     (root / golden.LOG_DIR).rename(root / "logs")
     text = golden.PROPERTIES.read_text()
@@ -151,7 +155,7 @@ def _broker(root: Path) -> None:
 
 
 def _table(root: Path) -> None:
-    """A stopped broker, and a table of records to import."""
+    """Write the log dir of a stopped broker, and a table of records to import."""
     _logs(root)
     columns = {
         "key": [b"customer-%d" % (number % 7) for number in range(50)],

@@ -1,4 +1,4 @@
-"""The command lines that are recorded, by command. Beside those here, each command is given wrong flags."""
+"""The command lines that are recorded, by command. In addition, each command is recorded with wrong flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPIRING = (
 IMPORT = (
     f"import /HOST/orders.parquet {KNOWN} --topic orders --append --single-replica --topic-id AAAAAAAAAAAAAAAAAAAAAQ"
 )
-PARTLY = NOW_MS - BASE_MS - 60  # the first segment of each partition is older than that
+PARTLY = NOW_MS - BASE_MS - 60  # the first segment of each partition is older than this
 BROKER = "--config /HOST/server.properties"
 ORDERS = "/HOST/logs/orders-0"
 AT_60 = f"--timestamp {BASE_MS + 60}"  # the time of offset 60 of each partition
@@ -446,7 +446,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "jobs-dir": (Case("installed without jobs", "nothing", ("jobs-dir",), both=False),),
 }  # fmt: skip
 
-# By the command, or by what several commands share.
+# By command, or by the part that several commands share.
 ON_SPARK: dict[str, tuple[Case, ...]] = {
     "import": (
         Case(
@@ -484,7 +484,9 @@ ON_SPARK: dict[str, tuple[Case, ...]] = {
 
 
 def wrong_flags(command: str) -> Case:
-    """Return wrong usage that any command is asked with: no flags, an unknown one, near misses, a missing value."""
+    """Return wrong command lines for any command: without flags, with an unknown flag, near misses, and a missing
+    value.
+    """
     lines = (
         command,
         f"{command} --nosuch",

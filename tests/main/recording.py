@@ -1,9 +1,9 @@
 """Runs command lines in this process and writes what they print as text, without what varies between runs.
 
-The clock, ids of runs, seeds, the name of the host, its file system and its free space are fixed while a command runs.
-Temporary paths, durations that a monotonic clock measures, times of log lines and the version are replaced by
+While a command runs, the clock, the ids of runs, seeds, the name of the host, its file system and its free space are
+fixed. Temporary paths, durations that a monotonic clock measures, times of log lines and the version are replaced by
 placeholders, blanks at the ends of lines are removed, and adjacent progress lines, whose order varies, are sorted.
-Everything else is recorded as it is printed.
+Everything else is recorded as printed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from keytail.log.fs import FileSystem
 from keytail.main.main import app
 from tests.main.places import NOW_MS, place
 
-HOST = "/HOST"  # of a recorded command: the directory of its place
+HOST = "/HOST"  # the directory of its place in a recorded command
 FREE_BYTES = 64 << 30
-# Tables are padded and folded by the lengths of paths, so the length of the directory must not depend on where it is.
+# Tables are padded and folded by the lengths of paths, so the length of the root must not depend on where it is.
 ROOT_LENGTH = 120
-# The widths of tables, in which no path is folded, and of other output.
+# The width of tables, in which no path is folded, and the width of other output.
 WIDE, NARROW = 500, 100
 
 _VARIES = (
@@ -46,7 +46,7 @@ _VARIES = (
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),
 )
 _PROGRESS = re.compile(r"(?:^keytail: \[\d+/\d+\] .*\n?)+", re.MULTILINE)
-# Only of commands with Spark, whose workers have the clock of the real host, and of Delta tables.
+# Only in the output of commands with Spark, whose workers have the clock of the real host, and of Delta tables.
 _VARIES_ON_SPARK = (
     (re.compile(r'("(?:start|end)_ms": )\d+'), r"\1TIME"),
     (re.compile(r" +(?:\d+\.\d s|\d+ min \d+ s)$", re.MULTILINE), "  TIME"),
@@ -63,8 +63,9 @@ _VARIES_ON_SPARK = (
 
 @dataclass(frozen=True)
 class Case:
-    """Command lines that run one after another in a place. With `both`, they run a second time, in the place as it
-    was, each with `--output json`."""
+    """Command lines that run one after the other in a place. With `both`, they run a second time, in a new copy of the
+    place, each with `--output json`.
+    """
 
     name: str
     place: str
@@ -76,7 +77,7 @@ class Case:
 def root_in(folder: Path) -> Path:
     """Return a directory in `folder` whose path has a fixed length."""
     missing = ROOT_LENGTH - len(str(folder)) - 1
-    assert missing > 0, f"the temporary directory has too long a path: {folder}"
+    assert missing > 0, f"the path of the temporary directory is too long: {folder}"
     return folder / ("h" * missing)
 
 
@@ -88,16 +89,18 @@ def fix_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda size=4: f"{0xC0DE0000 + next(numbers):0{2 * size}x}")
     monkeypatch.setattr(secrets, "randbits", lambda _: 1)  # the seed of the hashes of an audit
     monkeypatch.setattr(os, "uname", lambda: os.uname_result((host[0], "broker-7", *host[2:])))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one task at a time, so that lines have one order
+    # one task at a time, so that lines always have the same order
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(FileSystem, "file_system_type", lambda *_: "ext4")
     monkeypatch.setattr(FileSystem, "free_bytes", lambda *_: FREE_BYTES)
-    monkeypatch.setattr(totals, "expected_seconds", lambda _: 0.0)  # of compiling kernels that no test has compiled
-    monkeypatch.setattr(progress, "PACE_S", 1e9)  # on a busy machine, a line would report that the run goes on
+    # the expected time to compile kernels that no test has compiled
+    monkeypatch.setattr(totals, "expected_seconds", lambda _: 0.0)
+    monkeypatch.setattr(progress, "PACE_S", 1e9)  # on a busy machine, a line would report that the run continues
     fix_terminal(monkeypatch)
 
 
 def fix_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fix what the width and the colours of output depend on, besides COLUMNS."""
+    """Fix what the width and the colours of output depend on, except COLUMNS."""
     monkeypatch.setattr(typer.rich_utils, "FORCE_TERMINAL", False)
     monkeypatch.setattr(typer.rich_utils, "MAX_WIDTH", None)
     for name in ("FORCE_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "LINES", "TERMINAL_WIDTH"):
@@ -113,10 +116,10 @@ def invoke(words: list[str], columns: int) -> Result:
 
 
 def text_of(case: Case, root: Path, cache: Path, *, on_spark: bool = False) -> str:
-    """Run the commands of the case and return the recording of it."""
+    """Run the commands of the case, and return their recording."""
 
-    def without_what_varies(text: str) -> str:
-        return _without_what_varies(text, root, on_spark)
+    def normalized(text: str) -> str:
+        return _normalized(text, root, on_spark)
 
     place(case.place, root, cache)
     runs = [_run(case, root, ())]
@@ -127,7 +130,7 @@ def text_of(case: Case, root: Path, cache: Path, *, on_spark: bool = False) -> s
     lines = [f"==== {case.name} (place: {case.place})"]
     for number, command in enumerate(case.commands):
         statuses, outputs, errors = zip(
-            *((item.exit_code, without_what_varies(item.stdout), without_what_varies(item.stderr))
+            *((item.exit_code, normalized(item.stdout), normalized(item.stderr))
               for item in (run[number] for run in runs)),
             strict=True,
         )  # fmt: skip
@@ -148,7 +151,7 @@ def _run(case: Case, root: Path, more: tuple[str, ...]) -> list[Result]:
         fix_machine(monkeypatch)
         for command in case.commands:
             words = [*shlex.split(command.replace(HOST, str(root))), *more]
-            monkeypatch.setattr(sys, "argv", ["keytail", *words])  # is part of a ledger
+            monkeypatch.setattr(sys, "argv", ["keytail", *words])  # is recorded in a ledger
             results.append(invoke(words, case.columns))
             _age(root)
     return results
@@ -162,16 +165,16 @@ def _age(root: Path) -> None:
 
 
 def printed(words: list[str], columns: int) -> str:
-    """Run a command line that reads no log dir, and return the recording of it."""
+    """Run a command line that reads no log dir, and return its recording."""
     done = invoke(words, columns)
     lines = [" ".join(["$ keytail", *words]), f"exit status {done.exit_code}"]
-    lines += _stream("standard output", _without_what_varies(done.stdout))
-    lines += _stream("standard error", _without_what_varies(done.stderr))
+    lines += _stream("standard output", _normalized(done.stdout))
+    lines += _stream("standard error", _normalized(done.stderr))
     return "\n".join(lines) + "\n"
 
 
-def _without_what_varies(text: str, root: Path | None = None, on_spark: bool = False) -> str:
-    if root is not None:  # also where a table has folded it
+def _normalized(text: str, root: Path | None = None, on_spark: bool = False) -> str:
+    if root is not None:  # even if a table has folded it
         text = re.sub(r"(?:\n *)?".join(map(re.escape, str(root))), HOST, text)
     for pattern, word in (*_VARIES, *(_VARIES_ON_SPARK if on_spark else ())):
         text = pattern.sub(word, text)

@@ -11,12 +11,12 @@ from keytail import __version__
 
 
 @pytest.mark.parametrize("module", ["keytail", "keytail.app.cli"])
-def test_modules_that_are_run_are_the_command(module: str) -> None:
+def test_modules_of_the_command_line_can_be_run(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["keytail", __version__]
 
 
-def test_jars_are_fetched_by_the_old_name() -> None:
+def test_the_module_that_downloads_jars_can_be_run() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "keytail.spark.delta_jars"], capture_output=True, text=True, check=False
     )
@@ -24,7 +24,7 @@ def test_jars_are_fetched_by_the_old_name() -> None:
     assert "fetch() missing 1 required positional argument" in done.stderr
 
 
-def test_register_is_the_same_function() -> None:
+def test_the_old_register_is_the_same_function() -> None:
     from keytail.source import data_source
     from keytail.spark import source
 

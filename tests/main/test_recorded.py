@@ -1,6 +1,6 @@
-"""What each command prints is what was recorded in `recorded/`: helps, tables, JSON, errors, exit statuses.
+"""Each command prints what was recorded in `recorded/`: helps, tables, JSON, errors, exit statuses.
 
-`KEYTAIL_RECORD=1` writes the recordings again instead, and skips; see tests/README.md.
+With `KEYTAIL_RECORD=1` the tests write the recordings again, and are skipped; see tests/README.md.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ LINES = ([], ["--version"], ["compat"], ["--nosuch"])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the root of the places, and the directory that they are copied from. The kernels are compiled: a run that
-    compiles them says so."""
+    """Return the root of the places, and the directory from which they are copied, after compiling the kernels: a run
+    that compiles them would print it.
+    """
     compile_kernels(None, lambda line: None)
     return root_in(tmp_path_factory.mktemp("recorded")), tmp_path_factory.mktemp("places")
 
 
 def check(name: str, text: str) -> None:
-    """Compare the text with the recording of this name, or write that."""
+    """Compare the text with the recording of this name, or write the recording."""
     path = RECORDED / f"{name}.txt"
     if os.environ.get("KEYTAIL_RECORD") == "1":
         path.write_bytes(text.encode())

@@ -1,4 +1,6 @@
-"""The page of commands, flags and settings agrees with the program; shells complete it; a typo gets a suggestion."""
+"""The page of commands, flags and settings agrees with the program, shells complete command lines, and the nearest
+command or flag is suggested for a misspelt one.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,16 @@ PAGE = Path(reference.__file__).with_name("REFERENCE.md")
 ROWS = PAGE.parents[1] / "cli" / "ROWS.md"
 
 
-def test_the_page_is_made_from_the_program() -> None:
-    assert PAGE.read_text() == reference.page(), "`make reference` generates it"
+def test_the_page_is_generated_from_the_program() -> None:
+    assert PAGE.read_text() == reference.page(), "run `make reference`"
 
 
-def test_the_page_of_rows_is_made_from_the_program() -> None:
-    assert ROWS.read_text() == reference_rows.page(), "`make reference` writes it again"
+def test_the_page_of_rows_is_generated_from_the_program() -> None:
+    assert ROWS.read_text() == reference_rows.page(), "run `make reference`"
 
 
-def test_no_help_loses_words_in_brackets_as_markup() -> None:
-    """Such as [report] of keytail[report]: only styles are markup."""
+def test_words_in_brackets_are_not_lost_from_helps() -> None:
+    """Only styles are markup, not for example the brackets in keytail[report]."""
     group = typer.main.get_command(app)
     helps = [help for command in group.commands.values()  # type: ignore[attr-defined]
              for help in (command.help, *(parameter.help for parameter in command.params)) if help]  # fmt: skip
@@ -43,14 +45,14 @@ def test_no_help_loses_words_in_brackets_as_markup() -> None:
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.rows])
 def test_every_field_of_a_row_is_documented(name: str) -> None:
-    """Also those of the items of its lists, except fields that no output has."""
+    """This includes the fields of the items in its lists, but not fields that no output has."""
     [section] = [item for item in ROWS.read_text().split("\n## ") if f"`{name}`" in item.partition("\n")[0]]
     for row in COMMANDS[name].rows.values():
         listed = set(re.findall(r"^\| `([\w.\[\]]+)` \|", section, re.MULTILINE))
         assert {field.name for field in dataclasses.fields(row)} - set(NOT_IN_JSON) <= listed
 
 
-def test_nothing_is_undocumented() -> None:
+def test_every_command_and_flag_has_a_help() -> None:
     page = PAGE.read_text()
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for command in COMMANDS:
@@ -78,7 +80,7 @@ def test_every_command_has_an_example() -> None:
         (["verify", "--log-f"], {"--log-format"}),
     ],
 )
-def test_shells_complete(words: list[str], expected: set[str]) -> None:
+def test_shells_complete_command_lines(words: list[str], expected: set[str]) -> None:
     line = {"_KEYTAIL_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["keytail", *words])}
     keytail = Path(sys.executable).with_name("keytail")
     line |= {**os.environ, "COMP_CWORD": str(len(words))}
@@ -90,7 +92,7 @@ def test_shells_complete(words: list[str], expected: set[str]) -> None:
     ("words", "nearest"),
     [(["compat"], "compact"), (["compact", "--log-dir", "x"], "--log-dirs"), (["plan", "--topik", "x"], "--topic")],
 )
-def test_a_near_miss_is_answered_with_what_was_meant(words: list[str], nearest: str) -> None:
+def test_the_nearest_name_is_suggested_for_a_misspelt_one(words: list[str], nearest: str) -> None:
     keytail = Path(sys.executable).with_name("keytail")
     done = subprocess.run([keytail, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -98,13 +100,13 @@ def test_a_near_miss_is_answered_with_what_was_meant(words: list[str], nearest: 
 
 
 ERRORS = Path(reference.__file__).with_name("ERRORS.md")
-# The rest is in their rows or the lines above, or their text is complete.
+# The remedies of the others are in their rows or in the lines above, or their text is sufficient.
 WITHOUT_REMEDY = 9
 
 
 @pytest.mark.long
-def test_the_page_of_errors_is_made_from_the_program() -> None:
-    assert ERRORS.read_text() == reference_errors.page(), "`make reference` generates it"
+def test_the_page_of_errors_is_generated_from_the_program() -> None:
+    assert ERRORS.read_text() == reference_errors.page(), "run `make reference`"
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What is suggested for an unknown command or flag: by its meaning, then by its spelling."""
+"""Suggestions for an unknown command or flag, by its meaning and then by its spelling."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FLAGS = {
         ("compat", ["compact"]), ("verfy", ["verify"]), ("repiar", ["rebuild-index", "salvage"]), ("xyzzy", []),
     ],
 )  # fmt: skip
-def test_a_word_means_commands(word: str, commands: list[str]) -> None:
+def test_commands_are_suggested_for_a_word_with_their_meaning(word: str, commands: list[str]) -> None:
     assert commands_meant(word, ALSO_CALLED) == commands
 
 
-def test_no_command_has_the_name_of_another() -> None:
+def test_no_word_is_the_name_of_a_command() -> None:
     for name, words in ALSO_CALLED.items():
         assert name not in words
         assert not set(words) & set(COMMANDS)
@@ -63,7 +63,7 @@ def test_a_dry_run_is_the_default_or_not_needed(command: str, flag: str, run: Ru
         ("compact", "--xyzzy", ""),
     ],
 )
-def test_a_flag_means_another(command: str, flag: str, text: str, run: Run) -> None:
+def test_a_flag_is_suggested_for_one_with_its_meaning(command: str, flag: str, text: str, run: Run) -> None:
     assert about_flag(flag, FLAGS[command], FLAGS).endswith(text)
     for arguments in ([flag], [f"{flag}=1"]):
         result = run(command, *arguments)
@@ -72,13 +72,13 @@ def test_a_flag_means_another(command: str, flag: str, text: str, run: Run) -> N
         assert text in result.stderr
 
 
-def test_every_flag_that_is_meant_exists() -> None:
+def test_every_suggested_flag_exists() -> None:
     every = set().union(*FLAGS.values())
     for flag, meant in FLAGS_MEANT.items():
         assert {name.split()[0] for name in meant} <= every, flag
 
 
-def test_an_unknown_command_is_named(run: Run) -> None:
+def test_an_unknown_command_is_reported_with_suggestions(run: Run) -> None:
     result = run("repair")
     assert result.exit_code == 2
     assert "No such command 'repair'. Did you mean rebuild-index or salvage?" in result.stderr
@@ -88,8 +88,8 @@ def test_an_unknown_command_is_named(run: Run) -> None:
     assert "No such command 'xyzzy'." in run("xyzzy").stderr
 
 
-def test_a_job_under_spark_submit_suggests_too() -> None:
-    """It is run without the group of all commands."""
+def test_a_job_under_spark_submit_prints_suggestions() -> None:
+    """The job is run without the group of all commands."""
     command = GROUP.commands["compact"]  # type: ignore[attr-defined]
     with pytest.raises(Exception, match=r"No such option: --log-dirz. Did you mean --log-dirs\b"):
         command.main(["--log-dirz", "X"], prog_name="compact.py", standalone_mode=False)

@@ -27,12 +27,12 @@ def ready(run: Run, log_dir: Path) -> Path:
     return log_dir
 
 
-def test_nothing_is_prepared(run: Run, log_dir: Path) -> None:
+def test_without_preparations_a_message_is_printed(run: Run, log_dir: Path) -> None:
     assert prepared(run, log_dir) == {}
     assert run("prepared", "--log-dirs", log_dir, *CONFIG).stdout == "Nothing is prepared.\n"
 
 
-def test_what_is_ready(run: Run, ready: Path) -> None:
+def test_a_preparation_that_is_ready_is_listed(run: Run, ready: Path) -> None:
     rows = prepared(run, ready)
     assert {name: row["status"] for name, row in rows.items()} == {"orders-0": "ready", "orders-1": "ready"}
     row = rows["orders-0"]
@@ -44,7 +44,7 @@ def test_what_is_ready(run: Run, ready: Path) -> None:
     assert any(row["run_id"] in path.name for path in files)
 
 
-def test_what_is_stale_and_why(run: Run, ready: Path) -> None:
+def test_a_stale_preparation_is_listed_with_the_reason(run: Run, ready: Path) -> None:
     os.utime(min((ready / "orders-0").glob("*.log")))
     next((ready / "orders-1").glob("*.prepared.*")).unlink()
     rows = prepared(run, ready)
@@ -53,15 +53,15 @@ def test_what_is_stale_and_why(run: Run, ready: Path) -> None:
     assert "has no record" in rows["orders-1"]["error"]
 
 
-def test_discard_needs_execute_and_removes_only_what_was_prepared(run: Run, log_dir: Path) -> None:
+def test_discard_requires_execute_and_removes_only_preparations(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     compact(run, log_dir, "--prepare")
-    other = log_dir / "orders-0" / f"{0:020d}.log.r3f2a.a1.clean"  # of a run of another kind
+    other = log_dir / "orders-0" / f"{0:020d}.log.r3f2a.a1.clean"  # left by a run of another command
     other.touch()
     files = scratch(log_dir)
     assert set(prepared(run, log_dir, "--discard")) == {"orders-0", "orders-1"}
     assert scratch(log_dir) == files
-    with hold([str(log_dir)]):  # a broker may run
+    with hold([str(log_dir)]):  # like a running broker
         rows = prepared(run, log_dir, "--discard", "--execute")
     assert {row["status"] for row in rows.values()} == {"discarded"}
     assert scratch(log_dir) == [other.name]
@@ -72,7 +72,7 @@ def test_discard_needs_execute_and_removes_only_what_was_prepared(run: Run, log_
     assert prepared(run, log_dir, "--discard", "--execute") == {}
 
 
-def test_a_run_that_prepares_is_not_disturbed(run: Run, ready: Path) -> None:
+def test_a_running_preparation_is_not_disturbed(run: Run, ready: Path) -> None:
     files = scratch(ready)
     with hold([str(ready)], name=names.PREPARE_LOCK):
         done = run("prepared", "--log-dirs", ready, *CONFIG, "--discard", "--execute")

@@ -13,7 +13,7 @@ INTERVALS = (0, 1, 60, 200, 1000, 2**31 - 1)
 
 
 def random_segment(rng: random.Random, base_offset: int, *, batches: int = 60, equal: bool = False) -> bytes:
-    """Batches of 70 to 500 bytes, or all of one size; times rise, fall, repeat, and are sometimes missing."""
+    """Return batches of 70 to 500 bytes, or all of one size; times rise, fall, repeat, and are sometimes missing."""
     offset, parts, now_ms = base_offset, [], rng.choice([1000, 1_700_000_000_000])
     for _ in range(batches):
         offset += rng.choice([0, 0, 0, 5])
@@ -28,7 +28,9 @@ def random_segment(rng: random.Random, base_offset: int, *, batches: int = 60, e
 
 
 def restarted_indexes(rng: random.Random, log: bytes, base_offset: int, interval_bytes: int) -> tuple[bytes, bytes]:
-    """As left by a broker that was restarted cleanly within the segment: from there on it counted bytes from zero."""
+    """Return the indexes of a broker that was cleanly restarted within the segment, and then counted bytes from zero
+    again.
+    """
     batches = decode_log(log)
     at = rng.choice(batches).position
     before = index_files(log[:at], base_offset, interval_bytes)

@@ -1,4 +1,4 @@
-"""The states of parts of a log, combined, give the transaction indexes of a pass over the whole log."""
+"""The combined states of parts of a log give the transaction indexes of a pass over the whole log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from keytail.rebuild_index.aborted import Needed, asked_offsets, right_entries
 from tests.chance import SEED, draws
 from tests.reference.cleaner import Aborted
 from tests.reference.transactions import Event, broker_entries
-from tests.reference.transactions import right_entries as twin
+from tests.reference.transactions import right_entries as reference_entries
 
 _CONTROL_TYPE = {"ABORT": 0, "COMMIT": 1, "other control": 2, "emptied control": -1}
 
 
 def random_events(rng: random.Random, count: int, *, cleaned: bool) -> list[Event]:
-    """Few producers, so that transactions interleave; in a cleaned log most data is removed, and some markers."""
+    """Return events of few producers, so that transactions interleave; in a cleaned log most data is removed, and some
+    markers.
+    """
     offset, events = 0, []
     aborts = rng.choice([0.0, 0.1, 0.5])
     for _ in range(count):
@@ -66,7 +68,7 @@ def as_model_entries(entries: np.ndarray) -> list[Aborted]:
 
 
 def in_parts(rng: random.Random, events: list[Event], known: np.ndarray, log_start: int) -> list[np.ndarray]:
-    """Split into parts, each read in chunks."""
+    """Split the log into parts, each read in chunks."""
     cuts = sorted(rng.randint(0, len(events)) for _ in range(rng.choice([0, 1, 3, 10])))
     parts = []
     for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
@@ -96,8 +98,8 @@ def test_combined_parts_equal_the_model_of_the_whole(case: int, monkeypatch: pyt
     entries = entries_of(known)
     parts = in_parts(rng, events, entries, log_start)
     found = as_model_entries(right_entries(parts, entries, 0, log_start))
-    assert [item for item in found if item.last_offset >= log_start] == twin(events, known, log_start)
-    below = twin(events, known, 0)
+    assert [item for item in found if item.last_offset >= log_start] == reference_entries(events, known, log_start)
+    below = reference_entries(events, known, 0)
     assert [item for item in found if item.last_offset < log_start] == [o for o in below if o.last_offset < log_start]
 
 
@@ -111,8 +113,9 @@ def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyP
 
 
 def test_the_state_of_a_part_is_small() -> None:
-    """Of a long transaction only the first batch and the marker are stored; of many committed ones, a few rows for each
-    producer."""
+    """Of a long transaction, only the first batch and the marker are stored; of many committed ones, a few rows per
+    producer.
+    """
     data = [Event("data", 1, n, n) for n in range(1000)]
     needed = Needed(np.empty(0, np.int64), 0)
     needed.add(table_of([*data, Event("ABORT", 1, 1000, 1000)]))

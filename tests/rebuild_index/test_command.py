@@ -21,13 +21,13 @@ from tests.reference.indexing import index_files
 
 @pytest.fixture
 def sound(run: Run, log_dir: Path) -> Path:
-    """The log dir, with the snapshots that a broker would have left."""
+    """Create the log dir with the snapshots that a broker would have left."""
     assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0
     (log_dir / ".lock").unlink()
     return log_dir
 
 
-def go(run: Run, log_dir: Path, *more: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def run_rebuild(run: Run, log_dir: Path, *more: str) -> tuple[int, dict[str, dict[str, Any]]]:
     result = run("rebuild-index", "--log-dirs", log_dir, "--output", "json", *more)
     return result.exit_code, rows_of(result)
 
@@ -46,7 +46,7 @@ def remove(partition: Path, suffix: str) -> int:
 def test_a_valid_log_dir_is_unchanged(run: Run, sound: Path) -> None:
     before = snapshot(sound)
     for more in ((), ("--execute",), ("--all", "--execute")):
-        status, rows = go(run, sound, *more)
+        status, rows = run_rebuild(run, sound, *more)
         assert status == 0
         assert set(statuses(rows).values()) == {"sound"}
         assert {row["files_wrong"] for row in rows.values()} == {0}
@@ -62,7 +62,7 @@ def test_a_dry_run_reports_missing_files_and_changes_nothing(run: Run, sound: Pa
     assert "3 partitions: 2 would-rebuild, 1 sound." in result.stdout
     assert "orders-0 segment 100 would-rebuild: .index: the file is missing" in result.stdout
     assert "--execute" in result.stderr
-    status, rows = go(run, sound)
+    status, rows = run_rebuild(run, sound)
     assert status == 1
     segment = rows["orders-0"]["segments"][1]
     assert (segment["base_offset"], segment["index"], segment["time_index"]) == (100, "missing", "sound")
@@ -80,7 +80,7 @@ def test_missing_files_are_rebuilt_with_owner_mode_and_times(run: Run, sound: Pa
     wrong.chmod(0o640)
     (partition / f"{0:020d}.log").chmod(0o600)
     remove(partition, ".index")
-    status, rows = go(run, sound, "--execute")
+    status, rows = run_rebuild(run, sound, "--execute")
     assert (status, rows["orders-0"]["status"], rows["orders-0"]["files_wrong"]) == (0, "rebuilt", 5)
     after = snapshot(sound)
     assert {name: data for name, (data, _) in after.items()} == {name: data for name, (data, _) in before.items()}
@@ -91,24 +91,24 @@ def test_missing_files_are_rebuilt_with_owner_mode_and_times(run: Run, sound: Pa
     for log in partition.glob("*.log"):
         ours = (log.with_suffix(".index").read_bytes(), log.with_suffix(".timeindex").read_bytes())
         assert ours == index_files(log.read_bytes(), int(log.stem), 4096)
-    assert go(run, sound)[0] == 0
+    assert run_rebuild(run, sound)[0] == 0
 
 
-def test_the_topics_interval_is_used(run: Run, sound: Path) -> None:
+def test_the_interval_of_the_topic_is_used(run: Run, sound: Path) -> None:
     config = ("--topic-config", "orders:index.interval.bytes=0", "--all")
-    status, rows = go(run, sound, *config)
+    status, rows = run_rebuild(run, sound, *config)
     assert (status, rows["orders-0"]["status"], rows["users-0"]["status"]) == (1, "would-rebuild", "sound")
-    assert go(run, sound, *config, "--execute")[0] == 0
+    assert run_rebuild(run, sound, *config, "--execute")[0] == 0
     log = sound / "orders-0" / f"{100:020d}.log"
     assert log.with_suffix(".index").read_bytes() == index_files(log.read_bytes(), 100, 0)[0]
-    status, rows = go(run, sound)
-    assert (status, set(statuses(rows).values())) == (0, {"sound"}), "other entries, and all of them true"
-    status, rows = go(run, sound, "--topic-config", "segment.index.bytes=16", *config[:2], "--all")
+    status, rows = run_rebuild(run, sound)
+    assert (status, set(statuses(rows).values())) == (0, {"sound"}), "the entries differ, but all are correct"
+    status, rows = run_rebuild(run, sound, "--topic-config", "segment.index.bytes=16", *config[:2], "--all")
     assert (status, rows["orders-0"]["status"]) == (3, "refused")
     assert "segment.index.bytes" in rows["orders-0"]["error"]
 
 
-def test_a_refused_row_lists_what_was_rebuilt_nevertheless(run: Run, sound: Path) -> None:
+def test_a_refused_row_lists_files_that_were_rebuilt_nevertheless(run: Run, sound: Path) -> None:
     partition = sound / "orders-0"
     log = partition / f"{0:020d}.log"
     data = log.read_bytes()
@@ -116,7 +116,7 @@ def test_a_refused_row_lists_what_was_rebuilt_nevertheless(run: Run, sound: Path
     log.write_bytes(data[:second] + data[third:])  # compacted: without older snapshots, producers may be missing
     for suffix in (".snapshot", ".index"):
         remove(partition, suffix)
-    status, rows = go(run, sound, "--execute")
+    status, rows = run_rebuild(run, sound, "--execute")
     row = rows["orders-0"]
     assert (status, row["status"]) == (3, "refused")
     assert "cannot be rebuilt" in row["error"]
@@ -125,7 +125,7 @@ def test_a_refused_row_lists_what_was_rebuilt_nevertheless(run: Run, sound: Path
     assert "nothing was changed" not in REBUILD_INDEX.statuses["refused"].meaning
 
 
-def test_the_others_continue_beside_a_corrupt_one(run: Run, sound: Path) -> None:
+def test_a_corrupt_partition_does_not_stop_the_others(run: Run, sound: Path) -> None:
     damaged = sound / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
     position = decode_log(bytes(data))[3].position
@@ -134,7 +134,7 @@ def test_the_others_continue_beside_a_corrupt_one(run: Run, sound: Path) -> None
     for name in ("orders-0", "orders-1"):
         remove(sound / name, ".index")
     before = snapshot(sound / "orders-1")
-    status, rows = go(run, sound, "--execute")
+    status, rows = run_rebuild(run, sound, "--execute")
     assert status == 3
     assert statuses(rows) == {"orders-0": "rebuilt", "orders-1": "corrupt", "users-0": "sound"}
     assert f"byte position {position}" in rows["orders-1"]["error"]
@@ -149,24 +149,24 @@ def test_a_torn_tail_is_reported_and_truncated_only_on_demand(run: Run, sound: P
     cut_at = decode_log(whole)[-1].position
     torn.write_bytes(whole[:-7])
     before = snapshot(sound)
-    status, rows = go(run, sound, "--truncate")
+    status, rows = run_rebuild(run, sound, "--truncate")
     assert (status, rows["orders-0"]["status"]) == (1, "would-rebuild")
     assert f"byte position {cut_at}, offset 390" in rows["orders-0"]["error"]
     assert snapshot(sound) == before
-    status, rows = go(run, sound, "--execute")
+    status, rows = run_rebuild(run, sound, "--execute")
     assert status == 1
     assert "--truncate" in rows["orders-0"]["error"]
     assert torn.read_bytes() == whole[:-7]
-    status, rows = go(run, sound, "--execute", "--truncate")
+    status, rows = run_rebuild(run, sound, "--execute", "--truncate")
     assert (status, rows["orders-0"]["status"], rows["orders-0"]["error"]) == (0, "rebuilt", "")
     assert "truncated there" in rows["orders-0"]["notes"][0]
     assert torn.read_bytes() == whole[:cut_at]
     assert torn.with_suffix(".index").read_bytes() == index_files(whole[:cut_at], 300, 4096)[0]
-    assert go(run, sound, "--execute", "--truncate")[1]["orders-0"]["status"] == "sound"
+    assert run_rebuild(run, sound, "--execute", "--truncate")[1]["orders-0"]["status"] == "sound"
 
 
 @pytest.mark.parametrize("clean_shutdown", [True, False])
-def test_damage_that_is_not_truncated_has_a_reason_and_a_remedy_that_helps(
+def test_damage_that_is_not_truncated_has_a_reason_and_an_effective_remedy(
     run: Run, sound: Path, tmp_path: Path, clean_shutdown: bool
 ) -> None:
     damaged, partition = sound / "orders-1" / f"{100:020d}.log", sound / "orders-1"
@@ -180,10 +180,10 @@ def test_damage_that_is_not_truncated_has_a_reason_and_a_remedy_that_helps(
         (sound / "recovery-point-offset-checkpoint").write_text("0\n1\norders 1 300\n")
         why = "it is below the recovery point 300"
     chosen = ("--partitions", "orders-1")
-    assert "`keytail rebuild-index --truncate`" in go(run, sound, *chosen)[1]["orders-1"]["error"]
+    assert "`keytail rebuild-index --truncate`" in run_rebuild(run, sound, *chosen)[1]["orders-1"]["error"]
     before = snapshot(partition)
     for more in ((), ("--execute",)):
-        status, rows = go(run, sound, *chosen, "--truncate", *more)
+        status, rows = run_rebuild(run, sound, *chosen, "--truncate", *more)
         error = rows["orders-1"]["error"]
         assert (status, rows["orders-1"]["status"]) == (1, "corrupt")
         assert f"(batch has an invalid CRC): {why}" in error and f"byte position {position}" in error
@@ -195,7 +195,7 @@ def test_damage_that_is_not_truncated_has_a_reason_and_a_remedy_that_helps(
     partition.rename(tmp_path / "damaged")
     (saved / "orders-1").rename(partition)
     assert run("verify", "--log-dirs", sound, *chosen).exit_code == 0
-    assert go(run, sound, *chosen, "--execute", "--truncate")[1]["orders-1"]["status"] == "sound"
+    assert run_rebuild(run, sound, *chosen, "--execute", "--truncate")[1]["orders-1"]["status"] == "sound"
 
 
 def test_beside_a_broker_the_end_of_the_log_is_not_checked(run: Run, sound: Path) -> None:
@@ -205,10 +205,10 @@ def test_beside_a_broker_the_end_of_the_log_is_not_checked(run: Run, sound: Path
     active.with_suffix(".index").write_bytes(active.with_suffix(".index").read_bytes() + bytes(800))
     active.with_suffix(".timeindex").write_bytes(bytes(1200))
     with hold([str(sound)]):
-        status, rows = go(run, sound)
+        status, rows = run_rebuild(run, sound)
         assert (status, rows["orders-0"]["status"], rows["orders-0"]["in_use"]) == (0, "sound", True)
         remove(sound / "orders-0", f"{0:020d}.index")
-        assert go(run, sound)[1]["orders-0"]["segments"][0]["index"] == "missing"
+        assert run_rebuild(run, sound)[1]["orders-0"]["segments"][0]["index"] == "missing"
         result = run("rebuild-index", "--log-dirs", sound, "--execute")
         assert result.exit_code == 1
         assert "in use by" in result.stderr
@@ -219,10 +219,10 @@ def test_leftovers_of_an_interrupted_run_are_resolved_first(run: Run, sound: Pat
     right = snapshot(sound)
     (partition / f"{0:020d}.index.rdead.as1.clean").write_bytes(b"garbage")
     os.rename(partition / f"{0:020d}.timeindex", partition / f"{0:020d}.timeindex.swap")
-    status, rows = go(run, sound)
+    status, rows = run_rebuild(run, sound)
     assert (status, rows["orders-0"]["status"]) == (3, "refused")
     assert "--execute finishes it first" in rows["orders-0"]["error"]
-    status, rows = go(run, sound, "--execute")
+    status, rows = run_rebuild(run, sound, "--execute")
     assert (status, rows["orders-0"]["status"]) == (0, "sound")
     assert len(rows["orders-0"]["notes"]) == 2
     assert snapshot(sound) == right
@@ -242,15 +242,15 @@ def test_a_held_lock_ends_the_run(run: Run, sound: Path) -> None:
 
 def test_unsuitable_states_are_refused(run: Run, sound: Path) -> None:
     tiered = ("--topic-config", "orders:remote.storage.enable=true")
-    status, rows = go(run, sound, *tiered)
+    status, rows = run_rebuild(run, sound, *tiered)
     assert (status, rows["orders-0"]["status"]) == (3, "refused")
     assert "tiered" in rows["orders-0"]["error"]
     (sound / "users-0" / "7.log").touch()
-    status, rows = go(run, sound, "--execute")
+    status, rows = run_rebuild(run, sound, "--execute")
     assert (status, rows["users-0"]["status"]) == (3, "refused")
     (sound / "users-0" / "7.log").unlink()
     (sound / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 1000\n")
-    assert "deletes the whole log" in go(run, sound)[1]["users-0"]["error"]
+    assert "deletes the whole log" in run_rebuild(run, sound)[1]["users-0"]["error"]
 
 
 @pytest.mark.parametrize(
@@ -274,4 +274,4 @@ def test_wrong_usage_is_refused(run: Run, log_dir: Path, tmp_path: Path, argumen
 def test_spark_is_not_started_for_a_few_bytes(run: Run, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rebuild, "session_of_run", None)
     remove(sound / "orders-0", ".index")
-    assert go(run, sound, "--execute")[0] == 0
+    assert run_rebuild(run, sound, "--execute")[0] == 0

@@ -1,4 +1,4 @@
-"""Index rebuilds on a real Spark session: segments and slices as tasks give the same files as one process."""
+"""Index rebuilds on a real Spark session: tasks for segments and slices write the same files as one process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plans_of(log_dir: Path, **more: Any) -> list[PartitionPlan]:
     ]
 
 
-class Noting(SparkEngine):
+class RecordingEngine(SparkEngine):
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self.jobs: list[str] = []
@@ -56,12 +56,12 @@ class Noting(SparkEngine):
 
 
 def test_spark_writes_what_one_process_writes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bundles of few partitions, slices by indexes of another interval; among them a corrupt one."""
+    """There are bundles of few partitions, slices by indexes of another interval, and a corrupt partition."""
     names = {f"t-{n}": random_records(n, 300 + 40 * n) for n in range(4)}
     dirs = [write_log_dir(tmp_path / which, names, segments=2) for which in ("here", "spark")]
     monkeypatch.setattr(rebuild, "BUNDLE_PARTITIONS", 2)
     kept = []
-    on_spark = Noting(spark)
+    on_spark = RecordingEngine(spark)
     for log_dir, engine in zip(dirs, (ThisProcess(), on_spark), strict=True):
         damaged = log_dir / "t-3" / f"{0:020d}.log"
         damaged.write_bytes(damaged.read_bytes()[:-1])
@@ -105,14 +105,14 @@ def test_the_job_under_spark_submit_finds_its_interpreter_beside_spark(tmp_path:
     assert len(list(log_dir.glob("t-*/*.index"))) == 8
 
 
-def test_work_in_the_bundle_of_a_killed_worker_is_repeated_alone(tmp_path: Path) -> None:
+def test_work_in_the_bundle_of_a_killed_worker_is_repeated_separately(tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 400) for n in range(8)})
     lost = KeytailError("the worker process of this partition was killed twice")
 
     def dying(
         payloads: Sequence[Any], function: Any, *, name: str, stopped: Any
     ) -> list[Outcome[Any]]:
-        """The worker of t-3 is killed each time, and with it the other work of its bundle."""
+        """Kill the worker of t-3 each time, and thus lose the other work of its bundle."""
         return [
             Outcome(None, lost)
             if any(work.task.partition_path.endswith("t-3") for work in payload)

@@ -25,7 +25,7 @@ def table_of(batches: list[tuple[int, int]]) -> np.ndarray:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
-    """Return what leaders recorded, the batches that are left (epoch, base), and the log end."""
+    """Return what leaders recorded, the batches that are left (epoch, base offset), and the log end."""
     entries, batches, epoch, offset = [], [], 0, 0
     for gap, count in draw(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=8)):
         epoch += gap
@@ -40,7 +40,7 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[tuple[int, i
 
 
 def as_a_broker(entries: list[tuple[int, int]], batches: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """LeaderEpochFileCache of Kafka: assign for each newer epoch, then truncateFromEnd."""
+    """Assign an entry for each newer epoch, and then call truncateFromEnd, as Kafka's LeaderEpochFileCache does."""
     cache = list(entries)
     for epoch, base in batches:
         if epoch >= 0 and (not cache or epoch > cache[-1][0]):
@@ -53,7 +53,7 @@ def as_a_broker(entries: list[tuple[int, int]], batches: list[tuple[int, int]], 
 
 
 @given(histories(), st.data())
-def test_the_entries_are_a_brokers_and_none_below_the_end_is_lost(history, data: st.DataObject) -> None:
+def test_the_entries_are_those_of_a_broker_and_none_below_the_end_is_lost(history, data: st.DataObject) -> None:
     entries, batches, end = history
     known = entries[: data.draw(st.integers(0, len(entries)))]
     end = data.draw(st.integers(0, end))
@@ -69,7 +69,7 @@ def test_the_entries_are_a_brokers_and_none_below_the_end_is_lost(history, data:
     assert not again.changes and again.entries == plan.entries
 
 
-def test_epochs_seen_are_those_above_all_earlier_ones() -> None:
+def test_only_epochs_above_all_earlier_ones_are_found() -> None:
     batches = [(-1, 0), (3, 1), (3, 5), (2, 6), (7, 9), (-1, 10), (5, 11), (8, 12)]
     assert epochs_seen(table_of(batches)) == [(3, 1), (7, 9), (8, 12)]
     assert epochs_seen(table_of(batches), latest=3) == [(7, 9), (8, 12)]

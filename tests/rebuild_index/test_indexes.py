@@ -1,4 +1,4 @@
-"""Rebuilt indexes equal those of the reference model, in one pass or in slices; valid files are unchanged."""
+"""Rebuilt indexes equal those of the reference model, in one pass or in slices, and valid files are unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_missing_files_are_rebuilt_as_by_the_model(tmp_path: Path, interval: int
 
 @pytest.mark.parametrize("case", range(draws(60)))
 def test_joined_slices_equal_one_pass(tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever index divided the segment: exact, of a restarted broker, of another interval."""
+    """The index that divides the segment may be exact, that of a restarted broker, or that of another interval."""
     rng = random.Random(f"{SEED} {case}")
     monkeypatch.setattr(indexes, "CHUNK_BYTES", rng.choice([100, 700, 1 << 20]))
     log = random_segment(rng, BASE, batches=rng.randint(1, 120), equal=rng.random() < 0.3)
@@ -83,7 +83,7 @@ def spoiled(rng: random.Random, index: bytes) -> bytes:
     return bytes(data)
 
 
-def test_an_exact_index_gives_slices_that_join_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_by_an_exact_index_join_without_another_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = random_segment(random.Random(1), BASE, batches=200)
     write_segment(tmp_path, BASE, log, **dict(zip(("index", "time_index"), index_files(log, BASE, 60), strict=True)))
     task = task_of(tmp_path, BASE, 60)
@@ -154,7 +154,7 @@ def test_an_index_without_entries_is_wrong_if_the_log_is_large(tmp_path: Path) -
     assert states(index_segment(LOCAL, task_of(tmp_path, BASE, 4096))) == ["wrong", "sound"]
 
 
-def test_files_in_use_have_space_after_their_entries(tmp_path: Path) -> None:
+def test_files_in_use_may_have_space_after_their_entries(tmp_path: Path) -> None:
     log = random_segment(random.Random(4), BASE)
     index, times = index_files(log, BASE, 60)
     write_segment(tmp_path, BASE, log, index=index + b"\0" * 800, time_index=times[:-12] + b"\0" * 1200)
@@ -162,7 +162,7 @@ def test_files_in_use_have_space_after_their_entries(tmp_path: Path) -> None:
     assert states(index_segment(LOCAL, task_of(tmp_path, BASE, 60))) == ["wrong", "wrong"]
 
 
-def test_damage_is_reported_and_only_a_torn_tail_is_indexed_up_to_it(tmp_path: Path) -> None:
+def test_damage_is_reported_and_only_a_log_with_a_torn_tail_is_indexed_up_to_it(tmp_path: Path) -> None:
     log = random_segment(random.Random(5), BASE)
     last = decode_log(log)[-1]
     torn = log[: last.position + last.size - 1]

@@ -1,4 +1,4 @@
-"""Producer snapshots rebuilt from older ones and the log, never from a log that may lack a producer."""
+"""Producer snapshots are rebuilt from older ones and the log, but never from a log that may lack a producer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from keytail.rebuild_index.snapshots import (
 )
 from tests.chance import draws
 from tests.log.test_producers import as_loaded, batch, entries_of, logs, write
-from tests.reference import producers as twin
+from tests.reference import producers as reference
 from tests.reference.batches import Batch, decode_log
 
 
 def state_at(batches: Sequence[Batch], offset: int, start: int = 0, known: dict | None = None) -> list[ProducerEntry]:
-    """Return the state by the reference model: `known` at `start` and the batches from there on."""
-    state = twin.Producers(dict(known or {}))
+    """Return the state by the reference model: `known` at `start`, followed by the batches from there on."""
+    state = reference.Producers(dict(known or {}))
     for found in batches:
         if start <= found.last_offset < offset:
             state.take(found)
@@ -59,7 +59,7 @@ def made(
 
 @settings(deadline=None, max_examples=draws(150))
 @given(logs(), st.randoms(use_true_random=False), st.booleans())
-def test_each_snapshot_is_the_models_state_or_refused_for_a_gap(
+def test_each_snapshot_equals_the_state_of_the_model_or_is_refused_for_a_gap(
     tmp_path_factory: pytest.TempPathFactory, raw_batches: list[bytes], rng: random.Random, first_gone: bool
 ) -> None:
     batches = [decode_log(raw)[0] for raw in raw_batches]
@@ -102,15 +102,16 @@ def test_each_snapshot_is_the_models_state_or_refused_for_a_gap(
 DATA = {0: batch("data", 0, count=2), 2: batch("txn", 2, 2), 3: batch("COMMIT", 3, 2) + batch("data", 4, 3)}
 
 
-def test_which_snapshots_are_needed() -> None:
+def test_the_snapshots_that_a_broker_needs_are_rebuilt() -> None:
     assert wanted_snapshots([0, 5, 9], 0, 12, clean_shutdown=True) == (5, 9, 12)
     assert wanted_snapshots([0, 5, 9], 0, 9, clean_shutdown=True) == (5, 9)
     assert wanted_snapshots([0, 5, 9], 0, 12, clean_shutdown=False) == (5, 9)
-    assert wanted_snapshots([0, 5, 9], 5, 12, clean_shutdown=True) == (9, 12)  # a broker deletes those at the start
+    # a broker deletes the others when it starts
+    assert wanted_snapshots([0, 5, 9], 5, 12, clean_shutdown=True) == (9, 12)
     assert wanted_snapshots([0], 0, 0, clean_shutdown=True) == ()
 
 
-def test_a_cleaned_log_alone_is_refused_and_the_reason_names_the_first_missing_offset(tmp_path: Path) -> None:
+def test_a_cleaned_log_without_snapshots_is_refused_with_the_first_missing_offset(tmp_path: Path) -> None:
     for name, segments, removed in (
         ("a gap between batches", {**DATA, 0: batch("data", 0)}, 1),
         ("a gap within a batch", {**DATA, 0: batch("emptied", 0, count=1)}, 0),
@@ -130,7 +131,7 @@ def test_a_gap_after_the_last_batch_before_a_base_counts(tmp_path: Path) -> None
 
 
 def test_batches_after_an_older_snapshot_must_be_present(tmp_path: Path) -> None:
-    """A snapshot below the first segment implies nothing about what was deleted in between."""
+    """A snapshot below the first segment does not show what was deleted between the two."""
     older = encode_snapshot(state_at([], 0))
     segments = {3: DATA[3], 5: b""}
     _, rows = made(tmp_path, segments, {2: older}, 5, log_start=3)
@@ -159,7 +160,7 @@ def test_valid_snapshots_are_unchanged_even_if_the_log_differs(tmp_path: Path) -
     assert [entry.producer_id for entry in parse_snapshot(rows[3][1])] == [2, 77]
 
 
-def test_a_snapshot_gets_its_name_when_it_is_durable_with_owner_and_mode_of_the_log(tmp_path: Path) -> None:
+def test_a_snapshot_is_durable_before_it_gets_its_name_and_has_the_owner_and_mode_of_the_log(tmp_path: Path) -> None:
     write(tmp_path, DATA, {3: b"damaged"})
     log = tmp_path / f"{3:020d}.log"
     log.chmod(0o640)

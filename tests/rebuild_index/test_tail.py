@@ -1,4 +1,4 @@
-"""Where a log is torn, what a truncation there removes, and where none is made."""
+"""Where a log is torn, what a truncation there removes, and when none is made."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TEARS = {
 
 @pytest.mark.parametrize("tear", TEARS)
 @pytest.mark.parametrize("last", [True, False], ids=["in the last segment", "with segments behind"])
-def test_a_tear_is_found_at_its_byte_and_truncated_there(tear: str, last: bool, tmp_path: Path) -> None:
+def test_a_torn_tail_is_found_at_its_byte_and_truncated_there(tear: str, last: bool, tmp_path: Path) -> None:
     logs = {**torn_logs(), 10: WHOLE + TEARS[tear]}
     if last:
         logs = {base: log for base, log in logs.items() if base <= 10}
@@ -88,7 +88,7 @@ def test_losses_are_reported(tmp_path: Path) -> None:
     assert (reported.cleaner_checkpoint, reported.high_watermark, reported.acknowledged_until) == (None, None, None)
     item = Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]})
     item.make(tmp_path / "one")
-    reported = plan(tmp_path / "one")  # zeros do not show what they should have been; the high watermark does
+    reported = plan(tmp_path / "one")  # zeros do not show what they replaced, but the high watermark does
     assert (reported.lost_end, reported.acknowledged_until) == (33, 33)
     Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]}, checkpoints=low).make(tmp_path / "unknown")
     assert (plan(tmp_path / "unknown").lost_end, plan(tmp_path / "unknown").acknowledged_until) == (15, None)
@@ -163,7 +163,7 @@ def test_a_log_with_another_hard_link_is_not_truncated(tmp_path: Path) -> None:
     assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
 
 
-def test_the_remedy_for_a_hard_link_keeps_the_backup_whole(tmp_path: Path) -> None:
+def test_the_remedy_for_a_hard_link_does_not_change_the_backup(tmp_path: Path) -> None:
     Torn().make(tmp_path / "d")
     reported = plan(tmp_path / "d")
     log = tmp_path / "d" / "orders-0" / f"{reported.tail.base_offset:020d}.log"
@@ -178,7 +178,7 @@ def test_the_remedy_for_a_hard_link_keeps_the_backup_whole(tmp_path: Path) -> No
     assert (tmp_path / "backup").read_bytes() == torn_logs()[reported.tail.base_offset]
 
 
-def test_random_damage_is_truncated_where_a_broker_truncates_it(tmp_path: Path) -> None:
+def test_random_damage_is_truncated_where_a_broker_would_truncate_it(tmp_path: Path) -> None:
     rng = random.Random(f"torn {SEED}")
     for number in range(60):
         logs, offset = {}, 0
@@ -193,7 +193,7 @@ def test_random_damage_is_truncated_where_a_broker_truncates_it(tmp_path: Path) 
         victim = rng.choice([base for base in logs if logs[base]] or [80])
         log = logs[victim]
         if log and rng.random() < 0.5:
-            batch = rng.choice(decode_log(log))  # for which the offset may be any at which a broker would split
+            batch = rng.choice(decode_log(log))  # a batch whose offset may be any at which a broker would split
             logs[victim] = flipped(log, batch.position + rng.randrange(8, batch.size))
         else:
             logs[victim] = log[: rng.randint(0, len(log))] + rng.randbytes(rng.randint(0, 90))

@@ -29,7 +29,7 @@ def flipped(log: bytes, at: int) -> bytes:
 
 
 def torn_segment() -> bytes:
-    """Return a segment with offsets 10 to 14 in intact batches; a byte of the batch that begins at 15 is wrong."""
+    """Return a segment with offsets 10 to 14 in intact batches, and a damaged batch that begins at 15."""
     whole = log_of(range(10, 15))
     return flipped(whole + log_of(range(15, 20)), len(whole) + 70)
 
@@ -40,8 +40,9 @@ def torn_logs() -> dict[int, bytes]:
 
 @dataclass(frozen=True)
 class Torn:
-    """A log dir in which partition orders-0 is invalid from some point on. `logs` are its segments by base offset,
-    `snapshots` the offsets of its producer snapshots."""
+    """A log dir in which partition orders-0 is invalid from some point on. `logs` has its segments by base offset, and
+    `snapshots` the offsets of its producer snapshots.
+    """
 
     logs: Mapping[int, bytes] = field(default_factory=torn_logs)
     snapshots: tuple[int, ...] = (10, 15, 20, 30, 34)
@@ -75,7 +76,9 @@ def facts_of(root: Path, fs: FileSystem = LOCAL) -> PartitionFacts:
 
 
 def find(root: Path, fs: FileSystem = LOCAL, *, anywhere: bool = False) -> TornTail | None:
-    """Return the torn tail in the segments from the one with the recovery point on, or `anywhere`; None without one."""
+    """Return the torn tail in the segments from the one with the recovery point on or, with `anywhere`, in any segment;
+    None if there is none.
+    """
     facts = facts_of(root, fs)
     ends = [*(segment.base_offset for segment in facts.segments[1:]), 2**63]
     for segment, end in zip(facts.segments, ends, strict=True):
@@ -97,7 +100,7 @@ def plan(root: Path, tail: TornTail | None = None) -> Truncation:
 
 
 def truncate(fs: FileSystem, root: Path, hosted: Collection[tuple[str, int]] = HOSTED) -> Truncation | None:
-    """Find, plan and execute a truncation, as a run does. Returns None if there is nothing to truncate."""
+    """Find, plan and execute a truncation, as a run does. Return None if there is nothing to truncate."""
     tail = find(root, fs)
     if tail is None:
         return None
@@ -111,7 +114,8 @@ def logs_of(root: Path) -> dict[int, bytes]:
 
 
 def checkpoints_of(root: Path) -> dict[str, int]:
-    """Return the checkpoints of the partition by file; assert that those of the other partition are unchanged."""
+    """Return the checkpoints of the partition by file, after checking that those of the other partition are unchanged.
+    """
     found = {}
     for path in sorted(root.glob("*-checkpoint")):
         lines = path.read_text().splitlines()

@@ -17,8 +17,8 @@ ABORT, COMMIT = 0, 1
 
 
 @dataclass(frozen=True)
-class Held:
-    """One record with its batch."""
+class HeldRecord:
+    """A record with its batch."""
 
     rec: Rec
     batch: Batch
@@ -62,10 +62,10 @@ class Found:
 def limits(
     logs: Sequence[Sequence[tuple[int, Sequence[Batch]]]], starts: Sequence[int], checkpoints: Sequence[int | None]
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return for each replica what cleaning is known, and what is possible: the offset below which it removed records,
-    and the last one that superseded them.
+    """Return, for each replica, the known and the possible cleaning: the offset below which it removed records, and the
+    offset of the last record that superseded them.
 
-    `logs` are the base offset and the batches of each segment of each replica.
+    `logs` has the base offset and the batches of each segment of each replica.
     """
     shown = [max((_shown(*segment) for segment in log), default=0) for log in logs]
     highest = max(s if c is None else c for s, c in zip(shown, checkpoints, strict=True))
@@ -96,7 +96,7 @@ def limits(
 
 
 def _shown(base: int, batches: Sequence[Batch]) -> int:
-    """Return up to where one segment shows that it was cleaned."""
+    """Return the offset up to which the segment itself shows that it was cleaned."""
     shown, expected = 0, base
     for batch in batches:
         if batch.base_offset > expected:
@@ -111,9 +111,9 @@ def _shown(base: int, batches: Sequence[Batch]) -> int:
 def audit(
     logs: Sequence[Sequence[Batch]], starts: Sequence[int], end: int, cleaned: Sequence[Sequence[tuple[int, int]]]
 ) -> Found:
-    """Compare replicas without damage, whose logs begin at `starts`; `cleaned` are their limits."""
+    """Compare undamaged replicas whose logs begin at `starts`; `cleaned` has their limits."""
     held = [
-        {r.offset: Held(r, b) for b in log for r in b.records if r.offset >= start}
+        {r.offset: HeldRecord(r, b) for b in log for r in b.records if r.offset >= start}
         for log, start in zip(logs, starts, strict=True)
     ]
     actions = _marker_results(held)
@@ -156,8 +156,8 @@ def audit(
     return found
 
 
-def _markers(held: Sequence[dict[int, Held]]) -> dict[int, dict[int, set[int]]]:
-    """Return, by producer and offset, the kinds of markers there."""
+def _markers(held: Sequence[dict[int, HeldRecord]]) -> dict[int, dict[int, set[int]]]:
+    """Return, by producer and offset, the kinds of markers at the offset."""
     markers: dict[int, dict[int, set[int]]] = {}
     for item in held:
         for offset, h in item.items():
@@ -166,10 +166,10 @@ def _markers(held: Sequence[dict[int, Held]]) -> dict[int, dict[int, set[int]]]:
     return markers
 
 
-def _marker_results(held: Sequence[dict[int, Held]]) -> Any:
+def _marker_results(held: Sequence[dict[int, HeldRecord]]) -> Any:
     markers = _markers(held)
 
-    def fate(h: Held) -> int | None:
+    def fate(h: HeldRecord) -> int | None:
         if not h.batch.transactional:
             return COMMIT
         later = [at for at in markers.get(h.batch.producer_id, {}) if at >= h.rec.offset]

@@ -1,7 +1,7 @@
-"""Record batches v2 in plain Python: the reference model that tests use to build logs and to read them back.
+"""Record batches v2 in plain Python: the reference model with which tests build logs and read them back.
 
-`encode_batch` writes its arguments unchecked, invalid ones included (gaps, overrides, a wrong CRC); `decode_log` is
-strict and raises ValueError on anything malformed. Shares no code with `keytail.format`.
+`encode_batch` writes its arguments unchecked, including invalid ones (gaps, overrides, a wrong CRC). `decode_log` is
+strict, and raises ValueError for anything malformed. Shares no code with `keytail.format`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ HEADER = struct.Struct(">qiibIhiqqqhii")  # 61 bytes
 assert HEADER.size == 61
 AFTER_CRC = struct.Struct(">hiqqqhii")  # the 40 header bytes that the CRC covers
 
-SMALL_LOG_BYTES = 4096  # limit for logs that tests read thousands of times
+SMALL_LOG_BYTES = 4096  # the limit for logs that tests read thousands of times
 
 Headers = tuple[tuple[bytes, bytes | None], ...]
 
 
 @dataclass(frozen=True)
 class Rec:
-    """One record; `timestamp` is the one that a consumer receives. A `key`, `value` or header value of None is null."""
+    """A record. `timestamp` is the one that a consumer receives. A `key`, `value` or header value of None is null."""
 
     offset: int
     timestamp: int
@@ -36,7 +36,7 @@ class Rec:
 
 @dataclass(frozen=True)
 class Batch:
-    """One decoded batch. `position` and `size` are bytes in the data it was decoded from."""
+    """A decoded batch. `position` and `size` are in bytes of the data from which it was decoded."""
 
     position: int
     size: int
@@ -77,7 +77,7 @@ class Batch:
 def encode_record(
     rec: Rec, base_offset: int, base_timestamp: int, spell: Callable[[bytes], bytes] = bytes
 ) -> bytes:
-    """Encode one record. `spell` receives each varint, and returns it or another encoding of the same number."""
+    """Encode a record. `spell` receives each varint, and returns it or another encoding of the same number."""
 
     def sized(data: bytes | None) -> bytes:
         return spell(encode_varint(-1)) if data is None else spell(encode_varint(len(data))) + data
@@ -111,11 +111,11 @@ def encode_batch(
     crc: int | None = None,
     spell: Callable[[bytes], bytes] = bytes,
 ) -> bytes:
-    """Encode one batch. An omitted field is written as Kafka's producer would write it; a given one is written
-    unchanged.
+    """Encode a batch. An omitted field is written as Kafka's producer would write it, and a given field unchanged.
 
-    With `timestamp_type` 1 the append time is `max_timestamp`; the deltas are computed from the records' own
-    timestamps. Empty `records` give the 61 bytes of an emptied batch (`base_offset` and `last_offset` are required).
+    With `timestamp_type` 1 the append time is `max_timestamp`, and the deltas are computed from the timestamps of the
+    records. Without `records` the result has the 61 bytes of an emptied batch, and requires `base_offset` and
+    `last_offset`.
     """
     if base_offset is None:
         base_offset = records[0].offset
@@ -157,7 +157,7 @@ def encode_marker(
     coordinator_epoch: int = 0,
     **batch_fields: int | None,
 ) -> bytes:
-    """Encode a control batch with one COMMIT or ABORT marker."""
+    """Encode a control batch with a COMMIT or ABORT marker."""
     key = struct.pack(">hh", 0, 1 if commit else 0)
     value = struct.pack(">hi", 0, coordinator_epoch)
     return encode_batch(
@@ -171,7 +171,7 @@ def encode_marker(
 
 
 def decode_log(data: bytes, *, check_crc: bool = True) -> list[Batch]:
-    """Decode all batches of a segment's bytes. Raises ValueError, with the byte position, on anything else."""
+    """Decode all batches of a segment's bytes. Raises ValueError, with the byte position, for anything else."""
     data = bytes(data)
     return list(_decode_again(data, check_crc)) if len(data) < SMALL_LOG_BYTES else _decode_log(data, check_crc)
 

@@ -1,7 +1,7 @@
-"""One round of Kafka 4.3's Cleaner over batches of any magic, in plain Python with a dictionary as offset map.
+"""A round of Kafka 4.3's Cleaner over batches of any magic, in plain Python with a dictionary as its offset map.
 
-The reference model of `keytail.compact`: everything in memory, one record at a time, no shared code. Where Kafka
-re-encodes malformed header keys, this keeps them; where Kafka copies corrupt batches, this raises ValueError.
+The reference model of `keytail.compact`: everything is in memory, one record at a time, with no shared code. Unlike
+Kafka, it does not re-encode malformed header keys, and raises ValueError for corrupt batches, which Kafka copies.
 Compressed batches contain the same records as Kafka's, but not the same bytes.
 """
 
@@ -36,7 +36,7 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Segment:
-    """A source segment. The index sizes only affect grouping."""
+    """A source segment. The index sizes affect only the grouping."""
 
     base_offset: int
     log: bytes
@@ -65,7 +65,8 @@ class CleanedSegment:
 class Round:
     """The result of a round. `segments` replace all source segments with a base offset below `end_offset`.
 
-    `messages_read` counts the records that were read: not those of batches that are removed as a whole.
+    `messages_read` is the number of records that were read, which excludes those of batches that are removed as a
+    whole.
     """
 
     end_offset: int
@@ -161,12 +162,14 @@ def clean(
     keep_magic: bool = False,
     by_file_time: bool = False,
 ) -> Round:
-    """Run one round over all segments of a partition, ascending; segments based at or above the end are retained.
+    """Run one round over all segments of a partition, in ascending order; segments with a base offset at or above the
+    end are retained.
 
-    `producers`: producer id -> (last data offset or None, epoch) of each active producer. If `drop_keyless` is false,
-    a record without a key in the range to be cleaned raises KeylessRecords. In batches that reach `removal_limit`, no
-    tombstone and no marker is expired. `keep_magic`: messages of magic 0 and 1 are treated as by the cleaners before
-    4.0. `by_file_time`: tombstones, markers and horizons are treated as by the cleaners before 3.1.
+    `producers` maps the producer id of each active producer to (last data offset or None, epoch). If `drop_keyless` is
+    false, a record without a key in the range to be cleaned raises KeylessRecords. In batches that reach
+    `removal_limit`, no tombstone or marker expires. With `keep_magic`, messages of magic 0 and 1 are treated as by the
+    cleaners before 4.0; with `by_file_time`, tombstones, markers and horizons are treated as by the cleaners before
+    3.1.
     """
     offsets, latest = build_map(
         segments, first_dirty, first_uncleanable, max_entries, log_start_offset=log_start_offset
@@ -210,7 +213,8 @@ def clean(
 def build_map(
     segments: Sequence[Segment], start: int, end: int, max_entries: int, *, log_start_offset: int = 0
 ) -> tuple[dict[bytes, int], int]:
-    """Return each key's last offset in [start, end), and the last offset reached before the map was full."""
+    """Return the last offset of each key in [start, end), and the last offset that was reached before the map was full.
+    """
     dirty = selection.between(segments, start, end)
     if not dirty:
         raise ValueError(f"nothing to clean from {start} to {end}")
@@ -233,7 +237,8 @@ def build_map(
 
 
 def file_horizon_ms(segments: Sequence[Segment], first_dirty: int, delete_retention_ms: int) -> int:
-    """Return the time up to which modified segments lose tombstones of magic 0 and 1, before Kafka 3.1 all of them."""
+    """Return the file time up to which segments lose tombstones of magic 0 and 1, or before Kafka 3.1 all tombstones.
+    """
     cleaned = selection.between(segments, 0, first_dirty) if first_dirty > 0 else []
     return cleaned[-1].mtime_ms - delete_retention_ms if cleaned else 0
 
@@ -326,7 +331,7 @@ def _rebuilt(batch: Batch, kept: Sequence[Rec], horizon: int | None) -> bytes:
 
 
 def _legacy_offsets(batch: Batch, kept: Sequence[Rec]) -> dict:
-    """Only version 2 retains the offset range of removed records."""
+    """Return the offset range of a rebuilt batch; only version 2 retains that of removed records."""
     if not isinstance(batch, LegacyBatch):
         return {}
     return {"base_offset": kept[0].offset, "last_offset": kept[-1].offset}

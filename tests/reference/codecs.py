@@ -1,4 +1,4 @@
-"""The five codecs as Kafka frames them, with other libraries and calls than `keytail.format.compression`.
+"""The five codecs in Kafka's framing, with other libraries and calls than `keytail.format.compression`.
 
 Each must read what the other writes. The snappy reader is plain Python.
 """
@@ -68,7 +68,7 @@ def _unsnappy(data: bytes) -> bytes:
 
 
 def unsnappy_raw(data: bytes) -> bytes:
-    """Decompress one raw snappy block: a length, then literals and back-references."""
+    """Decompress a raw snappy block: a length, followed by literals and back-references."""
     total = shift = at = 0
     while True:
         total |= (data[at] & 0x7F) << shift
@@ -98,5 +98,5 @@ def unsnappy_raw(data: bytes) -> bytes:
         for _ in range(size):
             out.append(out[-back])
     if len(out) != total:
-        raise ValueError(f"snappy block holds {len(out)} bytes, its length says {total}")
+        raise ValueError(f"snappy block has {len(out)} bytes, but declares {total}")
     return bytes(out)

@@ -12,7 +12,9 @@ MANY = 2**31 - 1
 
 
 def cut(records: Sequence[Rec], batch_bytes: int, batch_records: int = MANY) -> list[list[Rec]]:
-    """Divide records: one is added to a batch as long as the uncompressed batch is not longer than `batch_bytes`."""
+    """Divide records into batches: a record is added to a batch if the uncompressed batch does not exceed
+    `batch_bytes`.
+    """
     batches: list[list[Rec]] = []
     for rec in records:
         if batches and len(batches[-1]) < batch_records and len(encode_batch([*batches[-1], rec])) <= batch_bytes:

@@ -1,4 +1,4 @@
-"""The reference model of shards of keys, with dicts: the surviving records, and the result of partial proofs."""
+"""The reference model of shards of keys, with dictionaries: the surviving records, and the result of partial proofs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DROPPED, KEPT, EXPIRED, PRESENT = "dropped", "kept", "expired", "present"
 
 
 def survivors(puts: Iterable[tuple[bytes, int]], probes: Iterable[tuple[bytes, int]]) -> set[int]:
-    """Return the ordinals of the records (hash, ordinal) that survive: no later one of their key was put."""
+    """Return the ordinals of the records (hash, ordinal) that survive because no later record of their key was put."""
     newest: dict[bytes, int] = {}
     for key, ordinal in puts:
         newest[key] = max(newest.get(key, -1), ordinal)
@@ -18,7 +18,7 @@ def survivors(puts: Iterable[tuple[bytes, int]], probes: Iterable[tuple[bytes, i
 
 @dataclass
 class Key:
-    """The latest record of a key, its fate, and whether an older one is kept."""
+    """The latest record of a key, what happened to it, and whether an older record is retained."""
 
     offset: int
     fate: str
@@ -26,7 +26,7 @@ class Key:
 
 
 def noted(records: Iterable[tuple[bytes, int, str]]) -> dict[bytes, Key]:
-    """Combine all records (hash, offset, fate); a PRESENT record may occur again with its final fate."""
+    """Combine all records (hash, offset, fate). A PRESENT record may occur again with its final fate."""
     actions: dict[bytes, dict[int, str]] = {}
     for key, offset, action in records:
         of_key = actions.setdefault(key, {})

@@ -1,4 +1,4 @@
-"""Reference models of the checksum and hashes that kernels compute: bit by bit, from their definitions."""
+"""Reference models of the checksum and of the hashes that kernels compute: bit by bit, from their definitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _M = (1 << 64) - 1
 
 
 def crc32c(data: bytes) -> int:
-    """Return CRC-32C, computed by its polynomial, one bit at a time."""
+    """Return CRC-32C, computed with its polynomial, one bit at a time."""
     register = 0xFFFFFFFF
     for byte in data:
         register ^= byte
@@ -26,7 +26,7 @@ def _fmix(k: int) -> int:
 
 
 def fallback_128(data: bytes, seed: int) -> tuple[int, int]:
-    """Return MurmurHash3_x64_128 with both state words initialised with a 64-bit seed: (low, high)."""
+    """Return (low, high) of MurmurHash3_x64_128 with both state words initialised with a 64-bit seed."""
     c1, c2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
     h1 = h2 = seed
     whole = len(data) // 16 * 16

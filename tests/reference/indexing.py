@@ -1,7 +1,7 @@
 """The offset and time index of a segment in plain Python, from the bytes of its log alone.
 
-These are the indexes that a broker's append and recovery give a segment written in one go. Shares no code with
-keytail.
+These are the indexes that a broker's append and recovery give a segment that was written without interruption. Shares
+no code with keytail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIME_ENTRY = struct.Struct(">qi")  # timestamp, relative offset
 def index_files(
     log: bytes, base_offset: int, index_interval_bytes: int, *, segment_index_bytes: int = 10_485_760
 ) -> tuple[bytes, bytes]:
-    """Return the bytes of `.index` and `.timeindex`, trimmed. Raises ValueError if an index would be full."""
+    """Return the trimmed bytes of `.index` and `.timeindex`. Raises ValueError if an index would be full."""
     offset_index: list[tuple[int, int]] = []
     time_index: list[tuple[int, int]] = []
     largest, offset_of_largest = -1, base_offset

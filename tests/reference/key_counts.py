@@ -22,9 +22,10 @@ def by_size(counts: Iterable[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def hottest(records: Sequence[tuple[bytes, int]], most: int) -> list[tuple[int, int, bytes]]:
-    """Return (number, last place, key) for the keys of records (key, place), places ascending, that have two or more.
+    """Return (number, last place, key) for the keys that two or more of the records (key, place) have; places must
+    ascend.
 
-    The largest come first, and of equal numbers the one with the later last place.
+    Larger numbers come first, and among equal numbers the one with the later last place.
     """
     counts, last = Counter(key for key, _ in records), dict(records)
     found = sorted(((counts[key], last[key], key) for key in last if counts[key] > 1), reverse=True)

@@ -1,7 +1,7 @@
 """Messages of magic 0 and 1 in plain Python: the reference model that writes them and reads them back.
 
-`encode_message` and `encode_wrapper` write their arguments unchecked, invalid ones included; `decode_any_log` reads
-logs of any magic as strictly as Kafka's reader does, and also checks the checksums that Kafka's reader does not.
+`encode_message` and `encode_wrapper` write their arguments unchecked, including invalid ones. `decode_any_log` reads
+logs of any magic as strictly as Kafka's reader, and also verifies the checksums that Kafka's reader does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOG_APPEND_TIME = 0x08
 
 @dataclass(frozen=True)
 class LegacyBatch(Batch):
-    """One message as a batch; `max_timestamp` is the timestamp of the outermost message."""
+    """A message as a batch; `max_timestamp` is the timestamp of the outermost message."""
 
     magic: int = 0
 
@@ -39,7 +39,7 @@ def encode_message(
     size: int | None = None,
     tail: bytes = b"",
 ) -> bytes:
-    """Encode one message. `tail` is put after the value, inside the message."""
+    """Encode a message. `tail` is appended to the value, inside the message."""
     body = bytes([magic & 0xFF, attributes])
     if magic != 0:
         body += struct.pack(">q", timestamp)
@@ -73,7 +73,7 @@ def encode_wrapper(
     """Encode a compressed message around `records`. Omitted fields are written as by Kafka's own builder.
 
     Inner offsets are relative to the first record with magic 1, and absolute with magic 0, where the checksum in the
-    lz4 header is wrong as well. `append_time` is the message's timestamp, if given.
+    lz4 header is also wrong. `append_time`, if given, is the timestamp of the message.
     """
     if offset is None:
         offset = records[-1].offset
@@ -120,7 +120,7 @@ def rebuilt_wrapper(batch: LegacyBatch, kept: Sequence[Rec]) -> bytes:
 
 
 def is_uniform(batch: LegacyBatch, raw: bytes) -> bool:
-    """Return whether inner magics and the outer offset are those of a builder of this magic (KAFKA-4298)."""
+    """Return whether the inner magics and the outer offset are those of a builder of this magic (KAFKA-4298)."""
     outer_offset = int.from_bytes(raw[:8], "big", signed=True)
     return outer_offset == batch.last_offset and all(item[16] == batch.magic for item in inner_messages(raw))
 
@@ -144,7 +144,8 @@ def inner_messages(data: bytes) -> list[bytes]:
 
 
 def wrong_header_checksum(header: bytes) -> bytes:
-    """Return the lz4 header checksum that old clients write with magic 0: it wrongly covers the frame's magic."""
+    """Return the lz4 header checksum that old clients write with magic 0, which wrongly covers the magic of the frame.
+    """
     return bytes([xxhash.xxh32_intdigest(header) >> 8 & 0xFF])
 
 
@@ -169,7 +170,7 @@ def decode_any_log(data: bytes) -> list[Batch]:
 
 
 def decode_message(data: bytes) -> LegacyBatch:
-    """Decode the one message in `data`, with all inner messages."""
+    """Decode the message in `data`, with all inner messages."""
     offset, magic, attributes, timestamp, key, value = _message(data)
     codec, append_time = attributes & 7, bool(magic and attributes & LOG_APPEND_TIME)
     records = [Rec(offset, timestamp, key, value)]
@@ -237,7 +238,7 @@ def _inner(block: bytes, append_time: int | None) -> list[Rec]:
 
 
 def _message(data: bytes) -> tuple[int, int, int, int, bytes | None, bytes | None]:
-    """Return offset, magic, attributes, timestamp, key, value."""
+    """Return offset, magic, attributes, timestamp, key and value."""
     offset, size = PREFIX.unpack_from(data)
     crc, magic, attributes = struct.unpack_from(">IBB", data, 12)
     if size + 12 != len(data) or magic > 1 or size < (22 if magic else 14):

@@ -1,7 +1,7 @@
 """Kafka's log loader in plain Python: what a broker loads from a directory when it starts after a clean shutdown.
 
-`load` is the loader of 3.0 and later, `load_before_3` that of 2.4 to 2.8. Both work on a copy of the names and bytes
-in memory, pass by pass, and share no code with keytail.
+`load` is the loader of 3.0 and later, and `load_before_3` that of 2.4 to 2.8. Both work on a copy of the names and
+bytes in memory, pass by pass, and share no code with keytail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PRESIZED_INDEX_BYTES = 800
 
 
 class BrokerDoesNotStart(Exception):
-    """The loader throws an exception."""
+    """The loader raises an exception."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def load(partition_dir: Path) -> Loaded:
 
 
 def load_alike(partition_dir: Path) -> Loaded:
-    """Call `load` and check that brokers before 3.0 load the same logs.
+    """Call `load`, and check that brokers before 3.0 load the same logs.
 
     Raises AssertionError if such a broker loads other logs, or leaves a `.swap` file, which a later version would
     rename. Snapshots are excepted, because such a broker always leaves their `.swap` files.
@@ -76,10 +76,10 @@ def _files(partition_dir: Path) -> dict[str, bytes]:
 def load_before_3(
     partition_dir: Path, order: Callable[[list[str]], object] = list.sort, *, is_2_4: bool = False
 ) -> tuple[Loaded, list[str]]:
-    """Return what a broker before 3.0 loads, and the names of `.swap` files that it leaves.
+    """Return what a broker before 3.0 loads, and the names of the `.swap` files that it leaves.
 
-    `order` sorts the `.log.swap` files, whose order is that of a hash set. `is_2_4`: an empty one removes the segment
-    that contains its base offset.
+    `order` sorts the `.log.swap` files, whose order is that of a hash set. With `is_2_4`, an empty `.log.swap` file
+    removes the segment that contains its base offset.
     """
     files = _files(partition_dir)
     cleaned = [name for name in files if name.endswith(".cleaned")]
@@ -104,7 +104,7 @@ def load_before_3(
 
 
 def _replace_overlapped(files: dict[str, bytes], base: int, *, empty_overlaps: bool) -> None:
-    """Replace the segments that a `.log.swap` overlaps by it; its indexes are rebuilt."""
+    """Replace the segments that a `.log.swap` file overlaps with it; its indexes are rebuilt."""
     log = files.pop(f"{base:020d}.log.swap")
     end = _next_offset(base, log)
     for other in [_number(name) for name in files if name.endswith(".log")]:
@@ -140,7 +140,7 @@ def _drop_unfinished(files: dict[str, bytes]) -> None:
 
 
 def _make_room_for_swaps(files: dict[str, bytes]) -> None:
-    """Run pass 2: removes by number, whatever the file is."""
+    """Run pass 2, which removes files by their number, whatever they are."""
     low, high = None, None
     for name in [name for name in files if name.endswith(".log.swap")]:
         base = _number(name)
@@ -160,7 +160,7 @@ def _open_segments(files: dict[str, bytes]) -> Loaded:
     bases = {_number(name): name for name in files if name.endswith(".log")}
     for name in files:
         if name.endswith((*SEGMENT_SUFFIXES, ".snapshot")):
-            base = _number(name)  # raises for a stem that is not a number
+            base = _number(name)  # raises an exception for a stem that is not a number
             if not name.startswith(f"{base:020d}."):
                 raise BrokerDoesNotStart(f"opens another file than {name}")
     segments = {}

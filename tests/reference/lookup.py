@@ -36,7 +36,9 @@ class Files:
 
 
 def at_offset(segments: Sequence[Files], log_start: int, log_end: int, offset: int) -> tuple[Batch, Rec] | str | None:
-    """Return the first record at or after `offset`, None if there is none, or `out-of-range` if a broker refuses."""
+    """Return the first record at or after `offset`, None if there is none, or `out-of-range` if a broker refuses the
+    offset.
+    """
     if not log_start <= offset <= log_end:
         return "out-of-range"
     for segment in segments:
@@ -48,7 +50,7 @@ def at_offset(segments: Sequence[Files], log_start: int, log_end: int, offset: i
 
 
 def at_time(segments: Sequence[Files], log_start: int, timestamp_ms: int) -> tuple[Batch, Rec] | None:
-    """Return the answer of `offsetsForTimes`: from the first segment that may have it, or None."""
+    """Return the answer of `offsetsForTimes`, from the first segment that may have it, or None."""
     for segment in segments:
         if segment.largest_ms >= timestamp_ms:
             for batch in batches_of(segment.log):

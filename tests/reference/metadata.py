@@ -1,6 +1,6 @@
 """A simple encoder of metadata records, and of the log and snapshot files that contain them, for tests.
 
-Written from METADATA.md, one small function per field type; it shares no code with the modules under test.
+Written from METADATA.md, with one small function per field type; shares no code with the modules under test.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ HEADER_KEY, FOOTER_KEY = struct.pack(">hh", 0, 3), struct.pack(">hh", 0, 4)
 
 @dataclass
 class MetadataLog:
-    """Appends batches of record values to one segment file in `path`, and writes snapshots beside it."""
+    """Appends batches of record values to one segment file in `path`, and writes snapshots to the same directory."""
 
     path: Path
     end_offset: int = 0

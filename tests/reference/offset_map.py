@@ -1,10 +1,10 @@
-"""The reference model of the offset map: a dictionary with Kafka's capacity rule."""
+"""The reference model of the offset map: a dictionary with Kafka's rule of capacity."""
 
 from __future__ import annotations
 
 
 class DictMap:
-    """Maps (low, high) to the last ordinal; refuses every further item once it has `max_entries` keys."""
+    """Maps (low, high) to the last ordinal, and refuses every further item once it has `max_entries` keys."""
 
     def __init__(self, max_entries: int) -> None:
         self.max_entries = max_entries

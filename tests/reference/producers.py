@@ -1,7 +1,7 @@
 """The producers that a broker knows after loading a log: the reference model of `keytail.log.producers`.
 
-Works on decoded batches, one at a time, and keeps up to five batches per producer, like Kafka's ProducerStateManager;
-shares no code with keytail.
+Works on decoded batches, one at a time, and keeps up to five batches per producer, like Kafka's ProducerStateManager.
+Shares no code with keytail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.reference.batches import Batch
 
 @dataclass
 class Producer:
-    """One producer. `batches`: last sequence, last offset and offset delta of the latest ones."""
+    """A producer. `batches` has the last sequence, the last offset and the offset delta of the latest batches."""
 
     epoch: int = -1
     batches: list[tuple[int, int, int]] = field(default_factory=list)
@@ -91,7 +91,9 @@ def loaded(
     expiration_ms: int,
     now_ms: int,
 ) -> Producers:
-    """Return the producers after loading. `snapshots`: by offset, the producers in each; None for a damaged one."""
+    """Return the producers after loading. `snapshots` has, by offset, the producers in each snapshot; None for a
+    damaged one.
+    """
     usable = [offset for offset, known in snapshots.items() if known is not None and offset <= log_end_offset]
     producers = Producers()
     start = log_start_offset

@@ -1,4 +1,4 @@
-"""The logs that a Kafka broker has after starting from an unclean shutdown; shares no code with keytail."""
+"""The logs that a Kafka broker has after a start that follows an unclean shutdown; shares no code with keytail."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The rules, as definitions, for the section of a partition that a round cleans and for the grouping of segments.
 
-Slow and literal, for comparison with `keytail.compact.plan`, with which it shares no code. Segments and facts are any
-objects with the fields of `log/partition.py`.
+A slow and literal implementation for comparison with `keytail.compact.plan`, with which it shares no code. Segments and
+facts are any objects with the fields of `log/partition.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reference model is compared with bytes that Kafka's own classes printed, and with itself."""
+"""The reference model compared with bytes that Kafka's own classes printed, and with itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ K2 = Rec(101, T0 + 5, b"k2", None, ((b"n", None),))
 PRODUCER = {"leader_epoch": 5, "producer_id": 4001, "producer_epoch": 3, "base_sequence": 7}
 
 
-def test_two_records_as_kafka_writes_them() -> None:
+def test_two_records_are_encoded_as_by_kafka() -> None:
     assert encode_batch([K1, K2], **PRODUCER) == TWO_RECORDS
     (batch,) = decode_log(TWO_RECORDS)
     assert batch.records == (K1, K2)
@@ -45,7 +45,7 @@ def test_two_records_as_kafka_writes_them() -> None:
     assert (batch.leader_epoch, batch.producer_id) == (5, 4001)
 
 
-def test_commit_marker_as_kafka_writes_it() -> None:
+def test_a_commit_marker_is_encoded_as_by_kafka() -> None:
     marker = encode_marker(
         102, T0 + 10, commit=True, producer_id=4001, producer_epoch=3, coordinator_epoch=9, leader_epoch=5
     )
@@ -54,13 +54,13 @@ def test_commit_marker_as_kafka_writes_it() -> None:
     assert batch.control and batch.transactional
 
 
-def test_emptied_batch_as_kafka_writes_it() -> None:
+def test_an_emptied_batch_is_encoded_as_by_kafka() -> None:
     empty = encode_batch([], base_offset=100, last_offset=101, max_timestamp=T0 + 5, **PRODUCER)
     assert empty == EMPTIED
     assert decode_log(EMPTIED)[0].records == ()
 
 
-def test_tombstone_with_horizon_as_kafka_writes_it() -> None:
+def test_a_tombstone_with_a_horizon_is_encoded_as_by_kafka() -> None:
     horizon = T0 + 100000 + 86400000
     kept = encode_batch([K2], base_offset=100, last_offset=101, delete_horizon_ms=horizon, **PRODUCER)
     assert kept == TOMBSTONE_WITH_HORIZON
@@ -69,7 +69,7 @@ def test_tombstone_with_horizon_as_kafka_writes_it() -> None:
     assert batch.records == (K2,)
 
 
-def test_crc32c_vectors() -> None:
+def test_crc32c_has_the_values_of_known_vectors() -> None:
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720 B.4
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
@@ -95,7 +95,7 @@ def test_codecs_round_trip(data: bytes, codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_odd_batches_round_trip(codec: int) -> None:
+def test_unusual_batches_round_trip(codec: int) -> None:
     records = [
         Rec(7, -1, b"", None),
         Rec(2**31 - 1, T0, None, b"", ((b"", b""), (b"a", None))),
@@ -117,7 +117,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
         encode_varlong(2**63)
 
 
-def test_wrong_crc_is_written_as_asked_and_seen() -> None:
+def test_a_requested_wrong_crc_is_written_and_detected() -> None:
     bad = encode_batch([K1], crc=1)
     with pytest.raises(ValueError, match="batch at byte 0: CRC differs"):
         decode_log(bad)
@@ -126,7 +126,7 @@ def test_wrong_crc_is_written_as_asked_and_seen() -> None:
 
 @given(st.integers(0, 87))
 @settings(deadline=None)
-def test_cut_batch_is_an_error(size: int) -> None:
+def test_a_truncated_batch_is_an_error(size: int) -> None:
     if size:
         with pytest.raises(ValueError, match="batch at byte 88"):
             decode_log(TWO_RECORDS + TWO_RECORDS[:size])

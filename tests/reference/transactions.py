@@ -1,8 +1,7 @@
 """Aborted transactions and unneeded markers, one batch at a time: the reference model of `keytail.log.transactions`.
 
-`track` follows Kafka's CleanedTransactionMetadata, `broker_entries` returns the entries that a broker's recovery
-writes into its transaction indexes, `right_entries` the correct values of entries found there; shares no code with
-keytail.
+`track` follows Kafka's CleanedTransactionMetadata. `broker_entries` returns the entries that a broker's recovery writes
+into its transaction indexes, and `right_entries` the correct values of existing entries. Shares no code with keytail.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Kind = Literal["plain", "data", "ABORT", "COMMIT", "other control", "emptied con
 
 @dataclass(frozen=True)
 class Event:
-    """One batch, reduced to what matters for transactions."""
+    """A batch, reduced to what matters for transactions."""
 
     kind: Kind
     producer_id: int
@@ -31,7 +30,7 @@ class Event:
 
 
 def track(events: Iterable[Event], entries: Sequence[Aborted]) -> tuple[list[bool], list[Aborted]]:
-    """Return, for each batch, whether it may be discarded; and the retained entries, in the order of their markers."""
+    """Return, for each batch, whether it may be discarded, and the retained entries in the order of their markers."""
     committed: set[int] = set()
     aborted: dict[int, Aborted] = {}
     seen: set[int] = set()

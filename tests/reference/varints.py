@@ -1,6 +1,6 @@
 """Zig-zag varints in plain Python, one byte at a time, and CRC-32C.
 
-The reference models of the kernels; short enough to be checked by eye.
+These reference models of the kernels are short enough to be checked by reading them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ _ONE_BYTE = [bytes((number,)) for number in range(0x80)]
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode a signed 32-bit number: zig-zag, then 7-bit groups, lowest first, high bit set on all but the last."""
+    """Encode a signed 32-bit number: zig-zag, then 7-bit groups, lowest first, with the high bit set on all but the
+    last.
+    """
     if not -(2**31) <= value < 2**31:
         raise ValueError(f"{value} does not fit 32 bits")
     return _encode_groups(((value << 1) ^ (value >> 31)) & 0xFFFFFFFF)
@@ -36,14 +38,14 @@ def _encode_groups(unsigned: int) -> bytes:
 
 
 def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the value at byte `at`, and the byte after it. At most 5 bytes; ValueError beyond, or past the end."""
+    """Return the value at byte `at`, and the position after it. Raises ValueError beyond 5 bytes, or past the end."""
     unsigned, at = _decode_groups(data, at, most_bytes=5)
     unsigned &= 0xFFFFFFFF
     return (unsigned >> 1) ^ -(unsigned & 1), at
 
 
 def decode_varlong(data: bytes, at: int) -> tuple[int, int]:
-    """Return the value at byte `at`, and the byte after it. At most 10 bytes; ValueError beyond, or past the end."""
+    """Return the value at byte `at`, and the position after it. Raises ValueError beyond 10 bytes, or past the end."""
     unsigned, at = _decode_groups(data, at, most_bytes=10)
     unsigned &= 0xFFFFFFFFFFFFFFFF
     return (unsigned >> 1) ^ -(unsigned & 1), at
@@ -63,8 +65,9 @@ def _decode_groups(data: bytes, at: int, most_bytes: int) -> tuple[int, int]:
 
 
 def crc32c(data: bytes) -> int:
-    """Return CRC-32C (Castagnoli), final value, by the wheel's C code: tests build logs of many megabytes.
+    """Return CRC-32C (Castagnoli), final value, with the C code of the wheel, because tests build logs of many
+    megabytes.
 
-    Its definition is `hashing.crc32c`, which tests/reference/test_batches.py compares it with.
+    tests/reference/test_batches.py compares it with its definition, `hashing.crc32c`.
     """
     return _wheel.crc32c(data)

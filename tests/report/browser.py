@@ -1,7 +1,7 @@
 """A headless Chromium without a network, and what it reports about pages.
 
-Debian's `chromium` (apt-get install chromium), or the program in $CHROMIUM. Without it, its tests are skipped with the
-reason, or fail if KEYTAIL_NO_SKIP=1.
+It is Debian's `chromium` (apt-get install chromium), or the program in $CHROMIUM. Without it, its tests are skipped
+with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
     "--disable-background-networking", "--disable-sync", "--disable-default-apps", "--disable-extensions",
     "--hide-scrollbars", "--disable-dev-shm-usage",
-    # All requests of a page end here: nothing listens at this port, and no name is resolved.
+    # All requests of a page end here: no server listens at this port, and no name is resolved.
     "--proxy-server=127.0.0.1:9", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
 )  # fmt: skip
 
-# Every page is in a frame of each width, which is its window: media queries use it. Results replace the title of a
-# page, which is then dumped.
+# Every page is in a frame of each width; media queries use the frame as the window. The results replace the title of
+# the page, which is then dumped.
 _PROBE = """<!doctype html><meta charset="utf-8"><body><script>
 const pages = %(pages)s, widths = %(widths)s, found = [];
 const look = (frame, number, width) => {
@@ -91,24 +91,26 @@ pages.forEach((text, number) => widths.forEach((width) => {
 
 
 @dataclass(frozen=True)
-class Looked:
-    """`console`: complaints of pages, or of their policy."""
+class Inspection:
+    """The results of the pages. `console` has messages about errors of the pages and violations of their security
+    policy.
+    """
 
     found: list[dict[str, Any]]
     console: list[str]
 
 
 def chromium() -> str:
-    """Return its path. Skips, or fails, without it."""
+    """Return the path of the browser. Skips the test, or fails, if there is none."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
-            pytest.fail("KEYTAIL_NO_SKIP=1, and there is no browser: apt-get install chromium")
+            pytest.fail("KEYTAIL_NO_SKIP=1, but there is no browser: apt-get install chromium")
         pytest.skip("no browser: apt-get install chromium")
     return path
 
 
-def look_at(pages: Sequence[str], widths: Sequence[int], theme: Theme) -> Looked:
+def inspect_pages(pages: Sequence[str], widths: Sequence[int], theme: Theme) -> Inspection:
     """Return the results for every page at every width."""
     texts = json.dumps(pages).replace("</", "<\\/").replace("<!--", "<\\!--")
     with tempfile.TemporaryDirectory(prefix="keytail-browser-") as folder:
@@ -118,7 +120,7 @@ def look_at(pages: Sequence[str], widths: Sequence[int], theme: Theme) -> Looked
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stderr[-3000:]
     console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-    return Looked(json.loads(html.unescape(found[1])), console)
+    return Inspection(json.loads(html.unescape(found[1])), console)
 
 
 def screenshot(page: Path, picture: Path, width: int, height: int, theme: Theme) -> None:

@@ -1,4 +1,4 @@
-"""Reports for tests: rows as commands produce them, of as many partitions as wanted, with everything a page can show.
+"""Reports for tests: rows as commands produce them, of any number of partitions, with everything that a page can show.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keytail.report.facts import Report
 from keytail.report.of_rows import partitions
 from keytail.report.page import page
 from keytail.run.rows import ResultRow
-from tests.reference import key_counts as twin
+from tests.reference import key_counts as model
 
 NOW_MS = 1_750_000_000_000
 HOUR_MS = 3_600_000
@@ -45,11 +45,12 @@ def compacted(rng: random.Random, topic: str, number: int) -> ResultRow:
 
 
 def counts_of(numbers: Sequence[int], topic: str, partition: int, *, show: bool = False) -> KeyCounts:
-    """Return the counts of a partition with keys of these numbers of records; each key contains its topic and
-    partition."""
+    """Return the counts of a partition whose keys have these numbers of records; each key contains its topic and
+    partition.
+    """
     top = sorted(((number, 100 * n) for n, number in enumerate(numbers) if number > 1), reverse=True)[:HOTTEST]
     keys = [hot_key(*item, f"{topic}/{partition}/key-{item[1]}".encode(errors="replace"), show=show) for item in top]
-    return KeyCounts(*twin.by_size(numbers), tuple(keys))
+    return KeyCounts(*model.by_size(numbers), tuple(keys))
 
 
 def row(topic: str, number: int, status: str, error: str, problem: Any = None) -> ResultRow:
@@ -74,18 +75,19 @@ def corrupt(topic: str, number: int) -> ResultRow:
 
 
 def with_odd_keys(item: ResultRow) -> ResultRow:
-    """Shown keys: text and none, and some that a page must escape."""
+    """Return the row with shown keys: text, an empty key, and keys that a page must escape."""
     assert item.detail is not None
     keys = [b"customer-42", b"", EVIL.encode(), b"\0\0\0\7" * 4, "kätzchen".encode(), b"k" * 5000, b"\xff" * 999,
             b"password=hunter2", "{{ keys }}\u202e\n".encode()]  # fmt: skip
     hot = [hot_key(10**9 // (n + 1), 10**12 + n, key, show=True) for n, key in enumerate(keys)]
     numbers = [1, 2, 3, 2**32 - 1, *(item.records for item in hot)]
-    counts = KeyCounts(*twin.by_size(numbers), (hot_key(2**32 - 1, 7, b"most", show=True), *hot))
+    counts = KeyCounts(*model.by_size(numbers), (hot_key(2**32 - 1, 7, b"most", show=True), *hot))
     return replace(item, detail=replace(item.detail, key_counts=counts))
 
 
 def rows_of_a_cluster(count: int, seed: int = 1) -> list[ResultRow]:
-    """Return rows of `count` partitions: one in ten is refused, one in 100 is corrupt, and one in five is skipped."""
+    """Return the rows of `count` partitions: one in ten is refused, one in 100 is corrupt, and one in five is skipped.
+    """
     rng = random.Random(seed)
     rows: list[ResultRow] = []
     for n in range(count):
@@ -112,7 +114,7 @@ def report_of(rows: list[Any], **fields: Any) -> Report:
     return Report(partitions=partitions(rows), **known | fields)
 
 
-def pages_to_look_at() -> dict[str, str]:
+def pages_to_inspect() -> dict[str, str]:
     rng = random.Random(3)
     small = [compacted(rng, f"topic-{n}", n) for n in range(30)] + [corrupt("orders", 1), refused("users", 0)]
     error = f"{EVIL} {'x' * 300} /{'y' * 300}/z"

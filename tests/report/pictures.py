@@ -1,4 +1,4 @@
-"""Pictures of reports for visual checks: `python -m tests.report.pictures DIR [PAGE.html ...]`."""
+"""Writes pictures of reports for visual checks: `python -m tests.report.pictures DIR [PAGE.html ...]`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.report import browser
-from tests.report.case import pages_to_look_at
+from tests.report.case import pages_to_inspect
 
 WIDTHS = (390, 1280)
 HEIGHT = 3600
@@ -15,7 +15,7 @@ HEIGHT = 3600
 def main(folder: str, *given: str) -> None:
     directory = Path(folder)
     directory.mkdir(parents=True, exist_ok=True)
-    pages = {Path(path).stem: Path(path).read_text() for path in given} or pages_to_look_at()
+    pages = {Path(path).stem: Path(path).read_text() for path in given} or pages_to_inspect()
     for name, text in pages.items():
         (directory / f"{name}.html").write_text(text)
         for width in WIDTHS:

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from tests.report import browser
-from tests.report.case import pages_to_look_at
+from tests.report.case import pages_to_inspect
 
 WIDTHS = (390, 1280)
 
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return pages_to_look_at()
+    return pages_to_inspect()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_have_no_errors_in_a_browser(theme: browser.Theme, pages: dict[str, str]) -> None:
-    examined = browser.look_at(list(pages.values()), WIDTHS, theme)
+    examined = browser.inspect_pages(list(pages.values()), WIDTHS, theme)
     assert examined.console == []
     assert len(examined.found) == len(pages) * len(WIDTHS)
     names = list(pages)
@@ -32,7 +32,9 @@ def test_pages_have_no_errors_in_a_browser(theme: browser.Theme, pages: dict[str
         assert item["cut"] == [], about
         assert item["least_text"] >= 10, about
         assert item["dark"] == (theme == "dark"), about
-        assert item["first_screen"] < 800 or about[0] == "evil", "verdict and what to do fit on a phone"
+        assert item["first_screen"] < 800 or about[0] == "evil", (
+            "the verdict and the next step must fit on the screen of a phone"
+        )
         assert item["headline"], about
         if about[0] != "nothing":
             assert item["sorted"], about
@@ -43,12 +45,12 @@ def test_pages_have_no_errors_in_a_browser(theme: browser.Theme, pages: dict[str
 
 
 def test_the_browser_would_have_reported_errors(tmp_path: Path) -> None:
-    """The checks of the test above fail if a page is wrong."""
+    """The checks of the test above fail if a page has errors."""
     wrong = (
         "<!doctype html><title>t</title><header></header><h1>h</h1><div style='width: 2000px'>w</div>"
         "<script src='http://127.0.0.1:9/x.js'></script><script>throw new Error('told')</script>"
     )
-    examined = browser.look_at([wrong], [390], "light")
+    examined = browser.inspect_pages([wrong], [390], "light")
     assert examined.found[0]["scroll"] > 390
     assert examined.found[0]["wide"]
     assert examined.found[0]["loaded"]

@@ -1,4 +1,5 @@
-"""`--report` of each command on a log dir of a real broker, the page of a run that fails, and the command `report`."""
+"""`--report` of each command on the log dir of a real broker, the page of a run that fails, and the command `report`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from tests import golden
 from tests.compact.test_command import keytail
 from tests.log_dirs import BASE_MS, snapshot, write_log_dir
 from tests.no_spark import without_spark
-from tests.reference import key_counts as twin
+from tests.reference import key_counts as model
 from tests.reference.batches import Rec
 
 Run = Callable[..., Result]
@@ -47,12 +48,12 @@ def raw_rows(page: str) -> list[dict[str, Any]]:
     return rows
 
 
-def known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the content of a row, as a page has it."""
+def content_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the content of the rows as it is on a page."""
     return [{name: value for name, value in row.items() if value not in (None, "", [], {})} for row in rows]
 
 
-def said(page: str) -> str:
+def text_of(page: str) -> str:
     found = re.search(r"<h1>.*?</span>(.*?)</h1>", page, re.DOTALL)
     assert found is not None
     return html.unescape(found[1])
@@ -60,7 +61,7 @@ def said(page: str) -> str:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Path:
-    """A log dir written by a broker, with a damaged batch in zstd-0."""
+    """Unpack a log dir written by a broker, with a damaged batch in zstd-0."""
     log_dir = golden.unpack(tmp_path)
     second = sorted((log_dir / "zstd-0").glob("*.log"))[1]
     data = bytearray(second.read_bytes())
@@ -74,27 +75,27 @@ def flags_of(log_dir: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.long
-def test_the_page_of_a_plan_and_of_its_execution(run: Run, broker: Path, tmp_path: Path) -> None:
+def test_a_plan_and_its_execution_have_pages(run: Run, broker: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     planned = run("plan", *flags_of(broker), "--force", "--report", file)
     assert planned.exit_code == 0
     page = file.read_text()
-    assert "18 of 23 partitions would be compacted" in said(page)
-    assert known(json.loads(planned.stdout)) == raw_rows(page)
-    assert page.count("<svg") == 2 + 6, "topics, dirty ratios, six maps"
+    assert "18 of 23 partitions would be compacted" in text_of(page)
+    assert content_of(json.loads(planned.stdout)) == raw_rows(page)
+    assert page.count("<svg") == 2 + 6, "charts of topics and dirty ratios, and six maps"
     assert "dirty</li>" in page
-    assert "live</li>" not in page, "nobody has counted"
+    assert "live</li>" not in page, "live records have not been counted"
 
     without = json.loads(run("plan", *flags_of(broker), "--force").stdout)
-    assert without == json.loads(planned.stdout), "a report changes no row"
+    assert without == json.loads(planned.stdout), "a report must not change rows"
 
     done = keytail("compact", *flags_of(broker), "--force", "--execute", "--report", file)
     assert done.returncode == 3, done.stderr
     assert f"keytail: the report is {file}" in done.stderr
     page, rows = file.read_text(), json.loads(done.stdout)
-    assert known(rows) == raw_rows(page)
+    assert content_of(rows) == raw_rows(page)
     assert "detail" not in rows[0]
-    assert "17 of 23 partitions compacted. 1 partition is not done." in said(page)
+    assert "17 of 23 partitions compacted. 1 partition is not done." in text_of(page)
     assert "batch has an invalid CRC" in page
     assert "given below" in page
     for words in ("live</li>", "0 to 20 % live", ">prove<", "keys mapped", "records per key", "tombstones and",
@@ -105,7 +106,7 @@ def test_the_page_of_a_plan_and_of_its_execution(run: Run, broker: Path, tmp_pat
 
 
 @pytest.mark.long
-def test_pages_of_verify_rebuild_index_and_audit(run: Run, broker: Path, tmp_path: Path) -> None:
+def test_verify_rebuild_index_and_audit_have_pages(run: Run, broker: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     other = golden.unpack(tmp_path / "other")
     (other / "lz4-0" / "00000000000000000000.timeindex").write_bytes(b"")
@@ -113,36 +114,36 @@ def test_pages_of_verify_rebuild_index_and_audit(run: Run, broker: Path, tmp_pat
 
     verified = run("verify", *flags_of(broker), "--report", file)
     assert verified.exit_code == 1
-    assert "1 of 23 partitions has findings (1 damaged)" in said(file.read_text())
-    assert known(json.loads(verified.stdout)) == raw_rows(file.read_text())
+    assert "1 of 23 partitions has findings (1 damaged)" in text_of(file.read_text())
+    assert content_of(json.loads(verified.stdout)) == raw_rows(file.read_text())
 
     found = run("rebuild-index", *flags_of(other), "--report", file)
     assert found.exit_code == 1
-    assert "Index files of 1 of 23 partitions are missing or wrong." in said(file.read_text())
+    assert "Index files of 1 of 23 partitions are missing or wrong." in text_of(file.read_text())
     assert "dry run</span>" in file.read_text()
-    assert known(json.loads(found.stdout)) == raw_rows(file.read_text())
+    assert content_of(json.loads(found.stdout)) == raw_rows(file.read_text())
 
     names = ("--replica", f"a={broker}", "--replica", f"b={other}", "--output", "json")
     audited = run("audit", *names, "--report", file)
     assert audited.exit_code == 3
-    assert "The replicas of 22 of 23 partitions are alike" in said(file.read_text())
-    assert known(json.loads(audited.stdout)) == raw_rows(file.read_text())
+    assert "The replicas of 22 of 23 partitions are alike" in text_of(file.read_text())
+    assert content_of(json.loads(audited.stdout)) == raw_rows(file.read_text())
     assert snapshot(broker) == before
 
 
 @pytest.mark.long
-def test_the_page_of_a_compaction_out_of_place(run: Run, broker: Path, tmp_path: Path) -> None:
+def test_a_compaction_out_of_place_has_a_page(run: Run, broker: Path, tmp_path: Path) -> None:
     file, target = tmp_path / "page.html", tmp_path / "target"
     inside = run("compact", *flags_of(broker), "--output-dir", target, "--report", target / "page.html")
     assert inside.exit_code == 2
     arguments = ("compact", *flags_of(broker), "--force", "--output-dir", target, "--report", file)
     assert run(*arguments).exit_code == 0
-    assert "18 of 23 partitions would be compacted" in said(file.read_text())
+    assert "18 of 23 partitions would be compacted" in text_of(file.read_text())
     with without_spark():
         done = run(*arguments, "--execute", "--topic", "none|lz4|zstd")
     assert done.exit_code == 3, done.stderr
-    assert "3 of 4 partitions compacted" in said(file.read_text())
-    assert known(json.loads(done.stdout)) == raw_rows(file.read_text())
+    assert "3 of 4 partitions compacted" in text_of(file.read_text())
+    assert content_of(json.loads(done.stdout)) == raw_rows(file.read_text())
     assert "live</li>" in file.read_text()
 
 
@@ -150,7 +151,7 @@ def test_the_page_of_a_compaction_out_of_place(run: Run, broker: Path, tmp_path:
 
 
 def secret_log_dir(path: Path) -> tuple[Path, dict[str, list[Rec]]]:
-    """Two partitions with unique keys and values; one key of `orders-0` has most of the records."""
+    """Write two partitions with unique keys and values; one key of `orders-0` has most of the records."""
     partitions = {}
     for name in ("orders-0", "users-0"):
         keys = [b"zebra-%s-%d" % (name.encode(), n // 3 if n % 5 else 0) for n in range(400)]
@@ -159,7 +160,7 @@ def secret_log_dir(path: Path) -> tuple[Path, dict[str, list[Rec]]]:
 
 
 def refuse_keys(page: str, partitions: dict[str, list[Rec]]) -> None:
-    """Assert that no key and no value is in the page, as text, hex digits or base64, at any byte alignment."""
+    """Check that no key and no value is in the page as text, hex digits or base64, at any byte alignment."""
     assert "zebra" not in page
     assert "quokka" not in page
     for records in partitions.values():
@@ -174,7 +175,7 @@ def refuse_keys(page: str, partitions: dict[str, list[Rec]]) -> None:
 
 
 def expected_hottest(records: list[Rec], end: int) -> list[tuple[int, int, bytes]]:
-    return twin.hottest([(record.key or b"", record.offset) for record in records if record.offset < end], HOTTEST)
+    return model.hottest([(record.key or b"", record.offset) for record in records if record.offset < end], HOTTEST)
 
 
 SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
@@ -225,12 +226,12 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
         refuse_keys(page, partitions)
     assert "quokka" not in page
     for text in (done.stdout, done.stderr, rows_file.read_text()):
-        assert "zebra" not in text, "rows say nothing of keys"
+        assert "zebra" not in text, "rows must not contain keys"
 
 
 @pytest.mark.long
 def test_pages_of_inspections_and_plans_contain_no_keys(run: Run, tmp_path: Path) -> None:
-    """Even if the example of a difference is such a record: the raw rows contain hashes of it."""
+    """This applies even to the example of a difference: the raw rows contain a hash of it."""
     log_dir, partitions = secret_log_dir(tmp_path / "a")
     other = {name: [replace(record, value=b"quokka!") if record.offset % 50 == 7 else record for record in records]
              for name, records in partitions.items()}  # fmt: skip
@@ -254,11 +255,11 @@ def test_keys_are_shown_only_in_a_page(run: Run, log_dir: Path) -> None:
     assert (result.exit_code, "--show-keys requires --report" in result.stderr) == (2, True)
 
 
-# Where it may be
+# Where a page may be written
 
 
 @pytest.mark.parametrize("command", ["plan", "compact", "verify", "rebuild-index", "audit"])
-def test_a_page_in_a_log_dir_is_wrong_usage(command: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_page_in_a_log_dir_is_a_usage_error(command: str, run: Run, log_dir: Path, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     which = ("--replica", log_dir, "--replica", tmp_path / "b") if command == "audit" else ("--log-dirs", log_dir)
     (tmp_path / "link").symlink_to(log_dir / "orders-0")
@@ -272,7 +273,7 @@ def test_a_page_in_a_log_dir_is_wrong_usage(command: str, run: Run, log_dir: Pat
     assert snapshot(tmp_path) == before
 
 
-def test_a_page_in_the_log_dir_of_another_broker_is_wrong_usage(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_page_in_the_log_dir_of_another_broker_is_a_usage_error(run: Run, log_dir: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "meta.properties").write_text("version=1\n")
@@ -291,7 +292,7 @@ def test_missing_packages_end_a_run_before_it_starts(
     assert result.stdout == ""
 
 
-# When something fails
+# Failures
 
 
 def full_disk(*_: Any) -> None:
@@ -304,7 +305,7 @@ def mistake(*_: Any) -> None:
 
 @pytest.mark.parametrize("function", ["os.fsync", "os.replace", "page"])
 @pytest.mark.parametrize(("status", "expected"), [(0, 1), (1, 1), (3, 3)])
-def test_a_page_that_cannot_be_written_is_reported_and_changes_only_a_clean_exit(
+def test_a_page_that_cannot_be_written_is_reported_and_changes_only_exit_status_0(
     function: str, status: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -349,7 +350,7 @@ def spark_ended(rows: list[Any] | None) -> SparkEnded:
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
 )
-def test_a_run_that_ends_early_has_a_page_of_what_is_known(
+def test_a_run_that_ends_early_has_a_page_of_its_rows_so_far(
     problem: BaseException, words: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "page.html"
@@ -359,25 +360,25 @@ def test_a_run_that_ends_early_has_a_page_of_what_is_known(
         raise problem
     assert raised.value is problem
     text = file.read_text()
-    assert words in said(text)
+    assert words in text_of(text)
     assert "Run the same command again to continue." in text
     assert '<header class="bad">' in text
     assert len(raw_rows(text)) == (2 if getattr(problem, "rows", None) else 1)
 
 
-def test_wrong_usage_has_no_page(tmp_path: Path) -> None:
+def test_a_usage_error_writes_no_page(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem), reporting(str(tmp_path / "page.html"), Page("plan"), []):
         raise UsageProblem("--topic names none")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_flag_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_flag_no_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "write_page", mistake)
     with pytest.raises(typer.Exit), reporting(None, Page("plan"), []):
         raise typer.Exit(0)
 
 
-def test_a_stopped_verify_reports_what_it_has_checked(
+def test_a_stopped_verify_reports_the_partitions_that_it_has_checked(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import keytail.verify.driver as spark_verify
@@ -391,11 +392,11 @@ def test_a_stopped_verify_reports_what_it_has_checked(
     monkeypatch.setattr(spark_verify, "verify_here", some)
     result = run("verify", "--log-dirs", log_dir, "--report", file)
     assert result.exit_code == 143
-    assert "interrupted by SIGTERM. No problems were found in 2 partitions" in said(file.read_text())
+    assert "interrupted by SIGTERM. No problems were found in 2 partitions" in text_of(file.read_text())
     assert verification.verify is not None
 
 
-# Of a ledger
+# Pages of a ledger
 
 RUN = RunRow(
     "20260101T000000Z-3f2a91c0", "compact", "broker-7", "interrupted", "the run recorded no outcome", 1_767_225_600_000,
@@ -418,7 +419,7 @@ def test_runs_of_a_ledger_are_shown(run: Run, tmp_path: Path, monkeypatch: pytes
     assert run("report", "--ledger", "/l", "--run", "3f2a91c0", file).exit_code == 0
     assert asked == [("", True), ("3f2a91c0", False)]
     text = file.read_text()
-    assert "The run did not complete: the run recorded no outcome. Reclaimed 3.0 KiB of 4.0 KiB" in said(text)
+    assert "The run did not complete: the run recorded no outcome. Reclaimed 3.0 KiB of 4.0 KiB" in text_of(text)
     assert "broker log.retention.hours" in text
     assert "hunter2" not in text
 
@@ -431,11 +432,11 @@ def test_runs_of_a_ledger_are_shown(run: Run, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("flags", [("--run", "x", "--since", "1970-01-01"), ("--since", "yesterday")])
-def test_impossible_requests_to_report_are_refused(flags: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+def test_contradicting_flags_of_report_are_refused(flags: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     assert run("report", "--ledger", "/l", *flags, tmp_path / "page.html").exit_code == 2
 
 
-def test_the_latest_run_and_runs_since_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_run_and_runs_since_a_time_are_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     from keytail.ledger.of_run import LedgerFlags
 
     runs = [replace(RUN, run_id=f"2026010{n}T000000Z-{n}", start_ms=1000 * n) for n in range(3)]
@@ -449,7 +450,7 @@ def test_the_latest_run_and_runs_since_a_time(monkeypatch: pytest.MonkeyPatch) -
     assert history.runs_since(LedgerFlags("/l"), 5000) == ([], [])
 
 
-def test_a_ledger_without_runs_is_reported_as_such(
+def test_a_ledger_without_runs_is_reported(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(history, "_read", lambda flags, table, filters, spark: [])

@@ -1,4 +1,4 @@
-"""The page of a report, as a function of its facts: what comes first, what it groups, hides and escapes."""
+"""The page of a report as a function of its facts: what comes first, and what it groups, hides and escapes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VOID = frozenset({"meta", "link", "br", "input"})
 
 
 class Outline(HTMLParser):
-    """Collects every element, with its attributes; all must be closed in their order."""
+    """Collects all elements with their attributes, and checks that they are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -105,14 +105,16 @@ def test_the_first_words_are_the_verdict_and_the_next_step() -> None:
         ({"exit_status": 1}, [], "bad", "There is no result for any partition."),
     ],
 )  # fmt: skip
-def test_verdicts_by_status(fields: dict[str, object], statuses: list[str], level: str, words: str) -> None:
+def test_the_verdict_follows_from_the_statuses(
+    fields: dict[str, object], statuses: list[str], level: str, words: str
+) -> None:
     found = report_of([row("t", n, status, "") for n, status in enumerate(statuses)], **fields)
     assert sums.verdict(found)[0] == level
     assert words in sums.verdict(found)[1]
     assert html.escape(words, quote=True) in page(found)
 
 
-def test_a_running_broker_is_not_to_be_started() -> None:
+def test_beside_a_running_broker_the_page_does_not_advise_to_start_it() -> None:
     lost = Finding("error", "the file ends inside a batch", start_loses=True)
 
     def said(live: bool) -> str:
@@ -133,7 +135,7 @@ def test_a_running_broker_is_not_to_be_started() -> None:
         ("plan", "clean", ""),
     ],
 )
-def test_the_next_step_if_the_run_has_none(command: str, status: str, words: str) -> None:
+def test_the_next_step_follows_from_command_and_status(command: str, status: str, words: str) -> None:
     found = report_of([row("t", 0, status, "")], command=command, next_step="")
     assert sums.next_step(found).startswith(words)
     assert bool(sums.next_step(found)) == bool(words)
@@ -151,7 +153,7 @@ def test_reasons_that_differ_only_in_names_and_numbers_are_grouped() -> None:
     assert found[1].remedy not in found[1].example
     text = page(report_of(rows))
     assert text.count('<article class="reason') == 3
-    assert text.count("records without a key") == 1 + 3000, "once, and in the raw rows"
+    assert text.count("records without a key") == 1 + 3000, "once in the text, and in each raw row"
     assert "and 1,000 more" in text
 
 
@@ -162,7 +164,7 @@ def test_numbers_that_differ_in_meaning_are_not_lost() -> None:
     assert "for example:" not in text
 
 
-def test_topics_add_up() -> None:
+def test_rows_of_a_topic_are_summed() -> None:
     found = report_of(rows_of_a_cluster(400)).partitions
     topics = sums.by_topic(found)
     for name in ("bytes_before", "bytes_after", "records_before", "records_after"):
@@ -173,7 +175,7 @@ def test_topics_add_up() -> None:
     assert reclaimed == sorted(reclaimed, reverse=True)
 
 
-def test_phases_add_up() -> None:
+def test_times_of_phases_are_summed() -> None:
     found = report_of([compacted(random.Random(1), "t", n) for n in range(5)]).partitions
     assert {name: seconds for name, seconds, _ in sums.phases(found)} == pytest.approx(
         {"check": 1.0, "map": 15.0, "write": 22.5, "prove": 11.25, "replace": 2.5}
@@ -194,10 +196,12 @@ def test_names_and_errors_are_escaped() -> None:
         assert character not in text
     assert "\\x1b[31m\\u202e" in text
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert any(">&lt;img src=x…&lt;b&gt;$x$&amp;amp;</text>" in picture for picture in pictures), "no mathematics"
+    assert any(">&lt;img src=x…&lt;b&gt;$x$&amp;amp;</text>" in picture for picture in pictures), (
+        "text between dollar signs must not be set as mathematics"
+    )
 
 
-def test_names_that_are_not_text_can_be_written() -> None:
+def test_names_that_are_not_text_are_escaped() -> None:
     text = page(report_of([row("caf\udce9", 0, "refused", "the name \udce9 and \x00 are odd")]))
     assert "caf\\udce9-0" in text
     text.encode()
@@ -226,7 +230,7 @@ def test_secrets_are_hidden(text: str, hidden: str) -> None:
     assert hidden not in everywhere
 
 
-def test_other_values_are_shown() -> None:
+def test_values_that_are_not_secret_are_shown() -> None:
     plain = "/var/kafka/tokens-0: 3 records without a key, key-3=7, s3://bucket/prefix, mail@example"
     assert masked(plain) == plain
     assert masked_arguments(("compact", "--access-key", "hunter2", "--topic", "t")) == [
@@ -242,7 +246,7 @@ def test_a_page_of_ten_thousand_partitions_is_small() -> None:
     assert len(text) < 6_000_000
     outline = Outline(text)
     tags = [tag for tag, _ in outline.elements]
-    assert tags.count("tr") < 3000, "tables are cut"
+    assert tags.count("tr") < 3000, "tables must be truncated"
     assert tags.count("article") < 20
     raw = re.search(r'<pre class="raw">(.*?)</pre>', text, re.DOTALL)
     assert raw is not None
@@ -251,7 +255,7 @@ def test_a_page_of_ten_thousand_partitions_is_small() -> None:
     assert "the first 500 of 10,000" in text
 
 
-def test_the_page_loads_nothing() -> None:
+def test_the_page_loads_no_other_file() -> None:
     text = page(report_of(one_of_each()))
     for tag, attributes in Outline(text).elements:
         for name in ("src", "href", "xlink:href", "srcset", "action", "data"):
@@ -262,10 +266,10 @@ def test_the_page_loads_nothing() -> None:
     assert "url(" not in style.replace("url(#", "")
     assert "@import" not in style
     assert "default-src 'none'" in text
-    assert not re.search(r"https?:", text), "nor named"
+    assert not re.search(r"https?:", text), "no address may occur in the text"
 
 
-def test_the_script_is_the_only_one_that_may_run() -> None:
+def test_the_policy_allows_only_the_script_of_the_page() -> None:
     import base64
     import hashlib
 
@@ -275,7 +279,7 @@ def test_the_script_is_the_only_one_that_may_run() -> None:
     assert f"script-src 'sha256-{digest}'" in html.unescape(text)
 
 
-def test_pictures_are_complete_and_take_their_colours_from_the_page() -> None:
+def test_pictures_are_complete_and_use_the_colours_of_the_page() -> None:
     text = page(report_of(one_of_each()))
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(pictures) == 5
@@ -283,10 +287,10 @@ def test_pictures_are_complete_and_take_their_colours_from_the_page() -> None:
     assert len(ids) == len(set(ids))
     for picture in pictures:
         ET.fromstring(picture)
-        assert not re.search(r"#(?:0[abc]|0102)\w{4}\b", picture), "no placeholder is left"
+        assert not re.search(r"#(?:0[abc]|0102)\w{4}\b", picture), "no placeholder may be left"
         for reference in re.findall(r'(?:url\(#|href="#)([^)"]+)', picture):
             assert reference in ids
-    assert page(report_of(one_of_each())) == text, "the same facts give the same page"
+    assert page(report_of(one_of_each())) == text, "the same facts must give the same page"
 
 
 @pytest.mark.parametrize(("records", "kept", "number"), [(10, 0, 0), (10, 1, 0), (10, 2, 1), (10, 9, 4), (10, 10, 4),
@@ -296,11 +300,11 @@ def test_shares_of_live_records_have_five_colours(records: int | None, kept: int
 
 
 @pytest.mark.parametrize("fields", [{"command": "plan", "execute": False}, {"start_ms": 0, "end_ms": None}])
-def test_a_page_without_partitions(fields: dict[str, object]) -> None:
+def test_a_page_without_partitions_is_written(fields: dict[str, object]) -> None:
     assert "There is no result for any partition" in page(report_of([], **fields))
 
 
-def test_unusual_numbers_do_not_stop_a_page() -> None:
+def test_a_page_with_unusual_numbers_is_written() -> None:
     item = compacted(random.Random(1), "t", 1)
     assert item.detail is not None
     never = replace(item.detail, first_horizon_ms=2**63 - 1, last_horizon_ms=2**63 - 1, parts=(Part(0, 1, 1, -1),),
@@ -346,7 +350,7 @@ def test_hottest_keys_of_the_run_are_those_of_all_partitions() -> None:
     assert re.findall(r'data-v="([\d.]+)"', topics)[::4] == [str(number) for number in sorted(by_topic, reverse=True)]
 
 
-def test_a_page_of_keys_with_one_record_each() -> None:
+def test_a_page_reports_that_each_key_has_one_record() -> None:
     text = page(report_of([counted(0, counts_of([1, 1, 1], "t", 0))]))
     assert "3 records of 3 keys in 1 partition: 0 of them (0" in words_of(text)
     assert 'data-name="hot_keys"' not in text
@@ -354,7 +358,7 @@ def test_a_page_of_keys_with_one_record_each() -> None:
     assert "sha256sum" not in text
 
 
-def test_a_page_without_counts_says_so_or_nothing() -> None:
+def test_a_page_without_counts_reports_it_only_if_they_were_requested() -> None:
     empty = counted(0, counts_of([], "t", 0))
     for rows in ([empty], [refused("users", 0)], []):
         assert 'id="keys"' not in page(report_of(rows))

@@ -1,9 +1,9 @@
 """A standalone Spark cluster of two workers on this machine, for tests of behaviour that only a cluster has.
 
-Master and workers are separate processes, with one core each, started from the Spark that came with pyspark. They
+Master and workers are separate processes, with one core each, started from the Spark of the installed pyspark. They
 listen only on the loopback address. The workers use different names for it, because Spark runs no copy of a slow task
-on the host of the first attempt. The second worker has its own mounts and host name, if the system allows a test to
-create such namespaces: a path can then have other contents for it (`Cluster.elsewhere`).
+on the host of the first attempt. The second worker has its own mounts and host name if the system allows a test to
+create such namespaces; a path can then have other contents there (`Cluster.elsewhere`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SECURE = {
     "spark.network.crypto.enabled": "true",
     "spark.io.encryption.enabled": "true",
 }
-# Other users than root are root in a user namespace of their own.
+# Users other than root are root in a user namespace of their own.
 _AS_ROOT = ["--user", "--map-root-user"] if os.geteuid() else []
 _APART = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private", "--uts"]
 
@@ -67,7 +67,7 @@ class Cluster:
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     def elsewhere(self, log_dir: Path, seen: Path) -> None:
-        """Replace `log_dir` by `seen` for the second worker, and for all processes that it starts from now on."""
+        """Replace `log_dir` with `seen` for the second worker, and for all processes that it starts from now on."""
         assert self.namespaces
         inside = ["nsenter", *_AS_ROOT[:1], "--mount", "--target", str(self.processes[-1].pid)]
         subprocess.run([*inside, "mount", "--bind", str(seen), str(log_dir)], check=True)
@@ -109,7 +109,7 @@ class Cluster:
         return found
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment of the workers. Executors inherit it: their Python finds the tests."""
+        """Return the environment of the workers, which executors inherit so that their Python finds the tests."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
         return clean | {
             "SPARK_HOME": str(SPARK_HOME),
@@ -148,8 +148,8 @@ class Cluster:
         last_s = time.monotonic() + LONGEST_START_S
         while self._alive_workers() < len(HOSTS):
             logs = "\n".join(log.read_text()[-2000:] for log in self.work_dir.glob("*.txt"))
-            assert all(process.poll() is None for process in self.processes), f"it did not start: {logs}"
-            assert time.monotonic() < last_s, f"it does not start: {logs}"
+            assert all(process.poll() is None for process in self.processes), f"the cluster did not start: {logs}"
+            assert time.monotonic() < last_s, f"the cluster does not start: {logs}"
             time.sleep(0.1)
 
     def _alive_workers(self) -> int:
@@ -181,7 +181,7 @@ def cluster(work_dir: Path) -> Iterator[Cluster]:
 
 
 def may_unshare() -> bool:
-    """Return whether this process may give another one its own mounts and host name."""
+    """Return whether this process may give another process its own mounts and host name."""
     with contextlib.suppress(OSError):
         return subprocess.run([*_APART, "hostname", ELSEWHERE], capture_output=True, check=False).returncode == 0
     return False

@@ -27,7 +27,7 @@ LONGEST_S = 60.0
 
 
 def disturb(notes: Path, how: dict[str, str]) -> None:
-    """Disturb the file systems of this process, and of the processes that it forks."""
+    """Disturb the file operations of this process, and of the processes that it forks."""
     real_write, real_close = FileSystem.write, FileSystem.close
 
     def write(self: FileSystem, fd: int, buffer: Any) -> int:
@@ -40,7 +40,7 @@ def disturb(notes: Path, how: dict[str, str]) -> None:
             name = names.parse_file_name(os.path.basename(path))
             (notes / f"{step}.{name.attempt}.{os.getppid()}").touch()
             if how.get(step, "slowly") != "slowly" and is_first(notes / f"{step}.first"):
-                go_wrong(notes, step, how[step], path)
+                disturb_step(notes, step, how[step], path)
         return written
 
     def close(self: FileSystem, fd: int) -> None:
@@ -64,7 +64,7 @@ def step_of(path: str) -> str:
     return ""
 
 
-def go_wrong(notes: Path, step: str, kind: str, path: str) -> None:
+def disturb_step(notes: Path, step: str, kind: str, path: str) -> None:
     if kind == "worker":
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "executor":

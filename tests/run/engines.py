@@ -1,4 +1,4 @@
-"""Engines for tests: tasks run in the process of the test, on the driver's thread."""
+"""Engines for tests, which run tasks in the process of the test, on the driver's thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from keytail.run.tasks import Outcome
 
 
 class LikeSpark(ThisProcess):
-    """Runs tasks in this process, but is treated as Spark with that many cores. `run` replaces what runs a bundle."""
+    """Runs tasks in this process, but is treated like Spark with that many cores. `run` replaces the function that runs
+    a bundle.
+    """
 
     session = object()
     has_workers = True

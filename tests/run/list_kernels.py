@@ -1,6 +1,6 @@
-"""Create run/kernels.json: `python -m tests.run.list_kernels`, after a change of a kernel's arguments.
+"""Writes run/kernels.json: `python -m tests.run.list_kernels`, after a change of a kernel's arguments.
 
-With KEYTAIL_CACHE_DIR at an empty folder the seconds are measured again; otherwise those of the present list are kept.
+If KEYTAIL_CACHE_DIR is an empty folder, the seconds are measured again; otherwise those of the present list are kept.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def calls() -> Calls:
 
 
 def _measured() -> dict[tuple[str, str], float]:
-    """Return the processor seconds that each kernel takes, in the order of the steps, after those that it calls."""
+    """Return the processor seconds that each kernel takes, in the order of the steps; kernels follow those that they
+    call.
+    """
     seconds: dict[tuple[str, str], float] = {}
     for info in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):
         importlib.import_module(info.name)

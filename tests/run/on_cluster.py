@@ -29,15 +29,15 @@ from tests.import_.speculating import DUPLICATES
 from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 
 
-def clean_badly(
+def clean_disturbed(
     notes: str, how: dict[str, str], tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
 ) -> CleaningResult:
-    """Clean a partition. Those named in `how` are disturbed when the first attempt has written everything."""
+    """Clean a partition; one that is named in `how` is disturbed when the first attempt has written everything."""
     number = str(task.partition)
     (Path(notes) / f"{number}.{attempt}.{os.getppid()}").touch()
     result = clean_partition(LOCAL, replace(task, attempt=attempt, map_memory_bytes=1 << 20))
     if number in how and is_first(Path(notes) / f"{number}.first"):
-        if how[number] == "slow":  # until a copy of this task has ended
+        if how[number] == "slow":  # waits until a copy of this task has ended
             wait_for((Path(notes) / f"{number}.done").exists)
         elif how[number] == "worker":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -53,7 +53,7 @@ def main() -> None:
     if speculation == "forced":
         CORRECTNESS.update(DUPLICATES)
     badly = dict(item.split(":") for item in how.split(","))
-    compaction.clean_on_worker = partial(clean_badly, notes, badly)  # type: ignore[assignment]
+    compaction.clean_on_worker = partial(clean_disturbed, notes, badly)  # type: ignore[assignment]
     settings: dict[str, str] = {}
     real = workers.session_of_run
 

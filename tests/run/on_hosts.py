@@ -1,8 +1,8 @@
-"""The driver of a test on a cluster where one host sees other files: the results of each command for each log dir.
+"""The driver of a test on a cluster where one host sees other files: runs each command on each log dir.
 
     python -m tests.run.on_hosts MASTER NOTES LOG_DIR...
 
-All commands share one session. In each step the first task of a host waits for one on the other host, so that both
+All commands share one session. In each step, the first task of a host waits for one on the other host, so that both
 take part. Prints as JSON, by log dir and command, the status and error of each partition.
 """
 

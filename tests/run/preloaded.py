@@ -1,9 +1,9 @@
-"""A Spark Python daemon that has imported keytail: its workers, which it forks, need not each import it for a second.
+"""A Spark Python daemon that has imported keytail, so that its forked workers need not each spend a second on that.
 
     spark.python.daemon.module  tests.run.preloaded
 
-Spark's own daemon imports nothing, because libraries that start threads may not survive a fork. These start theirs at
-their first use, which is in the worker.
+Spark's own daemon imports nothing, because libraries that start threads may not survive a fork. Those of keytail start
+theirs when they are first used, which is in the worker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A job of a test: prints the settings of a submitted session, and for each given key whether Spark knows it, and the
-value as Spark reads it. `spark-submit ... print_settings.py KEY...`"""
+"""A job for a test: prints the settings of a submitted session and, for each given key, whether Spark knows it and the
+value that Spark reads. Run it with `spark-submit ... print_settings.py KEY...`.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Fixtures: one Spark session for many tests, at most one in each test process, with two cores and Delta; and one
-cluster for the tests that need one.
+"""Fixtures for one Spark session that many tests share, at most one in each test process, with two cores and Delta, and
+for one cluster.
 
-A command line that runs inside a test process starts its own session and ends its JVM afterwards, unless
-`lend_session` provides the shared one. tests/conftest.py ends the shared session before such a test; it is started
-again when a later module requests it.
+A command line that runs inside a test process starts its own session and ends its JVM afterwards, unless `lend_session`
+provides the shared one. tests/conftest.py ends the shared session before such a test; it is started again when a later
+module requests it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _session: list[Any] = []
 _FOR_SMALL_DATA = {
     "spark.sql.shuffle.partitions": "2",
     "spark.python.daemon.module": "tests.run.preloaded",
-    # Compiling a query costs more than interpreting it for a few rows.
+    # For a few rows, compiling a query takes longer than interpreting it.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -64,7 +64,7 @@ def engine(spark: Any) -> SparkEngine:
 
 @pytest.fixture
 def on_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make runs that start Spark use the shared session; tests with separate processes cover its start and end."""
+    """Make runs that start Spark use the shared session. Tests with separate processes cover its start and end."""
     lend_session(monkeypatch)
 
 

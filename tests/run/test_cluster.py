@@ -1,6 +1,7 @@
-"""On a standalone cluster of two workers: duplicates of slow tasks, tasks that are run again, a lost executor.
+"""A standalone cluster of two workers: duplicates of slow tasks, tasks that are run again, a lost executor, and a host
+that sees other files.
 
-Each has one clean result, equal to that of an undisturbed run. Also tests a host that sees other files.
+Each disturbed run has one complete result, equal to that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from keytail.log.lock import is_held
 from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.run.cluster import ELSEWHERE, ROOT, Cluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one cluster for all of them
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # all tests share one cluster
 
 PARTITIONS = 4
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
@@ -30,18 +31,24 @@ GOOD = {"verify": {"suspect"}, "rebuild-index": {"rebuilt"}, "compact": {"compac
 @pytest.mark.parametrize(
     ("how", "speculation"), [("1:slow", "forced"), *([("1:executor,2:worker", "asked for")] if SOAK else [])]
 )
-def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_path: Path) -> None:
+def test_a_disturbed_run_has_one_complete_result(
+    how: str, speculation: str, two_workers: Cluster, tmp_path: Path
+) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {f"orders-{n}": random_records(n, 400) for n in range(PARTITIONS)})
     before = {n: records_of(log_dir / f"orders-{n}") for n in range(PARTITIONS)}
     answer, notes = run(two_workers, log_dir, tmp_path / "notes", how, speculation)
-    assert answer["speculation"] == ("true" if speculation == "forced" else "false"), "ours counts, not the cluster's"
+    assert answer["speculation"] == ("true" if speculation == "forced" else "false"), (
+        "keytail's setting applies, not that of the cluster"
+    )
     assert [row["status"] for row in answer["rows"]] == ["compacted"] * PARTITIONS, answer
     for item in how.split(","):
         number, _, kind = item.partition(":")
         attempts = [name for name in notes if name.startswith(f"{number}.s")]
-        assert len(attempts) >= 2, "nothing went wrong"
+        assert len(attempts) >= 2, "no task was disturbed"
         if kind != "worker":  # an executor starts a new worker
-            assert len({name.rpartition(".")[2] for name in attempts}) == len(attempts), "in one executor"
+            assert len({name.rpartition(".")[2] for name in attempts}) == len(attempts), (
+                "two attempts ran in one executor"
+            )
     for n, records in before.items():
         after, newest = records_of(log_dir / f"orders-{n}"), newest_by_key(records)
         assert len(after) < len(records)
@@ -56,9 +63,11 @@ def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_
 @pytest.mark.parametrize(
     ("how", "speculation"), [("merge:executor", "asked for"), *([("scan:slow,merge:slow", "forced")] if SOAK else [])]
 )
-@pytest.mark.soak("test_one_clean_result, compact/fan_out/test_on_spark.py")
-def test_one_clean_result_of_a_fan_out(how: str, speculation: str, two_workers: Cluster, tmp_path: Path) -> None:
-    """A lost executor loses the key runs that it made for others; copies of tasks write the same runs again."""
+@pytest.mark.soak("test_a_disturbed_run_has_one_complete_result, compact/fan_out/test_on_spark.py")
+def test_a_disturbed_fan_out_has_one_complete_result(
+    how: str, speculation: str, two_workers: Cluster, tmp_path: Path
+) -> None:
+    """A lost executor loses the key runs that it made for others, and copies of tasks write the same runs again."""
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(5, 900)})
     before = records_of(log_dir / "orders-0")
     driver = "tests.compact.fan_out.on_cluster"
@@ -67,7 +76,7 @@ def test_one_clean_result_of_a_fan_out(how: str, speculation: str, two_workers: 
     for item in how.split(","):
         stage = item.partition(":")[0]
         attempts = [name for name in notes if name.startswith(f"{stage}-1.")]
-        assert len({name.rpartition(".")[2] for name in attempts}) >= 2, f"nothing went wrong: {notes}"
+        assert len({name.rpartition(".")[2] for name in attempts}) >= 2, f"no task was disturbed: {notes}"
     after = records_of(log_dir / "orders-0")
     assert len(after) < len(before)
     assert set(after) <= set(before)
@@ -92,10 +101,10 @@ def run(
 
 @pytest.mark.one_of("two hosts")
 def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster, tmp_path: Path) -> None:
-    """The other host has no files (a missing mount), an older copy, or one with equal names, sizes and times."""
+    """The other host has no files (a missing mount), an older copy, or a copy with the same names, sizes and times."""
     if not two_workers.namespaces:
-        assert os.environ.get("KEYTAIL_NO_SKIP") != "1", "KEYTAIL_NO_SKIP=1, and no namespaces can be made"
-        pytest.skip("makes a mount namespace, which needs root or user namespaces")
+        assert os.environ.get("KEYTAIL_NO_SKIP") != "1", "KEYTAIL_NO_SKIP=1, but no namespaces can be created"
+        pytest.skip("a mount namespace requires root or user namespaces")
     log_dirs = {}
     for name in ("nothing", "older", "alike"):
         partitions = {f"orders-{n}": random_records(n, 400) for n in range(PARTITIONS)}
@@ -107,7 +116,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
         if name != "nothing":
             shutil.copytree(log_dir, seen, dirs_exist_ok=True)
         if name == "older":
-            for log in seen.glob("orders-*/*.log"):  # all of them, because Spark decides which tasks run there
+            for log in seen.glob("orders-*/*.log"):  # all segments, because Spark decides which tasks run there
                 log.write_bytes(log.read_bytes()[:-100])
         two_workers.elsewhere(log_dir, seen)
     before = snapshot(tmp_path / "elsewhere")
@@ -115,7 +124,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
     answer = run_driver(two_workers, "tests.run.on_hosts", str(tmp_path / "notes"), *map(str, log_dirs.values()))
     for name, log_dir in log_dirs.items():
         rows = answer[str(log_dir)]
-        if name == "alike":  # files that are only read are equal there
+        if name == "alike":  # in this copy, files that are only read are equal
             assert {status for status, _ in rows.pop("verify").values()} == {"suspect"}, "an index is missing"
         for command, by_partition in rows.items():
             # In a copy with equal logs, an index that a task needs may be missing.
@@ -139,7 +148,9 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
     assert before == {path: after[path] for path in before}
     new = after.keys() - before.keys()
     assert all(path.endswith(".clean") for path in new)
-    assert {path.split("/")[0] for path in new} <= {"alike", "older"}, "where a task found its own segment as planned"
+    assert {path.split("/")[0] for path in new} <= {"alike", "older"}, (
+        "new files are only where a task found its own segment as planned"
+    )
 
 
 def run_driver(made: Cluster, module: str, *arguments: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""conf/spark-defaults.conf as Spark reads it: every key exists in Spark, every value has its type, and each is
-explained; also checks the keys named on the page for clusters."""
+"""conf/spark-defaults.conf as Spark reads it: every key exists in Spark, every value has its type, and every setting is
+explained. The keys named on the page for clusters are checked too.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def settings() -> dict[str, str]:
     lines = [line.split(None, 1) for line in CONF.read_text().splitlines() if line.startswith("spark.")]
     assert all(len(line) == 2 for line in lines)
     found = {key: value.strip() for key, value in lines}
-    assert len(found) == len(lines), "a key stands there twice"
+    assert len(found) == len(lines), "a key is set twice"
     return found
 
 
@@ -44,8 +45,8 @@ def test_every_setting_is_explained() -> None:
             assert block.startswith("# "), block
 
 
-def test_other_users_of_the_hosts_are_kept_out() -> None:
-    """As on a cluster of the tests (tests/run/cluster.py), which has a secret in addition."""
+def test_other_users_of_the_hosts_have_no_access() -> None:
+    """The settings are those of the test cluster (tests/run/cluster.py), which also has a secret."""
     assert SECURE.items() <= settings().items()
     assert settings()["spark.executorEnv.PYTHONSAFEPATH"] == "1"
     assert not any("secret" in key for key in settings())
@@ -60,7 +61,7 @@ def test_spark_knows_every_key_and_reads_every_value(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     unknown = [key for key in answer["known"] if answer["known"][key] is False and not key.startswith(OWN_NAMES)]
-    assert not unknown, f"Spark knows no {', '.join(unknown)}"
+    assert not unknown, f"Spark does not know {', '.join(unknown)}"
     assert len(keys) > len(wanted) > 10
     for key, value in {**wanted, **CORRECTNESS}.items():
         assert answer["settings"][key] == value

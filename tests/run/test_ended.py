@@ -1,4 +1,4 @@
-"""Spark ends during a run: whichever call fails because of it, the result is one error. The JVM is a test double."""
+"""Spark ends during a run: whichever call fails because of it, one error is reported. The JVM is a test double."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
 
-class Gone:
-    """Raises what py4j raises for any call to a JVM that has ended."""
+class EndedJvm:
+    """Raises the exception that py4j raises for any call to a JVM that has ended."""
 
     def __getattr__(self, name: str) -> Any:
         raise Py4JNetworkError("Error while sending or receiving")
 
 
 class Java:
-    """An exception of a JVM that has ended: its text is no longer available."""
+    """An exception of a JVM that has ended, so that its text is no longer available."""
 
     _target_id = "o1"
-    _gateway_client = Gone()
+    _gateway_client = EndedJvm()
 
 
 def java_error() -> Py4JJavaError:
@@ -59,11 +59,11 @@ def java_error() -> Py4JJavaError:
 
 
 def session_that(is_stopped: bool | None) -> Any:
-    """Return a session whose jobs all fail; its JVM reports whether it is stopped, or has ended."""
+    """Return a session whose jobs all fail, and whose JVM reports whether it is stopped, or has ended (None)."""
     scala = SimpleNamespace(isStopped=lambda: is_stopped)
     context = SimpleNamespace(
         master="local[1]",
-        _jsc=Gone() if is_stopped is None else SimpleNamespace(sc=lambda: scala),
+        _jsc=EndedJvm() if is_stopped is None else SimpleNamespace(sc=lambda: scala),
         setJobGroup=lambda *_, **__: None,
         broadcast=lambda values: SimpleNamespace(value=values, destroy=lambda: None),
     )
@@ -87,7 +87,7 @@ def test_a_job_that_is_lost_with_its_session_is_not_run_again(is_stopped: bool |
     assert again == []
 
 
-def test_a_job_that_is_lost_alone_is_its_payloads_problem() -> None:
+def test_a_job_that_is_lost_without_its_session_fails_only_its_partitions() -> None:
     again: list[int] = []
     outcomes = SparkEngine(session_that(False)).run_bundle([1, 2], nothing, before_again=again.append)
     assert again == [1, 2]
@@ -97,7 +97,7 @@ def test_a_job_that_is_lost_alone_is_its_payloads_problem() -> None:
     assert stopped.problem and stopped.problem.what == message.replace("twice", "once")
 
 
-def test_the_text_of_an_error_is_had_without_its_jvm() -> None:
+def test_an_error_has_a_text_without_its_jvm() -> None:
     with pytest.raises(Py4JNetworkError):
         str(java_error())
     assert text_of(java_error()) == "Py4JJavaError"
@@ -126,14 +126,14 @@ def test_failures_outside_of_jobs_are_reported_when_the_session_ends(
     assert capfd.readouterr().err == ""
 
 
-def test_an_error_that_was_made_of_one_of_sparks_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_caused_by_one_of_spark_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
     with pytest.raises(SparkEnded), contextlib.ExitStack() as run:
         session.session_of_run(run, None, submitted=True)
         raise KeytailError("Spark lost the job that reads the source") from java_error()
 
 
-def test_what_fails_on_the_way_of_a_signal_is_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_caused_by_a_signal_is_reported_as_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal interrupts a call of py4j, and leaving that call sends another request to the JVM."""
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(False))
     with pytest.raises(Stopped) as stopped, contextlib.ExitStack() as run:
@@ -148,7 +148,7 @@ def test_what_fails_on_the_way_of_a_signal_is_the_signal(monkeypatch: pytest.Mon
     assert stopped.value.exit_status == 130
 
 
-def test_under_spark_submit_the_signal_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_spark_submit_the_driver_waits_for_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
     reported = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -157,11 +157,11 @@ def test_under_spark_submit_the_signal_is_waited_for(monkeypatch: pytest.MonkeyP
         reported.start()
         raise java_error()
     monkeypatch.setattr(ended, "_LONGEST_END_S", 0.1)
-    await_signal()  # returns if there is no signal
+    await_signal()  # returns although there is no signal
 
 
-def ends_in_round(number: int, log_dir: Path, task: CleaningTask) -> Any:
-    """Return the driver of a run whose Spark ends with the job of a pass, after the worker has written a file."""
+def ends_in_pass(number: int, log_dir: Path, task: CleaningTask) -> Any:
+    """Return the driver of a run whose Spark ends during the job of a pass, after the worker has written a file."""
     rounds_run: list[CleaningTask] = []
 
     def bundle(tasks: list[CleaningTask], function: Any, **_: Any) -> Any:
@@ -176,9 +176,9 @@ def ends_in_round(number: int, log_dir: Path, task: CleaningTask) -> Any:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_run_says_how_far_it_came_and_leaves_no_scratch(number: int, tmp_path: Path) -> None:
+def test_a_run_reports_how_far_it_came_and_leaves_no_scratch_files(number: int, tmp_path: Path) -> None:
     log_dir, [task] = in_passes(tmp_path / "logs")
-    driver = ends_in_round(number, log_dir, task)
+    driver = ends_in_pass(number, log_dir, task)
     with pytest.raises(SparkEnded):
         driver.run()
     [row] = driver.rows.of_stopped_run(driver.tasks)
@@ -190,8 +190,8 @@ def test_a_run_says_how_far_it_came_and_leaves_no_scratch(number: int, tmp_path:
     assert not list(log_dir.rglob("*.swap"))
 
 
-def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(tmp_path: Path) -> None:
-    """Removed before the task is run again: otherwise it could use more space than was reserved."""
+def test_files_of_a_dead_attempt_are_removed_but_not_the_saved_state(tmp_path: Path) -> None:
+    """They are removed before the task is run again, which otherwise could use more space than was reserved."""
     log_dir, [task] = in_passes(tmp_path / "logs")
     seen: list[tuple[set[str], set[str]]] = []
 
@@ -204,7 +204,7 @@ def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(tmp_pa
         seen.append(({path.name for path in log_dir.rglob("*.clean")}, handed))
         return [run_attempt(clean_here, item, f"a{len(seen)}")]
 
-    driver = ends_in_round(9, log_dir, task)
+    driver = ends_in_pass(9, log_dir, task)
     driver.runner.engine = LikeSpark(1, bundle)
     [row] = driver.run()
     assert row.status == "compacted", row
@@ -212,8 +212,8 @@ def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(tmp_pa
     assert all(there == handed for there, handed in seen), seen
 
 
-def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output of the JVM shortly before, while the signal was on its way to the driver, is not forwarded either."""
+def test_output_of_a_jvm_about_its_stop_is_not_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output from just before, while the signal was on its way to the driver, is not forwarded either."""
     monkeypatch.setattr(jvm_log, "HELD_BACK_S", 2.0)
     reader, jvm = os.pipe()
     out, real = os.pipe()
@@ -238,8 +238,8 @@ def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.M
     os.close(out)
 
 
-def test_the_jvms_output_is_read_even_if_nobody_can_read_ours() -> None:
-    """Otherwise the JVM waits forever for a full pipe."""
+def test_the_output_of_the_jvm_is_read_even_if_ours_cannot_be_written() -> None:
+    """Otherwise the JVM would block forever on a full pipe."""
     reader, jvm = os.pipe()
     nobody, real = os.pipe()
     os.close(nobody)
@@ -258,7 +258,7 @@ def test_the_jvms_output_is_read_even_if_nobody_can_read_ours() -> None:
     os.close(real)
 
 
-def test_py4j_prints_no_traceback_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_py4j_prints_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     silence_py4j()
     message = "import logging\ntry:\n    1 / 0\nexcept Exception:\n    logging.getLogger(name).exception('sending')\n"
     for file, name in (("/x/py4j/java_gateway.py", None), ("/x/py4j/clientserver.py", "py4j.clientserver")):

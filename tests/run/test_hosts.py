@@ -1,4 +1,4 @@
-"""Errors that a host detects itself: other files at a path, files that did not arrive, storage that others use."""
+"""Errors that a host detects itself: other files at a path, missing files of another host, shared storage."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_other_segments_are_refused_with_path_and_host(log_dir: Path, change: An
     partition = log_dir / "orders-0"
     seen = seen_logs(LOCAL, str(partition))
     assert seen.segments == 4
-    (partition / f"{100:020d}.index").unlink()  # only logs are compared
+    (partition / f"{100:020d}.index").unlink()  # only `.log` files are compared
     refuse_other_logs(LOCAL, str(partition), seen)
     change(partition)
     with pytest.raises(Refused, match=rf"on host {HOST}.*{partition}"):
         refuse_other_logs(LOCAL, str(partition), seen)
 
 
-def test_a_task_of_verify_looks_first_but_not_beside_a_broker(log_dir: Path) -> None:
+def test_a_task_of_verify_checks_the_files_first_but_not_beside_a_broker(log_dir: Path) -> None:
     path = str(log_dir / "orders-0")
     seen = seen_logs(LOCAL, path)
     assert verify_on_worker(VerifyTask(path, 1, seen=seen), "a").counts.segments == 4
@@ -83,7 +83,7 @@ def test_a_task_of_verify_looks_first_but_not_beside_a_broker(log_dir: Path) -> 
     assert verify_on_worker(VerifyTask(path, 1), "a").counts.segments == 4
 
 
-def test_a_file_that_did_not_arrive_names_the_host_that_wrote_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_names_the_host_that_wrote_it(tmp_path: Path) -> None:
     (tmp_path / "one").touch()
     refuse_unseen(LOCAL, str(tmp_path), ["one"], "far")
     with pytest.raises(Refused, match=rf"host far wrote two.*{tmp_path}.*\[task-output-missing\]"):
@@ -99,8 +99,8 @@ def test_a_slice_is_not_read_from_other_files(log_dir: Path) -> None:
         spark_rebuild.do(LOCAL, spark_rebuild.Work(task, part), "a")
 
 
-def test_a_host_that_has_the_log_dir_over_the_network_writes_nothing(log_dir: Path, monkeypatch: Any) -> None:
-    """Even if it is local for the driver, which may run on the storage server."""
+def test_a_host_that_mounts_the_log_dir_over_the_network_writes_nothing(log_dir: Path, monkeypatch: Any) -> None:
+    """The file system may be local for the driver, which may run on the storage server."""
     refuse_network_here(LOCAL, str(log_dir))
     for module in (worker, spark_rebuild):
         monkeypatch.setattr(module, "LOCAL", OnNfs())
@@ -127,7 +127,7 @@ def test_a_stage_of_a_fan_out_writes_nothing_over_the_network(log_dir: Path, mon
 
 
 class FarAway(InProcess):
-    """Runs the stages here; the files that the stage `lost` writes, if any, do not arrive."""
+    """Runs the stages here, but files that the stage `lost` writes do not arrive."""
 
     def __init__(self, cells: Path, partition: Path, lost: str) -> None:
         super().__init__(cells)
@@ -136,12 +136,12 @@ class FarAway(InProcess):
         self.there = spark_fan_out.StagesOnSpark(ThisProcess(), workers, "")
 
     def run(self, name: str, *given: Any) -> Any:
-        return self._arrived(name, lambda: super(FarAway, self).run(name, *given))
+        return self._lose_files(name, lambda: super(FarAway, self).run(name, *given))
 
     def shuffle(self, name: str, *given: Any) -> Any:
-        return self._arrived(name, lambda: super(FarAway, self).shuffle(name, *given))
+        return self._lose_files(name, lambda: super(FarAway, self).shuffle(name, *given))
 
-    def _arrived(self, name: str, work: Any) -> Any:
+    def _lose_files(self, name: str, work: Any) -> Any:
         before = set(self.partition.iterdir())
         values = work()
         if name == self.lost:
@@ -151,7 +151,7 @@ class FarAway(InProcess):
 
 
 @pytest.mark.parametrize("stage", ["survey", "keys", "groups", "none"])
-def test_what_a_stage_of_a_fan_out_has_written_must_be_here(stage: str, log_dir: Path, tmp_path: Path) -> None:
+def test_missing_files_of_a_fan_out_stage_are_reported(stage: str, log_dir: Path, tmp_path: Path) -> None:
     task = task_of(str(log_dir), map_memory_bytes=1 << 20, segment_bytes=1 << 20)
     engine = FarAway(tmp_path / "cells", log_dir / "orders-0", stage)
     if stage == "none":

@@ -1,4 +1,6 @@
-"""Kernels are compiled once, side by side, before the tasks; and a signal ends a run that compiles as any other."""
+"""Kernels are compiled once and in parallel before the tasks, and a signal ends a run that is compiling like any other
+run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from keytail.kernels import jit
 from keytail.run import kernels
 from tests.golden import unpack
 
-# Two that take the shortest time to compile.
+# The two kernels that take the shortest time to compile.
 FEW = ("append:count", "offset_map:sum_by_size")
 _COMPILE = """
     import json, os, sys
@@ -50,7 +52,7 @@ def _result(process: subprocess.Popen[str]) -> tuple[list, str]:
     return json.loads(out), err
 
 
-def test_the_list_has_no_kernel_twice_and_the_slowest_first() -> None:
+def test_the_list_has_no_duplicates_and_begins_with_the_slowest_kernel() -> None:
     listed = kernels.kernels_of(None)
     assert len({(item.kernel, json.dumps(item.types)) for item in listed}) == len(listed)
     assert [item.seconds for item in listed] == sorted((item.seconds for item in listed), reverse=True)
@@ -59,8 +61,8 @@ def test_the_list_has_no_kernel_twice_and_the_slowest_first() -> None:
 
 
 @pytest.mark.long
-def test_the_list_is_what_the_program_calls() -> None:
-    """After a change of a kernel's arguments: `python -m tests.run.list_kernels`."""
+def test_the_list_has_the_kernels_that_the_program_calls() -> None:
+    """After a change of a kernel's arguments, run `python -m tests.run.list_kernels`."""
     code = """
         import json
         from tests.run.list_kernels import calls
@@ -109,7 +111,7 @@ def test_without_a_cache_a_warning_is_printed_and_the_processes_share_one_until_
     assert [*temporary.iterdir()] == []
 
 
-def test_what_is_left_is_estimated_from_what_is_done() -> None:
+def test_the_time_left_is_estimated_from_the_kernels_compiled_so_far() -> None:
     expected = [8.0, 4.0, 2.0, 2.0]
     assert kernels._left_s(expected, 0, 2, 10.0) == pytest.approx(10.0 * 10 / 6)
     assert kernels._left_s(expected, 2, 2, 14.0) == pytest.approx(14.0 * 2 / 14)
@@ -126,10 +128,10 @@ def _wait_until(is_so: Callable[[], object], process: subprocess.Popen[str]) -> 
 
 
 def _check_whole(cache: Path) -> None:
-    """Check that each index in the cache can be read, and that the code that it names is there."""
+    """Check that each index in the cache can be read, and that its code exists."""
     for path in cache.glob("*/*/*.nbi"):
         with path.open("rb") as file:
-            pickle.load(file)  # Numba's version
+            pickle.load(file)  # skip the version of Numba
             _, names = pickle.load(file)
         for name in names.values():
             pickle.loads((path.parent / name).read_bytes())
@@ -137,7 +139,7 @@ def _check_whole(cache: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_kernels_are_compiled_ends_a_run_as_at_any_other_moment(
+def test_a_signal_while_kernels_are_compiled_ends_a_run_as_at_any_other_time(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -154,7 +156,7 @@ def test_a_signal_while_kernels_are_compiled_ends_a_run_as_at_any_other_moment(
         _wait_until(lambda: [*cache.glob("*/proof_*/step.*.lock")], run)
         children = _children(run.pid)
         assert children
-        os.killpg(run.pid, number)  # as a terminal does
+        os.killpg(run.pid, number)  # a terminal signals the whole group
         out, err = run.communicate(timeout=120)
     assert run.returncode == 128 + number, err
     assert "compiling" in err
@@ -176,7 +178,8 @@ def _children(pid: int) -> list[int]:
 
 @pytest.mark.long
 def test_a_signal_while_this_process_compiles_is_raised_afterwards(tmp_path: Path) -> None:
-    """A rare kernel is compiled when it is called: Numba loses an exception that is raised within LLVM's callbacks."""
+    """A rare kernel is compiled when it is called, and Numba loses an exception that is raised within LLVM's callbacks.
+    """
     code = """
         import glob, os, signal, sys, threading, time
         from keytail.kernels import batches, jit
@@ -204,7 +207,7 @@ def test_a_signal_while_this_process_compiles_is_raised_afterwards(tmp_path: Pat
     _check_whole(tmp_path)
 
 
-def test_a_worker_compiles_what_no_other_one_is_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_first_compiles_kernels_that_no_other_worker_is_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     taken = {"b"}
 
@@ -220,12 +223,14 @@ def test_a_worker_compiles_what_no_other_one_is_compiling(monkeypatch: pytest.Mo
     monkeypatch.setattr(jit, "is_being_compiled", lambda kernel: kernel.name in taken)
     monkeypatch.setattr(kernels, "_done_here", set())
     kernels.compile_on_worker("compact")
-    assert compiled == ["a", "c", "a", "b", "c"]  # the second time they are loaded
+    assert compiled == ["a", "c", "a", "b", "c"]  # the second time, they are loaded from the cache
     kernels.compile_on_worker("compact")
     assert len(compiled) == 5
 
 
-def test_a_plan_says_what_compiling_will_take(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
+def test_a_plan_reports_how_long_compiling_will_take(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr(jit, "names_in_cache", set)
     monkeypatch.setattr(jit, "IS_WRITABLE", True)
     kernels.report_uncompiled("compact")

@@ -1,4 +1,4 @@
-"""Plans of many partitions: the same rows from several processes as from one, and few operations per partition."""
+"""Plans of many partitions have the same rows from several processes as from one, with few operations per partition."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def request_of(log_dirs: list[Path], *topic_config: str) -> compaction.Request:
     return compaction.Request(choice, read_configuration(None, topic_config, True))
 
 
-def test_the_same_rows_from_processes_and_few_operations(
+def test_several_processes_return_the_same_rows_with_few_operations(
     log_dirs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policies = [
@@ -57,7 +57,7 @@ def test_the_same_rows_from_processes_and_few_operations(
     assert fs.counts.total() / PARTITIONS < OPERATIONS_A_PARTITION
 
 
-def test_a_row_comes_from_another_process_as_it_is_there() -> None:
+def test_a_row_is_passed_unchanged_from_another_process() -> None:
     names = [field.name for field in dataclasses.fields(ResultRow)]
     row = ResultRow(*range(len(names)))  # type: ignore[arg-type]
     there = pickle.loads(pickle.dumps(dataclasses.replace(row, problem=Refused("why", path="where"))))
@@ -90,7 +90,7 @@ def policies(log_dirs: list[Path]) -> tuple[str, str]:
     return "--topic-configs", str(file)
 
 
-def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:
+def test_many_rows_are_printed_as_table_and_json(log_dirs: list[Path], run: Run) -> None:
     def plan(*more: str) -> Result:
         dirs = ",".join(map(str, log_dirs))
         return run("plan", "--log-dirs", dirs, *policies(log_dirs), *more)
@@ -104,7 +104,7 @@ def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:
     assert f"{PARTITIONS} partitions: {PARTITIONS} skipped." in table
 
 
-def test_rows_are_printed_alike_whether_few_or_many(
+def test_few_and_many_rows_are_printed_in_the_same_way(
     log_dirs: list[Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ("plan", "--log-dirs", str(log_dirs[0]), *policies(log_dirs), "--topic", "topic-1")
@@ -126,10 +126,10 @@ def test_failures_in_a_process_are_reported(log_dirs: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("setting", ["min.compaction.lag.ms=86400000", "max.compaction.lag.ms=86400000"])
-def test_settings_that_ask_for_times_are_answered_by_indexes_and_batches(
+def test_lag_settings_use_the_times_of_indexes_and_batches(
     setting: str, log_dirs: list[Path], run: Run
 ) -> None:
-    """The records are years old, but their files are new."""
+    """The records are years old, although their files are new."""
     flags = ["--log-dirs", str(log_dirs[0]), "--topics-have-no-overrides", "--partitions", "topic-1-0"]
     ratio = "1.0" if setting.startswith("max") else "0.1"
     policy = ["topic-1:cleanup.policy=compact", setting, f"min.cleanable.dirty.ratio={ratio}"]

@@ -1,4 +1,4 @@
-"""Spark on log dirs of another user, started as root: its JVM runs as root, its workers act as the owner there."""
+"""Spark on log dirs of another user, started as root: the JVM runs as root, and its workers act as the owner there."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ def test_tasks_work_as_the_owner_and_workers_are_root_again_afterwards(case: Cas
     for status, as_root, as_owner, _ in found:
         assert ids_of(status) == ids_as(BROKER)
         assert (as_root, as_owner) == ("KNOWN-TO-ROOT\n", None)
-    assert {pid for *_, pid in found} & {pid for pid, _ in after}, "no worker was used again"
-    assert set(of_scratch) == {0}, "the owner could change what Spark writes for itself"
+    assert {pid for *_, pid in found} & {pid for pid, _ in after}, "no worker was reused"
+    assert set(of_scratch) == {0}, "the owner could change Spark's own files"
     for _, status in after:
         assert ids_of(status)["Uid"] == [0, 0, 0, 0]
         assert BROKER not in ids_of(status)["Groups"]
 
 
 @pytest.mark.soak("the other tests of this file, compact/fan_out/test_on_spark.py, cli/test_owner.py")
-def test_a_compaction_by_fan_out_with_a_ledger_where_only_root_reads(case: Case) -> None:
+def test_a_fan_out_with_a_ledger_that_only_root_can_read(case: Case) -> None:
     """test_a_job_of_spark_submit_works_as_the_owner covers a compaction by one task."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger", "--master", "local[2]")
     (case.log_dir / "orders-0" / "00000000000000000000.index").unlink()
@@ -141,7 +141,7 @@ def test_verify_and_audit_on_spark_do_not_follow_the_owners_links(case: Case) ->
 
 
 @pytest.mark.soak("the import, which reads what only root reads; the tasks, which are root again afterwards")
-def test_an_export_goes_where_only_root_writes_and_goes_on_from_there(case: Case) -> None:
+def test_an_export_is_written_and_continued_where_only_root_can_write(case: Case) -> None:
     command = ("export", "--log-dirs", case.log_dir, "--to", case.private / "tables", "--execute", "--output", "json")
     done = keytail(*command)
     assert done.returncode == 0, done.stderr
@@ -159,8 +159,8 @@ def test_an_export_goes_where_only_root_writes_and_goes_on_from_there(case: Case
         ("parquet", ()),
     ],
 )
-def test_an_import_reads_what_only_root_reads(case: Case, kind: str, more: tuple[str, ...]) -> None:
-    """Parquet is read by the tasks, with a master on Spark, otherwise in the driver; JSON by Spark's JVM."""
+def test_an_import_reads_files_that_only_root_can_read(case: Case, kind: str, more: tuple[str, ...]) -> None:
+    """Tasks read Parquet with a master on Spark, and the driver does without one; JSON is read by Spark's JVM."""
     source = case.private / f"source.{kind}"
     if kind == "parquet":
         keys = pyarrow.array([b"key-%d" % n for n in range(100)])
@@ -198,7 +198,7 @@ end_jvm()
 
 @pytest.mark.one_of("Spark reads as root and as the owner")
 def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
-    """It reads the owner's files, and not files that only root can read."""
+    """The source reads the owner's files, but not files that only root can read."""
     log = case.log_dir / "orders-0" / "00000000000000000100.log"
     found, reported = python(SOURCE, case.log_dir, log)
     assert found == 800
@@ -209,7 +209,7 @@ def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
 def test_a_job_of_spark_submit_works_as_the_owner(case: Case) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment["SPARK_SUBMIT_OPTS"] = submit_options()  # saves time
+    environment["SPARK_SUBMIT_OPTS"] = submit_options()  # this saves time
     submit = Path(sys.executable).with_name("spark-submit")
     command = [submit, "--master", "local[2]", REPOSITORY / "jobs" / "compact.py", "--log-dirs", case.log_dir, *COMPACT]
     command += ["--execute", "--output", "json", "--rows-file", case.private / "rows.json"]

@@ -1,4 +1,4 @@
-"""Workers without Spark: the same guarantees as with Spark, and no worker outlives its driver."""
+"""Worker processes without Spark: they give the same guarantees as with Spark, and no worker outlives its driver."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _is_alive(pid: int) -> bool:
 def _wait_until_gone(pids: list[int]) -> None:
     last_s = time.monotonic() + 60
     while any(map(_is_alive, pids)):
-        assert time.monotonic() < last_s, "a worker outlives its driver"
+        assert time.monotonic() < last_s, "a worker outlived its driver"
         time.sleep(0.01)
 
 
-def test_answers_in_order_from_two_processes_that_stay(workers: Processes) -> None:
+def test_two_processes_that_are_reused_return_answers_in_order(workers: Processes) -> None:
     answers = workers.run(list(range(20)), work.double)
     assert [value for value, _ in answers] == list(range(0, 40, 2))  # type: ignore[misc]
     attempts = {attempt for _, attempt in answers}  # type: ignore[misc]
@@ -56,12 +56,12 @@ def test_a_function_given_at_the_start_need_not_be_picklable() -> None:
         assert workers.run([7]) == [(7, True)]
 
 
-def test_a_worker_that_dies_takes_only_its_task_with_it(workers: Processes, tmp_path: Path) -> None:
+def test_a_worker_that_dies_fails_only_its_task(workers: Processes, tmp_path: Path) -> None:
     tidied: list[int] = []
     payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
     answers = workers.run(payloads, work.die_when_asked, lambda payload: tidied.append(payload[0]))
     assert answers == [0, 1, None, 3, 4]
-    assert len(list(tmp_path.glob("2.*"))) == 2, "once more, in another process"
+    assert len(list(tmp_path.glob("2.*"))) == 2, "the task runs once more, in another process"
     assert tidied == [2]
     assert workers.run([(0, str(tmp_path))], work.die_the_first_time) == [0]
 
@@ -80,7 +80,7 @@ def test_several_threads_share_the_workers(workers: Processes) -> None:
     assert found == {number: [2 * number] * 5 for number in range(6)}
 
 
-def test_cancel_kills_what_runs_and_gives_up_what_waits(workers: Processes) -> None:
+def test_cancel_kills_running_tasks_and_discards_waiting_ones(workers: Processes) -> None:
     [first] = workers.run([0], work.nap)
     threading.Timer(0.3, workers.cancel).start()
     start_s = time.monotonic()
@@ -89,14 +89,14 @@ def test_cancel_kills_what_runs_and_gives_up_what_waits(workers: Processes) -> N
     _wait_until_gone([first or 0])
 
 
-def test_nothing_is_left_behind() -> None:
+def test_no_process_outlives_close() -> None:
     with Processes(2) as workers:
         pids = [pid for pid in workers.run([0.05] * 4, work.nap) if pid]
         forker = workers._forker
-    assert not any(map(_is_alive, [*pids, forker])), "close() waits for them: they hold the driver's locks"
+    assert not any(map(_is_alive, [*pids, forker])), "close() must wait for them, because they hold the driver's locks"
 
 
-def test_signals_of_the_group_are_the_drivers_alone(workers: Processes) -> None:
+def test_workers_ignore_signals_to_the_process_group(workers: Processes) -> None:
     [pid] = workers.run([0], work.nap)
     assert pid
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -158,7 +158,7 @@ def test_an_error_of_the_driver_is_not_reported_as_a_killed_worker(
         workers.run([payload], function, before_again)
 
 
-def test_cancelled_tasks_are_interrupted_not_killed(workers: Processes) -> None:
+def test_cancelled_tasks_are_reported_as_interrupted(workers: Processes) -> None:
     threading.Timer(0.3, workers.cancel).start()
     outcomes = workers.run_bundle([60.0, 60.0, 60.0], work.nap)
     assert {outcome.problem.slug for outcome in outcomes if outcome.problem} == {"run-interrupted"}

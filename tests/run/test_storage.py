@@ -13,7 +13,7 @@ UNKNOWN = ["fuse", "fuseblk", "fuse.sshfs", "fuse.s3fs", "fuse.ext4", "fuse.lxcf
 
 
 @pytest.mark.parametrize("kind", [*SHARED, *UNKNOWN])
-def test_only_known_types_are_local(kind: str) -> None:
+def test_unknown_types_are_not_local(kind: str) -> None:
     assert not is_local(kind)
 
     class OnIt(FileSystem):
@@ -25,7 +25,7 @@ def test_only_known_types_are_local(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs", "btrfs", "zfs", "overlay", "f2fs", "bcachefs"])
-def test_local_types(kind: str) -> None:
+def test_types_of_local_file_systems_are_recognised(kind: str) -> None:
     assert is_local(kind)
 
 
@@ -41,7 +41,7 @@ def test_a_log_dir_on_nfs_is_refused_with_its_path() -> None:
 
 
 class FakeStorage(FileSystem):
-    """Log dirs under /a are on device 1, others on device 2; `free` returns the free space of each."""
+    """Places log dirs under /a on device 1, others on device 2; `free` has the free space of each."""
 
     def __init__(self, free: dict[int, int]) -> None:
         super().__init__()
@@ -54,23 +54,23 @@ class FakeStorage(FileSystem):
         return self.free[self.stat(path).device]
 
 
-def test_by_default_half_of_what_is_free_is_used() -> None:
+def test_by_default_half_of_the_free_space_is_used() -> None:
     space = ScratchSpace(FakeStorage({1: 1000, 2: 1000}))
     item = space.device("/a/x")
     assert space.device("/a/y") == item
     space.reserve({item: 300})
     assert space.fits({item: 200})
     assert not space.fits({item: 201})
-    assert space.fits({space.device("/b"): 500}), "another file system has its own account"
+    assert space.fits({space.device("/b"): 500}), "each file system is counted separately"
     space.release({item: 300})
     assert space.fits({item: 500})
-    assert not space.fits({item: 501}), "what needs more goes in rounds"
+    assert not space.fits({item: 501}), "a partition that needs more is compacted in passes"
     assert space.for_passes(item, 100) == 500
-    assert space.for_passes(item, 700) == 700, "a group that is larger may have what it needs"
+    assert space.for_passes(item, 700) == 700, "a larger group may use what it needs"
     assert space.for_passes(item, 1001) is None
 
 
-def test_a_given_limit_holds_also_for_one_alone() -> None:
+def test_a_given_limit_also_applies_to_a_single_partition() -> None:
     space = ScratchSpace(FakeStorage({1: 1000}), limit_bytes=100)
     item = space.device("/a")
     assert space.fits({item: 100})
@@ -81,7 +81,7 @@ def test_a_given_limit_holds_also_for_one_alone() -> None:
     assert isinstance(space.refusal(item, 101), Refused)
 
 
-def test_free_space_that_shrinks_meanwhile_counts() -> None:
+def test_free_space_that_shrinks_during_the_run_is_considered() -> None:
     storage_now = FakeStorage({1: 1000})
     space = ScratchSpace(storage_now)
     item = space.device("/a")
@@ -95,16 +95,16 @@ def test_free_space_that_shrinks_meanwhile_counts() -> None:
     assert "Free 10 B more" in refusal
 
 
-def test_output_that_stays_counts_after_its_task_has_ended() -> None:
+def test_permanent_output_counts_after_its_task_has_ended() -> None:
     storage = FakeStorage({1: 1000, 2: 1000})
     space = ScratchSpace(storage, output_stays=True)
     item = space.device("/a/x")
     space.reserve({item: 300})
-    storage.free[1] = 700  # written
+    storage.free[1] = 700  # after the task has written
     space.release({item: 300})
     assert space.fits({item: 200})
-    assert not space.fits({item: 201}), "half of what was free at the start"
+    assert not space.fits({item: 201}), "the limit is half of the space that was free at the start"
     assert ScratchSpace(storage).device("/a/x") == item
-    storage.free[1] = 400  # by others
+    storage.free[1] = 400  # used by other processes
     assert not space.fits({item: 1})
     assert "of the limit of 500 B, 600 B are in use" in str(space.refusal(item, 10))

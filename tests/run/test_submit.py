@@ -31,7 +31,7 @@ def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> 
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment |= {"SPARK_SUBMIT_OPTS": submit_options()}  # saves time
+    environment |= {"SPARK_SUBMIT_OPTS": submit_options()}  # this saves time
     folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(SUBMIT.parent)]
     if activated:
         folders.insert(0, str(SUBMIT.parent))
@@ -49,7 +49,7 @@ def log_dir(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", partitions)
 
 
-def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
+def test_the_job_compacts_the_same_as_the_command_line(log_dir: Path) -> None:
     before = {n: records_of(log_dir / f"orders-{n}") for n in range(3)}
     flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--output", "json"]
     flags.append("--topics-have-no-overrides")
@@ -69,7 +69,7 @@ def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
 
 
 @pytest.mark.soak("the compact job; tests/test_jobs.py; tests/import_/test_driver.py")
-def test_the_import_job_writes_what_the_command_line_would(tmp_path: Path) -> None:
+def test_the_import_job_writes_the_same_as_the_command_line(tmp_path: Path) -> None:
     keys = [b"%d" % number for number in range(500)]
     pq.write_table(pa.table({"key": keys, "value": keys}), tmp_path / "orders.parquet", row_group_size=100)
     logs = write_log_dir(tmp_path / "logs", {})
@@ -87,9 +87,10 @@ def test_the_import_job_writes_what_the_command_line_would(tmp_path: Path) -> No
     assert found == {n: [key for key in keys if partition_of(key, 2) == n] for n in range(2)}
 
 
-def as_in_the_guide(page: str, first: str, root: Path, log_dir: Path) -> str:
-    """Return standard output of the commands of the page's block that contains `first`, in a shell without an activated
-    environment, where `root` has links to .venv, jobs and conf as the repository has them."""
+def output_of_guide_commands(page: str, first: str, root: Path, log_dir: Path) -> str:
+    """Run the commands of the page's block that contains `first`, and return their standard output. The shell has no
+    activated environment, and `root` has links to .venv, jobs and conf, as in the repository.
+    """
     for name, target in ((".venv", Path(sys.prefix)), ("jobs", ROOT / "jobs"), ("conf", ROOT / "conf")):
         (root / name).symlink_to(target)
     text = (ROOT / "lib/keytail/guide" / page).read_text().replace("/var/lib/kafka", str(log_dir))
@@ -113,19 +114,19 @@ def as_in_the_guide(page: str, first: str, root: Path, log_dir: Path) -> str:
 
 @pytest.mark.one_of("commands of the guide without an activated environment")
 def test_the_job_of_the_guide_needs_no_activated_environment(log_dir: Path, tmp_path: Path) -> None:
-    printed = as_in_the_guide("compact-a-cluster.md", "jobs/compact.py --config", tmp_path, log_dir)
+    printed = output_of_guide_commands("compact-a-cluster.md", "jobs/compact.py --config", tmp_path, log_dir)
     assert [row["status"] for row in json.loads(printed)] == ["compacted"] * 3
 
 
 @pytest.mark.one_of("commands of the guide without an activated environment")
 def test_the_query_of_the_guide_needs_no_activated_environment(log_dir: Path, tmp_path: Path) -> None:
     (log_dir / "replication-offset-checkpoint").write_text("0\n3\norders 0 400\norders 1 400\norders 2 400\n")
-    printed = as_in_the_guide("export-a-topic.md", "query.py", tmp_path, log_dir)
+    printed = output_of_guide_commands("export-a-topic.md", "query.py", tmp_path, log_dir)
     counts = {(int(row[0]), int(row[1])) for row in re.findall(r"\|\s*(\d+)\|\s*(\d+)\|", printed)}
     assert counts == {(n, len(records_of(log_dir / f"orders-{n}"))) for n in range(3)}
 
 
-def test_the_job_refuses_a_master_of_its_own(log_dir: Path) -> None:
+def test_the_job_refuses_the_flag_master(log_dir: Path) -> None:
     done = submit("--master", "local[1]", str(JOB), "--log-dirs", str(log_dir), "--master", "local[2]")
     assert done.returncode == 2
     assert "before the job's name" in done.stderr

@@ -12,11 +12,11 @@ from tests.run import work
 pytestmark = pytest.mark.spark
 
 
-def test_one_payload_a_task_and_answers_in_order(engine: SparkEngine) -> None:
+def test_each_payload_is_a_task_and_answers_are_in_order(engine: SparkEngine) -> None:
     outcomes = engine.run_bundle(list(range(7)), work.double)
     assert [outcome.value[0] for outcome in outcomes if outcome.value] == [0, 2, 4, 6, 8, 10, 12]
     attempts = [outcome.value[1] for outcome in outcomes if outcome.value]
-    assert len(set(attempts)) == 7, "every payload must be an attempt, so a task, of its own"
+    assert len(set(attempts)) == 7, "every payload must be a separate attempt, and so a separate task"
     again = engine.run_bundle(list(range(7)), work.double)
     assert not set(attempts) & {outcome.value[1] for outcome in again if outcome.value}
     assert all(outcome.host and outcome.end_ms >= outcome.start_ms > 0 for outcome in outcomes)
@@ -26,16 +26,16 @@ def test_no_payloads_need_no_job(engine: SparkEngine) -> None:
     assert engine.run_bundle([], work.double) == []
 
 
-def test_workers_are_this_interpreter_and_are_used_again(engine: SparkEngine) -> None:
+def test_workers_use_this_interpreter_and_are_reused(engine: SparkEngine) -> None:
     first = [o.value for o in engine.run_bundle([0, 1], work.interpreter) if o.value]
     assert {executable for executable, _ in first} == {sys.executable}
     pids = {pid for _, pid in first}
     for _ in range(3):
         pids |= {o.value[1] for o in engine.run_bundle([0, 1], work.interpreter) if o.value}
-    assert len(pids) <= 4, "a fresh worker for every job would import and compile again"
+    assert len(pids) <= 4, "a new worker for every job would import and compile again"
 
 
-def test_errors_come_back_as_values(engine: SparkEngine) -> None:
+def test_errors_are_returned_as_values(engine: SparkEngine) -> None:
     outcomes = engine.run_bundle(list(range(6)), work.fail_on_odd)
     assert [outcome.value for outcome in outcomes] == [0, None, 2, None, 4, None]
     corrupt, missing, oversight = (outcomes[number].problem for number in (1, 3, 5))
@@ -49,7 +49,7 @@ def test_errors_come_back_as_values(engine: SparkEngine) -> None:
     assert "work.py" in outcomes[5].trace
 
 
-def test_an_answer_runs_nothing_in_the_driver(engine: SparkEngine, tmp_path: Path) -> None:
+def test_an_answer_cannot_run_code_in_the_driver(engine: SparkEngine, tmp_path: Path) -> None:
     [outcome] = engine.run_bundle([str(tmp_path / "mark")], work.attack)
     assert not (tmp_path / "mark").exists()
     assert outcome.value is None
@@ -70,12 +70,12 @@ def test_a_killed_worker_fails_its_own_payload_only(engine: SparkEngine, tmp_pat
     assert type(problem) is KeytailError
     assert "killed twice" in problem.what
     assert "--map-memory" in (problem.remedy or "")
-    assert len(list(tmp_path.glob("2.*"))) == 2, "with its job, then alone"
-    assert [number for number, _ in again] == [0, 1, 2, 3, 4], "what the lost job has left may go"
-    assert dict(again)[2] == 1, "before it runs again"
+    assert len(list(tmp_path.glob("2.*"))) == 2, "once with its job, then alone"
+    assert [number for number, _ in again] == [0, 1, 2, 3, 4], "files that the lost job left are removed"
+    assert dict(again)[2] == 1, "its files are removed before it runs again"
 
 
-def test_a_worker_killed_once_is_no_failure(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_once_is_no_failure(engine: SparkEngine, tmp_path: Path) -> None:
     outcomes = engine.run_bundle([(0, str(tmp_path))], work.die_the_first_time)
     assert [outcome.value for outcome in outcomes] == [0]
 

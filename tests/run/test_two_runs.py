@@ -50,7 +50,7 @@ def _side_by_side(*runs: Callable[[], None]) -> None:
 
 
 def test_each_run_has_its_own_output_style(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also in the threads that it starts, and whatever the others set later."""
+    """Its threads use it too, whatever output style the other run sets later."""
     both = threading.Barrier(2)
 
     def run(how: OutputStyle, text: str) -> None:
@@ -81,7 +81,7 @@ SEEN: list[OutputStyle] = []
 
 
 def see(request: Empty) -> int:
-    """Run a command that notes the output style of its run, and exits with 0."""
+    """Run a command that records the output style of its run."""
     SEEN.append(output_style())
     return 0
 
@@ -101,7 +101,7 @@ def _pieces(path: str, count: int) -> Iterator[bytes]:
 
 
 def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) -> None:
-    """Tasks in this process, which read with a thread of their own, at the same time."""
+    """Tasks of both runs are in this process at the same time, and each reads with another thread."""
     path = tmp_path / "file"
     path.write_bytes(bytes(1000))
     both = threading.Barrier(2)
@@ -135,8 +135,8 @@ def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("was_there", [False, True])
-def test_a_run_stops_its_own_session_only(was_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one that a notebook has started before."""
+def test_a_run_stops_only_its_own_session(was_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that a notebook has started before is not stopped."""
     stopped: list[str] = []
     context = SimpleNamespace(master="local[1]")
     made = SimpleNamespace(stop=lambda: stopped.append("session"), sparkContext=context)
@@ -149,7 +149,7 @@ def test_a_run_stops_its_own_session_only(was_there: bool, monkeypatch: pytest.M
     assert stopped == ([] if was_there else ["session", "JVM"])
 
 
-def test_the_output_of_one_jvm_is_silenced_alone() -> None:
+def test_silencing_one_jvm_does_not_silence_another() -> None:
     out, real = os.pipe()
     item, two = JvmLog(), JvmLog()
     item.silence()
@@ -164,10 +164,10 @@ def test_the_output_of_one_jvm_is_silenced_alone() -> None:
     os.close(out)
 
 
-def test_a_jvm_whose_start_was_interrupted_ends_and_leaves_nothing(
+def test_a_jvm_whose_start_was_interrupted_ends_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that starts it goes on. Other children of the process go on too."""
+    """The thread that starts the JVM continues, and so do other child processes."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     other = subprocess.Popen(["sleep", "60"])
     jvm = Jvm()
@@ -183,7 +183,7 @@ def test_a_jvm_whose_start_was_interrupted_ends_and_leaves_nothing(
     other.wait()
 
 
-def test_what_is_read_beside_tasks_counts_for_none(tmp_path: Path) -> None:
+def test_reads_outside_of_tasks_are_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(1000))
     with meter.metered() as outer:

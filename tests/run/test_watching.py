@@ -1,4 +1,4 @@
-"""The driver receives the progress of tasks while they run, and only theirs; a task never fails because of it."""
+"""The driver receives the progress of its own tasks while they run, and a task never fails because of it."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from keytail.run.watching import (
 
 
 @pytest.fixture
-def heard() -> list[TaskProgress]:
+def reports() -> list[TaskProgress]:
     return []
 
 
 @pytest.fixture
-def watch(heard: list[TaskProgress]) -> Iterator[Watch]:
-    with Watch(HERE, heard.append) as made:
+def watch(reports: list[TaskProgress]) -> Iterator[Watch]:
+    with Watch(HERE, reports.append) as made:
         yield made
 
 
 def read_slowly(path: str, attempt: str) -> int:
-    """A task of 1.2 s that reads `path` twice, slow enough to have reported its progress even on a slow machine."""
+    """Read `path` twice in 1.2 s, slowly enough to report progress even on a slow machine."""
     with sending_progress(path, attempt, "first"):
         size = len(LOCAL.read_at(path, 0, 1000))
         with meter.during("second"):
@@ -55,7 +55,7 @@ def read_slowly(path: str, attempt: str) -> int:
 
 
 # The phases and bytes that read_slowly may report.
-STANDINGS = {("first", 0), ("first", 1000), ("second", 1000), ("second", 2000), ("first", 2000)}
+POSSIBLE_PROGRESS = {("first", 0), ("first", 1000), ("second", 1000), ("second", 2000), ("first", 2000)}
 
 
 def _file(tmp_path: Path, name: str) -> str:
@@ -72,18 +72,18 @@ def _wait_for(on_result: list[TaskProgress], count: int) -> None:
 
 
 @pytest.mark.long
-def test_processes_report_their_progress(heard: list[TaskProgress], watch: Watch, tmp_path: Path) -> None:
+def test_processes_report_their_progress(reports: list[TaskProgress], watch: Watch, tmp_path: Path) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1"), _file(tmp_path, "t-2")]
     with Processes(2) as workers:
         assert workers.driver_address == HERE
         outcomes = workers.run_bundle(paths, read_slowly)
     assert all(outcome.problem is None for outcome in outcomes)
-    _wait_for(heard, 3)
+    _wait_for(reports, 3)
     for name in ("t-0", "t-1", "t-2"):
-        of_one = [report for report in heard if report.name == name]
+        of_one = [report for report in reports if report.name == name]
         *during, last = [(report.phase, report.read_bytes) for report in of_one]
         assert ("second", 1000) in during
-        assert set(during) <= STANDINGS
+        assert set(during) <= POSSIBLE_PROGRESS
         assert last == ("first", 2000)
         assert [report.is_over for report in of_one] == [False] * len(during) + [True]
         assert len({report.attempt for report in of_one}) == 1
@@ -98,38 +98,38 @@ def test_processes_report_their_progress(heard: list[TaskProgress], watch: Watch
         ({}, HERE),
     ],
 )
-def test_on_a_cluster_it_listens_where_spark_does(settings: dict[str, str], expected: tuple[str, str]) -> None:
+def test_on_a_cluster_the_driver_listens_where_spark_does(settings: dict[str, str], expected: tuple[str, str]) -> None:
     context = SimpleNamespace(master="spark://m:7077", getConf=lambda: settings)
     assert SparkEngine(SimpleNamespace(sparkContext=context)).driver_address == expected
 
 
-def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(
-    heard: list[TaskProgress], tmp_path: Path
+def test_the_driver_may_listen_at_another_address_than_the_one_that_tasks_use(
+    reports: list[TaskProgress], tmp_path: Path
 ) -> None:
-    """Debian's /etc/hosts maps a host's own name to 127.0.1.1, where no other host reaches it."""
-    with Watch(DriverAddress("127.0.1.1", "0.0.0.0"), heard.append) as made:
+    """Debian's /etc/hosts maps a host's own name to 127.0.1.1, where no other host can reach it."""
+    with Watch(DriverAddress("127.0.1.1", "0.0.0.0"), reports.append) as made:
         assert made.channel.host == "127.0.1.1"
         read_slowly(_file(tmp_path, "t-0"), "a")
-        _wait_for(heard, 1)
+        _wait_for(reports, 1)
 
 
 @pytest.mark.spark
 def test_tasks_of_spark_report_their_progress(
-    spark: Any, heard: list[TaskProgress], watch: Watch, tmp_path: Path
+    spark: Any, reports: list[TaskProgress], watch: Watch, tmp_path: Path
 ) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1")]
     engine = SparkEngine(spark)
     assert engine.driver_address == HERE
     engine.run_bundle(paths, read_slowly, name="compact t-0 and 1 more")
-    _wait_for(heard, 2)
+    _wait_for(reports, 2)
     for name in ("t-0", "t-1"):
-        seen = {(report.phase, report.read_bytes) for report in heard if report.name == name}
-        assert {("second", 1000), ("first", 2000)} <= seen <= STANDINGS
-    send_to(None)  # nobody watches the next task
-    before = len(heard)
+        seen = {(report.phase, report.read_bytes) for report in reports if report.name == name}
+        assert {("second", 1000), ("first", 2000)} <= seen <= POSSIBLE_PROGRESS
+    send_to(None)  # the next task is not watched
+    before = len(reports)
     engine.run_bundle(paths[:1], read_slowly, name="unwatched")
     time.sleep(0.2)
-    assert len(heard) == before
+    assert len(reports) == before
     store = spark._jsparkSession.sparkContext().statusStore()
     ours = {"compact t-0 and 1 more", "unwatched"}
     jobs = [job for job in _all_of(store.jobsList(None)) if _text(job.description()) in ours]
@@ -148,7 +148,7 @@ def _all_of(found: Any) -> Iterator[Any]:
         yield found.apply(number)
 
 
-def test_messages_not_sent_by_a_task_of_the_run_are_ignored(heard: list[TaskProgress], watch: Watch) -> None:
+def test_messages_not_sent_by_a_task_of_the_run_are_ignored(reports: list[TaskProgress], watch: Watch) -> None:
     channel = watch.channel
     report = json.dumps(["t-0", "a", "map", 7, False]).encode()
     good, hostile = watching._with_code(report, channel.key), report.replace(b"t-0", b"t-1")
@@ -160,13 +160,15 @@ def test_messages_not_sent_by_a_task_of_the_run_are_ignored(heard: list[TaskProg
         for data in (*bad, good):
             out.sendto(data, (channel.host, channel.port))
     last_s = time.monotonic() + 60
-    while not heard and time.monotonic() < last_s:
+    while not reports and time.monotonic() < last_s:
         time.sleep(0.01)
-    assert heard == [TaskProgress("t-0", "a", "map", 7)]
+    assert reports == [TaskProgress("t-0", "a", "map", 7)]
 
 
-def test_an_overheard_message_gives_no_other_one(heard: list[TaskProgress], watch: Watch, tmp_path: Path) -> None:
-    """Between hosts anybody on the network path may read the messages."""
+def test_an_intercepted_message_does_not_allow_forging_another(
+    reports: list[TaskProgress], watch: Watch, tmp_path: Path
+) -> None:
+    """Between hosts, anybody on the network path may read the messages."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind((LOOPBACK, 0))
         listener.settimeout(60)
@@ -182,15 +184,15 @@ def test_an_overheard_message_gives_no_other_one(heard: list[TaskProgress], watc
         for item in (forged, data):
             out.sendto(item, (watch.channel.host, watch.channel.port))
     last_s = time.monotonic() + 60
-    while not heard and time.monotonic() < last_s:
+    while not reports and time.monotonic() < last_s:
         time.sleep(0.01)
-    assert [report.name for report in heard] == ["t-0"]
+    assert [report.name for report in reports] == ["t-0"]
     assert watch.channel.key not in data
     assert repr(watch.channel.key) not in repr(watch.channel)
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 9), ("127.0.0.1", 0), ("no-such-host.invalid", 9)])
-def test_a_task_that_nobody_hears_goes_on(host: str, port: int, tmp_path: Path) -> None:
+def test_a_task_whose_driver_does_not_listen_continues(host: str, port: int, tmp_path: Path) -> None:
     path = _file(tmp_path, "t-0")
     send_to(Channel(host, port, b"key"))
     try:
@@ -203,7 +205,7 @@ def test_a_task_that_nobody_hears_goes_on(host: str, port: int, tmp_path: Path) 
 
 
 def test_a_task_looks_up_the_name_of_the_driver_once(
-    heard: list[TaskProgress], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reports: list[TaskProgress], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise slow name resolution would delay the task repeatedly."""
     asked: list[Any] = []
@@ -219,8 +221,8 @@ def test_a_task_looks_up_the_name_of_the_driver_once(
         read_slowly(_file(tmp_path, "t-0"), "a")
     finally:
         send_to(None)
-    _wait_for(heard, 1)
-    assert len(heard) > 1
+    _wait_for(reports, 1)
+    assert len(reports) > 1
     assert asked == ["driver.example"]
 
 
@@ -234,12 +236,12 @@ def test_a_watch_that_finds_no_port_leaves_no_socket() -> None:
     assert [str(item.message) for item in reported if issubclass(item.category, ResourceWarning)] == []
 
 
-def test_the_end_of_a_watch_takes_no_time_and_leaves_no_port(heard: list[TaskProgress]) -> None:
+def test_a_watch_ends_immediately_and_leaves_no_open_port(reports: list[TaskProgress]) -> None:
     started_s = time.monotonic()
     for _ in range(20):
-        with Watch(HERE, heard.append) as made:
+        with Watch(HERE, reports.append) as made:
             assert current_channel() == made.channel
         assert current_channel() is None
-    assert time.monotonic() - started_s < 10  # it would take a second each if the thread were not woken
+    assert time.monotonic() - started_s < 10  # a second each, if the thread were not woken
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
         again.bind((made.channel.host, made.channel.port))

@@ -1,4 +1,6 @@
-"""A short run without Spark has the same files, rows, exit statuses, and behaviour on signals and killed workers."""
+"""A short run without Spark has the same files, rows and exit statuses as with Spark, and reacts in the same way to
+signals and killed workers.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ from tests.cli.test_stopping import (
     wait_until_gone,
 )
 from tests.command_line import Run
-from tests.compact.test_command import CONFIG, KEYTAIL, assert_kept, keytail
+from tests.compact.test_command import CONFIG, KEYTAIL, assert_unchanged_records, keytail
 from tests.log_dirs import random_records, records_of, snapshot, write_log_dir
 
 NAMES = ("orders-0", "orders-1", "orders-2", "users-0")
 
 
 def make(path: Path) -> Path:
-    """Write three partitions: a damaged one, one with the remains of a killed run, and one that is not compacted."""
+    """Write three partitions: one damaged, one with leftovers of a killed run, and one that is not compacted."""
     log_dir = write_log_dir(path, {name: random_records(SEED + n, 400) for n, name in enumerate(NAMES)})
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
@@ -59,7 +61,7 @@ def without_times(rows: list[dict[str, Any]], root: Path) -> str:
 
 
 @pytest.mark.spark
-def test_the_same_files_rows_and_status_as_with_spark(run: Run, on_spark: None, tmp_path: Path) -> None:
+def test_files_rows_and_status_are_those_of_spark(run: Run, on_spark: None, tmp_path: Path) -> None:
     print("seed", SEED)
     with_spark, without = make(tmp_path / "spark"), tmp_path / "none"
     shutil.copytree(with_spark, without, copy_function=shutil.copy2)
@@ -91,7 +93,9 @@ def large(tmp_path: Path) -> Path:
     "signal_number",
     [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak("SIGINT, tests/cli/test_stopping.py"))],
 )
-def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, large: Path, tmp_path: Path) -> None:
+def test_a_signal_to_the_process_group_between_passes(
+    signal_number: signal.Signals, large: Path, tmp_path: Path
+) -> None:
     before = {name: records_of(large / name) for name in ("orders-0", "orders-1")}
     words = ["--log-dirs", str(large), *CONFIG, *ROUNDS, "--execute", "--output", "json"]
     words += ["--report", str(tmp_path / "page.html")]
@@ -100,7 +104,7 @@ def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, lar
     inode = first.stat().st_ino
     began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)
-    longest_s = max(10, time.monotonic() - began_s)  # on a busy machine, no longer than the time until now
+    longest_s = max(10, time.monotonic() - began_s)  # on a busy machine, not longer than the run has taken so far
     os.killpg(run.pid, signal_number)
     rows, seconds = ended(run)
     errors = (tmp_path / "stderr").read_text()
@@ -118,14 +122,14 @@ def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, lar
     assert status == 0, errors
     assert {row["status"] for row in again} <= {"compacted", "clean"}
     for name, records in before.items():
-        assert_kept(records, large / name)
+        assert_unchanged_records(records, large / name)
 
 
-def test_a_deadline_between_rounds(large: Path) -> None:
+def test_a_deadline_between_passes(large: Path) -> None:
     status, rows, errors = compact(large, *ROUNDS, "--deadline", "0.02")
     assert status == 0, errors
     [row] = [row for row in rows if row["partition"] == 0]
-    assert row["status"] in ("skipped", "not-begun"), "a slow machine does not begin it"
+    assert row["status"] in ("skipped", "not-begun"), "a slow machine may not begin it"
     assert "--deadline" in row["error"]
 
 
@@ -142,7 +146,7 @@ def _workers(group: int, directory: Path) -> list[int]:
 
 
 @pytest.mark.long
-def test_the_partition_that_kills_its_worker_twice_fails_and_the_others_are_done(large: Path, tmp_path: Path) -> None:
+def test_a_partition_that_kills_its_worker_twice_fails_and_others_are_compacted(large: Path, tmp_path: Path) -> None:
     untouched = snapshot(large / "orders-0")
     words = ["--log-dirs", str(large), *CONFIG, "--throttle", "2m", "--execute", "--output", "json"]
     run = start([str(KEYTAIL), "compact", *words], tmp_path)
@@ -163,7 +167,7 @@ def test_the_partition_that_kills_its_worker_twice_fails_and_the_others_are_done
 
 
 @pytest.mark.long
-def test_a_killed_driver_takes_its_workers_and_locks_with_it(large: Path, tmp_path: Path) -> None:
+def test_workers_and_locks_of_a_killed_driver_end(large: Path, tmp_path: Path) -> None:
     before = {name: records_of(large / name) for name in ("orders-0", "orders-1")}
     words = ["--log-dirs", str(large), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
     run = start([str(KEYTAIL), "compact", *words], tmp_path)
@@ -175,4 +179,4 @@ def test_a_killed_driver_takes_its_workers_and_locks_with_it(large: Path, tmp_pa
     assert status == 0, errors
     assert not list(large.rglob("*.clean"))
     for name, records in before.items():
-        assert_kept(records, large / name)
+        assert_unchanged_records(records, large / name)

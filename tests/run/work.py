@@ -1,4 +1,4 @@
-"""Test payloads for the workers: module-level functions, like the real ones."""
+"""Payload functions for tests of workers, at module level like the real ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fail_on_odd(payload: int, attempt: str) -> int:
 
 
 def die_when_asked(payload: tuple[int, bool, str], attempt: str) -> int:
-    """Leave a file for this attempt, then kill this worker process if the payload requests it."""
+    """Leave a file for this attempt, and then kill this worker process if the payload requests it."""
     number, dies, folder = payload
     Path(folder, f"{number}.{attempt}").touch()
     if dies:

@@ -1,4 +1,4 @@
-"""`keytail salvage`: a dry run that writes nothing, a directory that is created, and what is refused."""
+"""`keytail salvage`: a dry run writes nothing, a run creates a directory, and unsuitable targets are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.log_dirs import snapshot
 from tests.reference.varints import crc32c
 
 
-def _spoil(log_dir: Path) -> Path:
+def _damage_a_batch(log_dir: Path) -> Path:
     """Flip a byte of the second batch of `orders-0`'s second segment."""
     path = sorted((log_dir / "orders-0").glob("*.log"))[1]
     data = bytearray(path.read_bytes())
@@ -24,7 +24,7 @@ def _spoil(log_dir: Path) -> Path:
 
 
 def test_a_dry_run_reports_losses_and_writes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    path, to = _spoil(log_dir), tmp_path / "saved"
+    path, to = _damage_a_batch(log_dir), tmp_path / "saved"
     before = snapshot(log_dir)
     done = run("salvage", "--log-dirs", log_dir, "--to", to, "--output", "json")
     assert done.exit_code == 1
@@ -37,8 +37,8 @@ def test_a_dry_run_reports_losses_and_writes_nothing(run: Run, log_dir: Path, tm
     assert not to.exists()
 
 
-def test_an_execution_prints_how_to_put_the_result_in_place(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    _spoil(log_dir)
+def test_a_run_prints_how_to_put_the_result_in_place(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    _damage_a_batch(log_dir)
     before = snapshot(log_dir)
     to = tmp_path / "saved"
     done = run("salvage", "--log-dirs", log_dir, "--to", to, "--execute")
@@ -94,14 +94,14 @@ def test_a_target_in_or_around_a_log_dir_is_a_usage_error(
     assert snapshot(tmp_path) == before
 
 
-def test_refused_beside_a_broker(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_salvage_is_refused_beside_a_broker(run: Run, log_dir: Path, tmp_path: Path) -> None:
     with lock.hold([str(log_dir)]):
         done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--output", "json")
     assert done.exit_code == 1
     assert {row["status"] for row in json.loads(done.stdout)} == {"refused"}
 
 
-def test_a_partition_without_valid_batches_fails_alone(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_partition_without_valid_batches_does_not_stop_the_others(run: Run, log_dir: Path, tmp_path: Path) -> None:
     for path in (log_dir / "users-0").glob("*.log"):
         path.write_bytes(bytes(path.stat().st_size))
     done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--output", "json", "--execute")

@@ -1,4 +1,6 @@
-"""All kinds of damage in random logs: undamaged batches are saved, damaged ones are not, and the list says which."""
+"""All kinds of damage in random logs: undamaged batches are saved, damaged ones are not, and the list of losses is
+right.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ LOGS = int(os.environ.get("KEYTAIL_SALVAGE_LOGS", "40"))
 
 @dataclass
 class Log:
-    """Segments by base; for each, its batches as bytes, in order."""
+    """Segments by base offset, each with the bytes of its batches in order."""
 
     segments: dict[int, list[bytes]] = field(default_factory=dict)
     end: int = 0
@@ -80,7 +82,8 @@ def random_log(rng: random.Random, *, compacted: bool, sizes: Sequence[int] = (0
 
 
 def damage(rng: random.Random, data: bytes) -> bytes:
-    """Apply one kind of damage that a checksum detects: never to offset and leader epoch alone, which none covers."""
+    """Apply one kind of damage that a checksum detects, which excludes damage to only the offset and the leader epoch.
+    """
     batches = [data[batch.position : batch.position + batch.size] for batch in decode_log(data)]
     while True:
         out = _damage(rng, data)
@@ -121,7 +124,7 @@ def write(path: Path, contents: dict[int, bytes]) -> None:
     path.mkdir(parents=True)
     for base, data in contents.items():
         (path / f"{base:020d}.log").write_bytes(data)
-        (path / f"{base:020d}.index").write_bytes(b"\xff" * 24)  # nothing accepts it
+        (path / f"{base:020d}.index").write_bytes(b"\xff" * 24)  # no reader accepts these bytes
     (path / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}")
     (path / "leader-epoch-checkpoint").write_text(f"0\n1\n3 {min(contents)}\n")
 
@@ -149,7 +152,9 @@ def batches_of(path: Path) -> list[Batch]:
 
 
 def serious(path: Path) -> list[str]:
-    """Return the findings, but the warning that offsets between two segments are missing: the draws leave some out."""
+    """Return the findings except the warning about missing offsets between two segments, because some draws omit
+    offsets.
+    """
     return [str(finding) for finding in verify_partition(LOCAL, str(path)) if finding.kind != "offsets-missing"]
 
 
@@ -159,7 +164,9 @@ def seeded(number: int) -> random.Random:
 
 
 def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict[int, list[bytes]]) -> None:
-    """Compare the losses: bytes are exactly those not saved; offsets are exactly those between saved neighbours."""
+    """Compare the losses: their bytes are exactly those that were not saved, and their offsets exactly those between
+    saved neighbours.
+    """
     bases = sorted(contents)
     lost: set[int] = set()
     removed: set[int] = set()
@@ -186,7 +193,7 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
             [decoded] = decode_log(batch)
             if batch not in kept[base] and loss_is_known(found, decoded):
                 removed |= set(range(decoded.base_offset, decoded.last_offset + 1))
-    # A cut from the first byte of one batch to the last byte of another looks like a compaction.
+    # A range that is removed from the first byte of one batch to the last byte of another looks like a compaction.
     plain = sum(loss.end_offset - loss.first_offset for loss in found.losses if loss.kind == "gap" and loss.end_offset)
     assert len(removed - lost) <= found.gap_offsets + plain
     for segment in kept.values():
@@ -219,7 +226,7 @@ def test_undamaged_batches_are_saved_and_damaged_ones_are_not(number: int, tmp_p
         return
     found = salvage(tmp_path / "t-0", tmp_path / "to", **facts)
     if not all(in_order(contents[base], kept[base]) for base in contents):
-        # A batch that is only present after later ones, since its own place was damaged and a part of the file
+        # A batch may exist only after later ones, if it was damaged in its own place and a part of the file was
         # repeated.
         assert {batch.crc for batch in batches_of(tmp_path / "to" / "t-0")} <= crcs(kept)
         return
@@ -304,7 +311,7 @@ def with_offset(batch: bytes, offset: int) -> bytes:
 def test_of_two_batches_with_the_same_offsets_the_one_without_a_gap_is_chosen(
     of: int, wrong: int, tmp_path: Path
 ) -> None:
-    """One of twelve batches has the offset of another one in its header."""
+    """The header of one of twelve batches has the offset of another one."""
     batches = [_batch(n, 1) for n in range(12)]
     batches[of] = with_offset(batches[of], wrong)
     found = scan(tmp_path, b"".join(batches))
@@ -330,7 +337,7 @@ def test_a_repeated_range_is_saved_once_and_nothing_is_lost(tmp_path: Path) -> N
 
 
 def test_a_repeated_batch_in_place_of_another_is_a_loss(tmp_path: Path) -> None:
-    """The repeated batch may be another one with the same contents, whose offset is wrong."""
+    """The repeated batch may be a different one with the same contents, whose offset is wrong."""
     write(tmp_path / "t-0", {0: _batch(0) + _batch(2) + _batch(0) + _batch(6)})
     [loss] = salvage(tmp_path / "t-0", None).losses
     assert (loss.first_offset, loss.end_offset, loss.certain) == (4, 6, True)
@@ -343,7 +350,9 @@ def test_of_ranges_in_the_wrong_order_the_longer_one_is_saved(tmp_path: Path) ->
 
 
 def test_batches_inside_a_damaged_batch_are_values_of_records(tmp_path: Path) -> None:
-    """In a topic whose records contain segments of logs: if the length is valid, nothing within it is searched."""
+    """The records of a topic may contain segments of logs: if the length of a batch is valid, nothing inside is
+    searched.
+    """
     inner = _batch(3, 1) + _batch(4, 1)
     outer = bytearray(_batch(2, 4, value=inner))
     outer[70] ^= 1
@@ -353,7 +362,7 @@ def test_batches_inside_a_damaged_batch_are_values_of_records(tmp_path: Path) ->
     assert bases_of(found) == [0]
 
 
-def test_a_length_that_skips_good_batches_does_not_hide_them(tmp_path: Path) -> None:
+def test_a_length_that_skips_valid_batches_does_not_hide_them(tmp_path: Path) -> None:
     batches = [_batch(2 * n) for n in range(6)]
     size = len(batches[1]) * 3 - 12
     damaged = batches[1][:8] + size.to_bytes(4, "big") + batches[1][12:]
@@ -362,7 +371,7 @@ def test_a_length_that_skips_good_batches_does_not_hide_them(tmp_path: Path) -> 
 
 
 def test_a_search_computes_few_unneeded_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tenth batch has a length that points into the middle of another: each byte after it is examined."""
+    """Every tenth batch has a length that points into the middle of another one, so each byte after it is examined."""
     monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 0)
     monkeypatch.setattr(salvage_scan, "_SEARCH_TIMES", 1)
     rng, batches = random.Random(1), []
@@ -376,10 +385,10 @@ def test_a_search_computes_few_unneeded_checksums(tmp_path: Path, monkeypatch: p
     assert not found.gave_up
 
 
-def test_a_search_that_input_makes_endless_ends_and_is_reported(
+def test_a_search_that_takes_too_long_is_ended_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Write headers of long batches, one after the other, without a valid checksum among them."""
+    """The input has headers of long batches, one after the other, none of which has a valid checksum."""
     monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 1 << 20)
     header = bytearray(_batch(5)[:61])
     header[8:12] = (50_000).to_bytes(4, "big")
@@ -391,14 +400,14 @@ def test_a_search_that_input_makes_endless_ends_and_is_reported(
 
 @pytest.mark.parametrize("codec", [0, 3])
 def test_records_that_contradict_their_header_are_damaged(codec: int, tmp_path: Path) -> None:
-    """Their checksum is valid: the program that wrote the batch was wrong."""
+    """Their checksum is valid, because the program that wrote the batch was wrong."""
     lying = _batch(2, 3, codec=codec, record_count=2)
     found = scan(tmp_path, _batch(0) + lying + _batch(5))
     assert bases_of(found) == [0, 5]
     assert "records" in found.holes[0].why
 
 
-def test_a_left_out_batch_with_a_valid_checksum_is_counted(tmp_path: Path) -> None:
+def test_an_omitted_batch_with_a_valid_checksum_is_counted(tmp_path: Path) -> None:
     flipped = bytearray(_batch(5))
     flipped[-1] ^= 1
     write(tmp_path / "t-0", {0: _batch(0) + _batch(2, 3, record_count=2) + bytes(flipped) + _batch(7) + _batch(7)})
@@ -408,10 +417,12 @@ def test_a_left_out_batch_with_a_valid_checksum_is_counted(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("codec", range(1, 5))
-def test_batches_are_saved_whatever_memory_they_need(
+def test_batches_that_exceed_the_memory_are_saved(
     codec: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches are read in pieces; one with a record too large for memory is saved without checking its records."""
+    """Batches are read in pieces; one with a record that is too large for the memory is saved without checking its
+    records.
+    """
     take_in_pieces(monkeypatch)
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "300")
     small, pieces, huge = _batch(0), _batch(2, 9, b"v" * 90, codec=codec), _batch(11, 2, bytes(400), codec=codec)
@@ -421,7 +432,7 @@ def test_batches_are_saved_whatever_memory_they_need(
     assert found.left_out == 1
 
 
-def test_lack_of_memory_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_not_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object, **__: object) -> bytes:
         raise MemoryError
 
@@ -430,7 +441,7 @@ def test_lack_of_memory_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         scan(tmp_path, _batch(0, codec=4))
 
 
-def test_zeros_at_the_end_of_the_last_file_are_no_loss(tmp_path: Path) -> None:
+def test_zeros_at_the_end_of_the_last_file_are_not_a_loss(tmp_path: Path) -> None:
     write(tmp_path / "t-0", {0: _batch(0), 2: _batch(2) + bytes(5000)})
     found = salvage(tmp_path / "t-0", None, high_watermark=4)
     assert [(loss.kind, loss.certain) for loss in found.losses] == [("zeros", False)]
@@ -478,7 +489,7 @@ def test_the_chain_is_a_longest_increasing_one() -> None:
 
 
 class BadPages(FileSystem):
-    """Some bytes of every log file cannot be read, as on a failing disk."""
+    """A failing disk on which some bytes of every log file cannot be read."""
 
     bad: tuple[tuple[int, int], ...] = ()
 
@@ -536,7 +547,7 @@ def test_a_lost_marker_leaves_its_transaction_open_and_is_reported(tmp_path: Pat
     assert (tmp_path / "to" / "t-0" / "00000000000000000000.txnindex").stat().st_size == 34
 
 
-def test_missing_segments_and_ends_known_from_other_files_are_losses(tmp_path: Path) -> None:
+def test_missing_segments_and_log_ends_known_from_other_files_are_losses(tmp_path: Path) -> None:
     write(tmp_path / "t-0", {10: _batch(10), 12: _batch(12), 20: _batch(20), 30: _batch(30)})
     (tmp_path / "t-0" / f"{12:020d}.log").unlink()
     found = salvage(tmp_path / "t-0", tmp_path / "to", start=4, high_watermark=40)
@@ -603,7 +614,7 @@ def test_a_snapshot_that_covers_lost_batches_is_kept_and_used(tmp_path: Path) ->
 def test_leftovers_are_treated_as_by_a_broker(
     left: dict[str, int | None], logs: list[int], note: str, tmp_path: Path
 ) -> None:
-    """A `.swap` output that reaches to offset 30 replaces all three segments."""
+    """A `.swap` output that extends to offset 30 replaces all three segments."""
     path = tmp_path / "t-0"
     write(path, {base: _batch(base) for base in (0, 10, 20)})
     for name, base in left.items():
@@ -618,7 +629,7 @@ def test_leftovers_are_treated_as_by_a_broker(
 
 
 @pytest.mark.parametrize("content", [None, b"version: 0\ntopic_id", b""])
-def test_without_a_topic_id_the_brokers_reaction_is_reported(content: bytes | None, tmp_path: Path) -> None:
+def test_without_a_topic_id_the_reaction_of_a_broker_is_reported(content: bytes | None, tmp_path: Path) -> None:
     write(tmp_path / "t-0", {0: _batch(0)})
     (tmp_path / "t-0" / "partition.metadata").unlink()
     if content is not None:
@@ -640,7 +651,7 @@ class FullForMetadata(FileSystem):
         return super().write(fd, buffer)
 
 
-def test_a_topic_id_that_cannot_be_written_is_an_error_and_not_one_of_the_source(tmp_path: Path) -> None:
+def test_a_topic_id_that_cannot_be_written_is_not_an_error_of_the_source(tmp_path: Path) -> None:
     write(tmp_path / "t-0", {0: _batch(0)})
     with pytest.raises(OSError, match="No space left"):
         salvage(tmp_path / "t-0", tmp_path / "to", fs=FullForMetadata())
@@ -676,11 +687,11 @@ def test_a_stop_at_any_time_leaves_no_partition_or_a_complete_one(tmp_path: Path
         if fs.left >= 0:
             assert count > 20
             return
-    raise AssertionError("it never ended")
+    raise AssertionError("the run did not end")
 
 
 class Unopened(FileSystem):
-    """The second log cannot be opened."""
+    """A file system on which the second log cannot be opened."""
 
     number = errno.EIO
 
@@ -703,8 +714,8 @@ def test_only_errors_of_the_disk_are_losses(tmp_path: Path, number: int) -> None
             salvage(tmp_path / "t-0", None, fs=fs)
 
 
-def test_a_log_that_is_a_symbolic_link_is_left_out(tmp_path: Path) -> None:
-    """The link's target may be readable, so the result must not be taken for the complete log."""
+def test_a_log_that_is_a_symbolic_link_is_not_read(tmp_path: Path) -> None:
+    """The link's target may be readable, so the result must not be mistaken for the complete log."""
     write(tmp_path / "t-0", {0: _batch(0), 2: _batch(2), 4: _batch(4)})
     log = tmp_path / "t-0" / f"{2:020d}.log"
     log.rename(tmp_path / "elsewhere.log")
@@ -715,7 +726,7 @@ def test_a_log_that_is_a_symbolic_link_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_batch_with_an_unknown_attribute_after_damage_is_found(tmp_path: Path) -> None:
-    """Its checksum is valid, and the meaning of the bit concerns only the broker."""
+    """The checksum of the batch is valid, and the meaning of the bit concerns only the broker."""
     batch = bytearray(_batch(2))
     batch[21] = 1
     batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")

@@ -1,4 +1,6 @@
-"""`kafka-log` on a standalone cluster: executors that are not children of the session find it, and share its slices."""
+"""`kafka-log` on a standalone cluster: executors that are not children of the session find the source, and share its
+slices.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `kafka-log` data sources in a real session: what they read, their options, and errors in these."""
+"""The `kafka-log` data sources in a real session: what they read, their options, and errors in the options."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _tables(log: GrowingLog) -> list[np.ndarray]:
 
 
 def test_old_formats_are_read(rng: random.Random, tmp_path: Path, spark: Any) -> None:
-    """As for a consumer, a message of magic 0 has the time -1, and no type of time."""
+    """As for a consumer, a message of magic 0 has the time -1, and no timestamp type."""
     log = GrowingLog(rng, tmp_path, "old")
     log.grow(20, old=True)
     log.write()
@@ -126,7 +126,7 @@ def test_old_formats_are_read(rng: random.Random, tmp_path: Path, spark: Any) ->
     assert all((row.max_timestamp is None) == (row.magic == 0) for row in times)
 
 
-def test_delete_horizons_have_their_own_column(rng: random.Random, tmp_path: Path, spark: Any) -> None:
+def test_delete_horizons_have_a_separate_column(rng: random.Random, tmp_path: Path, spark: Any) -> None:
     log = GrowingLog(rng, tmp_path)
     log.append_records(log.random_records(30, plain=True))
     log.roll()
@@ -281,7 +281,7 @@ def test_small_partitions_share_tasks(rng: random.Random, tmp_path: Path) -> Non
         log.append(1)
         log.write()
     tasks = plan_read(LOCAL, parse_options({"logDirs": str(tmp_path), "topic": "many"}))
-    assert len(tasks) == 2  # 32 of 4 MiB, the cost of opening one
+    assert len(tasks) == 2  # 32 per task, because Spark adds 4 MiB for each file that is opened
     assert [piece.partition for task in tasks for piece in task] == list(range(40))
 
 
@@ -336,7 +336,7 @@ def test_options_of_batches_are_checked() -> None:
         parse_options({"logDirs": "/x", "topic": "a", "includeHeaders": "true"}, records=False)
 
 
-def test_the_precedence_of_bounds() -> None:
+def test_bounds_have_the_precedence_of_sparks_kafka_source() -> None:
     """The order is that of Spark's Kafka source: one time, then times of partitions, then offsets."""
     given = {"logdirs": "/x", "TOPIC": "a", "startingoffsets": "earliest", "endingOffsets": '{"a": {"0": 7}}'}
     options = parse_options(given)

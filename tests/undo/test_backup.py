@@ -1,4 +1,5 @@
-"""The backup of a partition: its files (names, contents, times, owners) as links or copies, refusals, its removal."""
+"""The backup of a partition: its files (names, contents, times, owners) as links or copies, refusals, and its removal.
+"""
 
 from __future__ import annotations
 
@@ -79,12 +80,14 @@ def test_every_source_file_is_backed_up_unchanged(log_dir: Path, copies: bool) -
             assert getattr(ours, field) == getattr(theirs, field)
 
 
-def test_the_manifest_lists_the_old_files_and_the_new_ones(log_dir: Path) -> None:
+def test_the_manifest_lists_the_old_and_the_new_files(log_dir: Path) -> None:
     entry = kept_of(log_dir, groups=2)
     manifest = read_manifest(LOCAL, str(entry))
     assert (manifest.name, manifest.partition_path) == (PARTITION, str(log_dir / PARTITION))
     assert (manifest.cleaner_checkpoint, manifest.next_checkpoint, manifest.log_start_checkpoint) == (10, 40, None)
-    assert manifest.leader_epochs == ((0, 0), (4, 25)), "without the epoch that begins at the end of the cleaned range"
+    assert manifest.leader_epochs == ((0, 0), (4, 25)), (
+        "the epoch that begins at the end of the cleaned range is excluded"
+    )
     for kept, source in zip(manifest.files, sources(log_dir), strict=True):
         digest = file_digest()
         digest.update(source.read_bytes())
@@ -137,7 +140,7 @@ def test_a_second_entry_of_the_same_run_and_partition_is_an_error_and_the_first_
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
-def test_refused_without_an_index(log_dir: Path, suffix: str) -> None:
+def test_a_backup_without_an_index_is_refused(log_dir: Path, suffix: str) -> None:
     (log_dir / PARTITION / f"{20:020d}{suffix}").unlink()
     with pytest.raises(Refused, match=rf"{20:020d}{suffix}\). .*keytail rebuild-index .*\[segment-without-index\]"):
         kept_of(log_dir)
@@ -147,7 +150,7 @@ def test_refused_without_an_index(log_dir: Path, suffix: str) -> None:
 def another_file_system(log_dir: Path) -> Path:
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == log_dir.stat().st_dev or not os.access(other, os.W_OK):
-        pytest.skip("/dev/shm is no other file system here")
+        pytest.skip("/dev/shm is not a separate file system here")
     return other / f"keytail-originals-{os.getpid()}"
 
 
@@ -164,7 +167,7 @@ def test_across_file_systems_copies_are_required(log_dir: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
 
 
-def test_held_bytes_are_those_of_files_without_another_hard_link(log_dir: Path) -> None:
+def test_held_bytes_count_files_without_another_hard_link(log_dir: Path) -> None:
     entry = kept_of(log_dir)
     [found] = entries(LOCAL, str(log_dir.parent / "originals"))
     assert (found.run_id, found.name, found.path, found.held_bytes) == ("r1", PARTITION, str(entry), 0)
@@ -218,7 +221,7 @@ def test_an_unreadable_manifest_is_a_problem_of_its_entry(log_dir: Path, text: s
     ],
 )
 def test_an_edited_manifest_cannot_point_elsewhere(log_dir: Path, at: list[str | int], value: object) -> None:
-    """The owner of the log dir may write to the entry, and root may undo the run."""
+    """The owner of the log dir may write to the backup, and root may undo the run."""
     entry = kept_of(log_dir)
     fields: Any = json.loads((entry / MANIFEST).read_text())
     holder = fields
@@ -258,7 +261,7 @@ def test_the_last_entry_of_a_run_is_removed_with_the_run(log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", f"{5:020d}.log.swap", "a directory"])
-def test_foreign_directories_are_never_removed(log_dir: Path, name: str) -> None:
+def test_other_directories_are_never_removed(log_dir: Path, name: str) -> None:
     entry = kept_of(log_dir)
     if name == "a directory":
         (entry / name).mkdir()
@@ -271,7 +274,8 @@ def test_foreign_directories_are_never_removed(log_dir: Path, name: str) -> None
 
 
 def _as_in_a_log_dir(root: Path) -> Path:
-    """A parent of log dirs, given by mistake: `<directory>/<log dir>/<topic>-<partition>` looks like an entry."""
+    """Return a parent of log dirs, given by mistake: `<directory>/<log dir>/<topic>-<partition>` looks like a backup.
+    """
     Partition(SEGMENTS, GROUPS).make(root / "logs")
     entry = root / "logs" / PARTITION
     for file in entry.iterdir():
@@ -302,7 +306,7 @@ def _below_a_log_dir(root: Path) -> Path:
 
 
 def _look_alike_manifest(root: Path) -> Path:
-    """A foreign directory of the same shape, for example `~/projects/web-2/manifest.json`."""
+    """Return another directory of the same form, for example `~/projects/web-2/manifest.json`."""
     entry = root / "projects" / "web-2"
     entry.mkdir(parents=True)
     (entry / MANIFEST).write_text('{"version": 1, "run_id": "projects", "topic": "web", "partition": 2}')
@@ -373,10 +377,10 @@ def _all_of(root: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("state", NOT_OURS)
-def test_only_directories_with_our_marker_are_removed(tmp_path: Path, state: str) -> None:
+def test_only_directories_with_the_marker_are_removed(tmp_path: Path, state: str) -> None:
     make, why = NOT_OURS[state]
     entry = make(tmp_path)
-    if state == "a manifest of another partition":  # the marker alone suffices
+    if state == "a manifest of another partition":  # the marker alone is sufficient
         (entry.parent / MARKER).unlink()
     before = _all_of(tmp_path)
     with pytest.raises(Refused, match=why) as refused:
@@ -386,7 +390,7 @@ def test_only_directories_with_our_marker_are_removed(tmp_path: Path, state: str
 
 
 @pytest.mark.parametrize("state", ["unfinished", "damaged manifest", "of an older keytail", "emptied"])
-def test_our_directories_are_removed_in_any_state(log_dir: Path, state: str) -> None:
+def test_directories_with_the_marker_are_removed_in_any_state(log_dir: Path, state: str) -> None:
     entry = kept_of(log_dir)
     if state == "unfinished":
         (entry / MANIFEST).unlink()
@@ -402,7 +406,7 @@ def test_our_directories_are_removed_in_any_state(log_dir: Path, state: str) -> 
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, (4 << 20) - 1, 4 << 20, (8 << 20) + 3])
-def test_digests_and_copies_of_files_of_any_size(tmp_path: Path, size_bytes: int) -> None:
+def test_files_of_any_size_are_digested_and_copied(tmp_path: Path, size_bytes: int) -> None:
     data = os.urandom(size_bytes)
     (tmp_path / "a").write_bytes(data)
     digest = file_digest()

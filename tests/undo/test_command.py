@@ -1,5 +1,6 @@
-"""`keytail compact --keep-originals` and `keytail undo` through the command line; Spark's part is called in this
-process."""
+"""`keytail compact --keep-originals` and `keytail undo` through the command line; the functions for Spark are called in
+this process.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def test_runs_are_undone_in_reverse_order(run: Run, log_dir: Path) -> None:
     assert everything(log_dir) == before
 
 
-def test_refused_with_every_difference_and_the_others_are_restored(run: Run, log_dir: Path) -> None:
+def test_a_changed_partition_is_refused_with_every_difference_and_others_are_restored(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, run_id = compact(run, log_dir)
     log = log_dir / "orders-1" / f"{0:020d}.log"
@@ -156,7 +157,7 @@ def test_refused_with_every_difference_and_the_others_are_restored(run: Run, log
     assert now[CLEANER] == ("orders 0 50", "orders 1 150")
 
 
-def test_one_partition_alone_is_undone(run: Run, log_dir: Path) -> None:
+def test_a_single_partition_is_undone(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "users-0", "--execute")
@@ -188,12 +189,14 @@ def test_backups_are_listed_and_removed(run: Run, log_dir: Path) -> None:
     undo(run, log_dir, "--run", run_id, "--partitions", "users-0", "--execute")
     [kept] = runs_kept(run, log_dir)
     assert kept["state"] == "partly undone"
-    assert kept["held_bytes"] < sum(map(len, sources)), "what is in the log again is not held for the undo alone"
+    assert kept["held_bytes"] < sum(map(len, sources)), (
+        "files that are also in the log are not held by the backup alone"
+    )
 
     status, rows = undo(run, log_dir, "--run", run_id, "--forget")
     assert (status, set(statuses(rows).values())) == (0, {"would-forget"})
     assert runs_kept(run, log_dir) == [kept]
-    with hold([str(log_dir)]):  # as a broker does
+    with hold([str(log_dir)]):  # like a running broker
         assert undo(run, log_dir, "--run", run_id, "--forget", "--partitions", "users-0", "--execute")[0] == 0
         assert runs_kept(run, log_dir)[0]["partitions"] == ["orders-0", "orders-1"]
         status, rows = undo(run, log_dir, "--run", run_id, "--forget", "--execute")
@@ -245,7 +248,7 @@ def test_a_run_that_fails_before_its_first_commit_leaves_no_backup(run: Run, log
     assert everything(log_dir) == before
 
 
-def test_a_dry_run_reports_that_links_free_no_space_and_creates_nothing(run: Run, log_dir: Path) -> None:
+def test_a_dry_run_reports_that_links_save_no_space_and_creates_nothing(run: Run, log_dir: Path) -> None:
     kept = log_dir.parent / "kept"
     result = run("compact", "--log-dirs", log_dir, *CONFIG, "--keep-originals", kept)
     assert result.exit_code == 0
@@ -257,7 +260,7 @@ def test_a_dry_run_reports_that_links_free_no_space_and_creates_nothing(run: Run
 
 @pytest.mark.parametrize("execute", [[], ["--execute"]])
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--keep-originals", "logs/kept"], "is inside a log dir"),
         (["--keep-originals", "logs"], "is inside a log dir"),
@@ -269,7 +272,7 @@ def test_a_dry_run_reports_that_links_free_no_space_and_creates_nothing(run: Run
         (["--copy-originals"], "requires --keep-originals"),
     ],
 )
-def test_wrong_usage_is_refused(run: Run, log_dir: Path, execute: list[str], flags: list[str], told: str) -> None:
+def test_wrong_usage_is_refused(run: Run, log_dir: Path, execute: list[str], flags: list[str], message: str) -> None:
     root = log_dir.parent
     shutil.copytree(log_dir, root / "others")
     (root / "link").symlink_to(log_dir)
@@ -278,7 +281,7 @@ def test_wrong_usage_is_refused(run: Run, log_dir: Path, execute: list[str], fla
     where = [str(root / flag) if not flag.startswith("--") else flag for flag in flags]
     result = run("compact", "--log-dirs", log_dir, *CONFIG, *execute, *where)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr
     assert snapshot(root) == before
 
 
@@ -298,7 +301,7 @@ def test_wrong_usage_of_undo_is_refused(run: Run, log_dir: Path) -> None:
     assert (result.exit_code, "--originals is not a directory" in result.stderr) == (2, True)
 
 
-def test_refused_while_a_process_holds_the_log_dir(run: Run, log_dir: Path) -> None:
+def test_undo_is_refused_while_a_process_holds_the_lock(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     with hold([str(log_dir)]):
@@ -308,7 +311,7 @@ def test_refused_while_a_process_holds_the_log_dir(run: Run, log_dir: Path) -> N
     assert everything(log_dir) == left
 
 
-def test_a_log_dir_that_was_moved_is_named_by_a_flag(run: Run, log_dir: Path) -> None:
+def test_a_flag_names_a_log_dir_that_was_moved(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, run_id = compact(run, log_dir)
     moved = log_dir.parent / "moved"
@@ -323,7 +326,7 @@ def test_a_log_dir_that_was_moved_is_named_by_a_flag(run: Run, log_dir: Path) ->
 def test_copies_on_another_file_system_are_restored(run: Run, log_dir: Path) -> None:
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == log_dir.stat().st_dev or not os.access(other, os.W_OK):
-        pytest.skip("/dev/shm is no other file system here")
+        pytest.skip("/dev/shm is not a separate file system here")
     before = everything(log_dir)
     target = other / f"keytail-undo-{os.getpid()}"
     (log_dir.parent / "kept").symlink_to(target)
@@ -344,7 +347,7 @@ def test_copies_on_another_file_system_are_restored(run: Run, log_dir: Path) -> 
 
 @pytest.mark.parametrize("limit", [(), ("--max-scratch-bytes", "100m")])
 def test_copies_are_counted_in_the_space_check(run: Run, log_dir: Path, limit: tuple[str, ...]) -> None:
-    """Scratch files for the largest partition fit, and so do links; copies in addition do not."""
+    """Scratch files for the largest partition fit, and so do links, but not copies in addition."""
     before = everything(log_dir)
     size = sum(len(data) for name, (data, *_) in before.items() if name.startswith("orders-0"))
     free = (1 << 20) + int(1.1 * size)
@@ -388,7 +391,7 @@ def test_a_damaged_backup_is_refused(run: Run, log_dir: Path) -> None:
     assert undo(run, log_dir, "--run", run_id, "--forget", "--execute")[0] == 0
 
 
-def test_leftovers_are_resolved_by_an_executing_run(run: Run, log_dir: Path) -> None:
+def test_leftovers_are_resolved_by_a_run_with_execute(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, run_id = compact(run, log_dir)
     for suffix in (".log", ".index", ".timeindex"):

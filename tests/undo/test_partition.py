@@ -1,4 +1,4 @@
-"""What is restored, in which order, and what prevents it: by example, at random, and for every kind of difference."""
+"""What is restored, in which order, and what prevents it: by examples, at random, and for every kind of difference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.reference.loader import load
 MTIME_NS = 1_700_000_000_123_456_789
 ACTIVE = 40
 SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 36), 36: (), ACTIVE: range(40, 42)}
-# Merged; split, with an index of aborted transactions; ended below the base of a source; emptied.
+# Merged; split, with an index of aborted transactions; ended below the base offset of a source; emptied.
 GROUPS = (
     Group((0, 10), (1, 4, 12)),
     Group((20,), (21, 22, 25), txn_index(25), (24,)),
@@ -41,7 +41,7 @@ Tree = dict[str, tuple[bytes, int, int, int, int]]
 
 
 class Story:
-    """A partition with a backup, and as many of its groups replaced as requested."""
+    """A partition with a backup, of which as many groups are replaced as requested."""
 
     def __init__(
         self, root: Path, done: int, *, partition: Partition | None = None, copies: bool = False,
@@ -162,7 +162,7 @@ def test_without_hard_links_copies_are_kept_and_restored(tmp_path: Path) -> None
 def test_the_cleaners_checkpoint_is_restored(
     tmp_path: Path, before: int | None, after: int, target: int | None
 ) -> None:
-    """A checkpoint above the offsets that the run cleaned is removed: without it, cleaning begins at the log start."""
+    """A checkpoint above the offsets that the run cleaned is removed; without it, cleaning begins at the log start."""
     scenario = Story(tmp_path, len(GROUPS), before=before, after=after)
     decision = scenario.decide()
     assert (decision.cleaner_checkpoint, decision.moves_checkpoint) == (target, target != after)
@@ -197,7 +197,7 @@ def test_appended_segments_are_unchanged(tmp_path: Path) -> None:
     assert offsets == [*range(36), *range(40, 66)]
 
 
-def test_snapshots_at_no_segment_are_the_brokers(tmp_path: Path) -> None:
+def test_snapshots_at_no_segment_belong_to_the_broker(tmp_path: Path) -> None:
     scenario = Story(tmp_path, len(GROUPS))
     (scenario.path / f"{17:020d}.snapshot").write_bytes(NO_PRODUCERS)
     scenario.undo()
@@ -214,7 +214,7 @@ def test_a_broker_may_have_removed_snapshots_below_the_log_start(tmp_path: Path,
     assert scenario.decide().is_done
 
 
-def test_last_sources_that_an_interrupted_replacement_left(tmp_path: Path) -> None:
+def test_last_sources_left_by_an_interrupted_replacement_are_accepted(tmp_path: Path) -> None:
     """Row 12 of SWAP.md: these sources begin after the end of the files that replaced the earlier sources."""
     scenario = Story(tmp_path, len(GROUPS))
     for name in [name for name in scenario.before if name.startswith(f"{36:020d}")]:
@@ -238,7 +238,7 @@ def compact_again(scenario: Story) -> None:
     write_segment(scenario.path, 0, log_of((4, 12)), "")
 
 
-# What a broker, or anyone else, may have done since; and how it is reported.
+# Changes that a broker, or anyone else, may have made since, and how each is reported.
 DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
     "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "0000.log has other contents than after the run"),
     "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes, .* after"),
@@ -293,7 +293,7 @@ def test_groups_that_the_run_did_not_reach_must_be_unchanged(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("entry", ["orders 0 0", "orders 0 -1"])
-def test_an_equivalent_log_start_is_no_difference(tmp_path: Path, entry: str) -> None:
+def test_an_equivalent_log_start_is_not_a_difference(tmp_path: Path, entry: str) -> None:
     """A broker drops entries that its first segment makes unnecessary."""
     scenario = Story(tmp_path, len(GROUPS))
     (scenario.logs / "log-start-offset-checkpoint").write_text(f"0\n1\n{entry}\n")
@@ -337,13 +337,15 @@ def test_times_and_modes_are_restored_if_the_backup_files_lost_them(tmp_path: Pa
     assert tree(scenario.path) == scenario.before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize(("uid", "mode"), [(0, 0o6755), (52_013, 0o4711)])
-def test_an_edited_manifest_gives_no_file_another_owner_or_special_bits(
+def test_an_edited_manifest_cannot_give_a_file_another_owner_or_special_bits(
     uid: int, mode: int, lost: bool, tmp_path: Path
 ) -> None:
-    """`lost`: the backup files do not have what the manifest lists, and are copied. Otherwise they have it."""
+    """With `lost`, the backup files do not have the attributes in the manifest, and are copied; otherwise they have
+    them.
+    """
     owner = 52_012
     scenario = Story(tmp_path, len(GROUPS), copies=True)
     manifest = Path(scenario.entry) / MANIFEST
@@ -398,7 +400,7 @@ def random_partition(rng: random.Random) -> Partition:
 
 @pytest.mark.parametrize("number", range(draws(20)))
 def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
-    """Whatever was replaced is restored; any change of one of its files prevents that."""
+    """Whatever was replaced is restored, and any change of one of its files prevents that."""
     rng = random.Random(f"{SEED} {number}")
     partition = random_partition(rng)
     done = rng.randint(0, len(partition.groups))
@@ -416,12 +418,12 @@ def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
     assert scenario.cleaned == 10
 
 
-def test_an_empty_directory_lacks_everything() -> None:
+def test_in_an_empty_directory_all_files_are_reported_missing() -> None:
     manifest = Manifest("r1", "t", 0, "/d", 1, 10, None, 10, None, (), (), ())
     assert decide(manifest, PartitionState({}, None, None, ())).is_done
 
 
-# By row of the table: what is done until there, and from which group on the backup is used.
+# By row of the table: what is done up to that point, and from which group on the backup is used.
 ROWS = {1: "all", 2: "all", 3: "newest", 4: "none", 5: "none", 6: "none", 7: "none", 8: "newest", 9: "newest",
         10: "all", 11: "all", 12: "as before"}  # fmt: skip
 

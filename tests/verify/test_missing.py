@@ -1,4 +1,4 @@
-"""A segment that is missing in the middle of a log is found by its traces; no cleaned log is mistaken for one."""
+"""A segment that is missing in the middle of a log is found by its traces, and no cleaned log is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUFFIXES = (".log", ".index", ".timeindex", ".snapshot")
 
 
 def write(path: Path, records: Sequence[Rec] = ()) -> Path:
-    """Segments of 100 offsets each, at 0 to 500, as brokers since 2.8 leave them; nothing was ever compacted."""
+    """Write segments of 100 offsets each, at 0 to 500, as brokers since 2.8 leave them; nothing was ever compacted."""
     write_partition(path, records or random_records(1, END), segments=6)
     for base in (*range(100, END, 100), END):
         (path / f"{base:020d}.snapshot").write_bytes(encode_snapshot([]))
@@ -53,14 +53,14 @@ def log(tmp_path: Path) -> Path:
     return write(tmp_path / "orders-0")
 
 
-def test_a_complete_log_lacks_nothing(log: Path) -> None:
+def test_a_complete_log_has_no_findings(log: Path) -> None:
     assert verify_partition(LOCAL, str(log), KNOWN).findings == ()
 
 
 @pytest.mark.parametrize("base", [100, 300, 400])
 def test_a_missing_log_file_is_found_by_its_indexes(log: Path, base: int) -> None:
     remove(log, base, ".log")
-    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # whatever the cleaner did
+    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # whatever the cleaner has done
         assert found(log, claims) == [("segment-missing", f"{base:020d}.index", base, None)]
     [missing] = [f for f in verify_partition(LOCAL, str(log), KNOWN) if f.kind == "segment-missing"]
     assert f"offsets {base} to {base + 99} have no batch" in missing.what
@@ -75,27 +75,27 @@ def test_a_segment_without_files_is_found_by_its_snapshot(log: Path, base: int) 
         assert found(log, claims) == [("segment-missing", f"{base:020d}.snapshot", base, None)]
 
 
-def test_without_a_trace_it_is_found_if_every_other_offset_has_its_record(log: Path) -> None:
+def test_a_segment_without_a_trace_is_found_if_every_other_offset_has_its_record(log: Path) -> None:
     remove(log, 300)
     assert found(log) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
     [missing] = verify_partition(LOCAL, str(log), KNOWN)
     assert "offsets 300 to 399 have no batch" in missing.what
     assert missing.severity == "warning" and not missing.start_loses
     remove(log, 400)
-    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "two in a row are one gap"
+    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "two successive segments are one gap"
 
 
 @pytest.mark.parametrize("clean_shutdown", [True, False])
-def test_a_copy_without_checkpoints_is_judged_by_its_log(log: Path, clean_shutdown: bool) -> None:
+def test_a_copy_without_checkpoints_is_checked_by_its_log(log: Path, clean_shutdown: bool) -> None:
     """A copy may also lack .kafka_cleanshutdown, because it is not a log dir that a broker left."""
     assert found(log, Claims(clean_shutdown)) == []
     remove(log, 300)
     assert found(log, Claims(clean_shutdown)) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
     without_a_record(log)
-    assert "offsets-missing" not in {kind for kind, *_ in found(log, Claims(clean_shutdown))}, "it was cleaned"
+    assert "offsets-missing" not in {kind for kind, *_ in found(log, Claims(clean_shutdown))}, "the log was cleaned"
 
 
-# What a healthy log may look like, although offsets in its middle have no batch.
+# States of a healthy log although offsets in its middle have no batch.
 HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
     "it was cleaned": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
     "below the log start": (lambda d: remove(d, 300), replace(KNOWN, log_start=400)),
@@ -120,7 +120,7 @@ HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
 
 
 def without_a_record(path: Path) -> None:
-    """Remove the first batch of the log, like one whose records are all superseded."""
+    """Remove the first batch of the log, as if all of its records were superseded."""
     for suffix in (".log", ".index", ".timeindex"):
         (path / f"{0:020d}{suffix}").unlink()
     whole = path.with_name("whole")
@@ -131,14 +131,14 @@ def without_a_record(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_possibly_healthy_log_has_no_finding(name: str, log: Path) -> None:
+def test_a_log_that_may_be_healthy_has_no_findings(name: str, log: Path) -> None:
     change, claims = HEALTHY[name]
     change(log)
     kinds = {kind for kind, *_ in found(log, claims)}
     assert not kinds & {"segment-missing", "offsets-missing"}
 
 
-def test_records_that_a_cleaner_would_leave_prove_nothing(tmp_path: Path) -> None:
+def test_records_that_a_cleaner_would_retain_are_no_evidence(tmp_path: Path) -> None:
     """Each key occurs once below the gap: records in the gap may have been superseded by later ones."""
     once = [Rec(offset, NOW + offset, b"key-%d" % offset, b"v") for offset in range(END)]
     log = write(tmp_path / "orders-0", once)
@@ -151,7 +151,7 @@ def test_records_that_a_cleaner_would_leave_prove_nothing(tmp_path: Path) -> Non
     marked = [replace(item, key=b"key-450") if item.offset == 420 else item for item in once]
     log = write(tmp_path / "above-0", marked)
     remove(log, 300)
-    assert found(log) == [], "above the gap no cleaner may have been yet"
+    assert found(log) == [], "no cleaner may have cleaned above the gap yet"
 
 
 def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
@@ -161,17 +161,18 @@ def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
 
 @settings(max_examples=draws(50), deadline=None)
 @given(gone=st.lists(st.integers(1, 4), unique=True, min_size=1, max_size=3), cleaner=st.integers(0, END))
-def test_no_cleaned_log_is_mistaken_for_one_with_a_segment_missing(
+def test_no_cleaned_log_is_reported_as_missing_a_segment(
     gone: list[int], cleaner: int, tmp_path_factory: Any
 ) -> None:
-    """With a checkpoint of its cleaner, a log may lack any of its segments, wherever the checkpoint is."""
+    """With a cleaner checkpoint, segments whose records were all removed are not reported, wherever the checkpoint is.
+    """
     log = write(tmp_path_factory.mktemp("cleaned") / "orders-0")
     for number in gone:
         remove(log, number * 100)
     assert found(log, replace(KNOWN, cleaner=cleaner)) == []
 
 
-def test_golden_logs_lack_nothing_even_if_the_cleaners_checkpoint_is_lost(tmp_path: Path) -> None:
+def test_golden_logs_have_no_findings_even_without_the_cleaner_checkpoint(tmp_path: Path) -> None:
     facts = survey_log_dirs(LOCAL, [str(golden.unpack(tmp_path))])[0]
     assert facts.partitions
     for entry in facts.partitions:
@@ -182,7 +183,7 @@ def test_golden_logs_lack_nothing_even_if_the_cleaners_checkpoint_is_lost(tmp_pa
             assert not kinds & {"segment-missing", "offsets-missing"}, entry.path
 
 
-def test_the_findings_name_a_remedy() -> None:
+def test_the_findings_have_a_remedy() -> None:
     for kind in ("segment-missing", "offsets-missing"):
         assert "put them back" in KINDS[kind].remedy
         assert "offsets" in KINDS[kind].what

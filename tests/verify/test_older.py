@@ -23,7 +23,8 @@ def batch(offsets: list[int], times: list[int], last: int | None = None, codec: 
 
 
 def batches(codec: int) -> list[bytes]:
-    """Write offsets 0 to 3, 4 to 9 (of which 6, 8 and 9 are missing), 10 to 12, 13: times rise except within batches.
+    """Return batches of offsets 0 to 3, 4 to 9 (of which 6, 8 and 9 are missing), 10 to 12, and 13; times rise except
+    within batches.
     """
     return [
         batch([0, 1, 2, 3], [1, 2, 3, 4], codec=codec),
@@ -36,8 +37,9 @@ def batches(codec: int) -> list[bytes]:
 def planned_partitions(
     path: Path, index: list[tuple[int, int]], times: list[tuple[int, int]], codec: int
 ) -> tuple[bool, bool]:
-    """Return whether both commands find the offset index, and the time index, valid. `index`: offset, number of a
-    batch."""
+    """Return whether both commands find the offset index valid, and the time index. An entry of `index` is (offset,
+    number of a batch).
+    """
     log = batches(codec)
     positions = np.concatenate([[0], np.cumsum([len(item) for item in log])])
     path.mkdir(exist_ok=True)
@@ -64,21 +66,21 @@ INDEX = [(9, 1), (13, 3)]
     ("index", "is_sound"),
     [
         (INDEX, True),
-        ([(12, 1)], True),  # a set of two batches
-        ([(13, 1)], True),  # of three, up to the end
+        ([(12, 1)], True),  # an entry for a set of two batches
+        ([(13, 1)], True),  # an entry for a set of three batches up to the end
         ([(12, 1), (13, 3)], True),
-        ([(7, 0)], True),  # a set whose last record is not the end of its batch
+        ([(7, 0)], True),  # an entry for a set whose last record is not the end of its batch
         ([(7, 1)], True),
-        ([(5, 1)], False),  # a record, but not the last of its batch
+        ([(5, 1)], False),  # the offset of a record, but not of the last one in its batch
         ([(6, 1)], False),  # an offset without a record
         ([(8, 0)], False),
-        ([(3, 1)], False),  # of the previous batch
-        ([(12, 1), (13, 2)], False),  # the set reaches into the next entry's
-        ([(14, 1)], False),  # of no batch
+        ([(3, 1)], False),  # an offset of the previous batch
+        ([(12, 1), (13, 2)], False),  # the set extends into that of the next entry
+        ([(14, 1)], False),  # an offset in no batch
         ([(14, 3)], False),
     ],
 )
-def test_offset_entries_of_older_brokers(
+def test_offset_entries_of_older_brokers_are_checked(
     tmp_path: Path, index: list[tuple[int, int]], is_sound: bool, codec: int
 ) -> None:
     assert planned_partitions(tmp_path / "t-0", index, TIMES, codec) == (is_sound, True)
@@ -89,24 +91,24 @@ def test_offset_entries_of_older_brokers(
     ("times", "is_sound"),
     [
         (TIMES, True),
-        ([(4, 3), (9, 5), (20, 13)], True),  # the record
+        ([(4, 3), (9, 5), (20, 13)], True),  # the offset of the record
         ([(20, 13)], True),
-        ([(4, 3), (9, 4), (20, 13)], False),  # a record with another timestamp
-        ([(4, 3), (9, 6), (20, 13)], False),  # no record
-        ([(4, 3), (8, 7), (20, 13)], False),  # a record, but not the largest of its batch
+        ([(4, 3), (9, 4), (20, 13)], False),  # the offset of a record with another timestamp
+        ([(4, 3), (9, 6), (20, 13)], False),  # an offset without a record
+        ([(4, 3), (8, 7), (20, 13)], False),  # the offset of a record whose timestamp is not the largest of its batch
         ([(4, 3), (9, 11), (20, 13)], False),  # a later batch has the timestamp, too
         ([(4, 3), (9, 12), (20, 13)], False),
         ([(3, 2), (20, 13)], False),
-        ([(4, 3), (9, 5)], False),  # the largest is missing
+        ([(4, 3), (9, 5)], False),  # the entry of the largest timestamp is missing
     ],
 )
-def test_time_entries_of_older_brokers(
+def test_time_entries_of_older_brokers_are_checked(
     tmp_path: Path, times: list[tuple[int, int]], is_sound: bool, codec: int
 ) -> None:
     assert planned_partitions(tmp_path / "t-0", INDEX, times, codec) == (True, is_sound)
 
 
-def test_a_batch_that_cannot_be_opened_is_one_finding_about_the_batch(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_decompressed_is_one_finding(tmp_path: Path) -> None:
     planned_partitions(tmp_path / "t-0", INDEX, [(4, 3), (9, 5), (20, 13)], GZIP)
     log = tmp_path / "t-0" / f"{0:020d}.log"
     data = bytearray(log.read_bytes())

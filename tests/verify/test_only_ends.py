@@ -1,4 +1,4 @@
-"""`verify --only-ends` compared with `verify`: what it finds, `verify` finds too, and it reads little."""
+"""`verify --only-ends` compared with `verify`: its findings are a part of those of `verify`, and it reads little."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.verify import test_task as of_files
 from tests.verify import test_truths as of_truths
 
 Found = list[tuple[str, str, int | None]]
-# What is found only with the batches before: an entry that is not the last one of its file, transactions, and what
-# snapshots have about producers.
+# Findings that require the batches before: entries that are not the last ones of their files, transactions, and the
+# producers in snapshots.
 NEEDS_ALL = {
     "position off by one", "offset off by one", "timestamp off", "time offset off",
     "entry lost", "entry of nobody", "entry of another", "entry begins late", "stable offset behind its marker",
@@ -73,7 +73,7 @@ def large(directory: Path, batches: int = 400) -> Path:
     return directory
 
 
-def test_real_brokers_logs_have_no_findings(tmp_path: Path) -> None:
+def test_logs_of_real_brokers_have_no_findings(tmp_path: Path) -> None:
     facts = survey_log_dirs(LOCAL, [str(golden.unpack(tmp_path))])[0]
     assert facts.partitions
     for entry in facts.partitions:
@@ -94,7 +94,7 @@ def test_only_the_end_of_each_segment_is_read(tmp_path: Path, monkeypatch: pytes
     crashed = Claims(clean_shutdown=False, recovery_point=400)
     assert verify_partition(fs, str(tmp_path), crashed, only_ends=True).findings == ()
     assert size / 2 < fs.read < size / 2 + 6000
-    # Damage in the part that is not read is not found; at the end, its place is.
+    # Damage in the part that is not read is not found, but damage at the end is found with its position.
     log = tmp_path / f"{0:020d}.log"
     good = log.read_bytes()
     log.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
@@ -107,14 +107,14 @@ def test_only_the_end_of_each_segment_is_read(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", of_files.FILE_DAMAGE)
-def test_damage_to_files(tmp_path: Path, name: str) -> None:
+def test_damage_to_files_is_found(tmp_path: Path, name: str) -> None:
     of_files._write(tmp_path, of_files._segments())
     of_files.FILE_DAMAGE[name][0](tmp_path)
     assert found(tmp_path, only_ends=True) == ([] if name in NEEDS_ALL else found(tmp_path))
 
 
 @pytest.mark.parametrize("name", of_truths.DAMAGE)
-def test_contradictions(tmp_path: Path, name: str) -> None:
+def test_contradictions_are_found(tmp_path: Path, name: str) -> None:
     of_truths._write(tmp_path, of_truths._segments())
     of_truths.DAMAGE[name][0](tmp_path)
     needs_all = name in NEEDS_ALL or name.startswith("snapshot: ")
@@ -122,13 +122,13 @@ def test_contradictions(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["log_start", "recovery_point", "high_watermark", "cleaner"])
-def test_a_checkpoint_above_the_log_end(tmp_path: Path, field: str) -> None:
+def test_a_checkpoint_above_the_log_end_is_found(tmp_path: Path, field: str) -> None:
     of_truths._write(tmp_path, of_truths._segments())
     claims = Claims(**{field: of_truths.END + 1})
     assert found(tmp_path, claims, only_ends=True) == found(tmp_path, claims) != []
 
 
-def test_a_missing_segment(tmp_path: Path) -> None:
+def test_a_missing_segment_is_found(tmp_path: Path) -> None:
     of_files._write(tmp_path, of_files._segments())
     (tmp_path / f"{130:020d}.log").unlink()
     kinds = {kind for kind, _, _ in found(tmp_path, only_ends=True)}
@@ -136,7 +136,7 @@ def test_a_missing_segment(tmp_path: Path) -> None:
 
 
 def test_offsets_without_a_trace_of_their_segment_are_not_reported(tmp_path: Path) -> None:
-    """That needs the records at every offset, and their keys."""
+    """This would require the records at every offset, and their keys."""
     log = of_missing.write(tmp_path / "orders-0")
     of_missing.remove(log, 300)
     assert [kind for kind, _, _ in found(log, of_missing.KNOWN)] == ["offsets-missing"]
@@ -145,7 +145,7 @@ def test_offsets_without_a_trace_of_their_segment_are_not_reported(tmp_path: Pat
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.data())
-def test_it_finds_nothing_else_than_verify(tmp_path_factory: Any, data: Any) -> None:
+def test_it_finds_only_what_verify_finds(tmp_path_factory: Any, data: Any) -> None:
     """A few bytes of one file are changed."""
     directory = tmp_path_factory.mktemp("p")
     if data.draw(st.booleans()):
@@ -160,7 +160,7 @@ def test_it_finds_nothing_else_than_verify(tmp_path_factory: Any, data: Any) -> 
     assert {(kind, path) for kind, path, _ in found(directory, only_ends=True)} <= places
 
 
-def test_the_command_says_what_was_read(run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_how_much_was_read(run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_files, "INTERVAL", 4096)
     log = large(log_dir / "large-0") / f"{0:020d}.log"
     log.write_bytes(log.read_bytes()[:100] + b"damage" + log.read_bytes()[106:])

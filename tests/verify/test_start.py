@@ -24,7 +24,7 @@ RECOVERED = {"cut", "size", "zeros", "magic", "checksum", "offset-range"}
 LAST, CLOSED = 40, 10
 
 
-def test_the_pages_table_is_that_of_the_code() -> None:
+def test_the_table_of_the_page_is_that_of_the_code() -> None:
     section = PAGE.read_text().split("## What a start would lose")[1].split("\n## ")[0]
     message = {
         kind: WORDS.get(verdict)
@@ -62,7 +62,9 @@ def _loses(
         ("record", ".log", False, False, None),
     ],
 )
-def test_the_position_decides(kind: str, suffix: str, closed: bool, last: bool, recovered: bool | None) -> None:
+def test_the_position_of_the_finding_decides(
+    kind: str, suffix: str, closed: bool, last: bool, recovered: bool | None
+) -> None:
     assert _loses(kind, CLOSED, suffix) is closed
     assert _loses(kind, LAST, suffix) is last
     if recovered is not None:
@@ -73,7 +75,7 @@ def test_the_position_decides(kind: str, suffix: str, closed: bool, last: bool, 
         assert _loses(kind, CLOSED, suffix, recovered=True) is closed
 
 
-def test_findings_that_are_only_counted_count() -> None:
+def test_findings_that_are_only_counted_are_considered() -> None:
     for kinds, message in ((["checksum"], False), (["checksum", "offset-order"], True)):
         findings = Findings("t-0", last=_name(LAST, ""))
         for kind in [*["checksum"] * MOST_A_FILE, *kinds]:
@@ -83,7 +85,7 @@ def test_findings_that_are_only_counted_count() -> None:
         assert findings.found[-1].kind == "more"
 
 
-def test_a_partition_reports_its_last_segment_and_segments_without_index(tmp_path: Path) -> None:
+def test_a_report_has_the_last_segment_and_the_segments_without_an_index(tmp_path: Path) -> None:
     segments = _segments()
     whole = segments[20][1]
     segments[20][1] = whole[:-1] + bytes([whole[-1] ^ 1])

@@ -98,7 +98,7 @@ def test_a_valid_partition_has_no_findings(tmp_path, codec):
 
 @pytest.mark.long
 @pytest.mark.parametrize("codec", range(1, 5))
-def test_batches_in_pieces_are_valid_and_one_that_is_too_large_is_no_error(tmp_path, monkeypatch, codec):
+def test_batches_read_in_pieces_are_valid_even_if_a_record_is_too_large(tmp_path, monkeypatch, codec):
     take_in_pieces(monkeypatch, 1, piece_bytes=4)
     monkeypatch.setattr(block_check, "WHOLE_BLOCK_BYTES", 8)
     _write(tmp_path, _segments(codec))
@@ -110,7 +110,7 @@ def test_batches_in_pieces_are_valid_and_one_that_is_too_large_is_no_error(tmp_p
     assert all("--max-record-bytes" in finding.remedy for finding in findings)
 
 
-def test_lack_of_memory_is_no_damage(tmp_path, monkeypatch):
+def test_lack_of_memory_is_not_damage(tmp_path, monkeypatch):
     def no_memory(*_args, **_named):
         raise MemoryError
 
@@ -120,7 +120,7 @@ def test_lack_of_memory_is_no_damage(tmp_path, monkeypatch):
     assert outcome.value is None
     assert outcome.trace == ""
     assert "out of memory on host" in str(outcome.problem)
-    assert type(outcome.problem) is KeytailError  # which is `failed`
+    assert type(outcome.problem) is KeytailError  # the partition is then `failed`
 
 
 def test_windows_smaller_than_a_batch_give_the_same_result(tmp_path, monkeypatch):
@@ -139,7 +139,7 @@ def _put(at: int, new: bytes):
 
 
 def _fixed(at: int, new: bytes):
-    """Change bytes and give the batch a valid checksum again."""
+    """Change bytes, and give the batch a valid checksum again."""
 
     def change(data: bytes) -> bytes:
         data = _put(at, new)(data)
@@ -341,7 +341,7 @@ def test_legacy_messages_are_checked(tmp_path):
     ]
 
 
-def test_files_that_vanish_beside_a_live_broker_are_no_finding(tmp_path):
+def test_files_that_disappear_beside_a_live_broker_are_not_reported(tmp_path):
     class Vanishing(FileSystem):
         def scan(self, path):
             entries = super().scan(path)
@@ -355,7 +355,7 @@ def test_files_that_vanish_beside_a_live_broker_are_no_finding(tmp_path):
     assert set(_kinds(verify_partition(Vanishing(), str(tmp_path)))) == {"unreadable"}
 
 
-def test_a_live_segment_that_grows_during_the_run_is_no_finding(tmp_path):
+def test_a_live_segment_that_grows_during_the_run_is_not_reported(tmp_path):
     segments = _segments()
     _write(tmp_path, segments)
     listed = LOCAL.scan(str(tmp_path))
@@ -389,7 +389,7 @@ def test_a_flipped_bit_of_a_log_is_found(tmp_path_factory, base, where, bit, cod
             break
         start += len(batch)
     if where - start < 8 or 12 <= where - start < 16:
-        return  # the base offset and the leader epoch are under no checksum
+        return  # no checksum covers the base offset and the leader epoch
     data[where] ^= 1 << bit
     (directory / _name(base, ".log")).write_bytes(bytes(data))
     findings = _verify(directory).findings
@@ -418,7 +418,7 @@ def test_no_bytes_raise_an_exception(tmp_path_factory, data):
     verify_partition(LOCAL, str(directory), live=data.draw(st.booleans()))
 
 
-def test_a_real_brokers_log_is_valid(tmp_path):
+def test_the_log_of_a_real_broker_is_valid(tmp_path):
     facts = survey_log_dirs(LOCAL, [str(golden.unpack(tmp_path))])[0]
     assert facts.problems == ()
     reports = {

@@ -1,4 +1,4 @@
-"""What files state about each other: every finding that is not about the bytes of one batch or index entry alone."""
+"""What files state about each other: every finding that is not only about the bytes of one batch or index entry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _marker(offset: int, *, commit: bool, producer: int = PID) -> bytes:
 
 
 def _segments() -> dict[int, list[bytes]]:
-    """Write two aborted transactions side by side, a committed one, and one that remains open."""
+    """Return a log with two interleaved aborted transactions, a committed one, and one that remains open."""
     return {
         0: [_data(0), _data(3, OTHER), _marker(6, commit=False), _data(7, OTHER)],
         10: [_marker(10, commit=False, producer=OTHER), _data(11), _marker(14, commit=True)],
@@ -242,7 +242,7 @@ def test_each_contradiction_is_found(tmp_path: Path, name: str) -> None:
     _write(tmp_path, _segments())
     damage(tmp_path)
     found = _found(tmp_path)
-    if name == "a swap that is lost":  # and much more
+    if name == "a swap that is lost":  # many more findings follow from it
         assert expected[0] in found
     else:
         assert found == expected
@@ -313,7 +313,7 @@ def test_a_wrong_leader_epoch_is_a_finding_about_the_log(tmp_path: Path) -> None
     assert _found(tmp_path) == [("leader-epoch", _name(10, ".log"), len(segments[10][0]))]
 
 
-def test_damage_causes_no_contradiction_elsewhere(tmp_path: Path) -> None:
+def test_damage_is_not_reported_as_a_contradiction_elsewhere(tmp_path: Path) -> None:
     segments = _segments()
     whole = segments[0][2]
     _write(tmp_path, segments)
@@ -339,7 +339,7 @@ def test_checkpoints_must_be_within_the_log(tmp_path: Path, field: str, kind: st
     assert file in found.what
 
 
-def test_what_a_broker_recovers_is_described_so(tmp_path: Path) -> None:
+def test_damage_that_a_broker_recovers_is_described_as_such(tmp_path: Path) -> None:
     segments = _segments()
     _write(tmp_path, segments)
     (tmp_path / _name(20, ".index")).unlink()
@@ -350,7 +350,7 @@ def test_what_a_broker_recovers_is_described_so(tmp_path: Path) -> None:
     assert "rebuilds its indexes" in report.findings[1].broker
 
 
-def test_files_need_the_brokers_owner_and_mode(tmp_path: Path) -> None:
+def test_files_must_have_the_owner_and_mode_of_the_broker(tmp_path: Path) -> None:
     directory = replace(LOCAL.stat(str(tmp_path)), uid=1000, gid=50)
     (tmp_path / "f").touch()
     [entry] = LOCAL.scan(str(tmp_path))
@@ -393,9 +393,9 @@ def test_files_of_another_owner_are_one_finding_for_each_type(tmp_path: Path) ->
     ]
 
 
-def test_beside_a_broker_only_findings_of_both_scans_count(tmp_path: Path) -> None:
+def test_beside_a_broker_only_findings_of_both_scans_are_reported(tmp_path: Path) -> None:
     class Swapping(FileSystem):
-        """The cleaner replaces the listed indexes with others: in each scan, another one's."""
+        """The cleaner replaces one of the listed indexes, a different one in each scan."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Brokers of several Kafka versions, and the versions that tests run: README.md in this folder."""
+"""Brokers of several versions of Kafka, and the versions that tests run; see README.md in this folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ VERSIONS = IN_SOAK if os.environ.get("KEYTAIL_KAFKA_VERSIONS") == "soak" else IN
 
 
 def has_zookeeper(version: str) -> bool:
-    """Whether the tests run this version with ZooKeeper: KRaft is for production from 3.3 on."""
+    """Return whether the tests run this version with ZooKeeper: KRaft is ready for production from 3.3 on."""
     major, minor = map(int, version.split(".")[:2])
     return (major, minor) < (3, 7)

@@ -1,6 +1,6 @@
-"""A broker of any version: KRaft as in tests/interop/broker.py, or with a ZooKeeper from the same jars.
+"""A broker of any version: with KRaft as in tests/interop/broker.py, or with a ZooKeeper from the same jars.
 
-`broker_of(version, log_dir, work_dir)` chooses; `BrokerClient` (4.3.1's Java clients) and librdkafka talk to all
+`broker_of(version, log_dir, work_dir)` chooses; `BrokerClient` (the Java clients of 4.3.1) and librdkafka work with all
 of them from 2.4 on.
 """
 
@@ -23,17 +23,17 @@ from tests.versions_of_kafka import has_zookeeper
 
 ZOOKEEPER_LIMIT_S = 60.0
 SESSION_LIMIT_S = 60.0
-CONTROLLER_ID = 100  # in a cluster of several brokers
+CONTROLLER_ID = 100  # the id in a cluster of several brokers
 
 
 def broker_of(version: str, log_dirs: Path | Sequence[Path], work_dir: Path, **options: Any) -> Broker:
-    """A stopped broker of that version; `options` are those of `Broker`."""
+    """Return a stopped broker of that version; `options` are those of `Broker`."""
     kind = ZooKeeperBroker if has_zookeeper(version) else Broker
     return kind(log_dirs, work_dir, version=version, **options)
 
 
 class ZooKeeper:
-    """One ZooKeeper on 127.0.0.1, from the jars of a version of Kafka. It keeps its data in `work_dir`."""
+    """One ZooKeeper on 127.0.0.1, from the jars of a version of Kafka, with its data in `work_dir`."""
 
     def __init__(self, version: str, work_dir: Path) -> None:
         self.port = free_ports(1)[0]
@@ -42,7 +42,7 @@ class ZooKeeper:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it unless it runs, and return when it serves."""
+        """Start it unless it is running, and return when it serves requests."""
         if self._process is not None:
             return
         data = self._work_dir / "zookeeper"
@@ -74,14 +74,16 @@ class ZooKeeper:
             time.sleep(0.05)
 
     def wait_until_free(self, broker: int = NODE_ID) -> None:
-        """Until the broker has no session: that of a killed one lives on for some seconds, and it cannot register."""
+        """Wait until the broker has no session. The session of a killed broker remains for some seconds, in which the
+        broker cannot register.
+        """
         give_up = time.monotonic() + SESSION_LIMIT_S
         while f"/brokers/ids/{broker}\n" in self._ask("dump"):
-            assert time.monotonic() < give_up, "the session of a killed broker does not end"
+            assert time.monotonic() < give_up, "the session of a killed broker did not end"
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """It writes ahead of each answer, so nothing is lost."""
+        """Kill the process. ZooKeeper writes to its log before it answers, so nothing is lost."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -89,7 +91,7 @@ class ZooKeeper:
             atexit.unregister(self.kill)
 
     def _ask(self, word: str) -> str:
-        """The answer to one of its words of four letters; empty while it does not answer."""
+        """Return the answer to a four-letter command; it is empty while ZooKeeper does not answer."""
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=10) as item:
             item.sendall(word.encode())
             with item.makefile("rb") as answer:
@@ -98,7 +100,7 @@ class ZooKeeper:
 
 
 class ZooKeeperBroker(Broker):
-    """A broker with a ZooKeeper of its own, which runs from the first start of the broker to the end of the `with`."""
+    """A broker with its own ZooKeeper, which runs from the first start of the broker to the end of the `with` block."""
 
     ready_text = f"[KafkaServer id={NODE_ID}] started"
 
@@ -129,7 +131,7 @@ class ZooKeeperBroker(Broker):
 
 
 class Follower(ZooKeeperBroker):
-    """Broker 2 of the cluster of `leader`, which must have been started before and must end after it."""
+    """Broker 2 of the cluster of `leader`, which must be started before it and end after it."""
 
     ready_text = "[KafkaServer id=2] started"
 
@@ -150,7 +152,7 @@ class Follower(ZooKeeperBroker):
 
 
 class ClusterBroker(Broker):
-    """Broker `number` of a cluster with a controller in a process of its own (KRaft), in its own work directory."""
+    """Broker `number` of a KRaft cluster whose controller is a separate process, with its own work directory."""
 
     def __init__(self, number: int, controller_port: int, work_dir: Path, *, properties: Mapping[str, str]) -> None:
         super().__init__(work_dir / "logs", work_dir, properties=properties, heap="256m")
@@ -169,7 +171,7 @@ class ClusterBroker(Broker):
 
 
 def controller_of(work_dir: Path, port: int) -> Broker:
-    """Return the controller of a cluster, which is no broker."""
+    """Return the controller of a cluster, which is not a broker."""
     properties = {
         "controller.quorum.voters": f"{CONTROLLER_ID}@127.0.0.1:{port}",
         "listeners": f"CONTROLLER://127.0.0.1:{port}",

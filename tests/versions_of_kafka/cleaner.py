@@ -1,7 +1,8 @@
-"""The cleaner class of Kafka 2.4 to 3.9, one JVM a version, beside keytail on the random logs of tests/interop.
+"""The cleaner class of Kafka 2.4 to 3.9, one JVM per version, compared with keytail on the random logs of
+tests/interop.
 
-Logs are written, and results read, by the classes of 4.3.1. The round between them is that of the version, at a clock
-that stands still, so that horizons are the same to the ms.
+Logs are written, and results read, by the classes of 4.3.1. The rounds are run by the class of the version, at a clock
+that does not advance, so that horizons are equal to the millisecond.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from tests.reference.legacy import decode_any_log
 HERE = Path(__file__).parent
 HARNESS = HERE.parent / "interop" / "java" / "keytail" / "harness"
 EMPTIED = "emptied batches that only keytail keeps"
-# 4.x names internal settings otherwise.
+# In 4.x, the names of internal settings differ.
 OLD_NAMES = {"internal.segment.bytes": "segment.bytes"}
 
 
 class OldCleaner(Kafka):
-    """`clean_from` cleans once; all other commands are those of 4.3.1's harness and not here."""
+    """A harness in which `clean_from` runs one round; the other commands are those of the harness of 4.3.1, and not
+    available.
+    """
 
     def __init__(self, version: str) -> None:
         super().__init__()
@@ -42,9 +45,9 @@ class OldCleaner(Kafka):
         self._command = [tool("java"), *flags, quiet, "-cp", class_path, "keytail.harness.CleanOnce"]
 
     def clean_from(self, partition: Path, choice: Cleanable, *, map_max_entries: int | None, **options: Any) -> Cleaned:
-        """One round over the range of `choice`; no `.deleted` file remains."""
+        """Run one round over the range of `choice`; no `.deleted` file remains."""
         configs = {OLD_NAMES.get(name, name): value for name, value in options.pop("configs").items()}
-        if "segment.bytes" in configs:  # 14 is the least that is taken, and the smallest batch has more
+        if "segment.bytes" in configs:  # the minimum is 14, and every batch is larger
             configs["segment.bytes"] = max(14, int(configs["segment.bytes"]))
         request = {
             "dir": str(partition),
@@ -66,9 +69,9 @@ Rule = Literal["equal", "may keep the last", "keeps longer"]
 class CaseOfVersion(Case):
     """A random log whose rounds are compared with those of an older cleaner, batch by batch.
 
-    "equal": all batches are, with their headers. "may keep the last": but for one that keytail emptied, the last of the
-    range (CLEANING.md 6.1b). "keeps longer": all records with values are equal, and keytail may have more tombstones,
-    markers and emptied batches.
+    With the rule "equal", all batches and their headers are equal. With "may keep the last", they are equal except for
+    one that keytail emptied, the last of the range (CLEANING.md 6.1b). With "keeps longer", all records with values are
+    equal, and keytail may have more tombstones, markers and emptied batches.
     """
 
     keeps_magic = True
@@ -109,10 +112,12 @@ class CaseOfVersion(Case):
             pairs = zip(expected, found, strict=False)
             number = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
             pair = expected[number : number + 1], found[number : number + 1]
-            raise Difference(f"batch {number} of {len(expected)} and {len(found)}: Kafka's {pair[0]}, ours {pair[1]}")
+            raise Difference(
+                f"batch {number} of {len(expected)} and {len(found)}: Kafka's {pair[0]}, ours {pair[1]}"
+            )
 
     def _without_last(self, found: list[Any], expected: list[Any], last_offset: int) -> list[Any]:
-        """`found` without an emptied batch at the end of the range that is not expected."""
+        """Return `found` without an emptied batch at the end of the range that is not expected."""
         for number, batch in enumerate(found):
             if isinstance(batch, dict) and batch["last_offset"] == last_offset and not batch["records"]:
                 if batch in expected:
@@ -125,16 +130,17 @@ class CaseOfVersion(Case):
         (expected, their_markers), (found, our_markers) = _records(self.kafka), _records(self.ours)
         missing = (expected - found) | (their_markers - our_markers)
         if missing:
-            raise Difference(f"records that only Kafka keeps: {sorted(missing, key=lambda record: record.offset)}")
+            raise Difference(f"records that only Kafka retains: {sorted(missing, key=lambda record: record.offset)}")
         more = found - expected
         if any(record.value is not None for record in more):
-            raise Difference(f"records with values that only keytail keeps: {more}")
+            raise Difference(f"records with values that only keytail retains: {more}")
         self.seen["tombstones that only keytail keeps"] += len(more)
         self.seen["markers that only keytail keeps"] += len(our_markers - their_markers)
 
     def _count_removed(self, end_offset: int) -> None:
-        """What the older cleaner removed although nothing newer superseded and no abort revoked it, and what became of
-        horizons."""
+        """Count the records that the older cleaner removed although no newer record supersedes them and no abort
+        revokes them, and what happened to horizons.
+        """
         (source, markers), (left, markers_left) = _records(self.source), _records(self.kafka)
         keys = {record.key for record in left}
         plain = [record for batch in _batches(self.source) if not batch.transactional for record in batch.records]
@@ -166,7 +172,7 @@ def _logs(log_dir: Path) -> list[bytes]:
 
 
 def _contents(log_dir: Path) -> list[Any]:
-    """Each batch with its header, whatever a compressor makes of it; of old messages all that is in them."""
+    """Return each batch with its header, independent of compression; of old messages everything that is in them."""
     return [item for log in _logs(log_dir) for item in contents(log)]
 
 
@@ -175,7 +181,7 @@ def _batches(log_dir: Path) -> list[Batch]:
 
 
 def _records(log_dir: Path) -> tuple[set[Rec], set[Rec]]:
-    """Records of data, and those of markers."""
+    """Return the records of data, and those of markers."""
     data, markers = set(), set()
     for batch in _batches(log_dir):
         (markers if batch.control else data).update(batch.records)

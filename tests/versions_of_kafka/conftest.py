@@ -1,4 +1,5 @@
-"""The fixture `version`: of each test one version of Kafka, drawn by the seed. Skips where Java or Maven are missing.
+"""The fixture `version`: each test runs with one version of Kafka, drawn by the seed, and is skipped if Java or Maven
+is missing.
 
 `kafka` and `fast_dir` are those of tests/interop.
 """
@@ -16,11 +17,11 @@ from tests.versions_of_kafka import VERSIONS
 
 @pytest.fixture(params=[pytest.param(v, marks=pytest.mark.one_of()) for v in VERSIONS], scope="module")
 def version(request: pytest.FixtureRequest) -> str:
-    """A version of Kafka whose jars are there."""
+    """Return a version of Kafka whose jars are available."""
     try:
         broker_class_path(request.param)
     except KafkaUnavailable as reason:
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
-            pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no Kafka {request.param}: {reason}")
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, but there is no Kafka {request.param}: {reason}")
         pytest.skip(f"no Kafka {request.param}: {reason}")
     return str(request.param)

@@ -1,6 +1,6 @@
 """Two consumers that share no code: the Java consumer of a version of Kafka, and librdkafka (`confluent-kafka`).
 
-Both check the CRC of each batch and return every record of the given partitions, sorted, as `Served`.
+Both check the CRC of each batch, and return every record of the given partitions, sorted, as `Served`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Partitions = Sequence[tuple[str, int]]
 
 
 def java_records(broker: Broker, partitions: Partitions, *, isolation: str = "read_uncommitted") -> list[Served]:
-    """What the Java consumer of the broker's own version gets."""
+    """Return the records that the Java consumer of the broker's own version receives."""
     path = broker_class_path(broker.version)
     with compiling():
         classes = compiled([HERE / "java" / "Consume.java"], path)
@@ -40,7 +40,9 @@ def java_records(broker: Broker, partitions: Partitions, *, isolation: str = "re
 
 
 def old_records(broker: Broker, partitions: Partitions) -> list[Served]:
-    """What the Java consumer of 0.10.2.2 gets, which knows magic 0 and 1 only. ValueError where it fails."""
+    """Return the records that the Java consumer of 0.10.2.2, which supports only magic 0 and 1, receives. ValueError if
+    it fails.
+    """
     jars = fetched_jars(HERE / "old_client.xml", TARGET / f"clients-{OLD_CLIENT}" / "jars", OLD_CLIENT)
     path = os.pathsep.join(map(str, sorted(jars.glob("*.jar"))))
     with compiling():
@@ -57,7 +59,7 @@ def old_records(broker: Broker, partitions: Partitions) -> list[Served]:
 
 
 def librdkafka_records(broker: Broker, partitions: Partitions, *, isolation: str = "read_uncommitted") -> list[Served]:
-    """What librdkafka gets."""
+    """Return the records that librdkafka receives."""
     config = {
         "bootstrap.servers": broker.bootstrap,
         "group.id": "tests",

@@ -1,4 +1,6 @@
-"""Logs that followers wrote, who append what one fetch brings as one set: sound, and looked up rightly."""
+"""Logs written by followers, which append the batches of one fetch as one set: they have no problems, and look-ups in
+them are correct.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.versions_of_kafka import VERSIONS, has_zookeeper
 from tests.versions_of_kafka.broker import Follower, ZooKeeperBroker
 
 __all__ = ["run"]
-pytestmark = [pytest.mark.interop, pytest.mark.soak("test_log_dirs.py: what leaders wrote")]
+pytestmark = [pytest.mark.interop, pytest.mark.soak("test_log_dirs.py: logs of leaders")]
 
 LIMIT_S = 60.0
 PROPERTIES = {
@@ -32,7 +34,7 @@ NEVER_CLEANED = {"min.compaction.lag.ms": "315360000000"}
 
 
 def create(broker: Broker, topic: str, configs: dict[str, str]) -> None:
-    """With broker 1 as the leader and broker 2 as its follower."""
+    """Create a topic with broker 1 as the leader, and broker 2 as its follower."""
     arguments = ["--create", "--bootstrap-server", broker.bootstrap, "--topic", topic, "--replica-assignment", "1:2"]
     for name, value in configs.items():
         arguments += ["--config", f"{name}={value}"]
@@ -41,10 +43,10 @@ def create(broker: Broker, topic: str, configs: dict[str, str]) -> None:
 
 
 def wait_until_equal(leader: Path, follower: Path, topics: list[str]) -> None:
-    """Until the follower has all bytes of topics that no cleaner cleans."""
+    """Wait until the follower has all bytes of topics that no cleaner cleans."""
     give_up = time.monotonic() + LIMIT_S
     while any(_bytes(leader / f"{topic}-0") != _bytes(follower / f"{topic}-0") for topic in topics):
-        assert time.monotonic() < give_up, "the follower does not catch up"
+        assert time.monotonic() < give_up, "the follower did not catch up"
         time.sleep(0.1)
 
 
@@ -53,7 +55,7 @@ def _bytes(partition: Path) -> int:
 
 
 @pytest.mark.parametrize("version", [v for v in VERSIONS if has_zookeeper(v)], indirect=True)
-def test_what_a_follower_wrote_is_sound(run: Run, version: str, tmp_path: Path) -> None:
+def test_logs_of_followers_have_no_problems(run: Run, version: str, tmp_path: Path) -> None:
     rng, topics = chance(), topics_of(version)
     theirs, ours = tmp_path / "leader", tmp_path / "follower"
     leader = ZooKeeperBroker(theirs, tmp_path / "work-1", version=version, properties=PROPERTIES)
@@ -87,7 +89,7 @@ def test_what_a_follower_wrote_is_sound(run: Run, version: str, tmp_path: Path) 
             follower.stop()
         leader.stop()
     for log_dir in (theirs, ours):
-        # What was cut off behind the leader's end may still wait to be deleted, which is a warning.
+        # What the follower truncated above the leader's end may not be deleted yet, which is a warning.
         verified = rows_of(run("verify", "--log-dirs", log_dir, "--output", "json"))
         findings = [finding for row in verified.values() for finding in row["findings"]]
         assert [finding for finding in findings if finding["severity"] == "error"] == []

@@ -37,7 +37,7 @@ CLEANING = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "50", "log.c
 
 
 def put(log_dir: Path, logs: list[RandomLog], dirty: list[int]) -> None:
-    """The logs in the place of what a stopped broker has of partitions `t-0` and so on, clean up to `dirty`."""
+    """Replace the partitions `t-0` and so on of a stopped broker with these logs, which are clean up to `dirty`."""
     now_ns = time.time_ns()
     for number, log in enumerate(logs):
         path = log_dir / f"t-{number}"
@@ -74,8 +74,8 @@ def wait_until_cleaned(log_dir: Path, ends: Mapping[int, int]) -> None:
         time.sleep(0.1)
 
 
-def left_in(partition: Path) -> tuple[list[object], int]:
-    """All that is in a partition, and how many batches without records there are, which are not counted among that."""
+def contents_of(partition: Path) -> tuple[list[object], int]:
+    """Return everything in a partition except batches without records, and the number of those."""
     log = b"".join(path.read_bytes() for path in sorted(partition.glob("*.log")))
     found, emptied = [], 0
     for batch, content in zip(decode_any_log(log), contents(log), strict=True):
@@ -89,7 +89,7 @@ def left_in(partition: Path) -> tuple[list[object], int]:
 
 
 def batches_of(partition: Path) -> list[Batch]:
-    """Those of version 2."""
+    """Return the batches of version 2."""
     log = b"".join(path.read_bytes() for path in sorted(partition.glob("*.log")))
     return [batch for batch in decode_any_log(log) if log[batch.position + 16] == 2]
 
@@ -109,9 +109,10 @@ def topic_settings(version: str, retention_ms: int) -> dict[str, str]:
 
 
 @pytest.mark.one_of("old messages on an old broker")
-@pytest.mark.parametrize("version", [v for v in VERSIONS if v < "4"], indirect=True)  # 4.0 on writes version 2
+# from 4.0 on, brokers write version 2
+@pytest.mark.parametrize("version", [v for v in VERSIONS if v < "4"], indirect=True)
 @pytest.mark.parametrize("retention_ms", [0, 10**11])
-def test_a_round_leaves_what_the_broker_s_own_cleaner_leaves(version: str, tmp_path: Path, retention_ms: int) -> None:
+def test_a_round_leaves_what_the_cleaner_of_the_broker_leaves(version: str, tmp_path: Path, retention_ms: int) -> None:
     rng = chance()
     logs = [log_of(rng) for _ in range(PARTITIONS)]
     dirty = [rng.choice([segment.base_offset for segment in log.segments[:-1]]) for log in logs]
@@ -136,7 +137,7 @@ def test_a_round_leaves_what_the_broker_s_own_cleaner_leaves(version: str, tmp_p
     given = [f"t:{name}={value}" for name, value in settings.items()]
     configuration = read_configuration(str(tmp_path / "work" / "server.properties"), given, True)
     configuration = replace(configuration, broker_version=parse_broker_version(version))
-    if not has_zookeeper(version):  # KRaft is never below 3.0, where batches of version 2 are right
+    if not has_zookeeper(version):  # KRaft brokers are all 3.0 or later, whose batches of version 2 are the same
         configuration = replace(configuration, message_format="keep")
     names = tuple(f"t-{number}" for number in ends)
     request = Request(Choice(log_dirs=(str(ours),), partitions=names), configuration, execute=True, force=True)
@@ -144,13 +145,16 @@ def test_a_round_leaves_what_the_broker_s_own_cleaner_leaves(version: str, tmp_p
     assert {row.status for row in rows} == {"compacted"}, [row.error for row in rows if row.error]
     more_emptied = 0
     for number in ends:
-        (found, emptied), (expected, their_emptied) = left_in(ours / f"t-{number}"), left_in(theirs / f"t-{number}")
+        (found, emptied), (expected, their_emptied) = (
+            contents_of(ours / f"t-{number}"),
+            contents_of(theirs / f"t-{number}"),
+        )
         assert found == expected, (number, dirty[number])
         more_emptied += emptied - their_emptied
         assert emptied - their_emptied in ((0,) if configuration.by_file_time else (0, 1)), (number, dirty[number])
         if configuration.by_file_time:
             assert not [batch for batch in batches_of(ours / f"t-{number}") if batch.attributes & DELETE_HORIZON]
-    old = sum(1 for n in ends for c in left_in(ours / f"t-{n}")[0] if not isinstance(c, tuple) or len(c) == 3)
+    old = sum(1 for n in ends for c in contents_of(ours / f"t-{n}")[0] if not isinstance(c, tuple) or len(c) == 3)
     print(f"{len(ends)} partitions, {old} old messages left, {more_emptied} more emptied batches of version 2")
     assert old > 20
 
@@ -165,7 +169,7 @@ def latest(records: list[Served]) -> dict[tuple[str, bytes | None], Served]:
 
 @pytest.mark.one_of("old messages on an old broker")
 def test_an_old_client_reads_the_same_latest_records(tmp_path: Path) -> None:
-    """On a 2.8.2 broker whose topics have an old format; written as version 2, nothing could be read any more."""
+    """The broker is 2.8.2, and its topics have an old format; if written as version 2, no record could be read."""
     version = "2.8.2"
     broker_class_path_or_skip(version)
     everything = [(topic, 0) for topic in OLD_TOPICS]

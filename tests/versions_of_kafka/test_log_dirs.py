@@ -1,4 +1,6 @@
-"""What brokers of each version wrote is sound, and what a message asks for leads to a compaction in one step."""
+"""Log dirs that brokers of each version wrote have no problems, and the flags that a message asks for are sufficient
+for a compaction.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ CLEANER = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200", "log.c
 
 
 def small_segments(version: str) -> dict[str, str]:
-    """From 4.1 on only Kafka's setting for tests allows them."""
+    """Return the settings for small segments, which from 4.1 on are possible only with Kafka's setting for tests."""
     is_new = tuple(map(int, version.split(".")[:2])) >= (4, 1)
     return {"internal.segment.bytes" if is_new else "segment.bytes": "16384", "index.interval.bytes": "512"}
 
 
 def printed_settings(broker: Broker) -> str:
-    """What `kafka-configs.sh --describe --entity-type topics --all` prints."""
+    """Return the output of `kafka-configs.sh --describe --entity-type topics --all`."""
     arguments = ("--bootstrap-server", broker.bootstrap, "--describe", "--entity-type", "topics", "--all")
     command = [tool("java"), "-Xmx128m", "-cp", broker_class_path(broker.version), "kafka.admin.ConfigCommand"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout
@@ -53,7 +55,7 @@ def send(client: BrokerClient, topic: str, rng: random.Random) -> None:
 
 @pytest.mark.one_of("a broker starts on its compacted log dir")
 @pytest.mark.parametrize("is_cleaned", [pytest.param(False, marks=pytest.mark.soak("test_story.py")), True])
-def test_what_a_broker_wrote_is_sound_and_can_be_compacted(
+def test_log_dirs_of_a_broker_have_no_problems_and_can_be_compacted(
     run: Run, version: str, tmp_path: Path, is_cleaned: bool
 ) -> None:
     log_dir, rng = tmp_path / "logs", chance()
@@ -93,7 +95,7 @@ def test_what_a_broker_wrote_is_sound_and_can_be_compacted(
 
 
 def advised(run: Run, version: str, log_dir: Path, printed: str, tmp_path: Path) -> tuple[str | Path, ...]:
-    """The flags that the message of a run without any asks for; none, where the metadata log is there."""
+    """Return the flags that the message of a run without flags asks for; none, if there is a metadata log."""
     message = re.sub(r"\s+", " ", run("plan", "--log-dirs", log_dir).stderr)
     if not has_zookeeper(version):
         assert "metadata as of offset" in message

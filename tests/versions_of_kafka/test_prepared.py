@@ -25,7 +25,7 @@ from tests.versions_of_kafka.test_story import (
     MINUTES_10_MS,
     PARTITIONS,
     TOPICS,
-    check_is_sound,
+    check_has_no_problems,
     produce,
     settings_of,
     wait_until_served,
@@ -181,10 +181,10 @@ def test_a_broker_of_a_later_version_starts_over_what_is_prepared(tmp_path: Path
 
 def _commit(broker: Broker, tmp_path: Path) -> list[str]:
     """Commit what was prepared; return what became of each preparation."""
-    check_is_sound(tmp_path)
+    check_has_no_problems(tmp_path)
     flags = ("--force", "--execute", "--prepared-only")
     rows = keytail("compact", *settings_of(broker, tmp_path / "topics.txt"), *flags)
-    check_is_sound(tmp_path)
+    check_has_no_problems(tmp_path)
     ended = [row["prepared"] for row in rows if row["prepared"]]
     assert {row["status"] for row in rows if row["prepared"] == "committed"} <= {"compacted"}
     assert not list((tmp_path / "logs").glob("*/*.clean")), "left over"

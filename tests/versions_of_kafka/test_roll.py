@@ -1,5 +1,6 @@
-"""`compact --roll-active` on the log dir of a broker of each version: it starts on the result, and on what an
-interrupted roll leaves, serves the latest records, and appends to the new segments."""
+"""`compact --roll-active` on the log dir of a broker of each version: the broker starts on the result, and on what an
+interrupted roll leaves, serves the latest records, and appends to the new segments.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.versions_of_kafka.test_story import (
     KEYS,
     PARTITIONS,
     TOPICS,
-    check_is_sound,
+    check_has_no_problems,
     produce,
     settings_of,
     wait_until_served,
@@ -29,14 +30,14 @@ from tests.versions_of_kafka.test_story import (
 pytestmark = [pytest.mark.interop]
 
 COMMITS = 300
-# The files that a roll has created when it is stopped before the `.log`.
+# The files that a roll has created when it is stopped before it creates the `.log`.
 INTERRUPTED = {"zstd": (".index",), "gzip": (".index", ".timeindex")}
 ROLLED = [topic for topic in TOPICS if topic not in INTERRUPTED]
 DAYS_10_MS = 10 * 86_400_000
 
 
 def _write(client: BrokerClient, first_ms: int) -> None:
-    """Write to all topics within `segment.ms`: only the active segment has the records."""
+    """Write to all topics within `segment.ms`, so that only the active segment has the records."""
     for number in range(4):
         for topic in TOPICS:
             produce(client, topic, first_ms + number, number)
@@ -47,7 +48,7 @@ def _served(broker: Broker) -> list[Served]:
 
 
 def _logs(log_dir: Path, topic: str) -> list[tuple[int, int]]:
-    """Base offsets and sizes of the segments of partition 0."""
+    """Return base offsets and sizes of the segments of partition 0."""
     return sorted((int(path.stem), path.stat().st_size) for path in (log_dir / f"{topic}-0").glob("*.log"))
 
 
@@ -55,7 +56,7 @@ def _bytes_of_offsets(log_dir: Path) -> int:
     return sum(path.stat().st_size for path in log_dir.glob("__consumer_offsets-*/*.log"))
 
 
-def test_a_broker_goes_on_with_rolled_and_compacted_logs(version: str, tmp_path: Path) -> None:
+def test_a_broker_continues_with_rolled_and_compacted_logs(version: str, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     broker = broker_of(version, log_dir, tmp_path / "work", properties=BROKER)
     with broker, BrokerClient() as client:
@@ -81,7 +82,7 @@ def test_a_broker_goes_on_with_rolled_and_compacted_logs(version: str, tmp_path:
         after_bytes = _bytes_of_offsets(log_dir)
         print(f"Kafka {version}: __consumer_offsets {before_bytes} -> {after_bytes} bytes")
         assert after_bytes < before_bytes / 50
-        check_is_sound(tmp_path)
+        check_has_no_problems(tmp_path)
         assert all(_logs(log_dir, topic)[-1][1] == 0 for topic in ROLLED)
         again = keytail("compact", *flags, *chosen, "--roll-active")
         assert {row["status"] for row in again} == {"clean"}
@@ -114,7 +115,7 @@ def _interrupt(log_dir: Path, topic: str, suffixes: Sequence[str]) -> list[Path]
 
 
 def _compare(before: list[Served], after: list[Served]) -> None:
-    """By topic: one record for each key, as it was; everything where nothing was rolled."""
+    """Check, for each topic, that one unchanged record of each key is left; everything, if nothing was rolled."""
     for topic in TOPICS:
         old, new = ([record for record in records if record.topic == topic] for records in (before, after))
         assert set(new) <= set(old)

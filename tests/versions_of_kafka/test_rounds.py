@@ -1,6 +1,7 @@
-"""Rounds beside the cleaner classes of older versions, on the random logs of tests/interop.
+"""Rounds compared with the cleaner classes of older versions, on the random logs of tests/interop.
 
-KEYTAIL_FUZZ_LOGS changes how many logs a version gets, KEYTAIL_SEED repeats a run, KEYTAIL_FUZZ_LOG plays one log.
+KEYTAIL_FUZZ_LOGS sets the number of logs per version, KEYTAIL_SEED repeats a run, and KEYTAIL_FUZZ_LOG runs only that
+log.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def run_rounds(
         return keytail_round(log_dir, now, by_file_time=by_file_time, message_format=message_format)
 
     case_of = partial(CaseOfVersion, cleaner, rule=rule)
-    # 2.4.1 with a full map looks for aborted transactions below its end only, and keeps aborted data behind it.
+    # If the map is full, 2.4.1 looks for aborted transactions only below its end, and retains aborted data after it.
     from_inside = cleaner.version >= "2.8"
     return run_cases(
         kafka, directory, ours, logs=max(1, round(LOGS * share)), case_of=case_of, configs=configs,
@@ -79,7 +80,7 @@ def run_rounds(
 def test_rounds_leave_what_the_cleaner_of_the_version_leaves(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, traffic: dict[str, Any], share: float
 ) -> None:
-    """Each round from Kafka's result of the one before. From 3.1 on horizons are compared too."""
+    """Each round starts from Kafka's previous result. From 3.1 on, horizons are compared too."""
     by_file_time = parse_broker_version(version).cleans_by_file_time
     rule: Rule = "equal" if by_file_time else "may keep the last"
     seen = run_rounds(kafka, cleaner, fast_dir, share, by_file_time=by_file_time, rule=rule, **traffic)
@@ -87,21 +88,23 @@ def test_rounds_leave_what_the_cleaner_of_the_version_leaves(
     if seen["logs"] >= 100 and not traffic:
         wanted = (*NEVER_MISSED, *(("horizons kept", "horizons dropped by a rewrite") if by_file_time else (EMPTIED,)))
         missing = [name for name in wanted if not seen[name]]
-        assert not missing, f"the random logs never came to: {missing}"
+        assert not missing, f"the random logs never had: {missing}"
 
 
 @pytest.mark.parametrize("version", BY_FILE_TIME, indirect=True)
 @pytest.mark.parametrize("retention_ms", [0, 2**40])
-def test_without_the_version_tombstones_and_markers_stay_longer_and_nothing_else_differs(
+def test_without_the_version_only_tombstones_and_markers_are_retained_longer(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, retention_ms: int
 ) -> None:
-    """No log has a horizon before keytail writes one. With a long retention neither removes any tombstone or marker."""
+    """No log has a horizon before keytail writes one. With a long retention, neither side removes a tombstone or
+    marker.
+    """
     seen = run_rounds(
         kafka, cleaner, fast_dir, 0.3, by_file_time=False, rule="keeps longer", replicated=False, far_jumps=False,
         configs={"delete.retention.ms": retention_ms},
     )  # fmt: skip
     longer = seen["tombstones that only keytail keeps"], seen["markers that only keytail keeps"]
-    print(f"{version}, delete.retention.ms {retention_ms}: (tombstones, markers) that only keytail keeps: {longer}")
+    print(f"{version}, delete.retention.ms {retention_ms}: (tombstones, markers) that only keytail retains: {longer}")
     if retention_ms:
         assert longer == (0, 0)
     elif seen["logs"] >= 20:
@@ -113,8 +116,9 @@ EXPIRATION_MS = 10_000
 
 
 def play(case: CaseOfVersion, steps: list[dict[str, Any]], ages_ms: dict[int, int]) -> set[int]:
-    """One round by file time over all that is closed, with segments of these ages by base, when all producers have
-    expired; the offsets that Kafka leaves."""
+    """Run one round by file time over all closed segments, whose ages are given by base offset; all producers have
+    expired. Return the offsets that Kafka leaves.
+    """
     clock_ms = CLOCK_MS + 2 * EXPIRATION_MS
 
     def draw(opened: Opened, checkpoint: int | None) -> Circumstances:
@@ -130,10 +134,12 @@ def play(case: CaseOfVersion, steps: list[dict[str, Any]], ages_ms: dict[int, in
 
 
 @pytest.mark.parametrize("version", BY_FILE_TIME, indirect=True)
-def test_a_second_round_removes_what_the_first_kept(
+def test_a_second_round_removes_tombstones_and_markers_that_the_first_retained(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path
 ) -> None:
-    """Tombstones of a file that is old enough, and the marker of a transaction whose data the first round removed."""
+    """It removes tombstones of a file that is old enough, and the marker of a transaction whose data the first round
+    removed.
+    """
     case = CaseOfVersion(cleaner, kafka, fast_dir / "log", Counter())
     steps = [
         step_batch([(CLOCK_MS, b"k", b"1")], producer=(4000, 0, 0), transactional=True),
@@ -152,10 +158,10 @@ def test_a_second_round_removes_what_the_first_kept(
 
 
 @pytest.mark.parametrize("version", [v for v in BY_FILE_TIME if v < "3"], indirect=True)
-def test_a_marker_outlives_a_key_of_its_own_bytes(
+def test_a_marker_is_not_superseded_by_a_record_whose_key_has_its_bytes(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path
 ) -> None:
-    """The departure of CLEANING.md 16: before 3.0 a marker, whose data is still there, is removed as superseded."""
+    """A departure (CLEANING.md 16): before 3.0, a marker whose data is still there is removed as superseded."""
     case = CaseOfVersion(cleaner, kafka, fast_dir / "log", Counter())
     steps = [
         step_batch([(CLOCK_MS, b"k", b"1")], producer=(4000, 0, 0), transactional=True),

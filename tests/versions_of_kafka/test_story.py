@@ -1,6 +1,6 @@
-"""A log dir of each version: written by its broker, compacted, started again, read by two clients, cleaned further.
+"""A log dir of each version: written by its broker, compacted, started again, read by two clients, and cleaned further.
 
-Traffic covers all codecs, tombstones, LogAppendTime, `compact,delete`, transactions that commit and abort, and the
+The traffic covers all codecs, tombstones, LogAppendTime, `compact,delete`, transactions that commit and abort, and the
 offsets of a group.
 """
 
@@ -24,8 +24,8 @@ from tests.versions_of_kafka.consumers import java_records, librdkafka_records
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-# No round of the broker's own cleaner is due before the ratio is lowered. A segment is rolled by the times of records;
-# markers have the broker's, and so do the records beside them.
+# No round of the broker's own cleaner is due before the ratio is lowered. Segments roll by the times of records;
+# markers have the broker's time, and so do the records next to them.
 SETTINGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1", "segment.ms": "60000"}
 TOPICS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(CODECS, SETTINGS),
@@ -40,7 +40,8 @@ MINUTES_10_MS = 600_000
 
 
 def produce(client: BrokerClient, topic: str, time_ms: int, number: int) -> None:
-    """Some keys, a few of them deleted; in a transaction that ends one way or the other where the topic is for that."""
+    """Write some keys and a few tombstones; for a transactional topic, in a transaction that is committed or aborted.
+    """
     draws = random.Random(f"{SEED} {topic} {number}")
     keys = draws.sample(range(KEYS), 25)
     if topic == "transactional":
@@ -63,11 +64,13 @@ def _write(client: BrokerClient, first_ms: int) -> None:
     for number in range(ROUNDS):
         for topic in TOPICS:
             produce(client, topic, first_ms + number * MINUTES_10_MS, number)
-        time.sleep(0.4)  # the clock is what rolls the segments that take their times from it
+        time.sleep(0.4)  # the clock rolls the segments of topics with append time
 
 
 def wait_until_served(client: BrokerClient) -> None:
-    """A broker with ZooKeeper is started before its controller has sent it the partitions that it leads."""
+    """Wait until the topics are served: a broker with ZooKeeper is ready before its controller has sent it its
+    partitions.
+    """
     give_up = time.monotonic() + 60
     while True:
         try:
@@ -80,7 +83,8 @@ def wait_until_served(client: BrokerClient) -> None:
 
 
 def settings_of(broker: Broker, path: Path) -> tuple[str | Path, ...]:
-    """Where keytail has the topics' settings from: a cluster with ZooKeeper keeps none in its log dirs."""
+    """Return the flags that give keytail the settings of the topics: a cluster with ZooKeeper has none in its log dirs.
+    """
     config = ("--config", path.parent / "work" / "server.properties")
     if not has_zookeeper(broker.version):
         return config
@@ -90,13 +94,13 @@ def settings_of(broker: Broker, path: Path) -> tuple[str | Path, ...]:
 
 
 def _cleaned_to(log_dir: Path) -> dict[str, int]:
-    """The cleaner's checkpoint, by topic."""
+    """Return the entries of the cleaner's checkpoint, by topic."""
     lines = (log_dir / "cleaner-offset-checkpoint").read_text().splitlines()[2:]
     return {topic: int(offset) for topic, _, offset in map(str.split, lines)}
 
 
 @pytest.mark.one_of("a broker starts on its compacted log dir")
-def test_a_broker_of_each_version_goes_on_with_a_compacted_log_dir(version: str, tmp_path: Path) -> None:
+def test_a_broker_of_each_version_continues_with_a_compacted_log_dir(version: str, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     broker = broker_of(version, log_dir, tmp_path / "work", properties=BROKER)
     with broker, BrokerClient() as client:
@@ -110,10 +114,10 @@ def test_a_broker_of_each_version_goes_on_with_a_compacted_log_dir(version: str,
         offsets = client.offsets(PARTITIONS)
         broker.stop()
 
-        check_is_sound(tmp_path)
+        check_has_no_problems(tmp_path)
         rows = keytail("compact", *settings_of(broker, tmp_path / "topics.txt"), "--force", "--execute")
         assert {row["topic"] for row in rows if row["status"] == "compacted"} >= set(TOPICS)
-        check_is_sound(tmp_path)
+        check_has_no_problems(tmp_path)
         cleaned_to = _cleaned_to(log_dir)
         assert cleaned_to.keys() >= set(TOPICS)
 
@@ -135,19 +139,19 @@ def test_a_broker_of_each_version_goes_on_with_a_compacted_log_dir(version: str,
             client.alter_configs(topic, {**TOPICS[topic], "min.cleanable.dirty.ratio": "0.01"})
         give_up = time.monotonic() + 60
         while any(_cleaned_to(log_dir)[topic] <= cleaned_to[topic] for topic in TOPICS):
-            assert time.monotonic() < give_up, f"the broker's cleaner does not go on: {_cleaned_to(log_dir)}"
+            assert time.monotonic() < give_up, f"the broker's cleaner did not continue: {_cleaned_to(log_dir)}"
             time.sleep(0.2)
         _compare(written, librdkafka_records(broker, PARTITIONS, isolation="read_committed"))
         assert not complaints(broker.log_lines())
 
 
-def check_is_sound(path: Path) -> None:
+def check_has_no_problems(path: Path) -> None:
     rows = keytail("verify", "--config", path / "work" / "server.properties")
     assert {row["status"] for row in rows} == {"sound"}, [row for row in rows if row["status"] != "sound"]
 
 
 def _compare(before: list[Served], after: list[Served]) -> None:
-    """By topic: fewer records, all of them as they were, and the latest of each key among them."""
+    """Check, for each topic, that fewer records are left, all unchanged, with the latest of each key among them."""
     for topic in TOPICS:
         old, new = ([record for record in records if record.topic == topic] for records in (before, after))
         assert len(new) < len(old), f"nothing was removed from {topic}"

@@ -1,8 +1,8 @@
-"""Each row of the table of states in lib/keytail/log/SWAP.md on real brokers: what their loaders make of it.
+"""Each row of the table of states in lib/keytail/log/SWAP.md, loaded by real brokers.
 
-One start of a broker for all rows: each row is a partition of a topic of its own. A directory is listed in an order
-that depends on how it was made, and loaders before 3.0 work in that order: each row is there several times, with its
-files made in random orders.
+A broker starts once for all rows: each row is a partition of a separate topic. The order in which a directory is listed
+depends on how it was created, and loaders before 3.0 work in that order; therefore each row is there several times,
+with its files created in random orders.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ pytestmark = [pytest.mark.interop]
 
 VARIANTS = 3
 FATAL = 23  # a broker from 3.0 on does not start
-NO_INDEX_SWAP = {20: 0, 35: 7}  # the log whose index is full of zeros afterwards, on a broker from 3.0 on
+NO_INDEX_SWAP = {20: 0, 35: 7}  # the log whose index is full of zeros afterwards, with a broker from 3.0 on
 CUT_SWAP = 24
 _OTHERS = "2.8.2 and 4.3.1"
-REBUILDS = "recovering segment and rebuilding index files..."  # of a log whose indexes a loader before 3.0 has deleted
+# printed for a log whose indexes a loader before 3.0 has deleted
+REBUILDS = "recovering segment and rebuilding index files..."
 
 
 def _is_before_3(version: str) -> bool:
@@ -41,15 +42,16 @@ def _wanted(number: int, version: str) -> Logs:
     row = ROWS[number]
     if _is_before_3(version):
         return row.of_before_3(is_2_4=version.startswith("2.4."))
-    if number == CUT_SWAP:  # taken over as it is; the index points at the cut batch, so no source is deleted
+    if number == CUT_SWAP:  # loaded unchanged; the index points at the truncated batch, so no source is deleted
         return {**{base: log_of(offsets) for base, offsets in SOURCES.items()}, 0: log_of(OUT)[:-1]}
     assert isinstance(row.broker, dict)
     return row.broker
 
 
 def _fill(target: Path, source: Path) -> None:
-    """The files of `source` into the directory of a topic that the broker has made, in a random order. Hard links stay
-    hard links."""
+    """Create the files of `source`, in a random order, in the directory of a topic that the broker has created. Hard
+    links are preserved.
+    """
     for path in target.iterdir():
         if path.name[0].isdecimal():
             path.unlink()
@@ -77,7 +79,7 @@ def _check(number: int, version: str, path: Path) -> None:
     assert sorted(left) == (sorted(ROWS[number].left_names) if _is_before_3(version) else [])
     for base, log in found.items():
         if number == CUT_SWAP and not _is_before_3(version) and base == 0:
-            continue  # of the uncut log
+            continue  # the index of the log before its truncation
         index = (path / f"{base:020d}.index").read_bytes()
         if base == NO_INDEX_SWAP.get(number) and not _is_before_3(version):
             assert set(index) == {0}
@@ -88,22 +90,24 @@ def _check(number: int, version: str, path: Path) -> None:
 def _wait_until_there(paths: list[Path]) -> None:
     give_up = time.monotonic() + 60
     while not all(path.exists() for path in paths):
-        assert time.monotonic() < give_up, "the broker does not make the partitions"
+        assert time.monotonic() < give_up, "the broker did not create the partitions"
         time.sleep(0.05)
 
 
-# Loaders before 3.0 differ from those since: CI draws one of each kind's.
-OF_LOADERS = [v if v in ("2.8.2", "4.3.1") else pytest.param(v, marks=pytest.mark.soak(_OTHERS)) for v in VERSIONS]
+# Loaders before and from 3.0 on differ; CI runs one version of each kind.
+ONE_OF_EACH_LOADER = [
+    v if v in ("2.8.2", "4.3.1") else pytest.param(v, marks=pytest.mark.soak(_OTHERS)) for v in VERSIONS
+]
 
 
 @pytest.mark.one_of()
-@pytest.mark.parametrize("version", OF_LOADERS, indirect=True)
-def test_a_real_broker_does_what_each_row_says(version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ONE_OF_EACH_LOADER, indirect=True)
+def test_a_real_broker_does_what_each_row_states(version: str, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     numbers = [number for number in ROWS if number != FATAL or _is_before_3(version)]
     topics = {f"row-{number}-{variant}": number for number in numbers for variant in range(VARIANTS)}
-    # With a delay of 0 the thread that deletes logs waits 30 s after the start for one to delete, and a broker of 2.8.2
-    # then waits a day for that thread before it stops (LogManager.deleteLogs, KafkaScheduler.shutdown).
+    # With a delay of 0, the thread that deletes logs waits 30 s after the start for a log to delete, and a broker of
+    # 2.8.2 then waits a day for that thread before it stops (LogManager.deleteLogs, KafkaScheduler.shutdown).
     properties = {"log.segment.delete.delay.ms": "1", "log.index.interval.bytes": str(INTERVAL_BYTES)}
     broker = broker_of(version, log_dir, tmp_path / "work", properties=properties)
     with broker, BrokerClient() as client:
@@ -129,4 +133,4 @@ def test_a_real_broker_does_what_each_row_says(version: str, tmp_path: Path) -> 
             (log_dir / "row-1-0-0" / "foo.swap").touch()
             with pytest.raises(RuntimeError, match="ended with status 1 at start"):
                 broker.start()
-            assert '"foo"' in broker.log_file.read_text()  # of a NumberFormatException
+            assert '"foo"' in broker.log_file.read_text()  # the text of a NumberFormatException contains it

@@ -1,4 +1,4 @@
-"""The engine of a fan-out in this process: runs one task after the other, with cells in files, like a spilled shuffle.
+"""An engine that runs the stages of a fan-out in this process, one task after the other, with shuffled cells in files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEAD = struct.Struct("<qq")
 
 @dataclass
 class InProcess:
-    """`directory` receives the cells. With `rng`, tasks run in random order, and some of them twice."""
+    """Writes cells to `directory`. With `rng`, runs tasks in random order, and some of them twice."""
 
     directory: Path
     fs: FileSystem = LOCAL

@@ -2,8 +2,8 @@
 
     python -m tests.compact.fan_out.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
 
-As tests/run/on_cluster.py, but HOW names stages: `merge:executor` kills the executor that has completed the second task
-of that stage, `scan:slow` makes that task wait for its copy. Prints the rows as JSON.
+Like tests/run/on_cluster.py, except that HOW names stages: `merge:executor` kills the executor that has completed the
+second task of that stage, `scan:slow` makes that task wait for its copy. Prints the rows as JSON.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 SECOND = 1
 
 
-def go_wrong(notes: str, stage: str, kind: str, number: int, attempt: str) -> None:
-    """Run `action` when all work of this task is done, the first time that the task is run."""
+def disturb(notes: str, stage: str, kind: str, number: int, attempt: str) -> None:
+    """When the second task of a stage has done its work for the first time, make it wait or kill its executor."""
     (Path(notes) / f"{stage}-{number}.{attempt}.{os.getppid()}").touch()
     if number == SECOND and is_first(Path(notes) / f"{stage}.first"):
         if kind == "slow":
@@ -47,20 +47,20 @@ def go_wrong(notes: str, stage: str, kind: str, number: int, attempt: str) -> No
         (Path(notes) / f"{stage}.done").touch()
 
 
-def scan_badly(notes: str, kind: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Iterator[Any]:
+def scan_disturbed(notes: str, kind: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Iterator[Any]:
     yield from real(fs, part, attempt)
-    go_wrong(notes, "scan", kind, part.number, attempt)
+    disturb(notes, "scan", kind, part.number, attempt)
 
 
-def merge_badly(
+def merge_disturbed(
     notes: str, kind: str, real: Any, fs: FileSystem, context: Any, shard: int, cells: Any, attempt: str
 ) -> Any:
     answer = real(fs, context, shard, cells, attempt)
-    go_wrong(notes, "merge", kind, shard, attempt)
+    disturb(notes, "merge", kind, shard, attempt)
     return answer
 
 
-BADLY = {"scan": scan_badly, "merge": merge_badly}
+DISTURBED = {"scan": scan_disturbed, "merge": merge_disturbed}
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
         CORRECTNESS.update(DUPLICATES)
     for item in filter(None, how.split(",")):
         stage, _, kind = item.partition(":")
-        setattr(stages, stage, partial(BADLY[stage], notes, kind, getattr(stages, stage)))
+        setattr(stages, stage, partial(DISTURBED[stage], notes, kind, getattr(stages, stage)))
     sizes = Sizes(slice_bytes=4000, shards=3)
     installing.fan_out_on_spark = lambda *given, **more: fan_out_on_spark(*given, **more, sizes=sizes)  # type: ignore
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)

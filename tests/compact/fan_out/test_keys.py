@@ -1,4 +1,4 @@
-"""Key runs and shards compared with dictionaries, for random runs, shards and orders."""
+"""Runs of keys and shards compared with dictionaries, for random runs, shards and orders."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from keytail.errors import KeytailError
 from keytail.kernels import fan_out as kernels
 from keytail.kernels.proof import table as proof_table
 from tests.chance import draws
-from tests.reference import fan_out as twin
+from tests.reference import fan_out as model
 
-FATES = {twin.DROPPED: 0, twin.KEPT: 1, twin.EXPIRED: 2, twin.PRESENT: 3}
+FATES = {model.DROPPED: 0, model.KEPT: 1, model.EXPIRED: 2, model.PRESENT: 3}
 
 
 def hashes(keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Two words for each key; some keys share one of the words, and their slots in a table."""
+    """Return two words for each key; some keys share one of the words, and thus their slots in a table."""
     low = np.array([(key * 0x9E3779B97F4A7C15) % 2**64 for key in keys], np.uint64)
     high = np.array([((key // 3) * 0xC2B2AE3D27D4EB4F) % 2**64 for key in keys], np.uint64)
     return low, high
@@ -36,7 +36,7 @@ def hashes(keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
     memory=st.sampled_from([1, 1 << 20]),
 )
 def test_a_shard_receives_all_of_its_keys_in_their_order(keys: list[int], shards: int, cuts: int, memory: int) -> None:
-    """No key is lost, each key has one shard, and a table that removes duplicates emits each key once."""
+    """No key is lost, each key is in one shard, and a table that removes duplicates emits each key once."""
     low, high = hashes(keys)
     ordinals = np.arange(len(keys), dtype=np.int64)
     ordinals[::7] = -1
@@ -68,7 +68,7 @@ def test_a_shard_receives_all_of_its_keys_in_their_order(keys: list[int], shards
 @settings(deadline=None, max_examples=draws(100))
 @given(st.lists(st.integers(0, 300), max_size=600), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_survivors_equal_those_of_dictionaries(keys: list[int], shards: int, rng: random.Random) -> None:
-    """Slices that sometimes flush their keys, with probes in between."""
+    """Slices sometimes flush their keys, and look keys up in between."""
     low, high = hashes(keys)
     is_put = np.array([rng.random() < 0.7 for _ in keys], bool)
     ordinals = np.arange(len(keys), dtype=np.int64)
@@ -100,7 +100,7 @@ def test_survivors_equal_those_of_dictionaries(keys: list[int], shards: int, rng
         alive |= {int(value) - 1 for value in offset_map.slots["value"] if value}
     names = [key.to_bytes(2, "big") for key in keys]
     both = list(zip(names, range(len(keys)), strict=True))
-    expected = twin.survivors(
+    expected = model.survivors(
         [item for item, put in zip(both, is_put, strict=True) if put],
         [item for item, put in zip(both, is_put, strict=True) if not put],
     )
@@ -118,14 +118,16 @@ def slots_of(records: list[tuple[int, int, str]]) -> np.ndarray:
 
 
 def place_partition_of(slots: np.ndarray, entry: np.ndarray) -> None:
-    """Put as the proof's own `_put` does: later offsets replace earlier ones and record that those are retained."""
+    """Insert like the proof's own `_put`: an entry of a later offset replaces the earlier one, and records whether that
+    one was retained.
+    """
     table = slots.reshape(-1, 3)
     for row in table:
         if row[2] == 0:
             row[:] = entry
             return
         if row[0] == entry[0] and row[1] & ~np.uint64(7) == entry[1] & ~np.uint64(7):
-            older = row[1] & np.uint64(4) | np.uint64(4 if int(row[1]) & 3 == FATES[twin.KEPT] else 0)
+            older = row[1] & np.uint64(4) | np.uint64(4 if int(row[1]) & 3 == FATES[model.KEPT] else 0)
             row[1] = entry[1] | older
             row[2] = entry[2]
             return
@@ -134,14 +136,15 @@ def place_partition_of(slots: np.ndarray, entry: np.ndarray) -> None:
 @settings(deadline=None, max_examples=draws(150))
 @given(st.randoms(use_true_random=False), st.integers(1, 6), st.integers(1, 40))
 def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts: int, n_keys: int) -> None:
-    """In any order, several times through shards, with those that were PRESENT decided later."""
+    """Parts are merged in any order, and through several shards; keys that are only PRESENT are decided by later parts.
+    """
     records = []
     for offset in range(rng.randint(0, 120)):
-        action = rng.choice([twin.DROPPED, twin.KEPT, twin.EXPIRED])
+        action = rng.choice([model.DROPPED, model.KEPT, model.EXPIRED])
         records.append((rng.randrange(n_keys), offset, action))
     cuts = sorted(rng.randint(0, len(records)) for _ in range(parts - 1))
     pieces = [records[a:b] for a, b in zip([0, *cuts], [*cuts, len(records)], strict=True)]
-    present = [(key, offset, twin.PRESENT) for key, offset, _ in records if rng.random() < 0.3]
+    present = [(key, offset, model.PRESENT) for key, offset, _ in records if rng.random() < 0.3]
     tables = [slots_of(piece) for piece in pieces] + [slots_of(present)]
     rng.shuffle(tables)
     shards = rng.randint(1, 4)
@@ -157,7 +160,7 @@ def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts:
         for row in table.slots.reshape(-1, 3):
             if row[2]:
                 found[int(row[0])] = (int(row[2]) - 1, int(row[1]) & 3, bool(int(row[1]) & 4))
-    expected = twin.noted(
+    expected = model.noted(
         [(key.to_bytes(2, "big"), offset, action) for key, offset, action in records]
         + [(key.to_bytes(2, "big"), offset, action) for key, offset, action in present]
     )
@@ -166,9 +169,9 @@ def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts:
         key: (value.offset, FATES[value.fate], value.older_kept) for key, value in expected.items()
     }
     bad = [
-        (value.offset, int(value.fate == twin.EXPIRED))
+        (value.offset, int(value.fate == model.EXPIRED))
         for value in expected.values()
-        if value.fate == twin.DROPPED or (value.fate == twin.EXPIRED and value.older_kept)
+        if value.fate == model.DROPPED or (value.fate == model.EXPIRED and value.older_kept)
     ]
     message = [proof_table.first_unjustified(table.slots) for table in merged]
     worst = min(((int(a), int(b)) for a, b in message if a >= 0), default=(-1, 0))
@@ -186,7 +189,7 @@ def test_a_shard_that_does_not_fit_is_reported() -> None:
 
 
 def test_keys_do_not_leave_a_table_in_the_order_of_the_next_tables_slots() -> None:
-    """Otherwise each insertion would probe all earlier ones, as long as the next table is small."""
+    """In that order, each insertion would probe all earlier ones as long as the next table is small."""
     rng = np.random.default_rng(5)
     low, high = (rng.integers(0, 2**64, 20_000, np.uint64) for _ in range(2))
     dedup = OffsetMap(1 << 20)

@@ -1,6 +1,7 @@
-"""A fan-out of many more keys than the budget stays within the budget: a log four times as large needs no more memory.
+"""A fan-out of many more keys than the memory budget stays within the budget: a log four times as large needs no more
+memory.
 
-Its stages run one after the other in a separate process. Run as a module, this file is that process.
+The stages run one after the other in a separate process. Run as a module, this file is that process.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ BATCH_RECORDS = 100
 def write_segments(
     path: Path, segments: int, batches: int, keys: int, *, hot: float = 0.0, value_bytes: int = 20
 ) -> tuple[RandomLog, tuple[SegmentFacts, ...]]:
-    """Write `segments` closed segments of `batches` batches each, and the active one, with random keys. With `hot`,
-    this share of the records has one key."""
+    """Write `segments` closed segments of `batches` batches each, and the active segment, with random keys. `hot` is
+    the share of records that all have the same key.
+    """
     path.mkdir(parents=True)
     template, places = template_of(BATCH_RECORDS, value_bytes)
     rng = np.random.default_rng(7)
@@ -79,15 +81,17 @@ def task_of(path: Path, log: RandomLog, facts: tuple[SegmentFacts, ...], **field
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
-def test_four_times_the_keys_take_no_more_memory() -> None:
-    """At 100 times the budget and more; the map and the table of one task would grow by 88 bytes per key."""
+def test_four_times_as_many_keys_need_no_more_memory() -> None:
+    """There are more than 100 times as many keys as the budget has room for; the map and the table of one task would
+    grow by 88 bytes per key.
+    """
     room = OffsetMap(BUDGET_BYTES).max_entries
     small, large = (measured(segments) for segments in (4, 16))
     print(small, large)
     assert large["keys"] > (100 if SOAK else 50) * room
     assert large["keys"] > 3 * small["keys"]
     more_keys = large["keys"] - small["keys"]
-    # Only this engine's lists of cells, and rows of slices and shards, grow.
+    # Only this engine's lists of cells and the rows of slices and shards grow.
     assert large["growth_bytes"] < small["growth_bytes"] + 44 * more_keys
     assert large["largest_cell"] <= 1 << 20
 
@@ -96,7 +100,7 @@ def test_four_times_the_keys_take_no_more_memory() -> None:
 def test_one_key_with_almost_all_records_overloads_no_shard() -> None:
     answer = measured(4, hot=0.99)
     records = answer["records_before"]
-    assert answer["shuffled_bytes"] < 24 * records / 5, "a hot key travels once a slice, or with its records"
+    assert answer["shuffled_bytes"] < 24 * records / 5, "a hot key is shuffled once per slice, or with its records"
 
 
 def measured(segments: int, hot: float = 0.0) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def measured(segments: int, hot: float = 0.0) -> dict[str, Any]:
 
 
 def one_fan_out(segments: int, batches: int, hot: float) -> dict[str, Any]:
-    """Run a fan-out to warm up, then the one that is measured; this is what the separate process does."""
+    """Run a fan-out to warm up, then the one that is measured. Called in the separate process."""
     sizes = Sizes(slice_bytes=1 << 20)
     answers = []
     with tempfile.TemporaryDirectory() as directory:

@@ -1,5 +1,6 @@
-"""Partitions processed by many tasks, on a real session of two cores: the bytes equal those of one task, despite
-failures."""
+"""Partitions compacted by many tasks, on a real session of two cores: despite failures, the bytes equal those of one
+task.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def files_of(partition: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[CleaningTask]) -> list[dict[str, Any]]:
-    """Return what one task leaves of each partition, in a copy."""
+    """Return the files that one task leaves of each partition, in a copy."""
     copy = home / "one-task"
     shutil.copytree(log_dir, copy)
     own = [replace(task, partition_path=str(copy / Path(task.partition_path).name), fan_out="never") for task in tasks]
@@ -55,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_tasks_leave_what_one_task_leaves(
     engine: SparkEngine, small: None, bound: int | None, tmp_path: Path
 ) -> None:
-    """Fan-out is chosen during the scan, because the map of one task is too small; also in passes of one group each."""
+    """The scan chooses fan-out, because the map of one task is too small; with a bound, each group is a pass."""
     log_dir, tasks = make(tmp_path / "logs", count=2)
     expected = with_one_task(engine, log_dir, tmp_path, tasks)
     tasks = [replace(task, fan_out="auto", map_max_entries=entries) for task, entries in zip(tasks, (None, 5))]
@@ -87,7 +88,7 @@ def test_a_damaged_batch_changes_nothing(engine: SparkEngine, small: None, tmp_p
 
 
 def die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
-    """Kill the worker of a stage the first time that it runs, after its scratch files are written."""
+    """Kill the worker of a stage in its first run, after it has written its scratch files."""
     answer = real(fs, part, attempt)
     if not Path(mark).exists():
         Path(mark).touch()

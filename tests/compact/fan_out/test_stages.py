@@ -1,4 +1,6 @@
-"""A partition compacted by fan-out has the bytes of one task with room for all keys, wherever slices are cut."""
+"""A partition compacted by fan-out has the bytes that one task with room for all keys writes, however the log is
+sliced.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from tests.reference.indexing import index_files
 
 
 def fan_out_rounds(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[CleaningResult]:
-    """Run all rounds and install each; between them, remove what the driver removes."""
+    """Run and install all rounds; between them, remove files as the driver does."""
     results = []
     while True:
         result = fan_out(LOCAL, task, engine, sizes)
@@ -50,7 +52,7 @@ def fan_out_rounds(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[
 
 
 def write_indexes(task: CleaningTask) -> None:
-    """Write the offset indexes that the log should have: random logs come with empty files."""
+    """Write the offset indexes that the log should have, because those of random logs are empty."""
     for segment in task.segments:
         path = Path(task.path(segment.base_offset, ".log"))
         index, _ = index_files(path.read_bytes(), segment.base_offset, 64)
@@ -68,7 +70,7 @@ def sweep(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", range(draws(30)))
-def test_any_slicing_gives_the_bytes_of_one_task(
+def test_any_slices_give_the_bytes_of_one_task(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
     print("seed", SEED, "case", case)
@@ -128,7 +130,7 @@ def entries(*positions: int) -> bytes:
     [entries(), entries(5, 3001, 70000), entries(90000, 10, 2**31 - 1), b"\xff" * 80, b"\0" * 800, b"abc"],
     ids=["empty", "inside batches", "not ascending", "negative", "zeros", "no entry"],
 )
-def test_a_wrong_index_changes_nothing(index: bytes, tmp_path: Path) -> None:
+def test_a_wrong_index_does_not_change_the_result(index: bytes, tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0")
     for segment in task.segments[:-1]:
         Path(task.path(segment.base_offset, ".index")).write_bytes(index)
@@ -159,7 +161,7 @@ def test_slices_are_adjacent_and_cover_each_segment(tmp_path: Path) -> None:
 
 
 def test_damage_is_reported_as_by_one_task(tmp_path: Path) -> None:
-    """In a slice in the middle, and where offsets decrease at the beginning of a slice."""
+    """The damage is in a slice in the middle, or offsets decrease at the beginning of a slice."""
     task = some_log(tmp_path / "t-0")
     path = Path(task.path(task.segments[1].base_offset, ".log"))
     good = path.read_bytes()
@@ -181,7 +183,7 @@ def test_damage_is_reported_as_by_one_task(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["survey", "keys", "sizes", "groups", "proof"])
 def test_a_run_that_ends_between_stages_leaves_only_scratch_files(stage: str, tmp_path: Path) -> None:
-    """The next run leaves what an undisturbed run leaves."""
+    """The next run then leaves what an undisturbed run leaves."""
     task = replace(some_log(tmp_path / "t-0"), grouping="measured")
     expected = one_task(task, tmp_path / "other")
     before = files_of(tmp_path / "t-0")
@@ -213,7 +215,7 @@ def test_a_run_that_ends_between_stages_leaves_only_scratch_files(stage: str, tm
 
 
 def test_a_task_reports_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into the map, or into the table of the proof, which is larger; no file is left behind."""
+    """They do not fit into the map, or into the larger table of the proof; no file is left."""
     task = some_log(tmp_path / "t-0", fan_out="auto")
     assert clean_partition(LOCAL, task).keys == 300
     sweep(tmp_path / "t-0")
@@ -228,7 +230,7 @@ def test_a_task_reports_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: py
 
 
 def test_an_output_that_reaches_a_limit_is_split_by_one_task(tmp_path: Path) -> None:
-    """The output's index is full before the size limit is reached, so sizes alone do not show it."""
+    """The output's index becomes full before the size limit is reached, so the sizes alone do not reveal the split."""
     task = some_log(tmp_path / "t-0", keys=10**9)
     two = 2 * task.segments[0].log_bytes
     config = replace(task.config, segment_bytes=two, index_interval_bytes=0, segment_index_bytes=50 * 12)

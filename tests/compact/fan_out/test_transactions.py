@@ -1,4 +1,5 @@
-"""Fan-out of logs with transactions: one batch per slice, wrong indexes, and data that is aborted for the map alone."""
+"""Fan-out of logs with transactions: one batch per slice, wrong indexes, and data that only the map treats as aborted.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ def same_as_one_task(make, tmp_path: Path, **fields) -> None:
 def test_wrong_indexes_are_corrected_as_by_one_task(
     indexes: dict[int, bytes], bound: int | None, tmp_path: Path
 ) -> None:
-    """Where the log contradicts them, the survey runs again. Data and markers are in different groups, and different
-    rounds."""
+    """If the log contradicts the indexes, the survey runs again. Data and markers are in different groups, and with a
+    bound in different passes.
+    """
 
     def make(path: Path) -> CleaningTask:
         task = partition(path, indexes)
@@ -58,7 +60,7 @@ def test_wrong_indexes_are_corrected_as_by_one_task(
     same_as_one_task(make, tmp_path, max_scratch_bytes=bound)
 
 
-def test_the_first_data_of_each_transaction_is_noted(tmp_path: Path) -> None:
+def test_the_first_data_of_each_transaction_is_recorded(tmp_path: Path) -> None:
     """Data of a transaction that has no marker is not recorded as the first data of any transaction."""
     path = tmp_path / "t-0"
     first = [data(0, b"a", 1), data(1, b"b", 1, 1), marker(2, 1, commit=False), data(3, b"c", 1, 2)]
@@ -71,7 +73,7 @@ def test_the_first_data_of_each_transaction_is_noted(tmp_path: Path) -> None:
 
 
 def inside(path: Path, first_dirty: int, last_stable_offset: int = 13) -> CleaningTask:
-    """The example of CLEANING.md 11.4, surrounded by records whose removal depends on its key."""
+    """Write the example of CLEANING.md 11.4, with records around it whose removal depends on its keys."""
     log = [
         data(0, b"k", 7), marker(1, 7, commit=False),
         encode_batch([Rec(2, NOW, b"u", b"v"), Rec(3, NOW, b"u", b"v"), Rec(4, NOW, b"q", b"v")]),
@@ -97,15 +99,15 @@ def test_a_round_from_inside_a_segment_treats_the_same_data_as_aborted(first_dir
 
 
 @pytest.mark.parametrize("last_stable_offset", [4, 9, 11])
-def test_positions_in_an_index_are_checked(last_stable_offset: int, tmp_path: Path) -> None:
-    """In a batch without a transaction, of another transaction, or in no batch: an impossible index entry is corrected.
+def test_impossible_index_entries_are_corrected(last_stable_offset: int, tmp_path: Path) -> None:
+    """An index entry that begins in a batch without a transaction, in one of another transaction, or in no batch is
+    impossible, and corrected.
     """
     same_as_one_task(lambda path: inside(path, 0, last_stable_offset), tmp_path)
 
 
-def test_what_is_retained_of_the_example(tmp_path: Path) -> None:
-    """From 5, neither 5 nor 8 is in the map, and both are retained; from 0, the later one supersedes the earlier one.
-    """
+def test_retained_records_of_the_example(tmp_path: Path) -> None:
+    """In a round from offset 5, neither 5 nor 8 is in the map, so both are retained; in one from 0, 8 supersedes 5."""
     for first_dirty, expected in ((5, [5, 8]), (0, [8])):
         path = tmp_path / str(first_dirty) / "t-0"
         fan_out_rounds(inside(path, first_dirty), InProcess(tmp_path / "cells"), ONE_BATCH)
@@ -124,7 +126,7 @@ def test_what_is_retained_of_the_example(tmp_path: Path) -> None:
 def test_the_proof_of_parts_finds_a_lost_record(
     lost: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data and markers are in different groups: the check of one needs facts about the other."""
+    """Data and markers are in different groups, so each group's check needs facts about the other."""
     task = partition(tmp_path / "t-0", INDEXES)
     task = replace(task, grouping="kafka", config=replace(task.config, segment_bytes=1))
     decide_rows = Rewriter._decide_rows
@@ -143,7 +145,7 @@ def test_the_proof_of_parts_finds_a_lost_record(
 def test_the_proof_finds_a_survivor_that_a_stage_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clear the bits of a shard for the only record of a key."""
+    """A stage clears the bits of one shard, which has the only record of a key."""
     task = inside(tmp_path / "t-0", 0)
     load = stages.write
 

@@ -1,4 +1,4 @@
-"""Random partitions for measurements: all codecs, idempotent producers and horizons, transactions, old formats."""
+"""Random partitions to measure, with all codecs, idempotent producers, horizons, transactions and old formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODECS = ((0,), (0, 1, 2, 3, 4), (1,), (2,), (3,), (4,))
 
 
 def random_task(rng: random.Random, path: Path) -> CleaningTask | None:
-    """Return the task of a random log that is written to `path`; None if the log has no closed segment."""
+    """Write a random log to `path`, and return its task; None if the log has no closed segment."""
     kind = rng.choice(["plain", "plain", "transactions", "old"])
     if kind == "plain":
         log = random_log(rng, NOW, codecs=rng.choice(CODECS), keyless=rng.choice([0, 0, 0.1]))
@@ -28,7 +28,7 @@ def random_task(rng: random.Random, path: Path) -> CleaningTask | None:
     if len(log.segments) < 2:
         return None
     facts = write_log(str(path), log.segments)
-    if kind != "old":  # write_log leaves the indexes empty; the map begins at the last entry of one
+    if kind != "old":  # write_log leaves the indexes empty, and the map begins at the last index entry
         for segment in log.segments:
             index, _ = index_files(segment.log, segment.base_offset, 64)
             (path / f"{segment.base_offset:020d}.index").write_bytes(index)
@@ -52,7 +52,8 @@ def random_task(rng: random.Random, path: Path) -> CleaningTask | None:
 
 
 def transactional_log(rng: random.Random, segments: int | None = None) -> RandomLog:
-    """Return a log of a few transactional producers and one without, with aborted transactions and tombstones."""
+    """Return a log with several transactional producers and one that is not, with aborted transactions and tombstones.
+    """
     keys = [b"k%d" % i for i in range(rng.choice([2, 10, 40]))]
     codec = rng.choice([0, 0, 1, 4])
     offset, made, ends = 0, [], []
@@ -86,7 +87,7 @@ def transactional_log(rng: random.Random, segments: int | None = None) -> Random
         log = b"".join(parts)
         index, time_index = index_files(log, base, 64)
         made.append(Segment(base, log, len(index), len(time_index), NOW - 10**6 + number * 1000))
-    for pid in sorted(is_open):  # a round ends before open transactions: here they end in the active segment
+    for pid in sorted(is_open):  # a round ends before open transactions: they end in the active segment
         made_log = encode_marker(offset, NOW - 4000, commit=True, producer_id=pid, producer_epoch=0)
         last = made[-1]
         log = last.log + made_log
@@ -99,10 +100,11 @@ def transactional_log(rng: random.Random, segments: int | None = None) -> Random
 
 
 def task_of_many_batches(rng: random.Random, path: Path) -> CleaningTask:
-    """Return the task of a random log of some hundred batches, in which sizes of batches and values, and how often keys
-    occur, differ by orders of magnitude."""
+    """Write a random log of some hundred batches, and return its task. The sizes of batches and values, and how often
+    keys occur, differ by orders of magnitude.
+    """
     keys = rng.choice([1, 10, 300, 3000])
-    skew = rng.choice([0.0, 1.0, 3.0])  # a few keys have most records
+    skew = rng.choice([0.0, 1.0, 3.0])  # a few keys have most of the records
     fresh = rng.random()  # the share of records with keys that occur once
     codec = rng.choice([0, 0, 1, 4])
     nulls, largest = rng.choice([0, 0.01, 0.3, 0.9]), rng.choice([1, 4, 30])
@@ -120,7 +122,7 @@ def task_of_many_batches(rng: random.Random, path: Path) -> CleaningTask:
             parts.append(encode_batch(records, codec=codec, **horizon))
             ends.append(offset)
         segments.append(Segment(base, b"".join(parts), 0, 0, NOW - 10**6 + number))
-        if rng.random() < 0.2:  # from here on only a few keys: what is before is a clean section of another topic
+        if rng.random() < 0.2:  # from here on there are only a few keys; the batches before are like a clean section
             keys, fresh = rng.choice([1, 20]), fresh / 10
     segments.append(Segment(offset, b"", 0, 0, NOW))
     log = RandomLog(segments, ends, offset, {})

@@ -1,4 +1,4 @@
-"""`plan --measure` and `--estimate`: rows, order, totals, and what happens beside a broker."""
+"""`plan --measure` and `--estimate`: rows, their order, totals, and behaviour beside a running broker."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def measured(run: Run, log_dir: Path, *flags: str, status: int = 0) -> dict[str,
 
 
 @pytest.mark.parametrize("flag", ["--measure", "--estimate"])
-def test_rows_have_what_a_compaction_then_leaves(run: Run, log_dir: Path, flag: str) -> None:
+def test_rows_report_what_a_compaction_then_leaves(run: Run, log_dir: Path, flag: str) -> None:
     before = snapshot(log_dir)
-    with hold([str(log_dir)]):  # as a broker
+    with hold([str(log_dir)]):  # like a broker
         rows = measured(run, log_dir, flag)
     assert snapshot(log_dir) == before
-    assert list(rows)[:3] == ["orders-0", "orders-1", "users-0"], "largest gain first"
+    assert list(rows)[:3] == ["orders-0", "orders-1", "users-0"], "the largest gain is first"
     assert rows["events-0"]["measured"] is None
     with without_spark():
         done = rows_of(run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--execute", "--output", "json"))
@@ -55,7 +55,7 @@ def test_rows_have_what_a_compaction_then_leaves(run: Run, log_dir: Path, flag: 
         assert row["status"] == "would-compact" and done[name]["status"] == "compacted"
         assert {field: row[field] for field in COMPARED} == {field: done[name][field] for field in COMPARED}
         found = row["measured"]
-        assert found["method"] == "measured", "also by an estimate, since it is small"
+        assert found["method"] == "measured", "small partitions are measured even by an estimate"
         assert found["reclaimed_bytes"] == row["bytes_before"] - row["bytes_after"]
         assert found["bytes_after_low"] == found["bytes_after_high"] == row["bytes_after"]
         assert found["prepare_s"] > 0 and found["commit_s"] > 0
@@ -80,7 +80,7 @@ def test_an_estimate_has_bounds(run: Run, log_dir: Path) -> None:
     assert " KiB to " in shown and "(about " in shown
 
 
-def test_tables_and_totals_by_topic(run: Run, log_dir: Path) -> None:
+def test_tables_and_totals_by_topic_are_printed(run: Run, log_dir: Path) -> None:
     shown = plan(run, log_dir, "--measure")
     lines = shown.stdout.splitlines()
     at = lines.index("By topic")
@@ -118,8 +118,8 @@ def test_keys_that_do_not_fit_are_not_measured(run: Run, log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_a_partition_that_changes_meanwhile_is_measured_again(run: Run, log_dir: Path, times: int) -> None:
-    """As by the broker's cleaner, which replaces a segment."""
+def test_a_partition_that_changes_during_the_measurement_is_measured_again(run: Run, log_dir: Path, times: int) -> None:
+    """The broker's cleaner would replace a segment in the same way."""
     real, calls = driver.refuse_changed_sources, [0]
     log = sorted((log_dir / "orders-1").glob("*.log"))[0]
 
@@ -141,7 +141,7 @@ def test_a_partition_that_changes_meanwhile_is_measured_again(run: Run, log_dir:
         assert rows["orders-1"]["error"].startswith("not measured: a segment was replaced meanwhile")
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_not_measured(run: Run, log_dir: Path) -> None:
+def test_a_topic_that_is_deleted_during_the_measurement_is_not_measured(run: Run, log_dir: Path) -> None:
     real = driver.refuse_changed_sources
 
     def disturbed(fs: Any, task: Any, sources: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_measured(run: Run, log_dir: Pa
     assert rows["orders-0"]["measured"] is not None
 
 
-def test_a_stopped_run_has_the_rows_so_far(run: Run, log_dir: Path) -> None:
+def test_a_stopped_run_prints_the_rows_so_far(run: Run, log_dir: Path) -> None:
     def stop(*_: Any) -> None:
         raise Stopped(15)
 
@@ -174,7 +174,7 @@ def test_flags_that_exclude_each_other(run: Run, log_dir: Path) -> None:
     assert run("compact", "--log-dirs", log_dir, "--measure").exit_code == 2
 
 
-def test_the_page_says_what_would_be_removed(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_the_page_shows_what_would_be_removed(run: Run, log_dir: Path, tmp_path: Path) -> None:
     plan(run, log_dir, "--measure", "--report", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "records to remove" in page and "records removed" not in page

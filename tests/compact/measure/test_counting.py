@@ -1,4 +1,4 @@
-"""What a measurement reads with: no operation changes anything, and the limit applies to what is read."""
+"""The file system of a measurement: no operation changes anything, and the rate limit counts what is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.log_dirs import snapshot
 
 @pytest.fixture
 def on_disk() -> Iterator[Path]:
-    path = Path(f"/var/tmp/keytail-measure-{os.getpid()}")  # /tmp may be in memory, where nothing can be dropped
+    path = Path(f"/var/tmp/keytail-measure-{os.getpid()}")  # /tmp may be in memory, from which no page can be dropped
     yield path
     shutil.rmtree(path)
 
@@ -71,10 +71,12 @@ def test_the_limit_counts_what_is_read_and_pages_are_dropped(on_disk: Path, from
     pace = Counting(1)
     if from_a_sample:
         estimate_partition(CountingFileSystem(pace), task, chance(), draws=10, measured_bytes=0)
-        assert log_bytes < pace.spent < 2 * log_bytes, "once, and the drawn batches again"
+        assert log_bytes < pace.spent < 2 * log_bytes, "everything is read once, and the drawn batches again"
     else:
         measure_partition(CountingFileSystem(pace), task)
-        assert 2 * log_bytes <= pace.spent < 2.1 * log_bytes, "to map and to decide; nothing is written"
+        assert 2 * log_bytes <= pace.spent < 2.1 * log_bytes, (
+            "everything is read to map and to decide; nothing is written"
+        )
     for path in logs:
         fd = os.open(path, os.O_RDWR)
         assert not cached_pages(fd, 0, path.stat().st_size).any()

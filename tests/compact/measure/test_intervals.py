@@ -1,4 +1,4 @@
-"""Intervals of a mean: they contain the truth for every distribution, and become narrow."""
+"""Intervals of a mean: for every distribution they contain the true value, and they narrow with more draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chance import chance
 
 
 def drawn(rng: random.Random, kind: str, n: int) -> tuple[np.ndarray, float]:
-    """Return draws and the mean of their expectations."""
+    """Return random draws, and the mean of their expected values."""
     numbers = np.random.default_rng(rng.randrange(2**32))
     if kind == "rare":
         share = rng.random() ** 4 / 10
@@ -28,17 +28,18 @@ def drawn(rng: random.Random, kind: str, n: int) -> tuple[np.ndarray, float]:
 
 
 @pytest.mark.parametrize("kind", ["rare", "strata", "heavy", "constant"])
-def test_the_truth_is_outside_less_often_than_allowed(kind: str) -> None:
+def test_the_true_value_is_outside_less_often_than_allowed(kind: str) -> None:
     rng, outside = chance(), 0
     for _ in range(400):
         draws, truth = drawn(rng, kind, rng.choice([2, 5, 30, 300]))
         mean, low, high = interval_of_mean(draws)
         assert 0 <= low <= mean <= high <= 1
         outside += not low <= truth <= high
-    assert outside <= 400 * 0.05 * 2.5, f"{outside} of 400"  # 5 % would be exceeded by this much once in a billion runs
+    # if 5 % were outside, more than this would be outside once in a billion runs
+    assert outside <= 400 * 0.05 * 2.5, f"{outside} of 400"
 
 
-def test_more_draws_and_less_difference_make_it_narrow() -> None:
+def test_the_interval_narrows_with_more_draws_and_less_variance() -> None:
     rng = np.random.default_rng(1)
     widths = []
     for n in (100, 1000, 10_000):
@@ -48,10 +49,10 @@ def test_more_draws_and_less_difference_make_it_narrow() -> None:
     _, low, high = interval_of_mean(np.full(2000, 0.3))
     assert high - low < 0.02
     _, low, high = interval_of_mean(np.zeros(2000))
-    assert low == 0 and 0 < high < 0.003, "that nothing was found does not mean that there is nothing"
+    assert low == 0 and 0 < high < 0.003, "draws that are all 0 do not prove that the mean is 0"
 
 
-def test_a_total_stays_within_its_limits() -> None:
+def test_a_total_remains_within_its_limits() -> None:
     draws = np.array([0.0, 2.0, 1.0, 3.0])
     found = interval_of_total(draws, 4.0, 10.0, (0, 20))
     assert (found.estimate, found.low, found.high) == (15, 0, 20)

@@ -1,4 +1,4 @@
-"""What a sample leaves of each drawn batch is what a compaction leaves of it, whichever other batches are drawn."""
+"""For each drawn batch, the sample finds what a compaction leaves of it, whichever other batches are drawn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def batch_positions(task: CleaningTask) -> list[np.ndarray]:
 
 
 def left_of(task: CleaningTask, positions: list[np.ndarray]) -> dict[int, tuple[float, ...]]:
-    """Return size, and bytes, records and tombstones that are left, of each batch at `positions`, by base offset."""
+    """Return, by base offset, the size of each batch at `positions`, and the bytes, records and tombstones left of it.
+    """
     fs, reader = CountingFileSystem(), SegmentReader(LOCAL)
     sample, transactions = with_aborted(fs, task, lambda found: follow_sampled(fs, task, reader, found, positions))
     if not any(map(len, positions)):

@@ -1,5 +1,6 @@
 """`compact --output-dir` on a mounted path: the source is unchanged, the target equals a compaction in place, and only
-changes are written again."""
+changed partitions are written again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import pytest
 from keytail.log.lock import hold
 from tests import golden
 from tests.command_line import Run, rows_of
-from tests.compact.test_command import assert_kept
+from tests.compact.test_command import assert_unchanged_records
 from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.no_spark import without_spark
 
@@ -24,25 +25,25 @@ RECORD = "keytail-output.json"
 CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
           "users:cleanup.policy=delete")  # fmt: skip
 ROOT_FILES = ("meta.properties", ".kafka_cleanshutdown")
-TOLD = [""]  # standard error of the last run
+LAST_STDERR = [""]  # standard error of the last run
 
 
 def place(run: Run, source: Path | str, out: Path | str, *more: str | Path, status: int = 0) -> dict[str, Any]:
-    """Return the rows of an executing run, by partition."""
+    """Return the rows of a run with `--execute`, by partition."""
     flags = ("--log-dirs", source, "--output-dir", out, *(more or CONFIG), "--execute", "--output", "json")
     with without_spark():
         done = run("compact", *flags)
     assert done.exit_code == status, done.output
-    TOLD[:] = [done.stderr]
+    LAST_STDERR[:] = [done.stderr]
     return rows_of(done)
 
 
-def told() -> str:
-    return TOLD[0]
+def last_stderr() -> str:
+    return LAST_STDERR[0]
 
 
 def files_of(root: Path) -> dict[str, tuple[bytes, int, int]]:
-    """Return the names, bytes, times and modes of partitions, without the output records."""
+    """Return bytes, times and modes of the files of partitions, without the output records."""
     return {
         str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode)
         for path in sorted(root.glob("*/*"))
@@ -55,14 +56,16 @@ def checkpoint(path: Path) -> list[str]:
 
 
 def append(partition: Path, text: bytes = b"") -> None:
-    """Change the log as a broker that continued would: the active segment is another."""
+    """Append to the active segment, as a broker that continues would."""
     log = sorted(partition.glob("*.log"))[-1]
     log.write_bytes(log.read_bytes() + text)
 
 
 @pytest.mark.long
 def test_the_target_equals_a_compaction_in_place_of_a_copy(run: Run, tmp_path: Path) -> None:
-    """A real broker's log dir with its own settings: codecs, transactions, producers, all policies."""
+    """The source is a real broker's log dir with its own settings: all codecs and policies, transactions, and
+    producers.
+    """
     source = golden.unpack(tmp_path)
     copy, out = tmp_path / "copy", tmp_path / "out"
     shutil.copytree(source, copy, copy_function=shutil.copy2)
@@ -98,7 +101,7 @@ def test_only_what_changed_is_written_again(run: Run, log_dir: Path, tmp_path: P
     assert all(row["error"].startswith("unchanged since ") for row in again.values())
     assert again["orders-0"]["bytes_after"] == first["orders-0"]["bytes_after"] < first["orders-0"]["bytes_before"]
     assert "copied unchanged" in again["users-0"]["error"]
-    assert snapshot(out) == whole, "nothing is touched"
+    assert snapshot(out) == whole, "nothing is written again"
 
     append(log_dir / "users-0")
     os.utime(log_dir / "orders-1" / "leader-epoch-checkpoint")
@@ -112,7 +115,7 @@ def test_only_what_changed_is_written_again(run: Run, log_dir: Path, tmp_path: P
     assert now["users-0/" + RECORD] != whole["users-0/" + RECORD]
 
 
-def test_a_checkpoint_that_moved_is_a_change(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_partition_whose_checkpoint_moved_is_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place(run, log_dir, out)
     path = log_dir / "replication-offset-checkpoint"
@@ -123,7 +126,7 @@ def test_a_checkpoint_that_moved_is_a_change(run: Run, log_dir: Path, tmp_path: 
 
 
 def test_a_partition_that_has_become_due_is_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """With the current settings and an unchanged source, by the state of the target."""
+    """The source is unchanged; with the settings of the run, the state of the target is due."""
     out = tmp_path / "out"
     lag = ("--topic-config", f"orders:min.compaction.lag.ms={10**15}")
     rows = place(run, log_dir, out, *CONFIG, *lag)
@@ -134,7 +137,7 @@ def test_a_partition_that_has_become_due_is_written_again(run: Run, log_dir: Pat
     rows = place(run, log_dir, out, *CONFIG, "--from-log-start")
     assert rows["orders-0"]["status"] == "compacted"
     rows = place(run, log_dir, out, *CONFIG, "--force")
-    assert rows["orders-0"]["status"] == "clean", "nothing is dirty there"
+    assert rows["orders-0"]["status"] == "clean", "the partition has nothing dirty"
 
 
 def test_a_partition_with_unknown_settings_is_copied(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_a_partition_with_unknown_settings_is_copied(run: Run, log_dir: Path, tm
     assert rows["users-0"]["status"] == "refused"
     assert rows["users-0"]["error"].startswith("copied unchanged: topic config unknown")
     assert records_of(out / "users-0") == records_of(log_dir / "users-0")
-    assert all((out / name).exists() for name in ROOT_FILES), "nothing is lacking"
+    assert all((out / name).exists() for name in ROOT_FILES), "no partition is missing"
     rows = place(run, log_dir, out, *CONFIG[:3], status=3)
     assert rows["users-0"]["status"] == "refused"
     assert rows["users-0"]["error"].startswith("unchanged since ")
@@ -176,29 +179,30 @@ def test_a_corrupt_partition_is_missing_and_no_broker_may_start(run: Run, log_di
         "orders-0": "clean", "orders-1": "corrupt", "users-0": "clean"
     }  # fmt: skip
     assert str(damaged) in rows["orders-1"]["error"]
-    assert "do not start a broker on the target" in told() and "orders-1" in told()
+    assert "do not start a broker on the target" in last_stderr() and "orders-1" in last_stderr()
     assert not any((out / name).exists() for name in ROOT_FILES)
-    assert files_of(out) == before, "what it had before is still there"
+    assert files_of(out) == before, "the earlier files of the target are still there"
     assert not list(out.rglob("*.clean"))
 
 
-def test_some_of_the_partitions_make_no_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_only_all_partitions_make_a_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0")
     assert rows.keys() == {"orders-0"}
     assert not any((out / name).exists() for name in ROOT_FILES)
-    assert "orders-1 (not chosen)" in told()
+    assert "orders-1 (not chosen)" in last_stderr()
     assert checkpoint(out / "replication-offset-checkpoint") == ["orders 0 400"]
-    place(run, log_dir, out, *CONFIG, "--partitions", "orders-1,users-0", status=3)  # a skipped one counts as refused
-    assert all((out / name).exists() for name in ROOT_FILES), "by now all are there, as the source is"
+    # a skipped partition counts as refused
+    place(run, log_dir, out, *CONFIG, "--partitions", "orders-1,users-0", status=3)
+    assert all((out / name).exists() for name in ROOT_FILES), "all partitions are there now, as in the source"
     assert len(checkpoint(out / "replication-offset-checkpoint")) == 3
     append(log_dir / "orders-0")
     os.utime(log_dir / "orders-0" / f"{0:020d}.log")
     place(run, log_dir, out, *CONFIG, "--topic-list", "users")
-    assert not any((out / name).exists() for name in ROOT_FILES), "one is older than the source"
+    assert not any((out / name).exists() for name in ROOT_FILES), "one partition is older than the source"
 
 
-def test_several_log_dirs(run: Run, tmp_path: Path) -> None:
+def test_several_log_dirs_have_separate_targets(run: Run, tmp_path: Path) -> None:
     item = write_log_dir(tmp_path / "one", {"orders-0": random_records(1, 200)})
     two = write_log_dir(tmp_path / "two", {"orders-1": random_records(2, 200), "users-0": random_records(3, 50)})
     outs = tmp_path / "out-one", tmp_path / "out-two"
@@ -211,8 +215,8 @@ def test_several_log_dirs(run: Run, tmp_path: Path) -> None:
     # A partition that moves to the other log dir must not be in both.
     shutil.move(two / "users-0", item / "users-0")
     rows = place(run, f"{item},{two}", f"{outs[0]},{outs[1]}")
-    assert f"still in {outs[1] / 'users-0'}: remove it" in told()
-    assert not any((out / name).exists() for out in outs for name in ROOT_FILES), "of none of them"
+    assert f"still in {outs[1] / 'users-0'}: remove it" in last_stderr()
+    assert not any((out / name).exists() for out in outs for name in ROOT_FILES), "neither target is complete"
     shutil.rmtree(outs[1] / "users-0")
     place(run, f"{item},{two}", f"{outs[0]},{outs[1]}")
     assert all((out / "meta.properties").exists() for out in outs)
@@ -225,13 +229,13 @@ def test_partitions_that_the_source_no_longer_has_are_left_and_reported(
     place(run, log_dir, out)
     shutil.rmtree(log_dir / "users-0")
     place(run, log_dir, out)
-    assert f"{out / 'users-0'} is still there, but the source no longer has users-0" in told()
+    assert f"{out / 'users-0'} is still there, but the source no longer has users-0" in last_stderr()
     assert (out / "users-0").exists()
     assert not any("users" in line for line in checkpoint(out / "replication-offset-checkpoint"))
 
 
 def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path) -> None:
-    """As in a snapshot that was taken while the broker ran: the recovery point is between segments."""
+    """Such a source is a snapshot taken while the broker ran: the recovery point is inside the log."""
     records = random_records(5, 400)
     source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
     (source / ".kafka_cleanshutdown").unlink()
@@ -244,7 +248,7 @@ def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path
     assert snapshot(source) == before
     assert rows["orders-0"]["status"] == "compacted"
     assert rows["orders-0"]["end_dirty_offset"] == 200
-    assert "orders-0: its high watermark is unknown, so the log end offset" in told()
+    assert "orders-0: its high watermark is unknown, so the log end offset" in last_stderr()
     for base in (200, 300):
         for suffix in ("log", "index", "timeindex"):
             name = f"orders-0/{base:020d}.{suffix}"
@@ -253,11 +257,11 @@ def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path
     assert (out / "meta.properties").exists()
 
 
-def test_a_deadline_leaves_the_rest_for_the_next_run(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_after_a_deadline_the_next_run_writes_the_rest(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--deadline", "0")
     assert {row["status"] for row in rows.values()} == {"not-begun"}
-    assert "do not start a broker" in told() and not list(out.glob(f"*/{RECORD}"))
+    assert "do not start a broker" in last_stderr() and not list(out.glob(f"*/{RECORD}"))
     rows = place(run, log_dir, out)
     assert rows["orders-0"]["status"] == "compacted" and (out / "meta.properties").exists()
 
@@ -267,12 +271,13 @@ def test_other_replicas_delay_the_removal_of_tombstones(run: Run, log_dir: Path,
     rows = place(run, log_dir, tmp_path / "out", *CONFIG, "--replica", f"b={other}")
     assert (rows["orders-0"]["removal_limit_offset"], rows["orders-0"]["removal_limit_replica"]) == (0, "b")
     assert rows["orders-1"]["removal_limit_replica"] is None
-    assert "no --replica hosts orders-1: " in told()
+    assert "no --replica hosts orders-1: " in last_stderr()
 
 
-def test_leftovers_of_the_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """Leftovers that a broker ignores are ignored; those that it would finish are reported, since the source is not
-    changed."""
+def test_leftovers_of_the_source_are_ignored_or_reported(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    """Leftovers that a broker ignores are ignored; those that it would resolve are reported, because the source must
+    not change.
+    """
     out = tmp_path / "out"
     (log_dir / "orders-0" / f"{0:020d}.log.rdead.as1.clean").write_bytes(b"garbage")
     (log_dir / "orders-0" / f"{100:020d}.log.deleted").write_bytes(b"garbage")
@@ -290,7 +295,7 @@ def test_leftovers_of_the_source(run: Run, log_dir: Path, tmp_path: Path) -> Non
     assert not (out / "meta.properties").exists()
 
 
-def test_a_read_only_source_gives_files_that_a_broker_can_write(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_the_output_of_a_read_only_source_is_writable(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for path in [*log_dir.rglob("*"), log_dir]:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -304,7 +309,7 @@ def test_a_read_only_source_gives_files_that_a_broker_can_write(run: Run, log_di
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
 
 
-def test_what_a_broker_changed_in_the_target_is_not_replaced(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_files_that_a_broker_changed_in_the_target_are_not_replaced(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place(run, log_dir, out)
     append(out / "orders-0", b"more")
@@ -321,7 +326,7 @@ def test_what_a_broker_changed_in_the_target_is_not_replaced(run: Run, log_dir: 
 def test_a_source_that_changes_during_the_run_is_noticed(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Through a file that no task reads: before the source is read, after that, and before the output is put in place.
+    """A file that no task reads changes: before the source is read, after that, or before the output is put in place.
     """
     from keytail.compact.out_of_place import partition as work
     from keytail.compact.out_of_place import placing
@@ -367,7 +372,7 @@ def test_a_target_with_other_contents_is_refused(run: Run, log_dir: Path, tmp_pa
         (out / "meta.properties").write_text("version=1\nnode.id=7\n")
     before = snapshot(out)
     assert place(run, log_dir, out, status=1) == {}
-    assert "has files that keytail did not write" in told()
+    assert "has files that keytail did not write" in last_stderr()
     assert snapshot(out) == before
 
 
@@ -376,12 +381,12 @@ def test_a_source_or_target_in_use_is_refused(run: Run, log_dir: Path, tmp_path:
     with hold([str(log_dir)]):
         before = snapshot(log_dir)
         place(run, log_dir, out, status=1)
-        assert "in use" in told()
+        assert "in use" in last_stderr()
         assert snapshot(log_dir) == before and not out.exists()
     place(run, log_dir, out)
     with hold([str(out)]):
         place(run, log_dir, out, status=1)
-        assert "in use by another keytail run" in told()
+        assert "in use by another keytail run" in last_stderr()
 
 
 def test_a_dry_run_reports_the_layout_and_creates_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -445,13 +450,13 @@ def test_an_unreadable_output_record_is_refused(run: Run, log_dir: Path, tmp_pat
 
 
 def test_an_output_can_itself_be_a_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """Compacted out of place again, and in place."""
+    """The output is compacted again, out of place and in place."""
     out, second = tmp_path / "out", tmp_path / "second"
     before = records_of(log_dir / "orders-0")
     place(run, log_dir, out)
     place(run, out, second)
     assert files_of(second) == files_of(out)
-    assert_kept(before, second / "orders-0")
+    assert_unchanged_records(before, second / "orders-0")
     assert newest_by_key(records_of(second / "orders-0")).keys() <= newest_by_key(before).keys()
     with without_spark():
         done = run("compact", "--log-dirs", second, *CONFIG, "--execute", "--output", "json")

@@ -1,4 +1,4 @@
-"""`compact --output-dir` on a real session of two cores: fan-out, a worker that is killed, a run that is stopped."""
+"""`compact --output-dir` on a real session of two cores: fan-out, a killed worker, a stopped run."""
 
 from __future__ import annotations
 
@@ -78,14 +78,15 @@ def test_many_tasks_leave_what_one_task_leaves(
     assert snapshot(log_dir) == before
 
 
-def test_many_tasks_send_what_one_task_writes(
+def test_many_tasks_upload_what_one_task_writes(
     spark: Any,
     monkeypatch: pytest.MonkeyPatch,
     log_dir: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Into an object store; one partition is processed by all tasks once it proves to have too many keys."""
+    """The target is an object store; one partition turns out to have too many keys, and is then compacted by all tasks.
+    """
     monkeypatch.setattr(Target, "entries", Target._entries)  # no process may be forked here
     mounted = tmp_path / "mounted"
     run(spark, monkeypatch, log_dir, mounted, fan_out="never")
@@ -120,7 +121,7 @@ def test_keyless_records_are_copied_by_many_tasks_too(
 
 
 class Dying:
-    """Do a worker's work, but kill its process the first time that its files are written."""
+    """Does the work of a worker, but kills its process the first time that its files are written."""
 
     def __init__(self, worker: Any, mark: Path) -> None:
         self.worker, self.mark = worker, mark
@@ -144,14 +145,14 @@ def test_a_killed_worker_leaves_no_trace(
     rows = run(spark, monkeypatch, log_dir, two)
     assert (tmp_path / "died").exists()
     assert {row.status for row in rows.values()} == {"compacted", "skipped"}
-    assert files_of(two) == files_of(item), "and none of the first attempt's files is left"
+    assert files_of(two) == files_of(item), "no file of the first attempt may be left"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_run_leaves_the_source_unchanged_and_the_next_run_continues(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Without Spark, as short runs are; stopped when some partitions are done and others are not."""
+    """The run does not use Spark, as short runs do not; it is stopped when only some partitions are done."""
     names = [f"orders-{n}" for n in range(24)]
     source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
     out, whole = tmp_path / "out", tmp_path / "whole"
@@ -169,7 +170,7 @@ def test_a_stopped_run_leaves_the_source_unchanged_and_the_next_run_continues(
     assert run_of.returncode == (143 if number == signal.SIGTERM else -signal.SIGKILL), errors
     assert snapshot(source) == before
     assert not (out / "meta.properties").exists()
-    assert len(list(out.glob(f"*/{RECORD}"))) < len(names), "it was to be stopped in the middle"
+    assert len(list(out.glob(f"*/{RECORD}"))) < len(names), "the run was not stopped in time"
     if number == signal.SIGTERM:
         assert not list(out.rglob("*.clean"))
         assert "interrupted by SIGTERM" in errors

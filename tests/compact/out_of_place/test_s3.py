@@ -1,5 +1,4 @@
-"""`compact --output-dir` into an object store: an S3 server, and the command as a user runs it.
-"""
+"""`compact --output-dir` into an object store, run by its command line against an S3 server."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def place(server: S3Server, source: Path, out: str, scratch: Path, status: int =
     done = keytail("compact", *flags, "--execute", "--output", "json", **server.environment)
     assert done.returncode == status, done.stderr
     rows = json.loads(done.stdout or "[]")
-    assert not list(scratch.iterdir()), "scratch is left behind"
+    assert not list(scratch.iterdir()), "scratch files are left behind"
     for text in (done.stdout, done.stderr):
         assert ACCESS_KEY not in text and SECRET_KEY not in text and "endpoint_override" not in text
     return {f"{row['topic']}-{row['partition']}": row for row in rows}, done.stderr
@@ -73,7 +72,7 @@ def test_a_bucket_receives_what_a_directory_receives(server: S3Server, tmp_path:
     os.utime(source / "orders-1" / "leader-epoch-checkpoint")
     server.client().put_object(Bucket="backups", Key="brokers/7/orders-1/00000000000000000100.log", Body=b"")
     rows, errors = place(server, source, out, scratch, status=3)
-    assert rows["orders-1"]["status"] == "refused", "somebody else has been there"
+    assert rows["orders-1"]["status"] == "refused", "something else has written to the target"
     assert "orders-1" in errors and not set(ROOT_FILES) & server.objects("backups/brokers/7").keys()
     server.client().delete_object(Bucket="backups", Key="brokers/7/orders-1/00000000000000000100.log")
     rows, _ = place(server, source, out, scratch)
@@ -84,7 +83,7 @@ def test_a_bucket_receives_what_a_directory_receives(server: S3Server, tmp_path:
     assert without_records(now) == wanted
     assert {name for name in now if now[name] != first[name]} == {f"orders-1/{RECORD}"}
 
-    # After a run that was killed while it sent, as the record shows, the next run sends everything again.
+    # A run that was killed while it uploaded leaves a record of it, after which the next run uploads everything again.
     record = json.loads(now[f"orders-0/{RECORD}"])
     unfinished = json.dumps(record | {"is_finished": False}).encode()
     client = server.client()
@@ -128,7 +127,7 @@ def test_no_secret_of_a_uri_is_printed() -> None:
 
 
 class Failing:
-    """The parts of pyarrow's filesystem that `put` and `delete` use; it fails a few times."""
+    """Implements the operations of pyarrow's file systems that `put` and `delete` use; the first ones fail."""
 
     def __init__(self, failures: int) -> None:
         self.failures, self.calls = failures, 0

@@ -1,5 +1,5 @@
-"""`compact --prepare` and the `--execute` that commits it: the same bytes as in one go, and every change in between
-that makes what was prepared wrong discards it.
+"""`compact --prepare` and the `--execute` that commits its result: the bytes equal those of a single run, and a
+preparation is discarded if a change in between makes it wrong.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def prepared(run: Run, log_dir: Path) -> Path:
     return log_dir
 
 
-def test_plan_and_doctor_report_the_space_of_what_is_prepared(run: Run, prepared: Path) -> None:
+def test_plan_and_doctor_report_the_space_used_by_preparations(run: Run, prepared: Path) -> None:
     used = sum(path.stat().st_size for path in prepared.glob("*/*.clean") if ".prepared." not in path.name)
     with without_spark():
         done = run("plan", "--log-dirs", prepared, *CONFIG, *NOW, "--output", "json", "--log-format", "json")
@@ -91,14 +91,14 @@ def all_files(log_dir: Path) -> dict[str, tuple[bytes, int]]:
     return {name: (data, 0 if "/" not in name else mtime) for name, (data, mtime) in files.items()}
 
 
-def test_the_same_bytes_as_in_one_go(run: Run, tmp_path: Path) -> None:
+def test_a_preparation_and_its_commit_leave_the_bytes_of_a_single_run(run: Run, tmp_path: Path) -> None:
     log_dirs = []
     draws = chance()
     seeds = [draws.randrange(10**6) for _ in range(4)]
     for name in ("one", "two"):
         records = {f"orders-{n}": random_records(seed, 300 + 50 * n, 5 + 10 * n) for n, seed in enumerate(seeds)}
         log_dirs.append(write_log_dir(tmp_path / name, records, segments=5))
-    for path in log_dirs[0].rglob("*"):  # both were written within a second, but not at the same nanosecond
+    for path in log_dirs[0].rglob("*"):  # both log dirs were written within a second, but not in the same nanosecond
         other = log_dirs[1] / path.relative_to(log_dirs[0])
         os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
     grouping = ("--grouping", draws.choice(["kafka", "measured"]))
@@ -117,7 +117,7 @@ def test_the_same_bytes_as_in_one_go(run: Run, tmp_path: Path) -> None:
         assert {number: row[number] for number in numbers} == {number: done[name][number] for number in numbers}
 
 
-def test_what_a_broker_appends_in_between_is_the_next_round(run: Run, prepared: Path) -> None:
+def test_records_appended_after_the_preparation_belong_to_the_next_round(run: Run, prepared: Path) -> None:
     partition = prepared / "orders-0"
     before = newest_by_key(records_of(partition))
     append(partition, 400)
@@ -132,12 +132,12 @@ def test_what_a_broker_appends_in_between_is_the_next_round(run: Run, prepared: 
     assert again["orders-0"]["status"] in ("clean", "skipped")
 
 
-def test_a_second_preparation_keeps_the_first_until_more_can_be_cleaned(run: Run, prepared: Path) -> None:
+def test_a_second_preparation_replaces_the_first_only_if_more_can_be_cleaned(run: Run, prepared: Path) -> None:
     files = scratch(prepared)
     assert statuses(compact(run, prepared, "--prepare"))["orders-0"] == "prepared"
     assert scratch(prepared) == files
     partition = prepared / "orders-0"
-    for suffix in (".log", ".index", ".timeindex"):  # as if the broker had rolled
+    for suffix in (".log", ".index", ".timeindex"):  # the broker could have rolled the segment
         (partition / f"{401:020d}{suffix}").write_bytes(b"")
     append(partition, 401)
     for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
@@ -152,7 +152,8 @@ def test_a_second_preparation_keeps_the_first_until_more_can_be_cleaned(run: Run
 
 def _replace_source(log_dir: Path) -> None:
     path = min((log_dir / "orders-0").glob("*.log"))
-    shutil.copy2(path, path.with_suffix(".swap"))  # as a cleaner that removes nothing: it writes before it deletes
+    # like a cleaner that removes nothing: it writes the new file before it deletes the old one
+    shutil.copy2(path, path.with_suffix(".swap"))
     path.with_suffix(".swap").rename(path)
 
 
@@ -253,7 +254,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_no_longer_fits_is_discarded_and_the_partition_compacted_as_usual(
+def test_an_invalid_preparation_is_discarded_and_the_partition_compacted_as_usual(
     run: Run, prepared: Path, change: str
 ) -> None:
     make, slug = CHANGES[change]
@@ -296,7 +297,7 @@ def test_a_link_in_place_of_a_prepared_file_is_refused_until_it_is_discarded(
     assert elsewhere.stat()[:9] == outside[:9]
 
 
-def test_changed_settings_discard(run: Run, log_dir: Path) -> None:
+def test_a_preparation_with_other_settings_is_discarded(run: Run, log_dir: Path) -> None:
     compact(run, log_dir, "--prepare")
     rows = compact(run, log_dir, "--execute", "--topic-config", "orders:delete.retention.ms=5")
     assert "settings changed since: delete.retention.ms" in rows["orders-0"]["prepared"]
@@ -310,7 +311,7 @@ def test_an_old_preparation_is_discarded(run: Run, log_dir: Path) -> None:
     assert "ago" in rows_of(done)["orders-0"]["prepared"]
 
 
-def test_what_is_not_prepared_is_left_with_prepared_only(run: Run, log_dir: Path) -> None:
+def test_with_prepared_only_other_partitions_are_not_compacted(run: Run, log_dir: Path) -> None:
     rows = compact(run, log_dir, "--prepare", "--partitions", "orders-0")
     assert statuses(rows) == {"orders-0": "prepared"}
     before = {name: file for name, file in snapshot(log_dir).items() if name.startswith("orders-1")}
@@ -320,7 +321,7 @@ def test_what_is_not_prepared_is_left_with_prepared_only(run: Run, log_dir: Path
     assert {name: file for name, file in snapshot(log_dir).items() if name.startswith("orders-1")} == before
 
 
-def test_a_running_broker_does_not_hinder_a_preparation_but_another_one_does(run: Run, log_dir: Path) -> None:
+def test_a_preparation_runs_beside_a_broker_but_not_beside_another_preparation(run: Run, log_dir: Path) -> None:
     command = [sys.executable, "-c", AS_A_BROKER, str(log_dir / names.LOCK)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as broker:
         assert broker.stdout is not None
@@ -336,7 +337,9 @@ def test_a_running_broker_does_not_hinder_a_preparation_but_another_one_does(run
 
 
 def test_a_run_that_changes_partitions_excludes_a_preparation(run: Run, log_dir: Path) -> None:
-    """The first preparation of a log dir makes its lock file, which a run that has begun before does not hold."""
+    """The lock file of preparations is created by the first preparation of a log dir, so a run that began earlier does
+    not hold it.
+    """
     with hold([str(log_dir)]), without_spark():
         done = run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--prepare")
     assert done.exit_code == 1
@@ -356,7 +359,7 @@ def test_prepared_only_requires_execute(run: Run, log_dir: Path) -> None:
     assert done.exit_code == 2
 
 
-def test_originals_of_what_is_committed_are_kept(run: Run, prepared: Path) -> None:
+def test_originals_of_committed_partitions_are_backed_up(run: Run, prepared: Path) -> None:
     kept = prepared.parent / "kept"
     before = snapshot(prepared / "orders-0")
     compact(run, prepared, "--execute", "--keep-originals", str(kept))
@@ -371,7 +374,8 @@ def test_originals_of_what_is_committed_are_kept(run: Run, prepared: Path) -> No
 
 
 def _disturbed(log_dir: Path, times: int) -> Callable[..., Any]:
-    """Return a task that a broker's cleaner disturbs the first `times` that it cleans orders-0."""
+    """Return a task function during whose first `times` cleanings of orders-0 a broker's cleaner changes the partition.
+    """
     left = [times]
 
     def clean(*arguments: Any, **more: Any) -> Any:
@@ -385,7 +389,9 @@ def _disturbed(log_dir: Path, times: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_a_partition_that_a_broker_cleans_meanwhile_is_prepared_again(run: Run, log_dir: Path, times: int) -> None:
+def test_a_partition_that_a_broker_cleans_during_the_preparation_is_prepared_again(
+    run: Run, log_dir: Path, times: int
+) -> None:
     with patch.object(driver, "clean_on_worker", _disturbed(log_dir, times)):
         rows = compact(run, log_dir, "--prepare")
     assert rows["orders-1"]["status"] == "prepared"
@@ -410,21 +416,22 @@ def test_a_partition_that_does_not_fit_is_not_prepared(run: Run, log_dir: Path) 
 
 
 def test_earlier_preparations_count_as_used_space(run: Run, log_dir: Path) -> None:
-    """Otherwise each of several runs would take half of what the ones before it left to the broker."""
+    """Otherwise each of several runs would use half of the space that the earlier ones left to the broker."""
 
     def prepare(limit_bytes: int, status: int = 0) -> dict[str, Any]:
         return compact(run, log_dir, "--prepare", "--max-scratch-bytes", str(limit_bytes), status=status)["orders-1"]
 
     compact(run, log_dir, "--prepare", "--partitions", "orders-0")
     used = sum(path.stat().st_size for path in log_dir.glob("*/*.clean") if ".prepared." not in path.name)
-    with patch.object(FileSystem, "free_bytes", lambda *_: 10**10):  # half of a small disk may be less than the limit
+    # on a small disk, half of the free space may be less than the limit
+    with patch.object(FileSystem, "free_bytes", lambda *_: 10**10):
         with patch.object(storage, "human_bytes", str):
             [need] = map(int, re.findall(r"needs up to ([0-9]+) of", prepare(1, status=3)["error"]))
             assert f"{used} are in use" in prepare(need + used - 1, status=3)["error"]
         assert prepare(need + used + 100_000)["status"] == "prepared"
 
 
-def test_a_topic_that_is_deleted_meanwhile_does_not_end_the_run(run: Run, log_dir: Path) -> None:
+def test_a_topic_that_is_deleted_during_the_preparation_does_not_end_the_run(run: Run, log_dir: Path) -> None:
     def clean(*arguments: Any, **more: Any) -> Any:
         result = clean_on_worker(*arguments, **more)
         if arguments[1].partition == 0:
@@ -437,7 +444,7 @@ def test_a_topic_that_is_deleted_meanwhile_does_not_end_the_run(run: Run, log_di
     assert "a segment was removed meanwhile" in rows["orders-0"]["error"]
 
 
-def test_what_cannot_be_discarded_refuses_its_partition_only(run: Run, prepared: Path) -> None:
+def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: Run, prepared: Path) -> None:
     _touch_source(prepared)
 
     def fail(*_: Any) -> None:
@@ -452,7 +459,7 @@ def test_what_cannot_be_discarded_refuses_its_partition_only(run: Run, prepared:
 
 
 def test_copies_of_originals_may_take_more_than_half_of_the_free_space(run: Run, prepared: Path) -> None:
-    """As those of a compaction in one go, one partition at a time."""
+    """They are copied one partition at a time, as in a compaction in a single run."""
     sources = {name: sum(path.stat().st_size for path in (prepared / name).glob("0*[!n]")) for name in PARTITIONS}
     with patch.object(FileSystem, "free_bytes", lambda *_: max(sources.values())):
         kept = ("--keep-originals", str(prepared.parent / "kept"), "--copy-originals")
@@ -460,21 +467,21 @@ def test_copies_of_originals_may_take_more_than_half_of_the_free_space(run: Run,
     assert {rows[name]["prepared"] for name in PARTITIONS} == {"committed"}
 
 
-def test_the_swap_files_of_a_cleaner_at_work_are_waited_for(run: Run, log_dir: Path) -> None:
+def test_a_preparation_waits_until_a_running_cleaner_has_removed_its_swap_files(run: Run, log_dir: Path) -> None:
     swap = log_dir / "orders-0" / f"{0:020d}.index.swap"
     swap.touch()
     with patch.object(planning.time, "sleep", lambda _: swap.unlink(missing_ok=True)):
         assert statuses(compact(run, log_dir, "--prepare"))["orders-0"] == "prepared"
 
 
-def test_swap_files_that_stay_are_refused(run: Run, log_dir: Path) -> None:
+def test_a_partition_with_permanent_swap_files_is_refused(run: Run, log_dir: Path) -> None:
     (log_dir / "orders-0" / f"{0:020d}.index.swap").touch()
     with patch.object(planning.time, "sleep", lambda _: None):
         rows = compact(run, log_dir, "--prepare", status=3)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "prepared", "users-0": "skipped"}
 
 
-def test_what_was_prepared_for_a_topic_that_is_not_compacted_any_more_is_discarded(run: Run, prepared: Path) -> None:
+def test_the_preparation_of_a_topic_that_is_no_longer_compacted_is_discarded(run: Run, prepared: Path) -> None:
     before = {name: file for name, file in all_files(prepared).items() if not name.endswith(".clean")}
     config = [flag.replace("orders:cleanup.policy=compact", "orders:cleanup.policy=delete") for flag in CONFIG]
     with without_spark():
@@ -484,14 +491,14 @@ def test_what_was_prepared_for_a_topic_that_is_not_compacted_any_more_is_discard
     assert all_files(prepared) == before
 
 
-def test_what_was_prepared_is_kept_while_the_settings_are_unknown(run: Run, prepared: Path) -> None:
+def test_a_preparation_is_not_discarded_while_the_settings_are_unknown(run: Run, prepared: Path) -> None:
     files = scratch(prepared)
     with without_spark():
         run("compact", "--log-dirs", prepared, *NOW, "--execute")
     assert scratch(prepared) == files
 
 
-def test_tombstones_stay_for_half_of_their_retention_after_the_commit(run: Run, tmp_path: Path) -> None:
+def test_tombstones_are_retained_for_half_of_their_retention_time_after_the_commit(run: Run, tmp_path: Path) -> None:
     """A consumer that read a value before the commit can still read its tombstone for half of delete.retention.ms."""
     keys = [Rec(n, 1_700_000_000_000 + n, b"key-%d" % n, b"value" if n % 10 else None, ()) for n in range(400)]
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": keys}, segments=5)
@@ -504,7 +511,7 @@ def test_tombstones_stay_for_half_of_their_retention_after_the_commit(run: Run, 
 
     compact_at(0, "--prepare")
     assert compact_at(day_ms // 2, "--execute")["prepared"] == "committed"
-    for suffix in (".log", ".index", ".timeindex", ".snapshot"):  # as if the broker had rolled
+    for suffix in (".log", ".index", ".timeindex", ".snapshot"):  # the broker could have rolled the segment
         (partition / f"{401:020d}{suffix}").write_bytes(b"")
     append(partition, 401)
     for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
@@ -513,7 +520,7 @@ def test_tombstones_stay_for_half_of_their_retention_after_the_commit(run: Run, 
     assert (row["status"], row["tombstones_removed"]) == ("compacted", 0)
 
 
-def test_a_run_without_drop_keyless_does_not_commit_what_was_prepared_with_it(run: Run, tmp_path: Path) -> None:
+def test_a_run_without_drop_keyless_does_not_commit_a_preparation_with_it(run: Run, tmp_path: Path) -> None:
     records = random_records(3, 200)
     records[20] = replace(records[20], key=None)
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": records})
@@ -526,7 +533,7 @@ def test_a_run_without_drop_keyless_does_not_commit_what_was_prepared_with_it(ru
         assert (records[20] in records_of(log_dir / "orders-0")) == (not flags)
 
 
-def test_what_is_prepared_is_committed_although_no_round_is_due(run: Run, log_dir: Path) -> None:
+def test_a_preparation_is_committed_although_no_round_is_due(run: Run, log_dir: Path) -> None:
     never = ("--topic-config", "orders:min.cleanable.dirty.ratio=1")
     compact(run, log_dir, "--prepare", "--force", *never)
     rows = compact(run, log_dir, "--execute", *never)

@@ -1,4 +1,6 @@
-"""Commits of many prepared partitions: operations per partition, how many run at a time, and what a signal leaves."""
+"""Commits of many prepared partitions: operations per partition, how many partitions at a time, and what a signal
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from tests.chance import chance
 from tests.log_dirs import newest_by_key, random_records, records_of, write_log_dir
 
 SETTINGS = ("orders:cleanup.policy=compact",)
-SEGMENTS = 10  # of a partition; all but the active one are replaced by one output
+SEGMENTS = 10  # per partition; all except the active one are replaced by one output
 
 
 def prepared_log_dir(path: Path, partitions: int) -> Path:
@@ -74,20 +76,20 @@ class CountingOf(FileSystem):
         return super()._change(operation, arguments, action)
 
 
-def test_operations_of_a_commit(tmp_path: Path) -> None:
-    """The numbers of PREPARED.md: those of renames and removals grow with the sources, those of syncs do not."""
+def test_a_commit_needs_the_documented_number_of_operations(tmp_path: Path) -> None:
+    """The numbers are those of PREPARED.md: renames and removals grow with the number of sources, syncs do not."""
     log_dir = prepared_log_dir(tmp_path / "logs", 1)
     fs = CountingOf(log_dir / "orders-0")
     [row] = commit(log_dir, fs)
     assert row.segments_after == 2, row
     replaced, files = SEGMENTS - 1, 3
     assert fs.counts["fsync_dir"] == 10
-    assert fs.counts["fsync"] == 0, "the outputs are durable since they were prepared"
+    assert fs.counts["fsync"] == 0, "the preparation has already made the outputs durable"
     assert fs.counts["rename"] == files * (replaced + 1)
     assert fs.counts["link"] == files
     assert fs.counts["create"] == 2  # the guard, twice
-    assert fs.counts["unlink"] == files * (replaced + 1) + 2 + 1  # also the guard, twice, and the record
-    assert fs.counts["open_read"] <= 3 * SEGMENTS + 12, "each segment is surveyed once, and compared with the record"
+    assert fs.counts["unlink"] == files * (replaced + 1) + 2 + 1  # including the guard, twice, and the record
+    assert fs.counts["open_read"] <= 3 * SEGMENTS + 12, "each segment is surveyed once and compared with the record"
     assert fs.counts["scan"] <= 8
     assert sum(fs.counts.values()) <= 245, fs.counts
 
@@ -97,7 +99,7 @@ def test_many_partitions_are_committed_at_a_time(tmp_path: Path) -> None:
     together = threading.Barrier(MOST_COMMITS)
 
     class Waiting(FileSystem):
-        """Lets no sync of a partition end before as many others have begun."""
+        """Ends no sync of a partition until as many other syncs have begun."""
 
         def fsync_dir(self, path: str) -> None:
             if path != str(log_dir):
@@ -114,7 +116,7 @@ def test_many_partitions_are_committed_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.one_of()
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
-def test_a_commit_that_is_stopped_loses_nothing(ending: signal.Signals, tmp_path: Path) -> None:
+def test_a_stopped_commit_loses_no_record(ending: signal.Signals, tmp_path: Path) -> None:
     partitions = 60
     log_dir = prepared_log_dir(tmp_path / "logs", partitions)
     before = {path.name: newest_by_key(records_of(path)) for path in log_dir.glob("orders-*")}

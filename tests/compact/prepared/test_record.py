@@ -1,4 +1,4 @@
-"""The record of a preparation: written and read again, and spoiled in every way."""
+"""The record of a preparation: it is read back as written, and damaged records are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _where(record: Record) -> str:
 
 
 @given(st.integers(0, names.MAX_OFFSET - 100))
-def test_it_is_read_as_it_was_written(base: int) -> None:
+def test_a_record_is_read_back_as_written(base: int) -> None:
     record = a_record(base)
     assert decode_record(encode_record(record), _where(record)) == record
     assert record_name(base, RUN) in record.files
@@ -61,8 +61,8 @@ LEAVES = [path for path in _leaves(json.loads(encode_record(a_record()))) if pat
 
 
 @given(st.sampled_from(LEAVES), st.sampled_from([None, "x", "../../x", -1, 2**64, 1.5, [], {}, [1], True]))
-def test_a_spoiled_value_is_refused_or_changes_nothing_but_itself(path: tuple, value: object) -> None:
-    """Whatever is read has whole numbers, and names of files of its run only."""
+def test_a_changed_value_is_refused_or_changes_only_itself(path: tuple, value: object) -> None:
+    """A record that is read has whole numbers only, and only names of files of its run."""
     fields = json.loads(encode_record(a_record()))
     inner = fields
     for key in path[:-1]:
@@ -117,7 +117,9 @@ CHANGES = [_add_snapshot, _replace_more, _replace_nothing, _take_index_for_log, 
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_groups_replace_the_sources_by_the_outputs_and_nothing_else(change: Callable[[dict[str, Any]], None]) -> None:
+def test_groups_that_do_not_replace_the_sources_by_the_outputs_are_refused(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
     fields = json.loads(encode_record(a_record()))
     change(fields["result"])
     with pytest.raises(CorruptLog) as refused:
@@ -128,6 +130,6 @@ def test_groups_replace_the_sources_by_the_outputs_and_nothing_else(change: Call
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff\xfe"], ids=lambda data: repr(data[:4])
 )
-def test_what_is_no_json_object_is_refused(data: bytes) -> None:
+def test_a_record_that_is_not_a_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptLog):
         decode_record(data, _where(a_record()))

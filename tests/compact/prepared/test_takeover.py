@@ -1,4 +1,4 @@
-"""The decision whether what was prepared may be committed: each condition alone, and what may change freely."""
+"""The decision whether a preparation may be committed: each reason against it alone, and changes that do not matter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keytail.compact.prepared.takeover import Now, reason_to_discard
 from tests.compact.prepared.test_record import a_record
 
 DAY_MS = 86_400_000
-RECORD = a_record()  # prepared from offset 5 to 25 of a log that ended at 30
+RECORD = a_record()  # prepared from offset 5 to 25, of a log that ended at 30
 SELECTION = Selection(5, 25, 0, 900, 900, 1.0, False, False, True, "")
 AS_IT_WAS = Now(RECORD.prepared_ms, RECORD.basis, SELECTION, RECORD.sources, RECORD.outputs)
 
@@ -27,8 +27,8 @@ def test_an_unchanged_partition_is_committed() -> None:
 
 
 @given(st.integers(30, 2**62), st.integers(0, 9), st.integers(0, 38), st.booleans())
-def test_what_comes_after_the_log_end_does_not_matter(end: int, epochs: int, age_ms: int, due: bool) -> None:
-    """A broker went on: it appended, was elected leader again, rolled, and more became cleanable."""
+def test_changes_after_the_log_end_do_not_matter(end: int, epochs: int, age_ms: int, due: bool) -> None:
+    """The broker continued: it appended, was elected leader again, rolled segments, and more became cleanable."""
     basis = replace(
         RECORD.basis,
         log_end_offset=end,
@@ -40,14 +40,16 @@ def test_what_comes_after_the_log_end_does_not_matter(end: int, epochs: int, age
 
 
 @pytest.mark.parametrize("epochs", [(), ((5, 30),), ((5, 31),)], ids=["forgotten", "another", "appended to"])
-def test_an_epoch_without_records_may_be_forgotten(epochs: tuple[tuple[int, int], ...]) -> None:
-    """A leader stores its epoch before it appends; as a follower, or at its next start, it removes that again."""
+def test_an_epoch_without_records_may_disappear(epochs: tuple[tuple[int, int], ...]) -> None:
+    """A leader stores its epoch before it appends; as a follower, or at its next start, the broker removes the epoch
+    again.
+    """
     known = RECORD.basis.leader_epochs
     record = replace(RECORD, basis=replace(RECORD.basis, leader_epochs=(*known, (4, 30))))
     assert not reason_to_discard(record, with_basis(leader_epochs=(*known, *epochs)))
 
 
-def test_a_clock_that_is_a_little_behind_is_tolerated() -> None:
+def test_a_clock_that_is_slightly_behind_is_tolerated() -> None:
     assert not reason_to_discard(RECORD, replace(AS_IT_WAS, now_ms=RECORD.prepared_ms - 60_000))
 
 
@@ -79,13 +81,13 @@ REASONS: dict[str, tuple[Now, str]] = {
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_each_reason(name: str) -> None:
+def test_each_reason_discards_the_preparation(name: str) -> None:
     now, text = REASONS[name]
     assert text in reason_to_discard(RECORD, now)
 
 
 @pytest.mark.parametrize(("retention_ms", "limit_ms"), [(2 * DAY_MS, DAY_MS), (1000, 500), (1, 0), (0, DAY_MS)])
-def test_it_may_be_half_as_old_as_tombstones_are_retained(retention_ms: int, limit_ms: int) -> None:
+def test_a_preparation_may_be_half_as_old_as_tombstones_are_retained(retention_ms: int, limit_ms: int) -> None:
     basis = replace(RECORD.basis, config=replace(RECORD.basis.config, delete_retention_ms=retention_ms))
     record = replace(RECORD, basis=basis)
 

@@ -1,4 +1,4 @@
-"""A partition, a round of the reference cleaner over it, and the proof of its output, changed or unchanged."""
+"""A partition, a round of the reference cleaner over it, and the proof of its output, which a test may change first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INTERVAL = 150
 
 
 class SmallWindow(Window):
-    """A window smaller than a batch, without room for its prefetched bytes: it grows only as far as is asked for."""
+    """A window smaller than a batch, without space for prefetched bytes, which grows only as far as requested."""
 
     def __init__(self, fs: FileSystem) -> None:
         super().__init__(fs, 64)
@@ -39,12 +39,12 @@ class SmallWindow(Window):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(window, "_HEADROOM_BYTES", 16)
             super().advance(used, wanted_bytes)
-        assert self.position + self.filled > before, "the walk would not end"
+        assert self.position + self.filled > before, "the window did not advance, and the proof would not end"
 
 
 @dataclass
 class Output:
-    """One output segment as it is written: batches and entries may be changed before the proof."""
+    """One output segment, whose batches and entries a test may change before the proof."""
 
     base: int
     batches: list[bytes]
@@ -55,7 +55,7 @@ class Output:
 
 
 class Case:
-    """A partition (the last segment is active), and the output of a round of the reference cleaner."""
+    """A partition, whose last segment is active, and the output of a round of the reference cleaner."""
 
     def __init__(self, segments: list[Segment], *, first_dirty: int, now_ms: int = NOW, **given) -> None:
         self.segments, self.first_dirty, self.now_ms = segments, first_dirty, now_ms
@@ -102,7 +102,7 @@ class Case:
         raise AssertionError(base_offset)
 
     def put(self, data: bytes) -> None:
-        """Replace the batch at this offset."""
+        """Replace the batch that has the base offset of `data`."""
         (base,) = struct.unpack_from(">q", data)
         output = [o for o in self.outputs if o.base <= base][-1]
         bases = {struct.unpack_from(">q", other)[0]: other for other in output.batches}
@@ -166,7 +166,7 @@ class Case:
         return prove(LOCAL, spec)
 
     def after(self) -> list[Segment]:
-        """Return the partition as the round leaves it."""
+        """Return the partition as it is after the round."""
         made = [
             Segment(
                 s.base_offset,
@@ -183,7 +183,7 @@ class Case:
         return made + [s for s in self.segments if s.base_offset >= self.round.end_offset]
 
     def split(self, group: int, bases: list[int]) -> None:
-        """Split a group's output at these offsets; transaction index entries follow their markers."""
+        """Split a group's output at these offsets; transaction index entries are moved with their markers."""
         sources, (output,) = self.groups[group]
         parts = []
         for low, high in pairwise([output.base, *bases, 2**62]):

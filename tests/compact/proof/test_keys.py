@@ -1,5 +1,4 @@
-"""The proof's table of keys, created for an expected number of keys: it contains the same keys whatever was expected.
-"""
+"""The proof's table of keys contains the same keys, whatever number of keys was expected when it was created."""
 
 import hashlib
 
@@ -28,7 +27,7 @@ def put_all(keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("expected, tables", [(0, 2), (10, 2), (KEYS, 1), (10**12, 1)])
-def test_the_expected_number_only_avoids_growth(expected, tables, monkeypatch):
+def test_the_expected_number_of_keys_only_avoids_growth(expected, tables, monkeypatch):
     made = []
     zeros = proof_keys.zeros
     monkeypatch.setattr(proof_keys, "zeros", lambda n, dtype: made.append(n) or zeros(n, dtype))
@@ -45,7 +44,7 @@ def test_the_expected_number_only_avoids_growth(expected, tables, monkeypatch):
 
 
 def test_keys_are_compared_by_both_words_of_their_digest():
-    """By one word alone, a table of 10**9 keys would confuse two of them in 1 of 40 runs."""
+    """If one word were compared, a table of 10**9 keys would confuse two of them in 1 of 40 runs."""
     keys = Keys(1 << 20)
     try:
         put = [b"%d" % i for i in range(100)]

@@ -21,7 +21,7 @@ def _records(offset: int, *items: tuple[bytes | None, bytes | None]) -> list[Rec
 
 
 def _example(codec: int = 1, magic: int = 1, append_time: int | None = None, **given) -> Case:
-    """Messages of both magics, alone and in wrappers, beside a batch of version 2."""
+    """Return messages of both magics, alone and in wrappers, beside a batch of version 2."""
     append = NOW - 100 if append_time and magic else None
     pack = {"codec": codec, "magic": magic, "append_time": append}
     first = (
@@ -57,7 +57,7 @@ def test_a_correct_round_passes(tmp_path, codec, magic, append_time):
     assert report.records_checked == 21
 
 
-def test_a_group_of_several_outputs(tmp_path):
+def test_a_group_of_several_outputs_passes(tmp_path):
     for bases in ([26], [23], [20, 26], [24], [14, 15, 16, 20, 23, 24, 25]):
         case = _example()
         case.split(1, bases)
@@ -100,7 +100,7 @@ def _m_clean_record_gone(c):
 
 
 def _m_single_message_gone(c):
-    """Key b of the first segment is superseded; h is not before offset 27."""
+    """Key b of the first segment is superseded; h does not occur before offset 27."""
     output, i, _ = _at(c, 20)
     del output.batches[i]
 
@@ -237,7 +237,7 @@ def _holding(case: Case, key: bytes) -> list[int]:
 
 
 def test_a_tombstone_is_removed_by_the_time_of_its_file(tmp_path):
-    """The legacy horizon is that of the last segment before the first dirty offset."""
+    """The horizon of old messages is that of the last segment before the first dirty offset."""
     items = [(b"x", None), (b"y", b"1")]
     segments = [
         Segment(0, encode_wrapper(_records(0, *items), 1), mtime_ms=NOW - 5000),
@@ -319,8 +319,8 @@ def test_random_rounds_pass_and_flipped_values_fail(tmp_path, number):
     assert base == batch.base_offset
 
 
-# With the magic kept (LEGACY.md 5): each mutation takes the retained records of a message and its codec, and makes the
-# result wrong.
+# Mutations of rounds that keep the magic (LEGACY.md 5): each takes the retained records of a message and its codec, and
+# makes the result wrong.
 
 
 def _inner(records: list[Rec], base: int, *, magic: int = 1, attributes: int = 0) -> bytes:
@@ -378,7 +378,7 @@ def test_every_mutation_of_a_message_that_keeps_its_magic_is_found(tmp_path, nam
         for o in case.outputs for i, data in enumerate(o.batches) if data[:8] == (28).to_bytes(8, "big")
     ]  # fmt: skip
     kept = list(message.records)
-    assert len(kept) == 3 and _wrapped(kept, codec) == output.batches[i], "else nothing is shown"
+    assert len(kept) == 3 and _wrapped(kept, codec) == output.batches[i], "otherwise the mutation proves nothing"
     case.prove(tmp_path)
     output.batches[i] = KEPT[name](kept, codec)
     with pytest.raises(KeytailError) as caught:
@@ -386,13 +386,13 @@ def test_every_mutation_of_a_message_that_keeps_its_magic_is_found(tmp_path, nam
     assert not isinstance(caught.value, CorruptLog) and caught.value.byte_position is not None
 
 
-def test_a_wrapper_with_the_offset_0_ends_at_its_last_message():
+def test_a_wrapper_with_offset_0_ends_at_its_last_message():
     message = read_message(_wrapped(_records(0, (b"a", b"1"), (b"b", b"2"), (b"c", b"3")), 1, offset=0))
     assert (message.first_offset, message.last_offset, message.is_uniform) == (0, 2, False)
 
 
 def test_unused_bits_of_a_source_are_not_rewritten(tmp_path):
-    """Only the codec and the timestamp type are written to the attributes of a rewritten message, as by Kafka."""
+    """As in Kafka, only the codec and the timestamp type are written to the attributes of a rewritten message."""
     dropped, kept = Rec(0, NOW - 10, b"a", b"1"), Rec(1, NOW - 9, b"b", b"2")
     wrapper = _wrapped([dropped, kept], 1, attributes=1 | 0x40)
     segments = [Segment(0, wrapper + encode_single(Rec(2, NOW, b"a", b"3"))), Segment(10, b"")]

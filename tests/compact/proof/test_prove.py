@@ -28,7 +28,7 @@ INTERVAL = 200
 
 
 class Case:
-    """Source segments, their cleaned output, and their directory."""
+    """Source segments, their cleaned output, and the directory of both."""
 
     def __init__(self, segments: dict[int, bytes], groups: list[list[int]], round_: Round) -> None:
         self.segments = segments
@@ -38,7 +38,7 @@ class Case:
         self.out: list[list[Out]] = [
             [o for base in group for o in clean(segments[base], round_, newest)] for group in groups
         ]
-        self.files: dict[tuple[int, str], bytes] = {}  # replaces what `out` returns
+        self.files: dict[tuple[int, str], bytes] = {}  # overrides what `out` yields
         self.sizes: dict[tuple[int, str], int] = {}
         self.interval = INTERVAL
 
@@ -88,7 +88,7 @@ class Case:
 
 
 def _example(codec: int = 0, timestamp_type: int = 0) -> Case:
-    """Three segments in two groups, with all that the mutations below need."""
+    """Return three segments in two groups, with everything that the mutations below need."""
     fields = {"codec": codec, "timestamp_type": timestamp_type, "leader_epoch": 3}
 
     def batch(offset: int, *items: tuple[bytes | None, bytes | None], **more) -> bytes:
@@ -131,7 +131,7 @@ def _patch(data: bytes, at: int, new: bytes) -> bytes:
 
 
 def _rebuilt(case: Case) -> Out:
-    """Return an output batch with at least two records left, and some removed."""
+    """Return an output batch that retained at least two records and lost some."""
     return next(o for o in case.batches() if 2 <= len(o.records) < o.source.record_count)
 
 
@@ -161,7 +161,7 @@ def test_a_correct_compaction_passes(tmp_path, codec, timestamp_type):
     assert report.keys == len({b"a", b"k1", b"k2", b"late", b"k3", b"b", b"m", b"z"})
 
 
-def test_windows_smaller_than_a_batch_and_tables_that_grow(tmp_path, monkeypatch):
+def test_a_proof_with_small_windows_and_growing_tables_passes(tmp_path, monkeypatch):
     monkeypatch.setattr(proof_state, "Window", SmallWindow)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     monkeypatch.setattr(proof_keys, "_NOTES", 1)
@@ -172,11 +172,11 @@ def test_windows_smaller_than_a_batch_and_tables_that_grow(tmp_path, monkeypatch
         assert report.records_checked == 28
 
 
-def test_memory_beyond_the_bound_is_an_error_with_a_reason(tmp_path, monkeypatch):
+def test_keys_that_exceed_the_memory_are_an_error_with_a_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     keys = _example().prove(tmp_path).keys
-    # Two thirds of the memory are the largest table, of which one slot stays free.
+    # The largest table takes two thirds of the memory, and keeps one slot free.
     enough = (keys + 2) * 24 * 3 // 2
     assert _example().prove(tmp_path, memory_bytes=enough).keys == keys
     with pytest.raises(KeytailError, match="memory"):
@@ -575,7 +575,7 @@ def test_there_are_as_many_mutations_as_documented():
 
 @pytest.fixture(params=[(0, False), (1, False), (4, False), (0, True), (1, True)], ids=lambda p: f"{p[0]}-{p[1]}")
 def to_mutate(request, monkeypatch):
-    """Return the example with each type of timestamps, to be proven whole or in pieces."""
+    """Return the examples of both timestamp types, to be proven whole or in pieces."""
     codec, in_pieces = request.param
     if in_pieces:
         take_in_pieces(monkeypatch, records=1 + SEED % 3)
@@ -585,7 +585,7 @@ def to_mutate(request, monkeypatch):
     return cases
 
 
-def test_without_a_mutation_it_passes(tmp_path, to_mutate):
+def test_the_proof_passes_without_a_mutation(tmp_path, to_mutate):
     for case in to_mutate:
         case.prove(tmp_path)
 
@@ -628,7 +628,7 @@ def test_a_source_truncated_within_a_batch_is_corrupt(tmp_path):
 
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (-1, 0)])
 def test_a_source_whose_offsets_do_not_ascend_is_corrupt(tmp_path, offsets):
-    """Two records with one offset, in the wrong order, and one before the batch's first offset."""
+    """Two records have the same offset, are in the wrong order, or one is before the batch's base offset."""
     records = [Rec(offset, NOW, b"%d" % i, b"x") for i, offset in enumerate(offsets)]
     case = Case({0: encode_batch(records, base_offset=0, last_offset=1), 2: b""}, [[0]], Round(2, 2, 2, NOW))
     with pytest.raises(CorruptLog, match="its offset does not follow"):
@@ -661,7 +661,7 @@ def test_an_index_entry_is_due_after_more_bytes_than_the_interval(tmp_path):
         case.interval = interval
         case.prove(tmp_path)
         entries.append(case.outputs()[0, ".index"][:8])
-    assert entries[0] != entries[1], "the second batch has an entry only if the first one exceeds the interval"
+    assert entries[0] != entries[1], "the second batch has an entry only if the first exceeds the interval"
 
 
 def test_groups_must_cover_the_segments_below_the_end(tmp_path):
@@ -698,7 +698,7 @@ def test_a_tombstone_is_not_removed_before_the_records_that_it_deletes(tmp_path)
 
 @pytest.mark.parametrize("codec", [0, 1])
 @pytest.mark.parametrize("of_key", [b"c", None])
-def test_each_timestamp_and_the_last_byte_of_each_part_count(tmp_path, codec, of_key):
+def test_a_change_of_a_timestamp_or_of_the_last_byte_of_any_part_is_found(tmp_path, codec, of_key):
     keys = (b"a", b"b", of_key, b"d", b"a")
     first = encode_batch([Rec(i, NOW - 500 + i, key, b"value") for i, key in enumerate(keys)], codec=codec)
     segments = {0: first, 10: encode_batch([Rec(10, NOW, b"z", b"last")])}
@@ -711,14 +711,15 @@ def test_each_timestamp_and_the_last_byte_of_each_part_count(tmp_path, codec, of
     ):
         case = Case(segments, [[0]], Round(0, end, 10, NOW))
         [o] = case.batches()
-        i = [record.key for record in o.records].index(of_key)  # not the first or the newest: headers depend on those
+        # neither the first nor the newest record, because headers depend on those
+        i = [record.key for record in o.records].index(of_key)
         spoiled = replace(o.records[i], **{part: spoil(getattr(o.records[i], part))})
         _again(o, [*o.records[:i], spoiled, *o.records[i + 1 :]])
         with pytest.raises(KeytailError, match="a record's timestamp, key, value or headers differ"):
             case.prove(tmp_path)
 
 
-def test_only_the_batch_that_ends_the_cleaned_range_must_stay_without_records(tmp_path):
+def test_only_the_batch_that_ends_the_cleaned_range_must_be_retained_without_records(tmp_path):
     tombstone = encode_batch([Rec(1, NOW, b"a", None)], delete_horizon_ms=NOW - 1)
     first = encode_batch([Rec(0, NOW, b"a", b"1")]) + tombstone
     case = Case({0: first, 2: b""}, [[0]], Round(0, 2, 2, NOW))
@@ -728,7 +729,7 @@ def test_only_the_batch_that_ends_the_cleaned_range_must_stay_without_records(tm
     case.drop(last)
     with pytest.raises(KeytailError, match="the batch that ends the cleaned range"):
         case.prove(tmp_path)
-    emptied = rebuild(decode_log(tombstone)[0], (), None)  # beyond the range, no reader needs it
+    emptied = rebuild(decode_log(tombstone)[0], (), None)  # beyond the range, no reader needs this batch
     case = Case({0: encode_batch([Rec(0, NOW, b"a", b"1")]) + emptied, 2: b""}, [[0]], Round(0, 1, 1, NOW))
     assert len(case.batches()) == 1
     case.prove(tmp_path)
@@ -843,7 +844,7 @@ def test_a_missing_record_is_found(tmp_path_factory, case, data):
         if b.delete_horizon_ms is not None and b.delete_horizon_ms <= NOW
     )
     if removed.offset < case.round.end and (removed.key is None or deleted):
-        return  # no error: the record has no key, or is deleted by a tombstone past its horizon
+        return  # no error: the record has no key, or a tombstone past its horizon deletes it
     rest = tuple(r for r in o.records if r is not removed)
     kept = decode_log(o.data)[0]
     nulls = any(r.value is None for r in rest)

@@ -35,7 +35,9 @@ def abort(offset: int, pid: int, **fields) -> bytes:
 
 
 def _example(codec: int = 0) -> Case:
-    """Every state of a transaction that a log below its last stable offset can have, and some beyond it."""
+    """Return a log with every state of a transaction that can occur below the last stable offset, and some states above
+    it.
+    """
     pack = {"codec": codec}
     first = (
         data(0, 9, (b"below", b"log start"), **pack)
@@ -45,7 +47,7 @@ def _example(codec: int = 0) -> Case:
         + data(7, 2, (b"c", b"committed"), (b"a", b"3"), **pack)
         + abort(9, 1)
         + commit(10, 2)
-        + commit(11, 3)  # its data was removed in the previous round
+        + commit(11, 3)  # a commit whose data the previous round removed
         + commit(12, 4, delete_horizon_ms=NOW - 1)
         + abort(13, 5, delete_horizon_ms=NOW + 1)
         + data(14, 6, (b"d", b"aborted, and the producer's last"), **pack)
@@ -117,7 +119,7 @@ def test_data_of_a_producer_known_only_by_its_epoch_may_be_removed(tmp_path):
         case.prove(tmp_path)
 
 
-def test_windows_and_tables_that_grow(tmp_path, monkeypatch):
+def test_a_proof_with_growing_windows_and_tables_passes(tmp_path, monkeypatch):
     expected = _example().prove(tmp_path)
     monkeypatch.setattr(proof_markers, "Window", SmallWindow)
     monkeypatch.setattr(proof_markers, "_FIRST_ROWS", 1)
@@ -370,7 +372,7 @@ def test_every_mutation_is_found_with_its_position(tmp_path, name, codec):
 
 
 def test_a_marker_above_the_cleaned_range_is_read(tmp_path):
-    """Without it the transaction is open, and its data must be retained."""
+    """Without that marker the transaction is open, and its data must be retained."""
     case = _example()
     case.prove(tmp_path)
     active = case.segments[-1]
@@ -385,7 +387,7 @@ def test_a_marker_above_the_cleaned_range_is_read(tmp_path):
 
 
 def test_an_entry_may_have_the_stable_offset_0(tmp_path):
-    """The transaction of producer 2 began at offset 0 and was open when that of producer 1 was aborted."""
+    """The transaction of producer 2 began at offset 0, and was open when that of producer 1 was aborted."""
     log = data(0, 2, (b"a", b"1")) + data(1, 1, (b"b", b"aborted")) + abort(2, 1) + commit(3, 2)
     entry = Aborted(1, 1, 2, 0)
     case = Case([Segment(0, log, aborted=(entry,)), Segment(4, b"")], first_dirty=0, producers={1: (1, 0)})
@@ -422,7 +424,7 @@ def test_a_torn_tail_of_the_last_segment_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("bases", [[9], [7, 10], [5, 6, 9], [16], [17], [2, 5, 7, 9, 10, 11, 13, 14, 15]])
-def test_a_group_of_several_outputs(tmp_path, bases):
+def test_a_group_of_several_outputs_passes(tmp_path, bases):
     case = _example()
     whole = case.prove(tmp_path)
     case.split(0, bases)
@@ -440,9 +442,9 @@ def test_outputs_that_contain_each_others_batches_are_found(tmp_path):
         elif change == 1:
             second.batches.insert(0, first.batches.pop())
         elif change == 2:
-            third.base = 11  # its first batch is below
+            third.base = 11  # the first batch of this output is below its base offset
         elif change == 3:
-            second.base = 3  # inside the batch at 2
+            second.base = 3  # the base offset is inside the batch at 2
         elif change == 4:
             second.batches, third.batches = third.batches, second.batches
         else:
@@ -451,7 +453,7 @@ def test_outputs_that_contain_each_others_batches_are_found(tmp_path):
             case.prove(tmp_path)
 
 
-def test_an_output_must_not_reach_past_the_base_of_the_next(tmp_path):
+def test_an_output_must_not_extend_past_the_base_of_the_next(tmp_path):
     case = _example()
     case.split(0, [3])
     assert struct.unpack_from(">q", case.outputs[0].batches[-1])[0] == 2
@@ -473,7 +475,7 @@ def test_an_index_beyond_its_capacity_is_found(tmp_path):
 
 
 def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
-    """Producers that alternate; every transaction has ended when the last segment begins."""
+    """Return a log with alternating producers, in which every transaction ends before the last segment."""
     keys = [b"k%d" % i for i in range(rng.choice([2, 5, 20]))]
     offset, opened, producers = rng.choice([0, 100]), {}, {}
     segments = []
@@ -499,7 +501,7 @@ def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
                 end(pid)
                 continue
             if pid >= 0 and pid not in opened and rng.random() < 0.15:
-                opened[pid] = None  # its data has been removed already
+                opened[pid] = None  # the data of this transaction is already removed
                 end(pid)
                 continue
             n = rng.randint(1, 4)
@@ -542,7 +544,7 @@ def test_random_rounds_pass_and_random_losses_fail(tmp_path, number):
 
 
 def _random_losses(case: Case, rng: random.Random, directory: Path) -> None:
-    """Return markers of data that is left, and aborted records: no round may lose the former or retain the latter."""
+    """Remove markers of retained data, and insert aborted records: the proof must reject each change."""
     sources = [b for s in case.segments[:-1] for b in decode_log(s.log)]
     markers = [b for b in sources if b.control and b.records]
     for marker in rng.sample(markers, min(3, len(markers))):
@@ -579,7 +581,7 @@ def _random_losses(case: Case, rng: random.Random, directory: Path) -> None:
             output.batches = batches
 
 
-def test_markers_beyond_the_memory_are_an_error_with_a_reason(tmp_path, monkeypatch):
+def test_markers_that_exceed_the_memory_are_an_error_with_a_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_markers, "_FIRST_ROWS", 4)
     case = _example()

@@ -1,4 +1,5 @@
-"""Which partitions are started next: each once, in bundles of limited size, as many at a time as the cluster has cores.
+"""The order in which partitions are started: each is started once, in bundles of limited size, and on as many bundles
+at a time as the cluster has cores.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count partitions by the size of their logs."""
+    """Compare the sizes of the logs alone with the limit of a bundle."""
     monkeypatch.setattr(passes, "_MARGIN_BYTES", 0)
 
 
@@ -69,7 +70,7 @@ def waiting(tasks: list[CleaningTask], size: BundleSize | None = None, limit: in
 
 
 def taken(queue: Waiting) -> list[list[int]]:
-    """Return the partitions, bundle by bundle, each released before the next."""
+    """Return the partitions of each bundle; a bundle is released before the next one is taken."""
     found = []
     while bundle := queue.take():
         found.append([task.partition for task in bundle.tasks])
@@ -89,14 +90,14 @@ def test_each_partition_is_taken_once_and_bundles_are_full(sizes: list[int], lea
     assert sorted(number for bundle in found for number in bundle) == list(range(len(sizes)))
     left = set(range(len(sizes)))
     for bundle in found:
-        assert sizes[bundle[0]] == max(sizes[number] for number in left), "the largest first"
+        assert sizes[bundle[0]] == max(sizes[number] for number in left), "a bundle begins with the largest one"
         left -= set(bundle)
         size = sum(sizes[number] for number in bundle)
         assert len(bundle) <= most
         assert size <= BUNDLE_BYTES or len(bundle) <= least
         if left and size < BUNDLE_BYTES and len(bundle) < most:
             assert len(bundle) >= least
-            assert size + min(sizes[number] for number in left) > BUNDLE_BYTES, "no other would have fitted"
+            assert size + min(sizes[number] for number in left) > BUNDLE_BYTES, "no other partition would have fitted"
 
 
 def test_scratch_in_flight_stays_within_the_limit_of_each_file_system() -> None:
@@ -113,18 +114,18 @@ def test_scratch_in_flight_stays_within_the_limit_of_each_file_system() -> None:
     assert [task.partition for task in second.tasks] == [1, 5]
 
 
-def test_a_partition_that_fits_nowhere_is_done_in_passes_alone() -> None:
+def test_a_partition_that_does_not_fit_waits_for_the_others_and_is_refused() -> None:
     queue = waiting([replace(task_of(0, 100), fan_out="never"), task_of(1, 30)], limit=40)
     first = queue.take()
     assert first is not None
     assert [task.partition for task in first.tasks] == [1]
     assert queue.take() is None
     queue.release(first)
-    assert queue.take() is None, "its one group does not fit"
+    assert queue.take() is None, "its only group does not fit"
     assert "40" in str(queue.refusal(task_of(0, 100)))
 
 
-def test_a_fan_out_is_a_bundle_of_its_own() -> None:
+def test_a_fan_out_is_a_separate_bundle() -> None:
     assert taken(waiting([task_of(n, 10, fan_out="always") for n in range(3)])) == [[0], [1], [2]]
 
 
@@ -147,7 +148,7 @@ def test_without_rates_a_bundle_is_small_enough_for_all_cores(partitions: int, p
 def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With more than 64 partitions that are a bundle each."""
+    """The cluster has 100 cores, and each partition is a bundle: more than the usual 64 bundles run at a time."""
     cores = 100
     monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1)
     all_started, running = threading.Event(), [0]
@@ -170,7 +171,7 @@ def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
 
 
 def test_taking_a_hundred_thousand_partitions_is_fast() -> None:
-    """Each bundle examines the partitions that it takes, not all that wait."""
+    """Taking a bundle examines the partitions that it takes, not all that are waiting."""
     tasks = [task_of(number, 600 * MIB + number) for number in range(20_000)]
     examined = 0
 
@@ -186,7 +187,7 @@ def test_taking_a_hundred_thousand_partitions_is_fast() -> None:
 
 
 @given(prepared=st.integers(0, 700), others=st.integers(0, 5))
-def test_what_was_prepared_is_taken_once_in_bundles_that_keep_all_commits_busy(prepared: int, others: int) -> None:
+def test_prepared_partitions_are_taken_once_in_bundles_small_enough_for_all_commits(prepared: int, others: int) -> None:
     done = cast("Any", SimpleNamespace())
     tasks = [task_of(number, 10, prepared=done if number < prepared else None) for number in range(prepared + others)]
     queue = waiting(tasks)
@@ -202,7 +203,7 @@ def test_what_was_prepared_is_taken_once_in_bundles_that_keep_all_commits_busy(p
     assert sorted(number for bundle in taken(queue) for number in bundle) == list(range(prepared, prepared + others))
 
 
-def test_threads_for_commits_begin_no_other_partition() -> None:
+def test_a_thread_for_commits_takes_only_prepared_partitions() -> None:
     done = cast("Any", SimpleNamespace())
     changed = threading.Condition()
     queue = waiting([task_of(0, 10, prepared=done), task_of(1, 10)])
@@ -222,7 +223,7 @@ def test_threads_for_commits_begin_no_other_partition() -> None:
 
 
 @pytest.mark.parametrize("ends", [{"asked": True}, {"deadline_s": 0.0}, {"lock_lost": LockLost("lost")}])
-def test_a_run_that_ends_begins_no_commit(ends: dict[str, Any]) -> None:
+def test_a_run_that_is_ending_begins_no_commit(ends: dict[str, Any]) -> None:
     changed = threading.Condition()
     queue = waiting([task_of(0, 10, prepared=cast("Any", SimpleNamespace()))])
     schedule = Schedule(queue, Rows(lambda row: None, changed), Stop(**ends), changed, most_cleaning=1)

@@ -1,4 +1,4 @@
-"""With a deadline, or little scratch space, the partitions with the largest expected gain per second are first."""
+"""With a deadline, or little scratch space, partitions are started in the order of their expected gain per second."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count partitions by the size of their logs."""
+    """Compare the sizes of the logs alone with the scratch space."""
     monkeypatch.setattr(passes, "_MARGIN_BYTES", 0)
 
 
@@ -63,7 +63,7 @@ def random_tasks(rng: random.Random, number: int, log_dir: str = "/a") -> list[C
     ]
 
 
-def test_the_gain_is_the_dirty_section_by_the_expected_seconds() -> None:
+def test_the_gain_is_the_size_of_the_dirty_section_per_expected_second() -> None:
     sizes = [(0, 100 * MIB), (10, 50 * MIB)]
     seconds = PARTITION_S + 2 * SEGMENT_S + 50 * MIB / DIRTY_BYTES_PER_S + 100 * MIB / CLEAN_BYTES_PER_S
     assert gain_per_s(sizes, 10) == pytest.approx(50 * MIB / seconds)
@@ -74,7 +74,7 @@ def test_the_gain_is_the_dirty_section_by_the_expected_seconds() -> None:
 
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 1 << 31), st.integers(1, 1 << 31)), max_size=40), in_order=st.booleans())
-def test_each_is_taken_once_in_the_order_of_gain(sizes: list[tuple[int, int]], in_order: bool) -> None:
+def test_each_partition_is_taken_once_in_the_order_of_gain(sizes: list[tuple[int, int]], in_order: bool) -> None:
     tasks = [task_of(number, *size) for number, size in enumerate(sizes)]
     queue = Waiting(tasks, BundleSize(2, 5), ScratchSpace(Storage()), by_gain=True, in_order=in_order)
     found = taken(queue)
@@ -86,7 +86,7 @@ def test_each_is_taken_once_in_the_order_of_gain(sizes: list[tuple[int, int]], i
         assert len(bundle) <= 5 and (size <= BUNDLE_BYTES or len(bundle) <= 2)
 
 
-def test_with_a_deadline_small_ones_do_not_overtake_one_that_waits_for_space() -> None:
+def test_with_a_deadline_small_partitions_do_not_overtake_one_that_waits_for_space() -> None:
     tasks = [task_of(0, 0, 60 * MIB), task_of(1, 10 * MIB, 50 * MIB), task_of(2, 35 * MIB, 5 * MIB),
              task_of(3, 35 * MIB, 4 * MIB, "/b")]  # fmt: skip
     assert by_gain(tasks) == [0, 1, 2, 3]
@@ -100,7 +100,7 @@ def test_with_a_deadline_small_ones_do_not_overtake_one_that_waits_for_space() -
         assert second is not None and second.tasks[0].partition == 1
 
 
-def test_one_that_never_fits_keeps_no_other_waiting() -> None:
+def test_a_partition_that_never_fits_does_not_delay_others() -> None:
     tasks = [task_of(0, 0, 900 * MIB), task_of(1, 10 * MIB, 50 * MIB)]
     assert by_gain(tasks) == [0, 1]
     queue = Waiting(tasks, BundleSize(), ScratchSpace(Storage(), 100 * MIB), by_gain=True, in_order=True)
@@ -108,10 +108,10 @@ def test_one_that_never_fits_keeps_no_other_waiting() -> None:
     assert first is not None and [task.partition for task in first.tasks] == [1]
     queue.release(first)
     assert queue.take() is None
-    assert [task.partition for task in queue.take_all()] == [0], "its one group does not fit"
+    assert [task.partition for task in queue.take_all()] == [0], "its only group does not fit"
 
 
-def test_space_limits_only_if_the_cores_need_more() -> None:
+def test_space_is_the_limit_only_if_the_cores_could_use_more() -> None:
     tasks = [task_of(n, 0, 40 * MIB) for n in range(10)] + [task_of(10, 0, MIB, "/b")]
     for limit, parallel, expected in ((100, 2, False), (100, 3, True), (79, 2, True), (1000, 16, False)):
         assert space_limits(tasks, parallel, ScratchSpace(Storage(), limit * MIB)) == expected, (limit, parallel)
@@ -119,7 +119,7 @@ def test_space_limits_only_if_the_cores_need_more() -> None:
 
 
 class Clock:
-    """Time passes while a partition is cleaned: as long as is expected."""
+    """Cleaning a partition advances this clock by the expected duration."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -129,7 +129,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
-def test_what_is_done_by_a_deadline_has_the_largest_gain_per_second(
+def test_partitions_done_by_a_deadline_have_the_largest_gain_per_second(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = random_tasks(chance(), 60, str(tmp_path))

@@ -60,8 +60,8 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * Kafka's own clients behind one line of JSON a request and one a reply, for tests written in Python. It outlives
- * the broker it talks to, so a producer can go on where it stopped; bytes travel as base64, null as JSON null.
+ * Kafka's own clients for tests in Python, with one line of JSON for each request and each reply. The process outlives
+ * the broker, so that a producer can continue after a restart. Bytes are encoded as base64, null as JSON null.
  */
 public final class BrokerClient {
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -74,7 +74,7 @@ public final class BrokerClient {
 
     public static void main(String[] args) throws Exception {
         PrintStream replies = System.out;
-        System.setOut(System.err);  // whatever a library prints must not mix with the replies
+        System.setOut(System.err);  // output of libraries must not be mixed with the replies
         BrokerClient client = new BrokerClient();
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
@@ -92,7 +92,7 @@ public final class BrokerClient {
             replies.flush();
         }
         client.disconnect();
-        System.exit(0);  // idle network threads of producers whose broker is gone must not keep the process
+        System.exit(0);  // idle network threads of producers without a broker must not keep the process alive
     }
 
     private JsonNode answer(JsonNode request) throws Exception {
@@ -161,8 +161,8 @@ public final class BrokerClient {
     }
 
     /**
-     * Every topic, internal ones too: partition count, id, the overrides set on the topic itself, and of every setting
-     * the value that holds and the kind of its source.
+     * All topics, including internal ones: partition count, id, overrides of the topic, and the effective value and the
+     * kind of source of each setting.
      */
     private JsonNode describeTopics() throws Exception {
         ObjectNode answer = JSON.createObjectNode();
@@ -230,7 +230,7 @@ public final class BrokerClient {
         settings.put("compression.type", request.path("codec").asText("none"));
         settings.put("enable.idempotence", request.path("idempotent").asText("false"));
         settings.put("acks", "all");
-        settings.put("linger.ms", "60000");  // one call is one batch: produce() flushes
+        settings.put("linger.ms", "60000");  // each call writes one batch, because produce() flushes
         settings.put("batch.size", "1000000");
         settings.put("delivery.timeout.ms", "120000");
         if (request.hasNonNull("transactional_id")) {
@@ -263,7 +263,7 @@ public final class BrokerClient {
         return offsets;
     }
 
-    /** All records of a file, read before the clock starts, to where the producer's own partitioner sends them. */
+    /** Sends all records of a file with the producer's own partitioner. The file is read before the time is measured. */
     private JsonNode produceFile(JsonNode request) throws Exception {
         List<ProducerRecord<byte[], byte[]>> records = new ArrayList<>();
         try (DataInputStream in = new DataInputStream(new java.io.BufferedInputStream(
@@ -308,7 +308,7 @@ public final class BrokerClient {
         return JSON.getNodeFactory().booleanNode(true);
     }
 
-    /** Group offsets that count when the transaction commits. */
+    /** Adds group offsets to the transaction. */
     private JsonNode sendOffsets(JsonNode request) {
         Map<TopicPartition, OffsetAndMetadata> offset =
             Map.of(partition(request), new OffsetAndMetadata(request.get("offset").asLong()));
@@ -316,7 +316,7 @@ public final class BrokerClient {
         return JSON.getNodeFactory().booleanNode(true);
     }
 
-    /** As `kafka-transactions.sh abort` does: a marker by the partition's leader, past the coordinator. */
+    /** Writes an ABORT marker without the coordinator, as `kafka-transactions.sh abort` does. */
     private JsonNode abortTransaction(JsonNode request) throws Exception {
         TopicPartition partition = partition(request);
         long startOffset = request.get("start_offset").asLong();
@@ -339,7 +339,7 @@ public final class BrokerClient {
         return JSON.getNodeFactory().booleanNode(producer != null);
     }
 
-    /** One batch with the producer id, epoch and first sequence as given, sent without a producer's bookkeeping. */
+    /** Sends one batch with the given producer id, epoch and first sequence, without a producer. */
     private JsonNode rawProduce(JsonNode request) throws Exception {
         List<SimpleRecord> records = new ArrayList<>();
         for (JsonNode record : request.get("records")) {
@@ -351,7 +351,7 @@ public final class BrokerClient {
             Compression.of(CompressionType.forName(codec)).build(), request.get("producer_id").asLong(),
             (short) request.get("epoch").asInt(), request.get("sequence").asInt(),
             records.toArray(new SimpleRecord[0]));
-        short version = 12;  // the last that names topics; later ones need the topic's id
+        short version = 12;  // the last version with topic names; later ones need the topic id
         ProduceRequestData data = new ProduceRequestData().setAcks((short) -1).setTimeoutMs(30000);
         data.topicData().add(new ProduceRequestData.TopicProduceData().setName(request.get("topic").asText())
             .setPartitionData(List.of(new ProduceRequestData.PartitionProduceData()
@@ -390,14 +390,14 @@ public final class BrokerClient {
         settings.put("isolation.level", isolation);
         settings.put("exclude.internal.topics", "false");
         settings.put("max.poll.records", "5000");
-        settings.put("fetch.max.wait.ms", "20");  // a fetch at the end of a log holds up the next seek
+        settings.put("fetch.max.wait.ms", "20");  // a fetch at the end of a log delays the next seek
         if (group != null) {
             settings.put("group.id", group);
         }
         return new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
-    /** Every record of the given partitions, from the start of each to the end it had when the call began. */
+    /** All records of the given partitions up to the log ends at the time of the call. */
     private JsonNode consume(JsonNode request) {
         ArrayNode answer = JSON.createArrayNode();
         String isolation = request.path("isolation").asText("read_uncommitted");
@@ -412,7 +412,7 @@ public final class BrokerClient {
                 for (ConsumerRecord<byte[], byte[]> record : consumer.poll(Duration.ofMillis(200))) {
                     answer.add(served(record));
                 }
-                // The position passes offsets that compaction emptied, so it ends the loop where a record count can't.
+                // The position also passes offsets whose records compaction removed, so it can end the loop.
                 open.removeIf(partition -> consumer.position(partition) >= ends.get(partition));
                 if (System.currentTimeMillis() > giveUpMs) {
                     throw new IllegalStateException("not at the end after 120 s: " + open);
@@ -432,7 +432,7 @@ public final class BrokerClient {
         return one;
     }
 
-    /** For each offset asked, that of the first record a consumer gets which begins there; null at the end. */
+    /** For each requested offset, the offset of the first record that a consumer reads from there, or null. */
     private JsonNode firstFrom(JsonNode request) {
         ArrayNode answer = JSON.createArrayNode();
         TopicPartition partition = partition(request);

@@ -9,9 +9,9 @@ import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.common.config.ConfigResource;
 
 /**
- * Changes what stands in a cluster's metadata, one argument after the other, after the bootstrap address:
+ * Changes the metadata of a cluster. Arguments after the bootstrap address:
  * {@code create NAME PARTITIONS}, {@code delete NAME}, {@code topic NAME KEY=VALUE}, {@code broker ID KEY=VALUE}
- * ({@code all} for the default of all brokers; {@code KEY} alone takes the config away).
+ * ({@code all} for the default of all brokers; {@code KEY} alone removes the config).
  */
 public final class MetadataAdmin {
     public static void main(String[] arguments) throws Exception {

@@ -1,4 +1,4 @@
-"""Appending to a log, compared with a list of batches: every sequence of operations, and what each refuses."""
+"""Appending to a log, compared with a list of batches: any sequence of operations, and what each operation refuses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def opened(directory: Path, config: AppendConfig = CONFIG, fs: FileSystem = LOCA
 
 
 class LogModel(RuleBasedStateMachine):
-    """`spans`: base and last offset of every batch; `starts`: base offsets of segments that explicit rolls begin."""
+    """The model of a log. `spans` has the base and last offset of every batch, `starts` the base offsets of segments
+    begun by explicit rolls.
+    """
 
     parent: Path
 
@@ -94,7 +96,7 @@ class LogModel(RuleBasedStateMachine):
         closed = self.log.close()
         assert closed == Closed(self.end, max(self.end, closed.recovery_point), None)
         for path in (self.root / "orders-0").glob("*.log"):
-            decode_log(path.read_bytes())  # nothing after the last batch
+            decode_log(path.read_bytes())  # nothing follows the last batch
         self.log = opened(self.root / "orders-0", self.config)
 
     @invariant()
@@ -158,7 +160,8 @@ def test_a_batch_that_a_leader_refuses_changes_nothing(case: str, directory: Pat
             log.append(data, leader_epoch=0, now_ms=NOW_MS)
         assert files(directory) == before
         log.check()
-        log.append(batch(**PRODUCER, base_sequence=2), leader_epoch=0, now_ms=NOW_MS)  # appending continues
+        # valid batches are still appended
+        log.append(batch(**PRODUCER, base_sequence=2), leader_epoch=0, now_ms=NOW_MS)
         assert log.log_end_offset == 4
 
 
@@ -192,7 +195,7 @@ def test_a_set_with_more_entries_than_fit_is_refused_before_it_is_written(direct
         assert len(log.segments) > 2
 
 
-def test_batches_above_the_leader_epoch_of_a_follower_are_left_out(directory: Path) -> None:
+def test_batches_above_the_leader_epoch_of_a_follower_are_ignored(directory: Path) -> None:
     with opened(directory) as log:
         data = batch(1, 0, leader_epoch=3) + batch(1, 1, leader_epoch=4) + batch(1, 2, leader_epoch=3)
         assert log.append_as_follower(data, leader_epoch=3, now_ms=NOW_MS).batches == 1
@@ -208,10 +211,10 @@ def test_a_batch_that_a_producer_sends_again_is_stored_once(directory: Path) -> 
         assert [same.first_offset for same in appended.duplicates] == [4, 12]
         assert (appended.first_offset, appended.last_offset, appended.batches) == (14, 15, 1)
         with pytest.raises(Refused, match="sequence 2 does not follow 13"):
-            log.append(sent[1], leader_epoch=0, now_ms=NOW_MS)  # five others were sent since
+            log.append(sent[1], leader_epoch=0, now_ms=NOW_MS)  # five other batches were sent since
 
 
-def test_the_same_sequence_numbers_of_a_new_epoch_are_another_batch(directory: Path) -> None:
+def test_the_same_sequence_numbers_in_a_new_epoch_are_a_new_batch(directory: Path) -> None:
     with opened(directory) as log:
         log.append(batch(**PRODUCER, base_sequence=0), leader_epoch=0, now_ms=NOW_MS)
         appended = log.append(batch(producer_id=7, producer_epoch=2, base_sequence=0), leader_epoch=0, now_ms=NOW_MS)
@@ -220,7 +223,7 @@ def test_the_same_sequence_numbers_of_a_new_epoch_are_another_batch(directory: P
             log.append(batch(**PRODUCER, base_sequence=0), leader_epoch=0, now_ms=NOW_MS)
 
 
-def test_no_batch_of_a_producer_lies_between_those_of_its_open_transaction(directory: Path) -> None:
+def test_no_other_batch_of_a_producer_is_appended_within_its_open_transaction(directory: Path) -> None:
     with opened(directory) as log:
         first = batch(**PRODUCER, base_sequence=0, transactional=True)
         log.append(first, leader_epoch=0, now_ms=NOW_MS)
@@ -234,8 +237,10 @@ def test_no_batch_of_a_producer_lies_between_those_of_its_open_transaction(direc
         log.append(outside, leader_epoch=0, now_ms=NOW_MS)
 
 
-def test_batches_given_at_once_leave_what_they_leave_one_by_one(directory: Path, tmp_path: Path) -> None:
-    """Snapshots at rolls are equal too."""
+def test_batches_appended_together_leave_the_files_of_batches_appended_one_by_one(
+    directory: Path, tmp_path: Path
+) -> None:
+    """The snapshots written at rolls are equal too."""
     sent = [batch(producer_id=i % 3, producer_epoch=0, base_sequence=2 * (i // 3)) for i in range(30)]
     other = tmp_path / "other-0"
     other.mkdir()
@@ -249,7 +254,7 @@ def test_batches_given_at_once_leave_what_they_leave_one_by_one(directory: Path,
 
 @pytest.mark.parametrize(("last", "following"), [(2**31 - 2, 0), (2**31 - 1, 1)])
 def test_sequence_numbers_wrap_around(last: int, following: int, directory: Path) -> None:
-    """A batch of two records whose last or first sequence is 2147483647."""
+    """The sequence number 2147483647 is the last or the first one of a batch of two records."""
     with opened(directory) as log:
         log.append(batch(**PRODUCER, base_sequence=last), leader_epoch=0, now_ms=NOW_MS)
         log.append(batch(**PRODUCER, base_sequence=following), leader_epoch=0, now_ms=NOW_MS)
@@ -284,7 +289,7 @@ def test_a_failing_disk_closes_the_log(directory: Path) -> None:
         opened(directory)
 
 
-def test_flushes_come_by_messages_and_by_time(directory: Path) -> None:
+def test_a_flush_follows_after_a_number_of_messages_or_a_time(directory: Path) -> None:
     config = AppendConfig(**{**vars(CONFIG), "flush_messages": 4, "flush_ms": 100})
     with opened(directory, config) as log:
         log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
@@ -295,13 +300,13 @@ def test_flushes_come_by_messages_and_by_time(directory: Path) -> None:
         assert not log.flush_if_due(NOW_MS + 99)
         assert log.flush_if_due(NOW_MS + 100)
         assert log.recovery_point == 6
-        log.flush(now_ms=NOW_MS + 150)  # nothing to flush: the time does not count
+        log.flush(now_ms=NOW_MS + 150)  # nothing is left to flush, so the time does not matter
         log.append(batch(1), leader_epoch=0, now_ms=NOW_MS + 150)
         assert log.flush_if_due(NOW_MS + 200)
 
 
-def test_what_is_synced_and_in_which_order(directory: Path) -> None:
-    """APPEND.md, "The order of operations"."""
+def test_files_are_synced_in_the_documented_order(directory: Path) -> None:
+    """The order is that of APPEND.md, "The order of operations"."""
 
     class Synced(FileSystem):
         def fsync(self, fd: int) -> None:
@@ -337,7 +342,9 @@ def test_what_is_synced_and_in_which_order(directory: Path) -> None:
         assert synced == [".tmp", "directory", ".log", ".index", ".timeindex", ".snapshot", "directory"]
         log.roll(now_ms=NOW_MS)
         synced.clear()
-    assert synced == [".log", ".index", ".timeindex", "directory"], "the snapshot of the roll says the same"
+    assert synced == [".log", ".index", ".timeindex", "directory"], (
+        "the snapshot of the roll has the same state, and is not written again"
+    )
 
 
 def test_only_a_log_that_was_closed_is_opened(directory: Path) -> None:
@@ -357,7 +364,7 @@ def test_only_a_log_that_was_closed_is_opened(directory: Path) -> None:
     opened(directory).close()
 
 
-def test_idle_producers_are_forgotten_at_the_next_start(directory: Path) -> None:
+def test_idle_producers_expire_at_the_next_start(directory: Path) -> None:
     first = batch(1, **PRODUCER, base_sequence=0)
     with opened(directory) as log:
         log.append(first, leader_epoch=0, now_ms=NOW_MS)
@@ -366,7 +373,7 @@ def test_idle_producers_are_forgotten_at_the_next_start(directory: Path) -> None
     with PartitionLog.open(str(directory), CONFIG, now_ms=later_ms - 1) as log:
         assert log.append(first, leader_epoch=0, now_ms=later_ms - 1).duplicates
     PartitionLog.open(str(directory), CONFIG, now_ms=later_ms).close()
-    assert files(directory) == before, "the snapshot still knows it"
+    assert files(directory) == before, "the snapshot still has the producer"
     with PartitionLog.open(str(directory), CONFIG, now_ms=later_ms) as log:
         assert not log.append(first, leader_epoch=0, now_ms=later_ms).duplicates
 
@@ -405,7 +412,7 @@ def test_a_log_that_ends_below_its_start_is_refused(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["00000000000000000009.snapshot", "00000000000000000000.log.swap"])
-def test_remains_of_a_log_are_not_taken_for_a_new_one(name: str, directory: Path) -> None:
+def test_a_directory_with_files_of_a_log_is_not_opened_as_a_new_log(name: str, directory: Path) -> None:
     (directory / name).write_bytes(b"")
     with pytest.raises(Refused, match="files of a former segment"):
         opened(directory)
@@ -421,7 +428,7 @@ def test_epochs_of_an_empty_directory_are_truncated_to_the_new_log(directory: Pa
 def test_a_read_begins_within_the_log(directory: Path) -> None:
     with PartitionLog.open(str(directory), CONFIG, now_ms=NOW_MS, log_start_offset=5) as log:
         log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
-        assert log.floor(5)[0] == log.floor(7)[0] == 5  # 7 comes next
+        assert log.floor(5)[0] == log.floor(7)[0] == 5  # the next batch begins at 7
         for offset in (4, 8):
             with pytest.raises(Refused, match="the log contains offsets 5 to 6"):
                 log.floor(offset)
@@ -439,7 +446,7 @@ def test_stray_files_are_replaced_by_those_of_a_new_segment(directory: Path) -> 
     opened(directory).close()
 
 
-def test_the_bytes_given_stay_as_they_are(directory: Path) -> None:
+def test_an_append_does_not_change_the_given_bytes(directory: Path) -> None:
     data = np.frombuffer(batch(), np.uint8).copy()
     before = data.copy()
     with opened(directory) as log:
@@ -448,7 +455,7 @@ def test_the_bytes_given_stay_as_they_are(directory: Path) -> None:
     assert np.array_equal(data, before)
 
 
-def test_new_files_are_like_the_log(directory: Path) -> None:
+def test_new_files_have_the_mode_of_the_log(directory: Path) -> None:
     opened(directory).close()
     (directory / f"{0:020d}.log").chmod(0o640)
     with opened(directory) as log:
@@ -457,8 +464,9 @@ def test_new_files_are_like_the_log(directory: Path) -> None:
     assert (directory / f"{2:020d}.log").stat().st_mode & 0o777 == 0o640
 
 
-def test_where_all_lies_below_the_log_start_empty_snapshots_are_written(directory: Path) -> None:
-    """Snapshots at the bases of the last two segments and at the end (APPEND.md, "Before a log is opened")."""
+def test_empty_snapshots_are_written_if_the_log_start_is_the_log_end(directory: Path) -> None:
+    """They are written at the bases of the last two segments and at the log end (APPEND.md, "Before a log is opened").
+    """
     with opened(directory) as log:
         for _ in range(3):
             log.append(batch(), leader_epoch=0, now_ms=NOW_MS)

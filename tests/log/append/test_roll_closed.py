@@ -1,5 +1,6 @@
-"""Rolling a closed log in place leaves the files of a log that was opened, rolled and closed; what is not closed as a
-broker closes it is not rolled."""
+"""A closed log that is rolled in place has the files of a log that was opened, rolled and closed. A log that was not
+closed as by a broker is not rolled.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def facts_of(directory: Path) -> PartitionFacts:
 
 
 def rolled(directory: Path, fs: FileSystem = LOCAL) -> PartitionFacts:
-    """Roll; return the facts from before."""
+    """Roll the log, and return the facts from before."""
     facts = facts_of(directory)
     assert why_not_closed(fs, facts) == ""
     new = roll(fs, facts.path, facts.segments[-1], facts.log_end_offset)
@@ -80,8 +81,8 @@ def test_the_files_are_those_of_a_log_that_was_opened_rolled_and_closed(tmp_path
         assert after == before | {f"{end}{suffix}": b"" for suffix in (".log", ".index", ".timeindex")}
 
 
-class Listing(FileSystem):
-    """Lists its changes."""
+class RecordingChanges(FileSystem):
+    """Records all changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class Listing(FileSystem):
 
 def test_the_closed_segment_is_durable_before_the_next_one_exists(tmp_path: Path) -> None:
     write_log(tmp_path / "orders-0")
-    fs = Listing()
+    fs = RecordingChanges()
     facts = rolled(tmp_path / "orders-0", fs)
     base, end = f"{facts.segments[-1].base_offset:020d}", f"{facts.log_end_offset:020d}"
     synced = [line for line in fs.done[: fs.done.index(f"create {end}.index")] if line.startswith("fsync ")]

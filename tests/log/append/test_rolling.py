@@ -1,4 +1,6 @@
-"""When a segment ends, compared with a batch-by-batch model; leader epochs; the order of a broker's table."""
+"""When a segment ends, compared with a model that checks batch by batch; leader epochs; the order of a broker's hash
+table.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ NOW_MS = 1000
 
 
 def _model(roll_state: RollState, batches: list[tuple[int, int, int]], config: AppendConfig) -> int:
-    """Apply Kafka's LogSegment.shouldRoll before each batch: (size, largest timestamp, last offset)."""
+    """Apply Kafka's LogSegment.shouldRoll before each batch, which is (size, largest timestamp, last offset)."""
     size, first_ms = roll_state.size_bytes, roll_state.first_timestamp_ms if roll_state.size_bytes else None
     for number, (n_bytes, largest_ms, last_offset) in enumerate(batches):
         waited_ms = largest_ms - first_ms if first_ms is not None and first_ms >= 0 else NOW_MS - roll_state.created_ms
@@ -73,13 +75,13 @@ times = st.sampled_from([-1, 0, 5, 900, 905, 906, 1000, 2**62])
         compact=st.booleans(),
     ),
 )
-def test_batches_go_in_until_one_makes_the_segment_end(
+def test_batches_are_appended_until_one_would_exceed_a_limit_of_the_segment(
     roll_state: RollState, batches: list[tuple[int, int, int]], config: AppendConfig
 ) -> None:
     assert batches_before_roll(roll_state, _rows(batches), config, NOW_MS) == _model(roll_state, batches, config)
 
 
-WAITED = RollState(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # of 100 ms, 97 are left
+WAITED = RollState(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # 97 of 100 ms are left
 TIMELESS = RollState(50, 61, first_timestamp_ms=-1, created_ms=900, jitter_ms=3)
 
 
@@ -101,11 +103,11 @@ def test_a_limit_that_is_reached_exactly_is_not_exceeded(
     assert batches_before_roll(roll_state, _rows([exceeded]), config, NOW_MS) == 0
 
 
-def test_without_a_time_the_age_of_the_segment_counts() -> None:
+def test_without_timestamps_the_age_of_the_segment_counts() -> None:
     config, item = AppendConfig(segment_ms=100), _rows([(61, 2**62, 51)])
     assert batches_before_roll(TIMELESS, item, config, 997) == 1
     assert batches_before_roll(TIMELESS, item, config, 998) == 0
-    first_at_0 = RollState(50, 61, first_timestamp_ms=0, created_ms=900, jitter_ms=0)  # 0 is a timestamp
+    first_at_0 = RollState(50, 61, first_timestamp_ms=0, created_ms=900, jitter_ms=0)  # 0 is a valid timestamp
     assert batches_before_roll(first_at_0, _rows([(61, 100, 51)]), config, 2000) == 1
 
 
@@ -122,7 +124,7 @@ def test_an_index_is_full_with_one_slot_of_the_time_index_left() -> None:
     assert are_full(0, 9, 10, 10)
 
 
-def test_jitter_is_drawn_below_both_limits_and_not_at_all_without_it() -> None:
+def test_jitter_is_below_both_limits_and_not_drawn_if_it_is_0() -> None:
     short, shorter = AppendConfig(segment_jitter_ms=3), AppendConfig(segment_jitter_ms=9, segment_ms=2)
     assert {draw_jitter_ms(random.Random(i), short) for i in range(50)} == {0, 1, 2}
     assert {draw_jitter_ms(random.Random(i), shorter) for i in range(50)} == {0, 1}
@@ -140,7 +142,7 @@ def test_a_flush_is_due_by_messages_or_time() -> None:
     assert not is_flush_due(10, 10, 0, 100, config)
 
 
-def test_settings_that_no_broker_survives_are_refused() -> None:
+def test_settings_that_would_stop_a_broker_are_refused() -> None:
     for wrong in ({"segment_bytes": 0}, {"segment_bytes": 2**31}, {"index_bytes": 11}):
         with pytest.raises(UsageProblem):
             AppendConfig(**wrong)  # type: ignore[arg-type]
@@ -169,20 +171,21 @@ def test_epochs_are_truncated_at_both_ends() -> None:
     assert truncate_from_start([(2, 10)], 5) == [(2, 10)]
 
 
-def test_producers_in_the_order_of_a_brokers_table() -> None:
-    assert hash_order([33, 17, 2, 1]) == [33, 17, 1, 2]  # in bucket 1, in order of insertion
+def test_producers_are_in_the_order_of_a_brokers_hash_table() -> None:
+    assert hash_order([33, 17, 2, 1]) == [33, 17, 1, 2]  # the two of bucket 1 are in the order of insertion
     assert hash_order([33, 17, 2, 1], in_front=True) == [1, 17, 33, 2]
-    assert hash_order([3, 2 << 16, (1 << 32) + 1]) == [(1 << 32) + 1, 2 << 16, 3]  # the upper bits are folded in
-    # 13 entries exceed three quarters of 16 buckets: with 32, 17 has its own bucket, after 12.
+    # the upper bits of the hash are folded into the lower ones
+    assert hash_order([3, 2 << 16, (1 << 32) + 1]) == [(1 << 32) + 1, 2 << 16, 3]
+    # 13 entries exceed three quarters of 16 buckets; in a table of 32 buckets, 17 has its own bucket, after 12.
     assert hash_order([17, *range(12)]) == [*range(12), 17]
     assert hash_order([17, *range(11)]) == [0, 17, *range(1, 11)]
-    # With insertion at the front, the table only grows at the next entry.
+    # With insertion at the front, the table grows only at the next entry.
     assert hash_order([17, *range(12)], in_front=True) == [0, 1, 17, *range(2, 12)]
     assert hash_order([17, *range(13)], in_front=True) == [*range(13), 17]
 
 
-def test_many_ids_in_one_bucket_double_the_brokers_table() -> None:
-    """Producers with the first ids of blocks of 1000 collide like this."""
+def test_many_ids_in_one_bucket_double_the_size_of_the_brokers_hash_table() -> None:
+    """Producers that each have the first id of a block of 1000 collide in this way."""
     same_place = [16 * i for i in (3, 1, 2, 5, 4, 7, 6, 8)]
     assert hash_order(same_place) == same_place
     assert hash_order([*same_place, 16 * 9]) == sorted([*same_place, 16 * 9], key=lambda i: i % 32)

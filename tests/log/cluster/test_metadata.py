@@ -1,4 +1,4 @@
-"""The metadata log of a log dir: snapshot, segments, records that may be uncommitted, and unreadable records."""
+"""The metadata log of a log dir: its snapshot and segments, records that may be uncommitted, and unreadable records."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, rea
 from keytail.log.fs import LOCAL, FileSystem
 from tests import golden
 from tests.chance import draws
-from tests.reference import metadata as dull
+from tests.reference import metadata as model
 from tests.reference.metadata import MetadataLog
 
 POLICY = "cleanup.policy"
-NEW = (dull.topic("t", 1), dull.topic_config("t", POLICY, "compact"), dull.partition(1, 0))
+NEW = (model.topic("t", 1), model.topic_config("t", POLICY, "compact"), model.partition(1, 0))
 
 
 def read(path: Path | str, broker: int = 1, fs: FileSystem = LOCAL) -> ClusterMetadata:
@@ -31,7 +31,7 @@ def policies(path: Path | str, topic: str = "t") -> tuple[str | None, ...]:
 
 
 def policy(value: str | None) -> bytes:
-    return dull.topic_config("t", POLICY, value)
+    return model.topic_config("t", POLICY, value)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_the_golden_log_has_the_topics_of_its_broker(golden_dir: Path) -> None:
         assert found.topics[name].replicas == dict.fromkeys(range(topic.partitions), (1,))
     assert 0 < golden.manifest()["generated_ms"] - found.as_of_ms < 60_000
     assert found.as_of_offset == 224
-    # The only config that was changed after its topic was created.
+    # This is the only config that was changed after its topic was created.
     assert found.topic_configs["__consumer_offsets"]["internal.segment.bytes"] == (None, "8192")
     assert all(
         len(values) == 1
@@ -66,20 +66,20 @@ def test_the_golden_log_has_the_topics_of_its_broker(golden_dir: Path) -> None:
     )
 
 
-def test_golden_partitions_carry_the_ids_of_their_topics(golden_dir: Path) -> None:
+def test_golden_partitions_have_the_ids_of_their_topics(golden_dir: Path) -> None:
     for topic, number in golden.partitions():
         found = read_topic_id(LOCAL, str(golden_dir / f"{topic}-{number}"))
         assert found == golden.manifest()["topics"][topic]["id"]
 
 
-def test_a_partition_without_an_id_or_with_a_bad_one(tmp_path: Path) -> None:
+def test_an_invalid_topic_id_is_refused_and_a_missing_one_accepted(tmp_path: Path) -> None:
     assert read_topic_id(LOCAL, str(tmp_path)) is None
     (tmp_path / "partition.metadata").write_text("nonsense")
     with pytest.raises(CorruptLog, match=r"cannot be read.*partition\.metadata"):
         read_topic_id(LOCAL, str(tmp_path))
 
 
-def test_where_the_metadata_log_is(tmp_path: Path) -> None:
+def test_the_metadata_log_is_found(tmp_path: Path) -> None:
     dirs = [tmp_path / name for name in "abc"]
     for path in dirs:
         path.mkdir()
@@ -95,22 +95,22 @@ def test_where_the_metadata_log_is(tmp_path: Path) -> None:
 # The log
 
 
-def test_records_over_several_segments_and_control_batches(log: MetadataLog) -> None:
+def test_records_of_several_segments_are_read_and_control_batches_ignored(log: MetadataLog) -> None:
     log.control().append(*NEW).roll().control().append(policy("delete")).roll()
     assert policies(log.path) == ("compact", "delete")
-    assert (read(log.path).as_of_offset, read(log.path).as_of_ms) == (5, dull.T0 + 5)
+    assert (read(log.path).as_of_offset, read(log.path).as_of_ms) == (5, model.T0 + 5)
 
 
-def test_nothing_was_written_yet(log: MetadataLog) -> None:
+def test_a_log_without_records_has_no_topics(log: MetadataLog) -> None:
     found = read(log.path)
     assert (found.topics, found.as_of_offset, found.as_of_ms) == ({}, -1, -1)
 
 
-def test_configs_of_all_brokers_and_of_this_one(log: MetadataLog) -> None:
+def test_configs_of_all_brokers_and_of_this_one_are_read(log: MetadataLog) -> None:
     log.append(
-        dull.config(4, "", "log.retention.ms", "1"),
-        dull.config(4, "1", "log.retention.ms", "2"),
-        dull.config(4, "2", "log.retention.ms", "3"),
+        model.config(4, "", "log.retention.ms", "1"),
+        model.config(4, "1", "log.retention.ms", "2"),
+        model.config(4, "2", "log.retention.ms", "3"),
     )
     assert read(log.path, 1).cluster_configs == {"log.retention.ms": (None, "1")}
     assert read(log.path, 1).broker_configs == {"log.retention.ms": (None, "2")}
@@ -127,7 +127,7 @@ def test_the_last_thousand_records_may_be_uncommitted(log: MetadataLog, more: in
 
 
 def test_a_batch_that_is_partly_older_may_be_uncommitted_as_a_whole(log: MetadataLog) -> None:
-    log.append(*NEW).append(policy("delete"), dull.NO_OP, dull.NO_OP).no_ops(998)
+    log.append(*NEW).append(policy("delete"), model.NO_OP, model.NO_OP).no_ops(998)
     assert policies(log.path) == ("compact", "delete")
     log.no_ops(1)
     assert policies(log.path) == ("compact", "delete")
@@ -135,15 +135,15 @@ def test_a_batch_that_is_partly_older_may_be_uncommitted_as_a_whole(log: Metadat
     assert policies(log.path) == ("delete",)
 
 
-def test_a_transaction_is_as_old_as_its_end(log: MetadataLog) -> None:
-    log.append(*NEW).append(dull.BEGIN, policy("delete")).no_ops(1100).append(dull.END)
+def test_the_age_of_a_transaction_is_that_of_its_end(log: MetadataLog) -> None:
+    log.append(*NEW).append(model.BEGIN, policy("delete")).no_ops(1100).append(model.END)
     assert policies(log.path) == ("compact", "delete")
     log.no_ops(1000)
     assert policies(log.path) == ("delete",)
 
 
 def test_an_unfinished_transaction_is_ignored(log: MetadataLog) -> None:
-    log.append(*NEW).append(dull.BEGIN, policy("delete")).no_ops(2000)
+    log.append(*NEW).append(model.BEGIN, policy("delete")).no_ops(2000)
     assert policies(log.path) == ("compact",)
     assert read(log.path).as_of_offset == 2004
 
@@ -151,38 +151,38 @@ def test_an_unfinished_transaction_is_ignored(log: MetadataLog) -> None:
 # Snapshots
 
 
-def test_the_newest_snapshot_and_the_log_after_it(log: MetadataLog) -> None:
+def test_the_newest_snapshot_and_the_log_after_it_are_read(log: MetadataLog) -> None:
     log.no_ops(10).roll().append(policy("delete"))
-    log.snapshot(4, dull.topic("old", 9))
+    log.snapshot(4, model.topic("old", 9))
     log.snapshot(10, *NEW)
     found = read(log.path)
     assert found.topics.keys() == {"t"}
     assert policies(log.path) == ("compact", "delete")
     assert found.as_of_offset == 10
-    (log.path / f"{0:020d}.log").unlink()  # as a broker does after a snapshot
+    (log.path / f"{0:020d}.log").unlink()  # a broker does this after writing a snapshot
     assert read(log.path) == found
 
 
-def test_of_two_epochs_the_later_one(log: MetadataLog) -> None:
+def test_of_two_snapshots_at_one_offset_the_later_epoch_is_read(log: MetadataLog) -> None:
     log.no_ops(10)
-    log.snapshot(10, dull.topic("old", 9), epoch=1)
+    log.snapshot(10, model.topic("old", 9), epoch=1)
     log.snapshot(10, *NEW, epoch=2)
     assert read(log.path).topics.keys() == {"t"}
 
 
 def test_records_below_the_snapshot_are_not_applied_twice_and_are_committed(log: MetadataLog) -> None:
     log.append(*NEW).append(policy("delete"))
-    log.snapshot(4, dull.topic("t", 1), policy("delete"), dull.partition(1, 0))
+    log.snapshot(4, model.topic("t", 1), policy("delete"), model.partition(1, 0))
     assert policies(log.path) == ("delete",)
     log.append(policy("compact"))
     assert policies(log.path) == ("delete", "compact")
 
 
-def test_unfinished_and_deleted_snapshots_do_not_count(log: MetadataLog) -> None:
+def test_unfinished_and_deleted_snapshots_are_ignored(log: MetadataLog) -> None:
     log.append(*NEW)
-    path = log.snapshot(3, dull.topic("other", 9))
+    path = log.snapshot(3, model.topic("other", 9))
     path.rename(f"{path}.deleted")
-    path = log.snapshot(3, dull.topic("other", 9))
+    path = log.snapshot(3, model.topic("other", 9))
     path.rename(path.parent / f"{path.name}-123.part")
     assert read(log.path).topics.keys() == {"t"}
 
@@ -192,16 +192,16 @@ def test_a_log_that_ends_below_the_snapshot(log: MetadataLog, end: int) -> None:
     log.no_ops(end)
     log.snapshot(120, *NEW)
     found = read(log.path)
-    assert (policies(log.path), found.as_of_offset, found.as_of_ms) == (("compact",), 119, dull.T0 + 119)
+    assert (policies(log.path), found.as_of_offset, found.as_of_ms) == (("compact",), 119, model.T0 + 119)
 
 
-def test_a_snapshot_alone_with_an_empty_segment_at_its_end(log: MetadataLog, tmp_path: Path) -> None:
+def test_a_snapshot_with_an_empty_segment_at_its_end_is_read(log: MetadataLog, tmp_path: Path) -> None:
     fetched = MetadataLog(tmp_path / "fetched", base_offset=120)
     fetched.snapshot(120, *NEW)
     assert policies(fetched.path) == ("compact",)
 
 
-# What cannot be read
+# Unreadable logs
 
 
 def _damage(data: bytes, at: int) -> bytes:
@@ -240,11 +240,11 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
         "the log has no record of offset 4",
     ),
     "a record of a newer version whose fields make no sense": (
-        lambda log: log.append(dull.frame(4, 1, b"\x02" + dull.text("") + dull.text("k") + dull.text("v"))),
+        lambda log: log.append(model.frame(4, 1, b"\x02" + model.text("") + model.text("k") + model.text("v"))),
         "a record of type 4 has unsupported version 1.*offset 4",
     ),
     "a record without a value": (lambda log: log.append(None), "the record has no value"),
-    "a topic made twice": (lambda log: log.append(dull.topic("t", 2)), "topic t is created twice"),
+    "a topic made twice": (lambda log: log.append(model.topic("t", 2)), "topic t is created twice"),
     "a snapshot without its footer": (
         lambda log: log.snapshot(4, *NEW, footer=False),
         "snapshot is incomplete: its footer is missing",
@@ -258,7 +258,7 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
         "the snapshot does not begin with its header",
     ),
     "a snapshot that ends inside a batch": (
-        lambda log: log.snapshot(2, dull.topic("t", 1)),
+        lambda log: log.snapshot(2, model.topic("t", 1)),
         "ends at offset 2, inside this batch",
     ),
     "a cut snapshot": (
@@ -270,14 +270,14 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
         "batch begins at or below|continues after its footer",
     ),
     "a snapshot with an open transaction": (
-        lambda log: log.snapshot(4, dull.BEGIN),
+        lambda log: log.snapshot(4, model.BEGIN),
         "the snapshot ends inside a transaction",
     ),
 }
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_what_cannot_be_read_is_refused_with_its_place(log: MetadataLog, case: str) -> None:
+def test_unreadable_records_are_refused_with_their_position(log: MetadataLog, case: str) -> None:
     change, reason = CASES[case]
     log.append(*NEW).no_ops(1)
     assert policies(log.path) == ("compact",)
@@ -289,7 +289,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(log: MetadataLog, case: s
     assert refused.value.remedy
 
 
-def test_a_cut_at_any_byte_is_refused_or_an_older_state(log: MetadataLog) -> None:
+def test_a_log_truncated_at_any_byte_is_refused_or_has_an_older_state(log: MetadataLog) -> None:
     log.append(*NEW)
     whole = len(log.log_path.read_bytes())
     log.append(policy("delete"))
@@ -305,9 +305,9 @@ def test_a_cut_at_any_byte_is_refused_or_an_older_state(log: MetadataLog) -> Non
 
 @settings(deadline=None, max_examples=draws(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_changed_bytes_never_crash_it(log: MetadataLog, data: st.DataObject) -> None:
+def test_a_log_with_changed_bytes_is_read_or_refused(log: MetadataLog, data: st.DataObject) -> None:
     if not log.end_offset:
-        log.append(*NEW).control().no_ops(3).roll().append(dull.BEGIN, policy("delete"), dull.END)
+        log.append(*NEW).control().no_ops(3).roll().append(model.BEGIN, policy("delete"), model.END)
         log.snapshot(3, *NEW)
     path = data.draw(st.sampled_from(sorted(log.path.iterdir())))
     before = path.read_bytes()
@@ -326,11 +326,11 @@ def test_changed_bytes_never_crash_it(log: MetadataLog, data: st.DataObject) -> 
         path.write_bytes(before)
 
 
-# Beside a live broker
+# Reading beside a live broker
 
 
 class Growing(FileSystem):
-    """A file system on which a batch is being appended while the log is read for the first time."""
+    """A file system on which a broker appends a batch while the log is read for the first time."""
 
     def __init__(self, log: MetadataLog, torn: bytes, rest: bytes) -> None:
         super().__init__()

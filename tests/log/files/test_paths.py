@@ -1,4 +1,6 @@
-"""Links and owners: the owner of a log dir can neither redirect root's operations, nor get or give files by them."""
+"""Links and owners: the owner of a log dir can neither redirect root's operations nor use them to obtain or give away
+files.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from keytail.log.log_dirs import survey_log_dirs
 
 OWNER, OTHER = 52_011, 52_012
 SECRET = "root:$6$secret:19000"
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
 
 
 @pytest.fixture(params=["openat2", "name by name"], autouse=True)
-def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test as on Linux 5.6, which has openat2, and as on an older kernel, which does not."""
+def _with_and_without_openat2(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test as on Linux 5.6 or later, which has openat2, and as on an older kernel."""
     if request.param == "name by name":
 
         def missing(*_: object) -> int:
@@ -37,7 +39,8 @@ def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    """Create a log dir with one partition and one checkpoint, and beside it `outside` with files of the same names."""
+    """Create a log dir with one partition and one checkpoint, and a directory `outside` with files of the same names.
+    """
     for home, text in ((tmp_path / "logs", "inside"), (tmp_path / "outside", SECRET)):
         (home / "t-0").mkdir(parents=True)
         (home / "t-0" / "file").write_text(text)
@@ -68,7 +71,7 @@ def everything(path: Path) -> dict[str, tuple[object, ...]]:
 
 
 def as_file(path: str) -> list[Callable[[], object]]:
-    """Return every operation that opens a file or reads its status."""
+    """Return all operations that open a file or read its status."""
     like = FileStat(path, 0, 0, OWNER, OWNER, 0o755, 1, 1, True, False)
     return [
         lambda: LOCAL.read_bytes(path),
@@ -82,7 +85,7 @@ def as_file(path: str) -> list[Callable[[], object]]:
 
 
 def as_directory(path: str) -> list[Callable[[], object]]:
-    """Return every operation on a directory, and on a name in it."""
+    """Return all operations on a directory, and on a name in it."""
     file, new = f"{path}/file", f"{path}/new"
     like = FileStat(path, 0, 0, OWNER, OWNER, 0o755, 1, 1, True, False)
     return [
@@ -148,7 +151,7 @@ def test_a_log_dir_is_reached_through_links(relative: bool, log_dir: Path, monke
     assert not LOCAL.exists(f"{path}/t-0/file/x")
 
 
-def test_links_that_lead_nowhere_or_in_a_circle_are_errors(tmp_path: Path) -> None:
+def test_broken_and_circular_links_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "gone").symlink_to("nowhere")
@@ -175,7 +178,7 @@ def test_no_descriptor_is_left_open(log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "socket"])
-def test_what_is_no_file_is_an_error_that_says_what_to_do(kind: str, log_dir: Path) -> None:
+def test_a_name_that_is_not_a_regular_file_is_an_error_with_a_remedy(kind: str, log_dir: Path) -> None:
     path = log_dir / "recovery-point-offset-checkpoint"
     if kind == "socket":
         os.mknod(path, stat.S_IFSOCK | 0o644)
@@ -220,7 +223,7 @@ def test_root_does_not_open_a_file_of_another_user_in_a_users_directory(log_dir:
 
 @pytest.fixture
 def open_dir() -> Iterator[Path]:
-    """Create a directory that other users can enter; pytest's own directories are closed to them."""
+    """Create a directory that other users can enter; they cannot enter pytest's own directories."""
     with tempfile.TemporaryDirectory(prefix="keytail-") as path:
         os.chmod(path, 0o755)
         yield Path(path)
@@ -241,15 +244,15 @@ def acting_as(uid: int) -> Iterator[None]:
     [
         (0, 0, 0, True),
         (OWNER, OWNER, 0, False),
-        (0, OWNER, 0, False),  # the owner of the directory may have moved it there
+        (0, OWNER, 0, False),  # the owner of the directory may have moved the link there
         (OWNER, 0, 0, False),
         (OWNER, OWNER, OWNER, True),
         (0, 0, OWNER, True),
         (OWNER, OWNER, OTHER, True),
-        (OWNER, 0, OTHER, False),  # as Linux in /tmp
+        (OWNER, 0, OTHER, False),  # like Linux in /tmp
     ],
 )
-def test_whose_links_are_followed(
+def test_only_links_of_trusted_owners_are_followed(
     of_link: int, of_directory: int, user: int, is_followed: bool, open_dir: Path
 ) -> None:
     home, logs = open_dir / "home", open_dir / "logs"
@@ -282,7 +285,7 @@ def test_new_files_and_directories_have_no_special_bits(mode: int, tmp_path: Pat
 
 @root_only
 @pytest.mark.parametrize("of_like", [0, OTHER])
-def test_root_gives_a_file_to_nobody_but_the_owner_of_its_directory(of_like: int, log_dir: Path) -> None:
+def test_root_gives_a_file_only_to_the_owner_of_its_directory(of_like: int, log_dir: Path) -> None:
     give(log_dir)
     like = FileStat("x", 0, 0, of_like, of_like, 0o640, 1, 1, False, True, (("security.SMACK64", b"other"),))
     new = log_dir / "t-0" / "new"
@@ -292,7 +295,7 @@ def test_root_gives_a_file_to_nobody_but_the_owner_of_its_directory(of_like: int
 
 @root_only
 @pytest.mark.parametrize("instead", ["link", "full", "another user's", "file", "nothing"])
-def test_a_directory_that_is_exchanged_while_it_is_made_is_not_given_away(
+def test_a_directory_that_is_exchanged_during_its_creation_is_not_given_away(
     instead: str, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give(log_dir)
@@ -322,7 +325,7 @@ def test_a_directory_that_is_exchanged_while_it_is_made_is_not_given_away(
 
 
 class Exchanging:
-    """Exchanges two names repeatedly, in a thread, as the owner of a log dir may at any time."""
+    """Exchanges two names repeatedly, in a thread, as the owner of a log dir could at any time."""
 
     def __init__(self, item: Path, other: Path) -> None:
         self._names = os.fsencode(item), os.fsencode(other)
@@ -348,7 +351,7 @@ class Exchanging:
 @root_only
 @pytest.mark.parametrize("which", ["partition directory", "directory above", "file"])
 def test_nothing_outside_is_changed_or_read_while_names_are_exchanged(which: str, log_dir: Path) -> None:
-    """The owner of a log dir exchanges one of its names for a link to the same names outside, continuously."""
+    """The owner of a log dir repeatedly exchanges one of its names with a link to a file of the same name outside."""
     outside, link = log_dir.parent / "outside", log_dir / "link"
     real = path = log_dir / "t-0"
     target = outside / "t-0"

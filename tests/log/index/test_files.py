@@ -1,4 +1,4 @@
-"""Index files of a segment compared with sorted lists: every sequence of operations, and what each refuses."""
+"""Index files of a segment compared with sorted lists: any sequence of operations, and what each operation refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.crash.trees import write_tree
 BASE = 1000
 FAR = 2**31 - 1
 steps = st.integers(1, 9)
-# The examples of a class share one directory, so that no fixture is needed between them.
+# The examples of a class share one directory, so that they need no fixture.
 STATEFUL = settings(
     max_examples=draws(40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
@@ -102,7 +102,7 @@ class OffsetIndexModel(_Machine):
 
     @rule()
     def continue_(self) -> None:
-        """Reopen the segment as the active one, as a broker does with its last segment at its start."""
+        """Reopen the segment as the active one, as a broker does with its last segment when it starts."""
         assume(not self.writing)
         self.index.close()
         self.index = OffsetIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
@@ -118,8 +118,8 @@ class OffsetIndexModel(_Machine):
         if self.writing:
             assert os.path.getsize(self.path) == self.capacity * 8
             assert self.index.is_full == (len(self.rows) == self.capacity)
-        # Other readers see the whole file if it is trimmed, and the entries before its zeros if it is active. An entry
-        # of zeros in the first slot cannot be distinguished from preallocated space, and has no meaning.
+        # A reader sees the whole file if it is trimmed, and the entries before its zeros if it is active. An entry of
+        # zeros in the first slot cannot be distinguished from preallocated space, and has no meaning.
         with OffsetIndex.open(LOCAL, self.path, BASE, active=self.writing) as seen:
             unseen = self.writing and self.rows == [(BASE, 0)]
             assert [seen.entry(slot)[1:] for slot in range(len(seen))] == ([] if unseen else self.rows)
@@ -279,7 +279,7 @@ def _txn_bytes(*entries: tuple[int, int, int, int, int]) -> bytes:
         (TransactionIndex, _txn_bytes((0, 4, 1, BASE + 1, BASE)) + b"x", 1, "1 bytes after slot 0"),
     ],
 )
-def test_sanity_names_file_and_slot(kind: type, data: bytes, slot: int, says: str, tmp_path: Path) -> None:
+def test_the_sanity_check_reports_file_and_slot(kind: type, data: bytes, slot: int, says: str, tmp_path: Path) -> None:
     path = tmp_path / f"{BASE:020d}.index"
     path.write_bytes(data)
     index = TransactionIndex(LOCAL, str(path), BASE) if kind is TransactionIndex else kind.open(LOCAL, str(path), BASE)
@@ -298,7 +298,7 @@ def test_sanity_names_file_and_slot(kind: type, data: bytes, slot: int, says: st
     ("kind", "data"),
     [
         (OffsetIndex, b""),
-        (OffsetIndex, _offset_bytes((0, 0))),  # an entry at the base offset is accepted
+        (OffsetIndex, _offset_bytes((0, 0))),  # an entry at the base offset is valid
         (OffsetIndex, _offset_bytes((0, 0), (FAR, 2**31 - 1))),
         (TimeIndex, _time_bytes((0, 0), (1, 0), (2**63 - 1, FAR))),
     ],
@@ -313,7 +313,7 @@ def test_valid_files_pass_the_check(kind: type, data: bytes, tmp_path: Path) -> 
             index.trim()
 
 
-def test_entries_of_a_file_that_is_being_written_end_where_its_zeros_begin(tmp_path: Path) -> None:
+def test_the_entries_of_an_active_index_end_where_its_zeros_begin(tmp_path: Path) -> None:
     path = tmp_path / "index"
     for used in range(6):
         path.write_bytes(_time_bytes(*((100 + n, n) for n in range(used))) + bytes(12 * 4))
@@ -323,8 +323,8 @@ def test_entries_of_a_file_that_is_being_written_end_where_its_zeros_begin(tmp_p
             assert (len(index), index.used) == (used + 4, used)
 
 
-def test_an_index_of_billions_apart_is_searched_in_place(tmp_path: Path) -> None:
-    """Uses the maximum range of a segment, in a full index of a broker's default size."""
+def test_an_index_over_billions_of_offsets_is_searched_in_place(tmp_path: Path) -> None:
+    """The index has a broker's default size and is full, and covers the maximum range of a segment."""
     count = 10_485_760 // 8
     relative = np.linspace(1, FAR, count).astype(">i4")
     entries = np.empty(count, [("offset", ">i4"), ("position", ">i4")])
@@ -339,7 +339,7 @@ def test_an_index_of_billions_apart_is_searched_in_place(tmp_path: Path) -> None
         assert index.lookup(BASE + FAR).slot == count - 1
 
 
-def test_a_transaction_index_makes_its_file_with_the_first_entry(tmp_path: Path) -> None:
+def test_a_transaction_index_creates_its_file_with_the_first_entry(tmp_path: Path) -> None:
     path = tmp_path / "index"
     index = TransactionIndex(LOCAL, str(path), BASE, LOCAL.stat(str(tmp_path)))
     assert index.collect(0, 10**9) == ([], False)
@@ -352,8 +352,8 @@ def test_a_transaction_index_makes_its_file_with_the_first_entry(tmp_path: Path)
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_what_a_stop_leaves_is_continued_or_refused(torn: bool, tmp_path: Path) -> None:
-    """An entry that was not appended is never returned: an index that was not trimmed must be rebuilt."""
+def test_an_index_left_by_a_stop_is_continued_or_refused(torn: bool, tmp_path: Path) -> None:
+    """An entry that was not appended is never returned; an index that was not trimmed must be rebuilt."""
     rows = [(BASE + 5, 100), (BASE + 9, 300), (BASE + 12, 450), (BASE + 20, 700)]
 
     def work(fs: RecordingFileSystem, directory: Path) -> None:

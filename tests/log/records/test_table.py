@@ -1,4 +1,4 @@
-"""Columns of records are what the reference model decodes, whatever the codec."""
+"""Columns of records equal the records that the reference model decodes, whatever the codec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = st.lists(st.tuples(st.integers(0, 4), st.lists(record, min_size=1, max_siz
 
 @settings(deadline=None, max_examples=draws(60))
 @given(log)
-def test_columns_are_the_models_records(tmp_path_factory, batches):
+def test_columns_equal_the_records_of_the_model(tmp_path_factory, batches):
     parts, offset = [], 0
     for codec, records in batches:
         recs = [Rec(offset + i, 5, key, value, tuple(headers)) for i, (key, value, headers) in enumerate(records)]
@@ -52,7 +52,7 @@ def test_columns_are_the_models_records(tmp_path_factory, batches):
     assert headers == [rec.headers for rec in expected]
 
 
-def test_a_column_is_laid_out_as_arrow_does():
+def test_a_column_has_the_layout_of_arrow():
     import pyarrow as pa
 
     column = BytesColumn(np.frombuffer(b"abcd", np.uint8), np.array([0, 1, 1, 4]), np.array([True, False, True]))

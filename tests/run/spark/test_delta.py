@@ -1,4 +1,6 @@
-"""Requirements of sessions with Delta: the source of jars, the error if they are unavailable, the shipped conf."""
+"""Requirements of sessions with Delta: where jars are found, the error if they are missing, and the shipped
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def test_the_shipped_conf_names_the_installed_delta_and_its_settings() -> None:
     assert conf == {"spark.jars.packages": coordinates(), **SETTINGS}
 
 
-def test_jars_of_a_folder(tmp_path: Path) -> None:
+def test_jars_of_a_configured_folder_are_used(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match=r"has no \*delta-spark_\*\.jar") as reported:
         session_settings(str(tmp_path))
     assert coordinates() in str(reported.value)
@@ -49,8 +51,8 @@ def test_jars_of_a_folder(tmp_path: Path) -> None:
     assert "spark.jars.packages" not in settings
 
 
-def test_jars_among_sparks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an image: nothing is downloaded."""
+def test_jars_in_the_folder_of_spark_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image has them there, so that nothing is downloaded."""
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
     _, artifact, version = coordinates().split(":")
@@ -78,7 +80,7 @@ LOST = b"""\t\t::::::::::::::::::::::::::::::::::::::::::::::
 """
 
 
-def test_jars_that_cannot_be_had() -> None:
+def test_unavailable_jars_are_reported() -> None:
     assert jars_problem(IVY) is None
     problem = jars_problem(IVY + LOST)
     assert problem is not None
@@ -89,7 +91,7 @@ def test_jars_that_cannot_be_had() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "has_jars", "said"),
+    ("conf", "has_jars", "message"),
     [
         ({}, False, "without Delta's jars"),
         ({}, True, "without Delta's settings"),
@@ -97,7 +99,7 @@ def test_jars_that_cannot_be_had() -> None:
         ({"spark.sql.extensions": "x", "spark.sql.catalog.spark_catalog": "y"}, True, ""),
     ],
 )
-def test_settings_that_spark_submit_did_not_get(conf: dict[str, str], has_jars: bool, said: str) -> None:
+def test_settings_missing_from_spark_submit_are_reported(conf: dict[str, str], has_jars: bool, message: str) -> None:
     def for_name(*_: object) -> None:
         if not has_jars:
             raise RuntimeError("java.lang.ClassNotFoundException")
@@ -106,10 +108,10 @@ def test_settings_that_spark_submit_did_not_get(conf: dict[str, str], has_jars: 
     lang = SimpleNamespace(Class=SimpleNamespace(forName=for_name), Thread=loader)
     jvm = SimpleNamespace(java=SimpleNamespace(lang=lang))
     context: Any = SimpleNamespace(getConf=lambda: conf, _jvm=jvm)
-    if not said:
+    if not message:
         require_delta(SimpleNamespace(sparkContext=context))
         return
-    with pytest.raises(UsageProblem, match=said) as reported:
+    with pytest.raises(UsageProblem, match=message) as reported:
         require_delta(SimpleNamespace(sparkContext=context))
     assert ("--packages" in str(reported.value)) == (not has_jars)
     assert "spark-delta.conf" in str(reported.value)

@@ -1,4 +1,4 @@
-"""Runs on a cluster that has no room for their executors: which are refused, and what is reported while one waits."""
+"""Runs on a cluster without room for their executors: which runs are refused, and what is reported while one waits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_executor_that_a_worker_could_run_is_not_refused() -> None:
     refuse_too_large(Executor(1 << 20, 999), [], MASTER)  # workers may still register
 
 
-def test_the_reason_for_a_wait() -> None:
+def test_the_reason_for_a_wait_is_reported() -> None:
     executor = Executor(1024, 1)
     assert "no worker" in why_none(executor, MasterState(()))
     of_others = why_none(executor, MasterState((LARGE,), ("other (app-1)",)))
@@ -58,7 +58,7 @@ def test_the_reason_for_a_wait() -> None:
 def test_each_wait_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_wait, "LONGEST_WAIT_S", 0.03)
     monkeypatch.setattr(executor_wait, "_PACE_S", 0.01)
-    # By check: a short wait, a long one, an error of Spark, and another long one.
+    # One state per check: a short wait, a long one, an error of Spark, and another long wait.
     states = [True, True, False, *[True] * 6, False, None, *[True] * 5]
     over, reports, checks = threading.Event(), [], iter(states)
 

@@ -1,5 +1,6 @@
 """Sessions that keytail starts: other users of the host can neither read their files nor send them anything, and no
-module of the current directory is imported."""
+module is imported from the current directory.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.run.cluster import PACKAGES, Cluster
 from tests.run.test_submit import JOB, submit
 
 KEYTAIL = Path(sys.executable).with_name("keytail")
-# Planted modules: each would be imported by a worker or a driver that searches its current directory.
+# Each of these planted modules would be imported by a worker or a driver that searches its current directory.
 PLANTED = ("pyspark/__init__.py", "numpy.py", "pyspark_source.py", "pyarrow.py", "typer.py")
 
 DRIVER = """
@@ -49,7 +50,7 @@ with contextlib.ExitStack() as run:
 
 def environment(temporary: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "PYTHONSAFEPATH"))}
-    clean["SPARK_SUBMIT_OPTS"] = submit_options()  # saves time
+    clean["SPARK_SUBMIT_OPTS"] = submit_options()  # this saves time
     return clean | {"TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGES)}
 
 
@@ -62,7 +63,9 @@ def temporary(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def planted(tmp_path: Path, temporary: Path) -> Path:
-    """Create the current directory of a run; modules there and in the temporary directory leave a mark."""
+    """Create the current directory of a run; modules there and in the temporary directory leave a mark when they are
+    imported.
+    """
     here = tmp_path / "here"
     for folder in (here, temporary):
         for name in PLANTED:
@@ -106,7 +109,7 @@ def test_a_module_in_the_current_directory_does_not_run(
 
 @pytest.mark.one_of("spark-submit beside other users")
 @pytest.mark.spark
-def test_nor_does_it_under_spark_submit(planted: Path, flags: list[str]) -> None:
+def test_a_module_in_the_current_directory_does_not_run_under_spark_submit(planted: Path, flags: list[str]) -> None:
     done = submit("--master", "local[2]", str(JOB), *flags, cwd=planted)
     assert marks(planted) == ""
     assert done.returncode == 0, done.stderr
@@ -116,7 +119,7 @@ def test_nor_does_it_under_spark_submit(planted: Path, flags: list[str]) -> None
 @pytest.mark.parametrize(
     "how", ["ends", pytest.param("the JVM is killed", marks=pytest.mark.soak("both")), "both are killed"]
 )
-def test_what_spark_writes_is_private_and_gone_afterwards(how: str, temporary: Path) -> None:
+def test_files_of_spark_are_private_and_removed_afterwards(how: str, temporary: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, how], stdout=subprocess.PIPE, text=True, env=environment(temporary)
     ) as driver:
@@ -133,7 +136,7 @@ def test_what_spark_writes_is_private_and_gone_afterwards(how: str, temporary: P
     assert list(temporary.iterdir()) == []
 
 
-def test_a_directory_of_a_living_run_is_left_alone(temporary: Path) -> None:
+def test_the_directory_of_a_running_session_is_not_removed(temporary: Path) -> None:
     living = LocalDirs([str(temporary)])
     [path] = living.paths
     Path(path, "shuffle").touch()
@@ -144,7 +147,7 @@ def test_a_directory_of_a_living_run_is_left_alone(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_only_a_private_directory_of_ones_own_is_removed(temporary: Path, tmp_path: Path) -> None:
+def test_only_a_private_directory_of_the_same_user_is_removed(temporary: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (elsewhere / "precious").touch()
@@ -162,22 +165,22 @@ def test_only_a_private_directory_of_ones_own_is_removed(temporary: Path, tmp_pa
     assert (elsewhere / "precious").exists()
 
 
-def test_one_below_a_set_group_directory_is_removed_too(temporary: Path) -> None:
-    """It inherits that bit."""
+def test_a_directory_with_the_set_group_id_bit_is_removed_too(temporary: Path) -> None:
+    """A directory below one with the set-group-ID bit inherits that bit."""
     temporary.chmod(0o2775)
     (temporary / f"{isolation.PREFIX}x").mkdir(mode=0o700)
     remove_abandoned(str(temporary))
     assert list(temporary.iterdir()) == []
 
 
-def test_a_directory_of_another_user_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_another_user_is_not_removed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (temporary / f"{isolation.PREFIX}x").mkdir(mode=0o700)
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     remove_abandoned(str(temporary))
     assert list(temporary.iterdir()) != []
 
 
-def test_one_that_a_run_takes_for_abandoned_while_it_is_made_is_made_again(
+def test_a_directory_that_another_run_removes_during_its_creation_is_created_again(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, seen = isolation.fcntl.flock, []
@@ -202,7 +205,7 @@ def test_one_that_a_run_takes_for_abandoned_while_it_is_made_is_made_again(
     ("variables", "expected"),
     [({}, "temporary"), ({"SPARK_LOCAL_DIRS": "{}/a,{}/b"}, "a b"), ({"SPARK_CONF_DIR": "{}"}, "conf")],
 )
-def test_they_are_where_spark_is_configured_to_keep_them(
+def test_the_directories_are_where_spark_is_configured_to_create_them(
     variables: Mapping[str, str], expected: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text(f"#spark.local.dir /no\nspark.local.dir  {tmp_path}/conf\n")
@@ -215,7 +218,7 @@ def test_they_are_where_spark_is_configured_to_keep_them(
     assert all((tmp_path / name).is_dir() for name in expected.split())
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "file" / "below"))
     with pytest.raises(KeytailError, match=r"Spark's temporary files.*file/below.*SPARK_LOCAL_DIRS"):
@@ -223,8 +226,8 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.spark
-def test_the_ports_of_the_driver_take_nothing_without_the_secret(spark: Any) -> None:
-    """Sends a request of Spark's RPC with a serialized Java object as body, which must not be deserialized."""
+def test_the_ports_of_the_driver_accept_nothing_without_the_secret(spark: Any) -> None:
+    """Send a request of Spark's RPC with a serialized Java object as its body, which must not be deserialized."""
     settings = spark.sparkContext.getConf()
     for port in (int(settings.get("spark.driver.port")), _block_manager_port(spark)):
         assert b"Expected SaslMessage" in _answer_to_an_object(port)
@@ -233,7 +236,7 @@ def test_the_ports_of_the_driver_take_nothing_without_the_secret(spark: Any) -> 
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("cluster")
-def test_nor_does_the_master_of_a_cluster_with_these_settings(two_workers: Cluster) -> None:
+def test_the_master_of_a_cluster_accepts_nothing_without_the_secret(two_workers: Cluster) -> None:
     assert b"Expected SaslMessage" in _answer_to_an_object(two_workers.port)
 
 
@@ -257,6 +260,6 @@ def _block_manager_port(spark: Any) -> int:
 
 
 def _rpc_request(body: bytes) -> bytes:
-    """Return a frame of Spark's transport: its size, the type 3, a request id, the size of the body."""
+    """Return a frame of Spark's transport: its size, type 3, a request id, and the size of the body."""
     rest = struct.pack(">bqi", 3, 7, len(body)) + body
     return struct.pack(">q", 8 + len(rest)) + rest

@@ -35,7 +35,7 @@ def test_version_is_read_without_starting_java(tmp_path: Path, text: str, number
     assert java_version(str(make_java(tmp_path, text))) == numbers
 
 
-def test_version_is_asked_for_where_there_is_no_release_file(tmp_path: Path) -> None:
+def test_java_is_run_for_its_version_if_there_is_no_release_file(tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
@@ -43,30 +43,30 @@ def test_version_is_asked_for_where_there_is_no_release_file(tmp_path: Path) -> 
     assert java_version(str(java)) == (11, 0, 2)
 
 
-def test_too_old_a_java_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageProblem, match=r"is Java 11, but Spark needs 17 or newer.*JAVA_HOME"):
         require_java()
 
 
-def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_home_without_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageProblem, match=f"JAVA_HOME is {tmp_path}, but there is no executable file"):
         require_java()
 
 
-def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageProblem, match=r"Java was not found.*Install a JDK 17"):
         require_java()
 
 
-def test_what_the_jvm_of_spark_submit_says_comes_through_us(
+def test_the_output_of_the_jvm_of_spark_submit_is_forwarded(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The JVM is a test double. Its output is not forwarded once a stop has begun."""
+    """The JVM is a test double. Its output is no longer forwarded once a stop has begun."""
     monkeypatch.setattr(jvm_log, "HELD_BACK_S", 2.0)
     before = set(threading.enumerate())
     streams: list[Any] = []
@@ -90,7 +90,7 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(
     assert capfd.readouterr().err == ""
 
 
-def test_a_jvm_that_ends_already_says_nothing_more() -> None:
+def test_the_output_of_a_jvm_that_has_ended_cannot_be_redirected() -> None:
     before = set(threading.enumerate())
     JvmLog().redirect(SimpleNamespace())
     for thread in set(threading.enumerate()) - before:
@@ -106,13 +106,13 @@ def test_submitted_jobs_log_as_quietly_as_the_command_line() -> None:
 def test_jobs_are_short_and_choose_no_master() -> None:
     for job in (ROOT / "jobs").glob("*.py"):
         lines = job.read_text().splitlines()
-        assert len(lines) < 60, f"{job}: an entry point, not a program"
+        assert len(lines) < 60, f"{job} must be an entry point, not a program"
         assert not any(".master(" in line for line in lines)
 
 
 def test_a_master_that_does_not_listen_is_reported_without_starting_spark() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # it does not listen
+        bound.bind(("127.0.0.1", 0))  # bound, but not listening
         closed = f"127.0.0.1:{bound.getsockname()[1]}"
         refuse_unreachable(f"spark://{closed},127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(KeytailError, match=f"no Spark master accepts .*{closed} .Connection refused.*--master"):

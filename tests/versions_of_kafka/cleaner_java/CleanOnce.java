@@ -27,10 +27,11 @@ import java.util.concurrent.TimeUnit;
 import org.apache.kafka.common.utils.Time;
 
 /**
- * The Scala cleaner of Kafka 2.4 to 3.9 at the end of a pipe: one request a line, one answer a line. Each request is one
- * round of kafka.log.Cleaner over one partition directory, from and to the offsets given, at the clock given.
+ * The Scala cleaner of Kafka 2.4 to 3.9 in a process with one request and one answer per line. Each request is one round
+ * of kafka.log.Cleaner in one partition directory, between the given offsets, at the given time.
  *
- * Classes moved and constructors grew between those versions: they are found by name, and their arguments by type.
+ * Classes were moved and constructors got more parameters between those versions. Classes are therefore found by name,
+ * and arguments by type.
  */
 public final class CleanOnce {
     private static final ObjectMapper MAPPER = new ObjectMapper();
@@ -99,7 +100,7 @@ public final class CleanOnce {
         }
     }
 
-    /** The log as a broker opens it after a clean shutdown. */
+    /** Opens the log as a broker does after a clean shutdown. */
     private static Object log(JsonNode request, Time clock, List<Object> delayed) throws Exception {
         Class<?> companion = named("UnifiedLog$", "Log$");
         Method apply = null;
@@ -131,13 +132,13 @@ public final class CleanOnce {
                 arguments.add(none.get(null));
             }
         }
-        // The first number is how long producers live, or transactions where that has an argument of its own.
+        // The first number is the expiration of producers, or of transactions if these have a separate argument.
         arguments.addAll(given(hasProducerConfig ? 900_000 : expirationMs, 600_000, true, true, false));
         Object module = companion.getField("MODULE$").get(null);
         return apply.invoke(module, chosen(apply, arguments));
     }
 
-    /** Runs what is wanted at once, keeps what is wanted later, and never runs what is wanted periodically. */
+    /** Runs immediate tasks, saves delayed ones, and never runs periodic ones. */
     private static Object scheduler(Class<?> type, List<Object> delayed) {
         Class<?>[] future = {ScheduledFuture.class};
         Object scheduled = Proxy.newProxyInstance(
@@ -181,7 +182,7 @@ public final class CleanOnce {
         }
     }
 
-    /** A class of Kafka by its name, in the package that it has in this version. */
+    /** Finds a class of Kafka by its name, in its package in this version. */
     private static Class<?> named(String... names) throws ClassNotFoundException {
         String[] packages = {
             "kafka.log.", "kafka.utils.", "kafka.server.", "org.apache.kafka.storage.internals.log.",
@@ -203,7 +204,7 @@ public final class CleanOnce {
         return new ArrayList<>(List.of(arguments));
     }
 
-    /** By the public constructor with most parameters that the arguments suffice for. */
+    /** Calls the public constructor with the most parameters for which there are arguments. */
     private static Object made(Class<?> type, List<Object> arguments) throws Exception {
         Object[] taken = null;
         Constructor<?> longest = null;
@@ -221,7 +222,7 @@ public final class CleanOnce {
         return longest.newInstance(taken);
     }
 
-    /** For each parameter the first argument of its type that is not taken yet; null where there is none. */
+    /** Returns for each parameter the first unused argument of its type; null if an argument is missing. */
     private static Object[] chosen(Executable executable, List<Object> arguments) {
         Object[] left = arguments.toArray();
         Class<?>[] types = executable.getParameterTypes();

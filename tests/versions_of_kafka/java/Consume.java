@@ -12,9 +12,10 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
-/** Prints every record of some partitions, as the consumer of the version on the class path gets them.
- *  Arguments: bootstrap, isolation level, then topic:partition, one or more. A line a record, fields by tabs, bytes as
- *  base64, null as a dash: topic, partition, offset, timestamp, timestamp type, key, value, name and value of headers. */
+/** Prints every record of some partitions, as read by the consumer of the version on the class path.
+ *  Arguments: bootstrap, isolation level, then one or more topic:partition. Prints a line for each record, with fields
+ *  divided by tabs, bytes as base64, and null as a dash: topic, partition, offset, timestamp, timestamp type, key, value,
+ *  name and value of headers. */
 public final class Consume {
     public static void main(String[] arguments) {
         Properties config = new Properties();

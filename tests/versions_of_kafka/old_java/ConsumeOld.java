@@ -9,8 +9,8 @@ import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
-/** Prints every record of some partitions, as a consumer of version 0.10 gets them, in the form of Consume.java.
- *  Arguments: bootstrap, then topic:partition, one or more. */
+/** Prints every record of some partitions, as read by a consumer of version 0.10, in the form of Consume.java.
+ *  Arguments: bootstrap, then one or more topic:partition. */
 public final class ConsumeOld {
     public static void main(String[] arguments) {
         Properties config = new Properties();

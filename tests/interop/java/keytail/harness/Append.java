@@ -12,7 +12,7 @@ import org.apache.kafka.storage.internals.log.AppendOrigin;
 import org.apache.kafka.storage.internals.log.LogStartOffsetIncrementReason;
 import org.apache.kafka.storage.internals.log.VerificationGuard;
 
-/** `append`: writes steps of traffic to a partition through UnifiedLog and shuts it down cleanly. */
+/** `append`: writes traffic to a partition through UnifiedLog, and shuts the log down cleanly. */
 final class Append {
     private Append() {
     }
@@ -29,7 +29,7 @@ final class Append {
             again.put("clock_ms", partition.clock.milliseconds());
         }
         if (request.path("settle").asBoolean(true)) {
-            // Starting once more removes what only the next start removes: snapshots that went astray.
+            // A second start removes stray snapshots, which only the next start removes.
             try (Partition partition = new Partition(again)) {
                 partition.describe(answer);
             }
@@ -68,7 +68,7 @@ final class Append {
 
     private static void data(JsonNode batch, Partition partition) throws IOException {
         boolean follower = batch.path("follower").asBoolean(false);
-        // A producer's batch counts from 0; a follower's comes with the offsets it has.
+        // A producer's batch begins at offset 0; a follower's batch has its final offsets.
         MemoryRecords records = Batches.data(batch, follower ? partition.log.logEndOffset() : 0);
         int leaderEpoch = batch.path("leader_epoch").asInt(0);
         if (follower) {

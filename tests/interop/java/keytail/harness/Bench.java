@@ -26,7 +26,7 @@ import org.apache.kafka.storage.internals.log.ProducerStateManager;
 import org.apache.kafka.storage.internals.log.ProducerStateManagerConfig;
 import org.apache.kafka.storage.internals.log.UnifiedLog;
 
-/** `bench_*`: a large log of one shape, and timed rounds of the cleaner, and recoveries, over copies of it. */
+/** `bench_*`: a large log of one shape, and timed rounds of the cleaner and recoveries of copies of it. */
 final class Bench {
     private static final String FILLER = "{\"status\":\"active\",\"region\":\"eu-west-1\",\"note\":\"";
     private static final int SALT_BYTES = 40;
@@ -57,7 +57,7 @@ final class Bench {
                     buffer, codec, done, count, timestamp + done / 10, cleanRecords, keys, value, random);
                 partition.log.appendAsFollower(batch, 0);
             }
-            // The cleaner never touches the active segment: everything generated has to be in closed ones.
+            // The cleaner never cleans the active segment, so all generated records must be in other segments.
             partition.log.roll();
             partition.describe(answer);
         } finally {
@@ -74,7 +74,7 @@ final class Bench {
                 RecordBatch.NO_TIMESTAMP, 0)) {
             byte[] key = new byte[16];
             for (int i = 0; i < count; i++) {
-                // What was cleaned before holds each key once.
+                // The cleaned part contains each key once.
                 decimal(key, base + i < cleanRecords ? (int) (base + i) : random.nextInt(keys));
                 salt(value, random);
                 builder.appendWithOffset(base + i, timestamp + i / 10, key, value);
@@ -91,7 +91,7 @@ final class Bench {
         }
     }
 
-    /** Letters that do not compress, in front of the filler that does: about half and half. */
+    /** Random letters before the compressible filler, about half of each. */
     private static void salt(byte[] value, SplittableRandom random) {
         int length = Math.min(SALT_BYTES, value.length);
         for (int i = 0; i < length; ) {
@@ -103,8 +103,8 @@ final class Bench {
     }
 
     /**
-     * One round over each directory, in order; the seconds are those of doClean, its flush and renames included.
-     * The seconds of processors are of the whole JVM: its collector's and compilers' too.
+     * One round of each directory, in order. The seconds are those of doClean, including its flush and renames.
+     * The CPU seconds are those of the whole JVM, including its garbage collector and compilers.
      */
     static void clean(JsonNode request, ObjectNode answer) throws Exception {
         ArrayNode seconds = answer.putArray("seconds");
@@ -131,7 +131,7 @@ final class Bench {
         }
     }
 
-    /** LogSegment.recover of every segment of a directory, in order; the seconds are of nothing else. */
+    /** LogSegment.recover of each segment of a directory, in order. Nothing else is timed. */
     static void recover(JsonNode request, ObjectNode answer) throws IOException {
         File dir = new File(request.get("dir").asText());
         LogConfig config = Partition.config(request.path("configs"));

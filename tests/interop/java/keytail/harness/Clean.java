@@ -11,7 +11,7 @@ import org.apache.kafka.storage.internals.log.LogToClean;
 import org.apache.kafka.storage.internals.log.SkimpyOffsetMap;
 import org.apache.kafka.storage.internals.utils.Throttler;
 
-/** `cleanable` and `clean`: the cleaner's choice of range, and one round of the cleaner itself. */
+/** `cleanable` and `clean`: the range that the cleaner selects, and one round of the cleaner. */
 final class Clean {
     private static final int SLOT_BYTES = 24;
     private static final int DEFAULT_SLOTS = 4096;
@@ -40,7 +40,7 @@ final class Clean {
         }
     }
 
-    /** The log as the cleaner would take it up, or with the offsets that the request gives. */
+    /** The log with the offsets that the cleaner would select, or with those of the request. */
     static LogToClean choose(JsonNode request, Partition partition, ObjectNode answer) throws Exception {
         long nowMs = partition.clock.milliseconds();
         Optional<Long> checkpoint = request.hasNonNull("checkpoint")

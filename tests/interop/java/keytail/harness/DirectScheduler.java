@@ -9,8 +9,8 @@ import java.util.concurrent.TimeUnit;
 import org.apache.kafka.server.util.Scheduler;
 
 /**
- * Runs what Kafka wants done at once in the caller's thread, keeps what it wants done later (the unlinking of
- * `.deleted` files) until {@link #runDelayed}, and never runs what it wants done periodically.
+ * Runs Kafka's immediate tasks in the thread of the caller, saves delayed ones (unlinking `.deleted` files) until
+ * {@link #runDelayed}, and never runs periodic ones.
  */
 final class DirectScheduler implements Scheduler {
     private final List<Runnable> delayed = new ArrayList<>();

@@ -16,7 +16,7 @@ import org.apache.kafka.common.record.internal.RecordBatch;
 import org.apache.kafka.common.utils.ByteBufferOutputStream;
 import org.apache.kafka.common.utils.Utils;
 
-/** Rows of records to batches as Kafka's builder cuts and writes them, batches back to records, hashes of keys. */
+/** Encodes rows of records as batches with Kafka's builder, decodes batches to records, and hashes keys. */
 final class Encode {
     private Encode() {
     }

@@ -3,7 +3,7 @@ package keytail.harness;
 import java.util.function.Supplier;
 import org.apache.kafka.common.utils.Time;
 
-/** A clock that stands still until it is set. */
+/** A clock that changes only when it is set. */
 final class FixedClock implements Time {
     private long nowMs;
 

@@ -15,7 +15,7 @@ import org.apache.kafka.common.record.internal.Record;
 import org.apache.kafka.common.record.internal.RecordBatch;
 import org.apache.kafka.common.utils.ByteBufferOutputStream;
 
-/** Messages of magic 0 and 1 by Kafka's own builder, and what Kafka's own reader makes of bytes of any magic. */
+/** Builds messages of magic 0 and 1 with Kafka's builder, and reads bytes of any magic with Kafka's reader. */
 final class Legacy {
     private Legacy() {
     }

@@ -21,7 +21,7 @@ import org.apache.kafka.server.storage.log.FetchIsolation;
 import org.apache.kafka.storage.internals.log.LogSegment;
 import org.apache.kafka.storage.internals.log.UnifiedLog;
 
-/** `load`: opens a directory in whatever state it is and tells what a consumer would find in it. */
+/** `load`: opens a directory in any state, and returns what a consumer would read from it. */
 final class Load {
     private Load() {
     }
@@ -53,7 +53,7 @@ final class Load {
         return names;
     }
 
-    /** Every record in order, read without any index; every batch's checksum is tested on the way. */
+    /** All records in order, read without indexes. The checksum of each batch is verified. */
     private static List<Long> scan(JsonNode request, UnifiedLog log, ObjectNode answer) throws IOException {
         boolean wanted = request.path("records").asBoolean(true);
         ArrayNode records = answer.putArray("records");
@@ -117,7 +117,7 @@ final class Load {
         }
     }
 
-    /** Through the indexes, as a fetch goes: from every record's offset and the one after it. */
+    /** Reads through the indexes, as a fetch does, from the offset of each record and from the next offset. */
     private static void fetchEach(UnifiedLog log, List<Long> offsets, ArrayNode mismatches) throws IOException {
         TreeSet<Long> present = new TreeSet<>(offsets);
         TreeSet<Long> asked = new TreeSet<>(offsets);

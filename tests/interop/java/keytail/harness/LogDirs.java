@@ -30,7 +30,7 @@ final class LogDirs {
         answer.put("held", held);
     }
 
-    /** As a broker shuts down: unlock, unlink, close. */
+    /** Unlocks, unlinks and closes the lock file, as a broker does at its shutdown. */
     static void unlock(JsonNode request, ObjectNode answer) throws IOException {
         FileLock lock = HELD.remove(request.get("dir").asText());
         answer.put("was_held", lock != null);

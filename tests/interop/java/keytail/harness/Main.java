@@ -11,8 +11,8 @@ import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 
 /**
- * Kafka's storage classes at the end of a pipe: one JSON object a line in, one a line out, in order.
- * An exception is an answer with "error"; only a broken pipe or the death of the JVM ends the loop otherwise.
+ * Kafka's storage classes in a process: each line of input and of output is one JSON object, in order.
+ * An exception becomes an answer with "error". Only a broken pipe or the end of the JVM ends the loop.
  */
 public final class Main {
     private static final ObjectMapper MAPPER = new ObjectMapper();

@@ -10,14 +10,14 @@ import org.slf4j.helpers.MarkerIgnoringBase;
 import org.slf4j.helpers.MessageFormatter;
 
 /**
- * What Kafka logged since the last command began, as "LEVEL Class: text": INFO and above, and of the loader DEBUG
- * too, because only there does it tell which unfinished files it throws away.
+ * The messages that Kafka logged since the last command began, as "LEVEL Class: text": INFO and above, and DEBUG of the
+ * loader, which logs at this level which unfinished files it removes.
  */
 public final class Messages {
     private static final int LIMIT = 2_000;
     private static final Map<String, Logger> LOGGERS = new ConcurrentHashMap<>();
     private static final List<String> LINES = new ArrayList<>();
-    /** Off while a benchmark runs: Kafka then formats nothing, as a broker at WARN. */
+    /** False during a benchmark: Kafka then formats no messages, as in a broker with the level WARN. */
     static volatile boolean info = true;
 
     private Messages() {

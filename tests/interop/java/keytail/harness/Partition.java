@@ -16,7 +16,7 @@ import org.apache.kafka.storage.internals.log.ProducerStateManagerConfig;
 import org.apache.kafka.storage.internals.log.UnifiedLog;
 import org.apache.kafka.storage.log.metrics.BrokerTopicStats;
 
-/** One partition directory opened as a broker opens it, on a clock that stands still, and closed as one does. */
+/** A partition directory that is opened and closed as by a broker, with a fixed clock. */
 final class Partition implements AutoCloseable {
     private static final BrokerTopicStats STATS = new BrokerTopicStats();
     private static final int PRODUCER_EXPIRATION_MS = 86_400_000;
@@ -47,7 +47,7 @@ final class Partition implements AutoCloseable {
             request.path("clean").asBoolean(true),
             request.hasNonNull("topic_id")
                 ? Optional.of(Uuid.fromString(request.get("topic_id").asText())) : Optional.empty());
-        // A broker learns its high watermark after loading; a lone replica's is its log end offset.
+        // A broker determines the high watermark after loading. That of a single replica is its log end offset.
         log.updateHighWatermark(
             request.hasNonNull("high_watermark") ? request.get("high_watermark").asLong() : log.logEndOffset());
     }
@@ -79,7 +79,7 @@ final class Partition implements AutoCloseable {
         }
     }
 
-    /** A broker's clean shutdown: flush (which makes every index file appear), snapshot, trim, unlink. */
+    /** A clean shutdown as by a broker: flush (which creates all index files), snapshot, trim, unlink. */
     @Override
     public void close() throws IOException {
         try {

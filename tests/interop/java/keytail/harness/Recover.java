@@ -16,7 +16,7 @@ import org.apache.kafka.storage.internals.log.ProducerStateManager;
 import org.apache.kafka.storage.internals.log.ProducerStateManagerConfig;
 import org.apache.kafka.storage.internals.log.UnifiedLog;
 
-/** `recover`: the indexes that LogSegment.recover makes of one `.log` file, which is read from a copy. */
+/** `recover`: the indexes that LogSegment.recover builds from a copy of one `.log` file. */
 final class Recover {
     private Recover() {
     }

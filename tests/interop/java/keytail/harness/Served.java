@@ -20,7 +20,7 @@ import org.apache.kafka.storage.internals.log.FetchDataInfo;
 import org.apache.kafka.storage.internals.log.ProducerStateEntry;
 import org.apache.kafka.storage.internals.log.UnifiedLog;
 
-/** What an open log says of producers and transactions, and what a read_committed consumer gets out of it. */
+/** The producers and transactions of an open log, and the records that a read_committed consumer reads from it. */
 final class Served {
     private static final int FETCH_BYTES = 1_000;
 
@@ -45,7 +45,7 @@ final class Served {
         committed(log, answer.putArray("committed"));
     }
 
-    /** Fetch after fetch up to the last stable offset, each with the aborted transactions that came with it. */
+    /** Fetches up to the last stable offset, each with its aborted transactions. */
     private static void committed(UnifiedLog log, ArrayNode offsets) throws IOException {
         long from = log.logStartOffset();
         while (from < log.lastStableOffset()) {
@@ -65,7 +65,7 @@ final class Served {
         }
     }
 
-    /** One batch as a consumer takes it: aborted data between its first offset and its ABORT marker is passed over. */
+    /** Reads one batch as a consumer does: data of aborted transactions is skipped. */
     private static void take(
             RecordBatch batch, long from, Deque<AbortedTransaction> aborted, Set<Long> producers, ArrayNode offsets) {
         while (!aborted.isEmpty() && aborted.peek().firstOffset() <= batch.lastOffset()) {

@@ -16,8 +16,8 @@ import org.apache.kafka.storage.internals.log.LogAppendInfo;
 import org.apache.kafka.storage.internals.log.VerificationGuard;
 
 /**
- * `append_watched`: gives sets of batches, as bytes, to UnifiedLog one by one, and tells after each what Kafka
- * answered and what is on disk. `open` and `close` are steps like others: one log may live through several starts.
+ * `append_watched`: appends sets of batches, as bytes, to UnifiedLog one by one, and returns Kafka's answer and the
+ * files on disk after each. `open` and `close` are steps too, so that a log can be started several times.
  */
 final class Watched {
     private Watched() {
@@ -90,7 +90,7 @@ final class Watched {
         };
     }
 
-    /** Size and CRC-32 of every file; what Kafka keeps until later to be unlinked is gone already. */
+    /** Size and CRC-32 of every file. Files whose deletion Kafka delays are already unlinked. */
     private static void files(File dir, ObjectNode found) throws IOException {
         for (File file : dir.listFiles()) {
             if (file.getName().endsWith(".deleted")) {

@@ -8,7 +8,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 
-/** DumpLogSegments as its command line runs it, with what it says on either stream, its status and its seconds. */
+/** Runs DumpLogSegments like its command line, and returns both output streams, the exit status and the seconds. */
 public final class Dump {
     private Dump() {
     }
@@ -21,7 +21,7 @@ public final class Dump {
         ByteArrayOutputStream outBytes = new ByteArrayOutputStream();
         ByteArrayOutputStream errBytes = new ByteArrayOutputStream();
         JsonNode target = request.get("out");
-        // As the launcher of a JVM sets up System.out: buffered, and flushed by every println.
+        // Like the System.out of a JVM: buffered, and flushed by every println.
         try (PrintStream toFile = target == null ? null : new PrintStream(
                 new java.io.BufferedOutputStream(new java.io.FileOutputStream(target.asText()), 8192), true)) {
             System.setOut(toFile != null ? toFile : new PrintStream(outBytes, true, StandardCharsets.UTF_8));
@@ -30,7 +30,7 @@ public final class Dump {
             int status = 0;
             try {
                 DumpLogSegments.main(arguments.toArray(new String[0]));
-            } catch (Exception | Error e) { // as a JVM does with what main throws
+            } catch (Exception | Error e) { // like a JVM when main throws
                 e.printStackTrace();
                 status = 1;
             }
