@@ -64,6 +64,16 @@ def test_help_is_as_recorded(command: str, columns: int, monkeypatch: pytest.Mon
     check(f"{command}.help-{columns}", printed([*([] if command == "keytail" else [command]), "--help"], columns))
 
 
+@pytest.mark.parametrize("columns", (60, *WIDTHS))
+@pytest.mark.parametrize("command", ["keytail", *COMMANDS])
+def test_help_is_whole_at_any_width(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is wider is an example, which a reader may copy."""
+    fix_terminal(monkeypatch)
+    shown, _, _ = printed([*([] if command == "keytail" else [command]), "--help"], columns).partition(" Examples:")
+    assert "\u2026" not in shown
+    assert max(map(cell_len, shown.splitlines())) <= columns
+
+
 def test_command_lines_without_a_command_are_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     fix_terminal(monkeypatch)
     check("keytail", "\n".join(printed(words, 100) for words in LINES))

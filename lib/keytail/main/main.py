@@ -96,8 +96,7 @@ def keytail(
 ) -> None:
     """Offline compaction, indexing and audit of Kafka partition logs, on Spark.
 
-    Run [bold]plan[/], stop the broker, run [bold]compact --execute[/], check the result with
-    [bold]verify[/], start the broker.
+    Run [bold]plan[/]; stop the broker; run [bold]compact --execute[/] and [bold]verify[/]; start the broker.
     """
 
 

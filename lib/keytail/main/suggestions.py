@@ -75,6 +75,10 @@ class Group(TyperGroup):
 
     also_called: Mapping[str, Collection[str]] = {}
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _use_help_table()
+        super().format_help(ctx, formatter)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
@@ -91,6 +95,10 @@ class Group(TyperGroup):
 class OneCommand(TyperCommand):
     """A command that suggests existing flags for unknown flags."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _use_help_table()
+        super().format_help(ctx, formatter)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
@@ -105,6 +113,12 @@ class OneCommand(TyperCommand):
             elif "unexpected extra argument" in problem.message and "--topic-list" in _flags(self):
                 problem.message += ". To select topics, give --topic-list TOPIC[,TOPIC]"
             raise
+
+
+def _use_help_table() -> None:
+    from keytail.main.help_table import use_help_table  # noqa: PLC0415 (a run needs no table of flags)
+
+    use_help_table()
 
 
 def _flags(command: Any) -> Iterator[str]:
