@@ -24,6 +24,8 @@ from tests import golden
 from tests.command_line import Run
 from tests.log_dirs import random_records, snapshot, write_log_dir
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 MODULES = ("pyspark", "py4j", "delta", "pyarrow", "pandas", "deltalake", "fastavro", "jinja2", "markupsafe")
 SETTINGS = ("--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")

@@ -66,6 +66,7 @@ def test_a_job_is_not_restarted_if_pip_did_not_install_spark(beside: Path, monke
         beside_spark.restart("keytail")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
 def test_a_job_needs_no_other_file_if_keytail_is_installed(job: Path, tmp_path: Path) -> None:
     """In cluster mode spark-submit sends only the file of the job."""

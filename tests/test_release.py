@@ -124,6 +124,7 @@ def test_the_wheel_has_the_packages_with_their_pages_and_types(built: Built) -> 
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+@pytest.mark.long
 def test_the_sdist_has_all_tracked_files(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         names = {member.name.partition("/")[2] for member in sdist.getmembers()}

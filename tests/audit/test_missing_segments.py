@@ -251,6 +251,7 @@ def test_all_records_of_a_segment_missing_in_a_copy_of_a_real_log_are_lost(tmp_p
         )
 
 
+@pytest.mark.long
 def test_copies_of_logs_that_real_cleaners_cleaned_lose_nothing(run: Run, tmp_path: Path) -> None:
     """keytail leaves what Kafka's cleaner leaves."""
     flags: dict[str, list[str]] = {"4.3.1": []}

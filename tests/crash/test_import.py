@@ -170,6 +170,7 @@ def test_replicas_differ_at_most_by_the_whole_import(
     assert counts.distinct_states > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_broker_finds_all_or_nothing_of_an_import_at_every_fault(
     name: str,

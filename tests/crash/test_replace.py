@@ -157,6 +157,7 @@ def test_every_stop_loses_nothing_if_the_file_system_refuses_further_hard_links(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
 def test_every_fault_of_a_replacement_and_of_its_recovery_loses_nothing(
     name: str,

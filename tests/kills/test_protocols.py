@@ -25,6 +25,8 @@ from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.kills.forks import SlowFileSystem, run_in_child
 from tests.kills.judging import Kills, moment
 
+pytestmark = pytest.mark.long
+
 # For each case.
 KILLS = max(3, int(os.environ.get("KEYTAIL_KILLS", "40")) // 40)
 PAUSE_S = 0.0003
@@ -63,7 +65,6 @@ def test_a_torn_tail_is_truncated_or_unchanged(case: str, tmp_path: Path, monkey
         test_tail.test_every_state_leads_to_the_same_log(case, tmp_path)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", test_expire.CASES)
 def test_expired_segments_are_removed_in_order(
     name: str,
@@ -76,7 +77,6 @@ def test_expired_segments_are_removed_in_order(
         test_expire.test_every_stop_and_fault_of_expire_loses_nothing_else(name, fast_dir, capsys)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [test_prepared.IN_CHECK, "random 0"])
 def test_what_is_prepared_is_committed_or_discarded(
     name: str,

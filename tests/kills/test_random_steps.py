@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from keytail.main.main import app
@@ -21,6 +22,8 @@ from tests.growing_log import GrowingLog
 from tests.kills.forks import run_in_child
 from tests.reference import loader
 from tests.reference.batches import Rec, decode_log
+
+pytestmark = pytest.mark.long
 
 STEPS = int(os.environ.get("KEYTAIL_STEPS", "20"))
 LIVES = int(os.environ.get("KEYTAIL_LIVES", "1"))

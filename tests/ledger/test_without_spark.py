@@ -146,6 +146,7 @@ def test_two_concurrent_runs_share_a_new_ledger_and_start_no_jvm(run: Run, tmp_p
     assert len(read_rows(str(ledger), "segments", {})) == 4
 
 
+@pytest.mark.long
 def test_rebuild_index_and_expire_are_recorded(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 400)})

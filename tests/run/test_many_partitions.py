@@ -24,6 +24,8 @@ from tests.bench.plan import make
 from tests.command_line import Run, rows_of
 from tests.log.test_listing import Counting
 
+pytestmark = pytest.mark.long
+
 PARTITIONS = 2400
 SEGMENTS = 4
 OPERATIONS_A_PARTITION = 20  # the listing, the epochs, the end of the last segment; the same number for forty segments

@@ -348,6 +348,7 @@ class Exchanging:
         self._thread.join()
 
 
+@pytest.mark.long
 @root_only
 @pytest.mark.parametrize("which", ["partition directory", "directory above", "file"])
 def test_nothing_outside_is_changed_or_read_while_names_are_exchanged(which: str, log_dir: Path) -> None:
