@@ -1,6 +1,6 @@
 """The proof's table of keys: the latest record of each and its outcome, in 24 bytes per slot.
 
-Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are stored; no key bytes. Offsets are put in
+Open addressing by the hash of the key (`key_hash.py`); no key bytes. Offsets are put in
 ascending order; those put as PRESENT may be put a second time, with their outcome. The caller ensures that one slot is
 always free.
 """
@@ -12,9 +12,8 @@ from numba.extending import register_jitable
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
-from keytail.kernels.proof.blake2b import blake2b_128_many
 
-SLOT_WORDS = 3  # digest, digest with the flags below in its low bits, offset + 1 (0: free)
+SLOT_WORDS = 3  # low word of the hash, high word with the flags below in its low bits, offset + 1 (0: free)
 _PREFETCH_DISTANCE = 16
 
 # Outcomes of a record.
@@ -23,7 +22,7 @@ KEPT = 1
 EXPIRED = 2  # a tombstone removed after its delete horizon had passed
 PRESENT = 3  # undecided: it is settled in a later round
 OLDER_KEPT = 4  # an older record of the key is in the output
-FLAGS = 7
+FLAGS = 7  # bits that are 0 in each hash
 
 
 @register_jitable
@@ -66,19 +65,18 @@ def _put(slots, capacity, low, high, offset, outcome):
 
 
 @kernel
-def put_keys(data, pending, digests, n, slots, used):
-    """Put `pending[:, :n]` (key start in `data`, key length, offset, outcome); return (slots used, 1 if it is full).
+def put_keys(hashes, records, n, slots, used):
+    """Put the first `n` notes (`state.Notes`); return (slots used, 1 if it is full).
 
-    `digests` is scratch. Slots are prefetched `_PREFETCH_DISTANCE` keys before their use.
+    Slots are prefetched `_PREFETCH_DISTANCE` keys before their use.
     """
-    blake2b_128_many(data, pending[0], pending[1], n, digests[0], digests[1])
     capacity = slots.shape[0] // SLOT_WORDS
     for i in range(min(n, _PREFETCH_DISTANCE)):
-        prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i], capacity))
+        prefetch(slots, SLOT_WORDS * _slot_of(hashes[1, i], capacity))
     for i in range(n):
         if i + _PREFETCH_DISTANCE < n:
-            prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_DISTANCE], capacity))
-        used += _put(slots, capacity, digests[0, i], digests[1, i], pending[2, i], pending[3, i])
+            prefetch(slots, SLOT_WORDS * _slot_of(hashes[1, i + _PREFETCH_DISTANCE], capacity))
+        used += _put(slots, capacity, hashes[0, i], hashes[1, i], records[0, i], records[1, i])
         if used >= capacity - 1:  # one slot must stay free so that searches end
             return used, 1
     return used, 0
