@@ -27,6 +27,7 @@ from numba.extending import register_jitable
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import multiply_add
+from keytail.kernels.walk import byte_at
 
 SECRET_BYTES = 32
 PRIME = (1 << 61) - 1
@@ -52,38 +53,31 @@ def coefficients_of(secret: bytes) -> np.ndarray:
 
 
 @_inlined
-def _byte(data, at):
-    """Return a byte as a number; `at` is unsigned, so that Numba does not allow for an index that counts from the end,
-    and LLVM makes one load of several bytes."""
-    return np.uint64(data[at])
-
-
-@_inlined
 def _load_32(data, at):
     """Return four bytes as a little-endian number."""
     return (
-        _byte(data, at)
-        | _byte(data, at + np.uint64(1)) << np.uint64(8)
-        | _byte(data, at + np.uint64(2)) << np.uint64(16)
-        | _byte(data, at + np.uint64(3)) << np.uint64(24)
+        byte_at(data, at)
+        | byte_at(data, at + 1) << np.uint64(8)
+        | byte_at(data, at + 2) << np.uint64(16)
+        | byte_at(data, at + 3) << np.uint64(24)
     )
 
 
 @_inlined
 def _load_64(data, at):
-    return _load_32(data, at) | _load_32(data, at + np.uint64(4)) << np.uint64(32)
+    return _load_32(data, at) | _load_32(data, at + 4) << np.uint64(32)
 
 
 @_inlined
 def _load_short(data, at, n):
     """Return the `n` < 8 bytes from `at` as a little-endian number, in few reads (which may overlap)."""
     if n >= 4:
-        return _load_32(data, at) | _load_32(data, at + np.uint64(n - 4)) << np.uint64(8 * (n - 4))
+        return _load_32(data, at) | _load_32(data, at + n - 4) << np.uint64(8 * (n - 4))
     if n == 0:
         return np.uint64(0)
     half = n >> 1
-    last = _byte(data, at + np.uint64(n - 1)) << np.uint64(8 * (n - 1))
-    return _byte(data, at) | _byte(data, at + np.uint64(half)) << np.uint64(8 * half) | last
+    last = byte_at(data, at + n - 1) << np.uint64(8 * (n - 1))
+    return byte_at(data, at) | byte_at(data, at + half) << np.uint64(8 * half) | last
 
 
 @_inlined
@@ -121,11 +115,11 @@ def hash_key(data, start, n, coefficients):
             b_high, b_low = _product(_remainder(b_high, b_low), coefficients[1, _OF_SUM])
         at = start + WORD_BYTES * number
         if end - at > WORD_BYTES:
-            word = _load_64(data, np.uint64(at)) & np.uint64((1 << 8 * WORD_BYTES) - 1)
+            word = _load_64(data, at) & np.uint64((1 << 8 * WORD_BYTES) - 1)
         elif n > WORD_BYTES:
-            word = _load_64(data, np.uint64(end - 8)) >> np.uint64(64 - 8 * (end - at))
+            word = _load_64(data, end - 8) >> np.uint64(64 - 8 * (end - at))
         else:
-            word = _load_short(data, np.uint64(at), n)
+            word = _load_short(data, at, n)
         a_high, a_low = multiply_add(a_high, a_low, word, coefficients[0, column])
         b_high, b_low = multiply_add(b_high, b_low, word, coefficients[1, column])
     a_high, a_low = multiply_add(a_high, a_low, np.uint64(n), coefficients[0, _OF_LENGTH])
