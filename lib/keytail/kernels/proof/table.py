@@ -36,31 +36,35 @@ def low_slot_of(low, capacity):
     return np.int64((low & np.uint64(0xFFFFFFFF)) * np.uint64(capacity) >> np.uint64(32))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _put(slots, capacity, low, high, offset, outcome):
     """Make `offset` the latest record of a key, unless a later one is known; return 1 if the key is new, else 0."""
     clear = ~np.uint64(FLAGS)
     i = _slot_of(high, capacity)
-    while slots[SLOT_WORDS * i + 2] != 0:
-        held = slots[SLOT_WORDS * i + 1]
-        if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
-            known = np.int64(slots[SLOT_WORDS * i + 2]) - 1
+    while True:
+        at = np.uint64(SLOT_WORDS * i)  # unsigned: an index that could be negative costs a comparison
+        flags_at, end_at = at + np.uint64(1), at + np.uint64(2)
+        if slots[end_at] == 0:
+            break
+        held = slots[flags_at]
+        if slots[at] == low and held & clear == high & clear:
+            known = np.int64(slots[end_at]) - 1
             if offset < known:
                 if outcome == KEPT:
-                    slots[SLOT_WORDS * i + 1] = held | np.uint64(OLDER_KEPT)
+                    slots[flags_at] = held | np.uint64(OLDER_KEPT)
                 return 0
             older = held & np.uint64(OLDER_KEPT)
             if offset > known and held & np.uint64(3) == np.uint64(KEPT):
                 older = np.uint64(OLDER_KEPT)
-            slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(outcome)
-            slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
+            slots[flags_at] = high & clear | older | np.uint64(outcome)
+            slots[end_at] = np.uint64(offset + 1)
             return 0
         i += 1
         if i == capacity:
             i = 0
-    slots[SLOT_WORDS * i] = low
-    slots[SLOT_WORDS * i + 1] = high & clear | np.uint64(outcome)
-    slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
+    slots[at] = low
+    slots[flags_at] = high & clear | np.uint64(outcome)
+    slots[end_at] = np.uint64(offset + 1)
     return 1
 
 
