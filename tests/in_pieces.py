@@ -25,4 +25,3 @@ def take_in_pieces(monkeypatch: pytest.MonkeyPatch, records: int = 2, piece_byte
     monkeypatch.setattr(pieces, "PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(proof_state, "_BLOCK_BYTES", WHOLE_BYTES)
     monkeypatch.setattr(proof_keys, "_NOTES", 1)
-    monkeypatch.setattr(proof_keys, "_KEY_BYTES", 1)

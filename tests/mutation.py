@@ -71,8 +71,6 @@ CORE = {
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
     "recovery": ("log/recover.py",),
 }  # fmt: skip
-# These use vector instructions and cannot run as plain Python, so they are compiled, and run with these tests.
-COMPILED = {"kernels/proof/blake2b.py": "tests/kernels/test_blake2b.py::"}
 # Its kernels do not belong to the core, and mutants would change how all kernels are cached.
 NOT_RUN = {"tests/kernels/test_jit.py"}
 LONG_CPU_S = 30  # all cases of a test together, while lines are recorded; slower tests are not run
@@ -261,7 +259,7 @@ def test_files(folders: Iterable[str]) -> list[str]:
 
 
 def _kernels() -> list[str]:
-    return [_dotted(module) for module in modules() if module.startswith("kernels/") and module not in COMPILED]
+    return [_dotted(module) for module in modules() if module.startswith("kernels/")]
 
 
 def _dotted(module: str) -> str:
@@ -345,11 +343,7 @@ def tests_for(mutant: Mutant, tests: dict[str, dict], limit_s: float) -> dict[st
     wanted = _executed(mutant)
     of_function: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for name, test in tests.items():
-        if mutant.module in COMPILED:
-            executes = name.startswith(COMPILED[mutant.module])
-        else:
-            executes = any(lines.intersection(test["lines"].get(module, ())) for module, lines in wanted.items())
-        if executes:
+        if any(lines.intersection(test["lines"].get(module, ())) for module, lines in wanted.items()):
             of_function[name.partition("[")[0]].append((test["seconds"], name))
     order = []
     for found in of_function.values():

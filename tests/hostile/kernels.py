@@ -25,7 +25,7 @@ from keytail.kernels import (
     transactions,
 )
 from keytail.kernels.dump import batches as dump
-from keytail.kernels.proof import blake2b
+from keytail.kernels.proof import key_hash
 from keytail.kernels.proof import markers as proof_markers
 from keytail.kernels.proof import records as proof_records
 from keytail.kernels.rewriting import assembly as assembly_kernels
@@ -43,6 +43,7 @@ LIMIT_BYTES = 4 << 20
 RAW, BLOCK, TABLE, RECORDS, OUT, ROWS, NAMES = (Arena(n << 20) for n in (1, 5, 1, 2, 8, 4, 4))
 _EVERYTHING_BELOW = 2**63 - 1
 _FEW = np.empty(0, np.int64)
+_COEFFICIENTS = key_hash.coefficients_of(bytes(key_hash.SECRET_BYTES))
 
 
 def batches_of(data: bytes) -> list[bytes]:
@@ -240,7 +241,7 @@ def _on_records(raw, arena, table, where, found, row, rng) -> None:  # type: ign
     counts, times = np.zeros(2 * n + 2, np.uint32), np.zeros(0, np.uint32)
     offset_map.put_all(slots, counts, 0, 2 * n + 2, low, high, ordinals, times, n, 0)
     _columns(raw, arena, where, found)
-    _digests(raw, arena, where, found)
+    _hashes(raw, arena, where, found)
     _rebuild(raw, arena, table, where, found, row, rng)
 
 
@@ -260,14 +261,11 @@ def _columns(raw, arena, where, found) -> None:  # type: ignore[no-untyped-def]
     columns.gather(raw, arena, in_arena, values, sizes, np.empty(n + 1, np.int64), target)
 
 
-def _digests(raw, arena, where, found) -> None:  # type: ignore[no-untyped-def]
+def _hashes(raw, arena, where, found) -> None:  # type: ignore[no-untyped-def]
     keyed = found[found["key_bytes"] >= 0]
-    n = len(keyed)
-    source = arena if n and where[keyed["row"][0]] == records.IN_ARENA else raw
-    sizes = keyed["key_bytes"].astype(np.int64)
-    blake2b.blake2b_128_many(
-        source, np.ascontiguousarray(keyed["key_start"]), sizes, n, np.empty(n, np.uint64), np.empty(n, np.uint64)
-    )
+    for record in keyed:
+        source = arena if where[record["row"]] == records.IN_ARENA else raw
+        key_hash.hash_one(source[record["key_start"] :], int(record["key_bytes"]), _COEFFICIENTS)
 
 
 def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore[no-untyped-def]

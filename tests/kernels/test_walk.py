@@ -11,6 +11,7 @@ from keytail.kernels import walk
 from keytail.kernels.jit import kernel
 from keytail.kernels.opening.decoders import TOOLS
 from keytail.kernels.proof.codes import WOULD_LOSE_KEYLESS
+from keytail.kernels.proof.key_hash import SECRET_BYTES, coefficients_of
 from keytail.kernels.proof.state import IndexFiles, Notes, Windows, new_state
 from keytail.kernels.proof.step import step
 from keytail.kernels.verify import batches as verify
@@ -184,9 +185,8 @@ def _damaged_batches() -> list[bytes]:
 @pytest.mark.parametrize("is_all", [0, 1])
 def test_a_step_of_the_proof_reads_only_its_windows(is_all):
     source = encode_batch([Rec(5 + i, 100 + i, b"key%d" % i, b"v") for i in range(4)])
-    pending, none = np.empty((4, 64), dtype=np.int64), np.empty((0, 0), dtype=np.int64)
-    nothing = guarded(b"")
-    keys = guarded(bytes(200))
+    none, nothing = np.empty((0, 0), dtype=np.int64), guarded(b"")
+    notes = Notes(np.empty((2, 64), np.uint64), np.empty((2, 64), np.int64), coefficients_of(bytes(SECRET_BYTES)))
     for bad in _damaged_batches():
         for first, second in ((bad, source), (source, bad), (bad, bad)):
             state = new_state()
@@ -196,7 +196,7 @@ def test_a_step_of_the_proof_reads_only_its_windows(is_all):
             state.rules.end_offset, state.output.next_base = 100, 1 << 40
             state.source.last_offset = state.output.last_offset = -1
             windows = Windows(guarded(first), guarded(second), nothing, nothing)
-            indexes, notes, tools = IndexFiles(nothing, nothing), Notes(pending, keys), np.zeros(TOOLS, np.int64)
+            indexes, tools = IndexFiles(nothing, nothing), np.zeros(TOOLS, np.int64)
             code = step(windows, indexes, notes, none, none, tools, state)
             assert 0 < code <= WOULD_LOSE_KEYLESS
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _M = (1 << 64) - 1
 
 
@@ -47,3 +49,18 @@ def fallback_128(data: bytes, seed: int) -> tuple[int, int]:
     h1, h2 = _fmix(h1), _fmix(h2)
     h1 = (h1 + h2) & _M
     return h1, (h2 + h1) & _M
+
+
+def proof_128(key: bytes, coefficients: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Return the proof's hash of a key (low, high): two sums modulo a prime, each then mixed into a word."""
+    prime, words = 2**61 - 1, [int.from_bytes(key[i : i + 7], "little") for i in range(0, len(key), 7)]
+    sums = []
+    for *of_words, of_length, of_sum in coefficients:
+        total = 0
+        for block in range(0, len(words), 16):
+            products = zip(of_words, words[block : block + 16], strict=False)
+            total = total * of_sum + sum(coefficient * word for coefficient, word in products)
+        sums.append((total + of_length * len(key)) % prime)
+    low, high = (total ^ total >> 31 for total in sums)
+    low = low * 0x243F6A8885A308D3 & _M
+    return low ^ low >> 32, (high << 3) * 0xB7E151628AED2A6B & _M

@@ -268,6 +268,7 @@ def proof_spec(
         index_interval_bytes=task.config.index_interval_bytes,
         drop_keyless=task.drop_keyless,
         memory_bytes=task.map_memory_bytes,
+        secret=task.proof_secret,
         log_start_offset=task.log_start_offset,
         segment_index_bytes=task.config.segment_index_bytes,
         active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.format import names
 from keytail.format.batch import DELETE_HORIZON
 from keytail.kernels.native import HASH_NAME
+from keytail.kernels.proof.key_hash import SECRET_BYTES
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
@@ -185,6 +187,8 @@ class CleaningTask:
     map_max_entries: int | None = None
     hash_name: str = HASH_NAME
     hash_seed: int = 0
+    # Every pass, part and attempt hashes keys for the proof under this one (kernels/proof/key_hash.py).
+    proof_secret: bytes = field(default_factory=partial(os.urandom, SECRET_BYTES), repr=False, compare=False)
     max_scratch_bytes: int | None = None
     saved_state: SavedState | None = None
     fanned_out: FannedOut | None = None

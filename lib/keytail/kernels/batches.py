@@ -33,17 +33,25 @@ _MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next one 
 
 
 @njit(forceinline=True)
+def _byte_at(a, i):
+    """Return byte `i`, which is not negative: the index is unsigned, so that LLVM makes one load of several bytes."""
+    return np.uint32(a[np.uint64(i)])
+
+
+@njit(forceinline=True)
 def be16(a, i):
-    return np.int16((np.uint16(a[i]) << np.uint16(8)) | np.uint16(a[i + 1]))
+    return np.int16(np.uint16(_byte_at(a, i) << np.uint32(8) | _byte_at(a, i + 1)))
 
 
 @njit(forceinline=True)
 def be32(a, i):
     return np.int32(
-        (np.uint32(a[i]) << np.uint32(24))
-        | (np.uint32(a[i + 1]) << np.uint32(16))
-        | (np.uint32(a[i + 2]) << np.uint32(8))
-        | np.uint32(a[i + 3])
+        np.uint32(
+            _byte_at(a, i) << np.uint32(24)
+            | _byte_at(a, i + 1) << np.uint32(16)
+            | _byte_at(a, i + 2) << np.uint32(8)
+            | _byte_at(a, i + 3)
+        )
     )
 
 

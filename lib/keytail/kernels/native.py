@@ -15,6 +15,7 @@ import platform
 import crc32c as _crc32c_wheel
 import llvmlite.binding as llvm
 import numba
+import numpy as np
 import xxhash as _xxhash_wheel
 from llvmlite import ir
 from numba import types
@@ -111,6 +112,7 @@ HASH_NAME = "xxh3-128" if HASH_FUNCTION is not None else fallback.HASH_NAME
 CHOICE = f"crc={'native' if CRC_FUNCTION else 'fallback'} hash={'native' if HASH_FUNCTION else 'fallback'}"
 
 _WORD = ir.IntType(64)
+_MOST_OF_A_WORD = (1 << 64) - 1
 
 
 def _require_bytes(array: types.Type) -> None:
@@ -204,6 +206,21 @@ def _call_compare(typingctx, a, a_start, b, b_start, n):
     return types.boolean(a, types.int64, b, types.int64, types.int64), codegen
 
 
+@intrinsic
+def _call_multiply_add(typingctx, high, low, a, b):
+    pair = types.UniTuple(types.uint64, 2)
+
+    def codegen(context, builder, signature, args):
+        wide = ir.IntType(128)
+        high, low, a, b = (builder.zext(arg, wide) for arg in args)
+        word_bits = ir.Constant(wide, 64)
+        total = builder.add(builder.or_(builder.shl(high, word_bits), low), builder.mul(a, b))
+        halves = [builder.trunc(builder.lshr(total, word_bits), _WORD), builder.trunc(total, _WORD)]
+        return context.make_tuple(builder, signature.return_type, halves)
+
+    return pair(types.uint64, types.uint64, types.uint64, types.uint64), codegen
+
+
 def copy_bytes(target, at, source, start, n):
     """Set `target[at:at + n] = source[start:start + n]`, for spans that do not overlap; both contiguous uint8."""
     target[at : at + n] = source[start : start + n]
@@ -212,6 +229,12 @@ def copy_bytes(target, at, source, start, n):
 def equal_bytes(a, a_start, b, b_start, n):
     """Return whether the `n` bytes from `a[a_start]` and from `b[b_start]` on are equal; both contiguous uint8."""
     return bytes(a[a_start : a_start + n]) == bytes(b[b_start : b_start + n])
+
+
+def multiply_add(high, low, a, b):
+    """Return `high << 64 | low` plus the product `a * b`, modulo 2**128, as (high, low); all are uint64."""
+    total = (int(high) << 64 | int(low)) + int(a) * int(b)
+    return np.uint64(total >> 64 & _MOST_OF_A_WORD), np.uint64(total & _MOST_OF_A_WORD)
 
 
 def crc32c(array, start, n):
@@ -225,7 +248,7 @@ def xxh3_128(array, start, n, seed):
     if HASH_FUNCTION is None:
         return fallback.hash_128_python(data, int(seed))
     value = _xxhash_wheel.xxh3_128_intdigest(data, int(seed))
-    return value & 0xFFFFFFFFFFFFFFFF, value >> 64
+    return value & _MOST_OF_A_WORD, value >> 64
 
 
 def prefetch(array, index):
@@ -256,6 +279,11 @@ def _overload_copy_bytes(target, at, source, start, n):
 @overload(equal_bytes)
 def _overload_equal_bytes(a, a_start, b, b_start, n):
     return lambda a, a_start, b, b_start, n: _call_compare(a, a_start, b, b_start, n)  # noqa: PLW0108
+
+
+@overload(multiply_add)
+def _overload_multiply_add(high, low, a, b):
+    return lambda high, low, a, b: _call_multiply_add(high, low, a, b)  # noqa: PLW0108
 
 
 @overload(prefetch)

@@ -31,7 +31,7 @@ def _find(slots, low, high, capacity):
     """Return the slot with the hash, or the free slot where it belongs; -1 if neither exists (a full table)."""
     slot = _home(high, capacity)
     for _ in range(capacity):
-        entry = slots[slot]
+        entry = slots[np.uint64(slot)]  # an index that could be negative costs a comparison
         if entry.value == 0 or (entry.low == low and entry.high == high):
             return slot
         slot += 1
@@ -69,7 +69,7 @@ def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
             if used >= limit:
                 break
             slot = _find(slots, low[i], high[i], capacity)
-            entry = slots[slot]
+            entry = slots[np.uint64(slot)]
             if entry.value == 0:
                 entry.low = low[i]
                 entry.high = high[i]

@@ -21,27 +21,37 @@ _inlined = register_jitable(forceinline=True)
 
 
 @_inlined
+def byte_at(a, p):
+    """Return byte `p` as uint64; `p` is at or above 0.
+
+    For a signed index Numba adds a branch at each byte, because -1 would be the last one; without it, LLVM makes one
+    load of several bytes.
+    """
+    return np.uint64(a[np.uint64(p)])
+
+
+@_inlined
 def be_64(a, p):
     """Return the signed big-endian int64 at byte `p`."""
     return np.int64(
-        np.uint64(a[p]) << np.uint64(56)
-        | np.uint64(a[p + 1]) << np.uint64(48)
-        | np.uint64(a[p + 2]) << np.uint64(40)
-        | np.uint64(a[p + 3]) << np.uint64(32)
-        | np.uint64(a[p + 4]) << np.uint64(24)
-        | np.uint64(a[p + 5]) << np.uint64(16)
-        | np.uint64(a[p + 6]) << np.uint64(8)
-        | np.uint64(a[p + 7])
+        byte_at(a, p) << np.uint64(56)
+        | byte_at(a, p + 1) << np.uint64(48)
+        | byte_at(a, p + 2) << np.uint64(40)
+        | byte_at(a, p + 3) << np.uint64(32)
+        | byte_at(a, p + 4) << np.uint64(24)
+        | byte_at(a, p + 5) << np.uint64(16)
+        | byte_at(a, p + 6) << np.uint64(8)
+        | byte_at(a, p + 7)
     )
 
 
 @_inlined
 def be_u32(a, p):
     return np.int64(
-        np.uint64(a[p]) << np.uint64(24)
-        | np.uint64(a[p + 1]) << np.uint64(16)
-        | np.uint64(a[p + 2]) << np.uint64(8)
-        | np.uint64(a[p + 3])
+        byte_at(a, p) << np.uint64(24)
+        | byte_at(a, p + 1) << np.uint64(16)
+        | byte_at(a, p + 2) << np.uint64(8)
+        | byte_at(a, p + 3)
     )
 
 
@@ -54,7 +64,7 @@ def be_32(a, p):
 @_inlined
 def be_16(a, p):
     """Return the signed big-endian int16 at byte `p`, as int64."""
-    return np.int64(np.int16(np.uint16(np.uint16(a[p]) << np.uint16(8) | np.uint16(a[p + 1]))))
+    return np.int64(np.int16(np.uint16(byte_at(a, p) << np.uint64(8) | byte_at(a, p + 1))))
 
 
 @intrinsic
@@ -82,7 +92,7 @@ def _read_long_varint(a, p, end, most_bytes):
     """Return (raw value, position after it) of a variable-length number; position -1: invalid."""
     value = np.uint64(0)
     for i in range(min(most_bytes, end - p)):
-        byte = np.uint64(a[p + i])
+        byte = byte_at(a, p + i)
         value |= (byte & np.uint64(127)) << np.uint64(7 * i)
         if byte < 128:
             return value, p + i + 1
@@ -93,10 +103,10 @@ def _read_long_varint(a, p, end, most_bytes):
 def read_varint(a, p, end):
     """Return (value, position after it) of a zig-zag varint of at most 5 bytes; position -1: invalid."""
     if end - p >= 2:
-        byte = np.int64(a[p])
+        byte = np.int64(byte_at(a, p))
         if byte < 128:
             return byte >> 1 ^ -(byte & 1), p + 1
-        second = np.int64(a[p + 1])
+        second = np.int64(byte_at(a, p + 1))
         if second < 128:
             raw = byte & 127 | second << 7
             return raw >> 1 ^ -(raw & 1), p + 2
@@ -109,7 +119,7 @@ def read_varint(a, p, end):
 def read_varlong(a, p, end):
     """Return (value, position after it) of a zig-zag varlong of at most 10 bytes; position -1: invalid."""
     if p < end:
-        byte = np.int64(a[p])
+        byte = np.int64(byte_at(a, p))
         if byte < 128:
             return byte >> 1 ^ -(byte & 1), p + 1
     value, p = _read_long_varint(a, p, end, 10)
@@ -178,7 +188,7 @@ def read_record(a, p, end):
     if p < 0:
         return NO_RECORD
     headers = p
-    if end - p != 1 or a[p] != 0:  # one zero byte means no headers
+    if end - p != 1 or byte_at(a, p) != 0:  # one zero byte means no headers
         p = read_headers(a, p, end)
         if p < 0:
             return NO_RECORD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,7 @@ import pytest
 
 from keytail.compact.proof.prove import ProofReport, prove
 from keytail.compact.proof.state import ProofSpec
+from keytail.kernels.proof.key_hash import SECRET_BYTES
 from keytail.log import window
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import SegmentFacts
@@ -156,6 +158,7 @@ class Case:
             index_interval_bytes=INTERVAL,
             drop_keyless=False,
             memory_bytes=memory_bytes,
+            secret=os.urandom(SECRET_BYTES),
             log_start_offset=self.log_start,
             segment_index_bytes=self.index_limit,
             removal_limit_offset=self.removal_limit,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from keytail.compact.proof import state as proof_state
 from keytail.compact.proof.prove import ProofReport, prove
 from keytail.compact.proof.state import ProofSpec
 from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.kernels.proof.key_hash import SECRET_BYTES
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
@@ -83,6 +85,7 @@ class Case:
             index_interval_bytes=self.interval,
             drop_keyless=self.round.drop_keyless,
             memory_bytes=memory_bytes,
+            secret=os.urandom(SECRET_BYTES),
         )
         return prove(LOCAL, spec)
 
@@ -165,7 +168,6 @@ def test_a_proof_with_small_windows_and_growing_tables_passes(tmp_path, monkeypa
     monkeypatch.setattr(proof_state, "Window", SmallWindow)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     monkeypatch.setattr(proof_keys, "_NOTES", 1)
-    monkeypatch.setattr(proof_keys, "_KEY_BYTES", 1)
     for codec in (0, 3):
         report = _example(codec).prove(tmp_path)
         assert report == _example(codec).prove(tmp_path)

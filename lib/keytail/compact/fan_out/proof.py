@@ -123,7 +123,7 @@ def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> Non
                 push(Cell(int(shard), part.numbers[0] << 32 | sent, data))
                 sent += 1
 
-    keys = Keys(min(_TABLE_BYTES, max(1 << 20, task.map_memory_bytes // 2)), spill=spill)
+    keys = Keys(min(_TABLE_BYTES, max(1 << 20, task.map_memory_bytes // 2)), task.proof_secret, spill=spill)
     end_offset = task.first_uncleanable_offset
     markers = load_state(fs, task, part.markers) if part.markers else None
     prove(

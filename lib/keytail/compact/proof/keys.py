@@ -1,8 +1,7 @@
-"""The proof's table of keys. The walk over the batches collects keys in notes, and a second thread puts them into the
-table.
+"""The proof's table of keys. The walk over the batches notes the hashes of keys; a second thread puts them into it.
 
-Hashing every key of the dirty section is half of the proof's work and depends only on the keys: while the walk fills
-one set of notes, a thread hashes and puts the previous set.
+A table of millions of keys does not fit into the CPU cache, and putting keys into it depends only on their hashes:
+while the walk fills one set of notes, a thread puts the previous set.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ import numpy as np
 from keytail.errors import KeytailError
 from keytail.kernels.memory import zeros
 from keytail.kernels.proof import table as kernels
+from keytail.kernels.proof.key_hash import coefficients_of
 from keytail.kernels.proof.state import Notes
 from keytail.threads import Threads
 
 SLOT_BYTES = 8 * kernels.SLOT_WORDS
 _NOTES = 1 << 16
-_KEY_BYTES = 1 << 22
 _FIRST_SLOTS = 1 << 16
 _LOAD = 0.75
 LEAST_MEMORY_BYTES = 4 << 20
 
 
-def _room_for(records: int, key_bytes: int) -> Notes:
-    return Notes(np.empty((4, records), dtype=np.int64), np.empty(key_bytes, dtype=np.uint8))
 
 
 class Keys:
     """A table of at most `memory_bytes`, also while it grows; `put` takes the notes in the order of offsets.
 
-    `slots` and `used` are those of the previous pass, if there was one. With `spill`, a full table is passed to it and
-    then emptied, so the caller has to merge several entries per key.
+    Keys are hashed under `secret`, the same one for all tables whose entries are compared or merged. `slots` and `used`
+    are those of the previous pass, if there was one. With `spill`, a full table is passed to it and then emptied, so
+    the caller has to merge several entries per key.
     """
 
     def __init__(
         self,
         memory_bytes: int,
+        secret: bytes,
         slots: np.ndarray | None = None,
         used: int = 0,
         spill: Callable[[np.ndarray], None] | None = None,
@@ -52,8 +51,8 @@ class Keys:
         self._used = used
         self._limit = _limit_of(len(self._slots) // kernels.SLOT_WORDS)
         self._expected = 0
-        self._notes = [_room_for(_NOTES, _KEY_BYTES), _room_for(_NOTES, _KEY_BYTES)]
-        self._digests = np.empty((2, _NOTES), dtype=np.uint64)
+        self._coefficients = coefficients_of(secret)
+        self._notes = [self._room_for(_NOTES), self._room_for(_NOTES)]
         self._thread = Threads(1, "keys")
         self._coming: Future[tuple[int, int]] | None = None
 
@@ -83,8 +82,8 @@ class Keys:
         left = _most_slots(self._memory_bytes - n_bytes)
         self._max_slots = max(left, len(self._slots) // kernels.SLOT_WORDS)
 
-    def put(self, n: int, records: int = 0, key_bytes: int = 0) -> None:
-        """Put the first `n` notes into the table; the next notes have room for `records` keys of `key_bytes` in total.
+    def put(self, n: int, records: int = 0) -> None:
+        """Put the first `n` notes into the table; the next notes have room for `records` of them.
 
         Raises KeytailError if the table cannot grow enough.
         """
@@ -92,26 +91,27 @@ class Keys:
         if n:
             self._make_room(n)
             notes = self._notes[0]
-            if self._digests.shape[1] < n:
-                self._digests = np.empty((2, n), dtype=np.uint64)
             if self._spill is not None and n > self._limit:  # one batch has more keys than fit into an empty table
                 self._put_in_parts(notes, n)
                 n = 0
         if n:
             self._coming = self._thread.submit(
-                kernels.put_keys, notes.keys, notes.pending, self._digests, n, self._slots, self._used
+                kernels.put_keys, notes.hashes, notes.records, n, self._slots, self._used
             )
             self._notes.reverse()
         notes = self._notes[0]
-        if notes.pending.shape[1] < records or len(notes.keys) < key_bytes:
-            self._notes[0] = _room_for(max(records, _NOTES), max(key_bytes, _KEY_BYTES))
+        if notes.records.shape[1] < records:
+            self._notes[0] = self._room_for(records)
+
+    def _room_for(self, records: int) -> Notes:
+        return Notes(np.empty((2, records), np.uint64), np.empty((2, records), np.int64), self._coefficients)
 
     def _put_in_parts(self, notes: Notes, n: int) -> None:
         for start in range(0, n, self._limit):
             self._make_room(self._limit)
-            pending = np.ascontiguousarray(notes.pending[:, start : min(n, start + self._limit)])
-            arguments = (notes.keys, pending, self._digests, pending.shape[1], self._slots, self._used)
-            self._used, _ = kernels.put_keys(*arguments)
+            end = min(n, start + self._limit)
+            hashes, records = (np.ascontiguousarray(part[:, start:end]) for part in (notes.hashes, notes.records))
+            self._used, _ = kernels.put_keys(hashes, records, end - start, self._slots, self._used)
 
     def spill_all(self) -> None:
         """Pass the remaining entries of the table to `spill`."""

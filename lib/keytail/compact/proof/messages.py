@@ -12,6 +12,7 @@ from keytail.compact.proof.output import finish_output, start_output
 from keytail.compact.proof.state import REMEDY, SOURCE, Proof
 from keytail.errors import CorruptLog, KeytailError
 from keytail.kernels.proof import codes
+from keytail.kernels.proof.key_hash import hash_one
 from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
 
 
@@ -120,11 +121,9 @@ def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
 
 def _note(proof: Proof, noted: Sequence[tuple[bytes, int, int]]) -> None:
     """Note keys with the offset and the outcome of their records."""
-    keys = b"".join(key for key, _, _ in noted)
-    proof.put_keys(len(noted), len(keys))
-    notes, key_at = proof.keys.notes, 0
+    proof.put_keys(len(noted))
+    notes = proof.keys.notes
     for i, (key, offset, action) in enumerate(noted):
-        notes.pending[:, i] = (key_at, len(key), offset, action)
-        key_at += len(key)
-    notes.keys[: len(keys)] = np.frombuffer(keys, dtype=np.uint8)
-    proof.state.noted.count, proof.state.noted.key_bytes = len(noted), len(keys)
+        notes.hashes[:, i] = hash_one(np.frombuffer(bytearray(key), np.uint8), len(key), notes.coefficients)
+        notes.records[:, i] = offset, action
+    proof.state.noted.count = len(noted)

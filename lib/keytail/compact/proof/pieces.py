@@ -79,7 +79,7 @@ def prove_in_pieces(proof: Proof, *, is_present: bool) -> None:
             room_bytes = n_bytes + _MOST_GROWTH_BYTES * count
             o_block, o_bytes, o_count = after.up_to(before.last_delta, count, room_bytes, is_last=is_last)
             others = Records(o_block, 0, o_bytes, o_count)
-        proof.put_keys(count, n_bytes)
+        proof.put_keys(count)
         if is_present:
             code = note_piece(source.bytes, records, proof.keys.notes, state)
         else:

@@ -203,7 +203,7 @@ def _supply(proof: Proof, code: int, is_present: bool) -> None:
     elif code == codes.NEED_NOTES and wanted.records > WHOLE_BLOCK_RECORDS:
         prove_in_pieces(proof, is_present=is_present)
     elif code == codes.NEED_NOTES:
-        proof.put_keys(int(wanted.records), int(wanted.key_bytes))
+        proof.put_keys(int(wanted.records))
     elif code == codes.NEED_MARKERS:
         proof.ensure_markers()
     elif code == codes.NEED_NEXT_OUTPUT:

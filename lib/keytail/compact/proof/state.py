@@ -103,6 +103,7 @@ class ProofSpec:
     index_interval_bytes: int
     drop_keyless: bool
     memory_bytes: int  # memory for the tables of keys and markers; at least 4 MiB
+    secret: bytes  # of the hash of keys, the same for all passes and parts of one cleaning
     log_start_offset: int = 0
     segment_index_bytes: int = 2**31 - 1
     # Sorted ids, the last data offset of each or -1, and epochs. None: producers are not checked.
@@ -187,14 +188,14 @@ class Proof:
                 self.markers = part.markers
                 self.state.knows_markers = 1
         elif so_far is not None:
-            self.keys = Keys(self._memory_bytes, so_far.slots, so_far.used)
+            self.keys = Keys(self._memory_bytes, spec.secret, so_far.slots, so_far.used)
             self.markers = so_far.markers
             self.keys.take_memory(self.markers.nbytes)
             # Markers are not collected again, because some sources are replaced by now. If the previous pass has none,
             # the log has no transactions.
             self.state.knows_markers = 1
         else:
-            self.keys = Keys(self._memory_bytes)
+            self.keys = Keys(self._memory_bytes, spec.secret)
         self.keys.expect(spec.expected_keys)
         self._set_rules()
 
@@ -217,10 +218,10 @@ class Proof:
     def so_far(self) -> ProofSoFar:
         return ProofSoFar(self.keys.slots, self.keys.used, self.markers, save(self.state))
 
-    def put_keys(self, records: int = 0, key_bytes: int = 0) -> None:
+    def put_keys(self, records: int = 0) -> None:
         """Put the keys noted so far into the table, and make room for the next batch's notes."""
-        self.keys.put(int(self.state.noted.count), records, key_bytes)
-        self.state.noted.count = self.state.noted.key_bytes = 0
+        self.keys.put(int(self.state.noted.count), records)
+        self.state.noted.count = 0
 
     def ensure_markers(self) -> None:
         """Collect the table of markers on first use; only a log with transactions needs it."""

@@ -9,7 +9,6 @@ from numba.extending import register_jitable
 
 from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
-from keytail.kernels.native import copy_bytes
 from keytail.kernels.proof.codes import (
     LOST_BEYOND_END,
     LOST_KEYLESS,
@@ -23,6 +22,7 @@ from keytail.kernels.proof.codes import (
     SOURCE_RECORD,
     WOULD_LOSE_KEYLESS,
 )
+from keytail.kernels.proof.key_hash import hash_key
 from keytail.kernels.proof.meaning import COUNTS, is_over
 from keytail.kernels.proof.state import fail
 from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
@@ -49,9 +49,8 @@ def check_room(records, p, base, notes, state):
     n_bytes = records.end - records.at
     if records.n > n_bytes // SMALLEST_RECORD_BYTES:
         return fail(state, SOURCE_COUNT, p, base)
-    free, free_bytes = notes.pending.shape[1] - state.noted.count, notes.keys.shape[0] - state.noted.key_bytes
-    if records.n > free or n_bytes > free_bytes:
-        state.wanted.records, state.wanted.key_bytes = records.n, n_bytes
+    if records.n > notes.records.shape[1] - state.noted.count:
+        state.wanted.records = records.n
         return NEED_NOTES
     return PASSED
 
@@ -74,7 +73,7 @@ def walk_records(source, output, records, others, notes, state):
     before, kept_count = batch.last_offset, batch.kept_count
     at, other_at, others_left = records.at, others.at, others.n
     other, other_offset = NO_RECORD, np.int64(-1)
-    noted, key_at = state.noted.count, state.noted.key_bytes
+    noted = state.noted.count
     for _ in range(records.n):
         record = read_record(records.data, at, records.end)
         offset = base + record.offset_delta
@@ -109,9 +108,8 @@ def walk_records(source, output, records, others, notes, state):
         code = _judge(record, offset, kept, expired, state)
         if code == _NOTE:
             action = KEPT if kept else EXPIRED if _may_be_removed(record, offset, expired, state) else DROPPED
-            _note(notes, noted, key_at, records.data, record, offset, action)
+            _note(notes, noted, records.data, record, offset, action)
             noted += 1
-            key_at += record.key_bytes
         elif code != PASSED:
             return fail(state, code, p, offset)
     if at != records.end:
@@ -120,7 +118,7 @@ def walk_records(source, output, records, others, notes, state):
         return fail(state, OUTPUT_EXTRA_RECORD, q, other_offset if other_offset >= 0 else last + 1)
     if compares and other_at != others.end:
         return fail(state, OUTPUT_COUNT, q, base)
-    state.noted.count, state.noted.key_bytes = noted, key_at
+    state.noted.count = noted
     state.totals.records_read += records.n
     state.totals.records_kept += kept_count - batch.kept_count
     batch.last_offset, batch.kept_count = before, kept_count
@@ -207,12 +205,10 @@ def _judge_present(record, offset, state):
 
 
 @_inlined
-def _note(notes, noted, key_at, data, record, offset, outcome):
-    copy_bytes(notes.keys, key_at, data, record.key, record.key_bytes)
-    notes.pending[0, noted] = key_at
-    notes.pending[1, noted] = record.key_bytes
-    notes.pending[2, noted] = offset
-    notes.pending[3, noted] = outcome
+def _note(notes, noted, data, record, offset, outcome):
+    low, high = hash_key(data, record.key, record.key_bytes, notes.coefficients)
+    notes.hashes[0, noted], notes.hashes[1, noted] = low, high
+    notes.records[0, noted], notes.records[1, noted] = offset, outcome
 
 
 @_inlined
@@ -221,7 +217,7 @@ def note_present(source, records, notes, state):
     p, before = state.source.at, state.batch.last_offset
     base = be_64(source, p)
     last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)
-    at, noted, key_at = records.at, state.noted.count, state.noted.key_bytes
+    at, noted = records.at, state.noted.count
     for _ in range(records.n):
         record = read_record(records.data, at, records.end)
         offset = base + record.offset_delta
@@ -230,15 +226,14 @@ def note_present(source, records, notes, state):
         at, before = record.end, offset
         code = _judge_present(record, offset, state)
         if code == _NOTE:
-            _note(notes, noted, key_at, records.data, record, offset, PRESENT)
+            _note(notes, noted, records.data, record, offset, PRESENT)
             noted += 1
-            key_at += record.key_bytes
         elif code != PASSED:
             return fail(state, code, p, offset)
     if at != records.end:
         return fail(state, SOURCE_COUNT, p, base)
     state.batch.last_offset = before
-    state.noted.count, state.noted.key_bytes = noted, key_at
+    state.noted.count = noted
     return PASSED
 
 

@@ -54,9 +54,9 @@ STATE = np.dtype(
         ("output", OUTPUT),
         ("indexes", INDEXES),
         ("batch", BATCH),
-        ("noted", _int64s("count", "key_bytes")),  # used columns of `Notes.pending`, used bytes of `Notes.keys`
-        # What a code requests: bytes of a window, or room in the notes for records and for the bytes of their keys.
-        ("wanted", _int64s("bytes", "records", "key_bytes")),
+        ("noted", _int64s("count")),  # used columns of `Notes`
+        # What a code requests: bytes of a window, or room in the notes for records.
+        ("wanted", _int64s("bytes", "records")),
         ("totals", _int64s("batches_read", "batches_kept", "records_read", "records_kept")),
         ("failure", _int64s("at", "offset")),  # `at`: index in the window or index file
         ("knows_markers", np.int64),
@@ -81,10 +81,12 @@ class IndexFiles(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """Keys for the table of `table.py`: `pending` (int64[4, n]: start in `keys`, length, offset, outcome) and bytes."""
+    """Keys for the table of `table.py`: their hashes (uint64[2, n]: low, high), and offset and outcome of their records
+    (int64[2, n]); and the `coefficients` of the hash (`key_hash.py`)."""
 
-    pending: np.ndarray
-    keys: np.ndarray
+    hashes: np.ndarray
+    records: np.ndarray
+    coefficients: np.ndarray
 
 
 def new_state(saved: np.ndarray | None = None) -> Any:

@@ -1,6 +1,6 @@
 """The proof's table of keys: the latest record of each key and its outcome, in 24 bytes per slot.
 
-Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are stored; no key bytes. Offsets are put in
+Open addressing by the hash of the key (`key_hash.py`); no key bytes. Offsets are put in
 ascending order; those put as PRESENT may be put a second time, with their outcome. The caller ensures that one slot is
 always free.
 """
@@ -12,9 +12,8 @@ from numba.extending import register_jitable
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
-from keytail.kernels.proof.blake2b import blake2b_128_many
 
-SLOT_WORDS = 3  # digest, digest with the flags below in its low bits, offset + 1 (0: free)
+SLOT_WORDS = 3  # low word of the hash, high word with the flags below in its low bits, offset + 1 (0: free)
 _PREFETCH_DISTANCE = 16
 
 # Outcomes of a record.
@@ -23,7 +22,7 @@ KEPT = 1
 EXPIRED = 2  # a tombstone that was removed after its delete horizon
 PRESENT = 3  # not known yet: a later pass decides
 OLDER_KEPT = 4  # an older record of the key is in the output
-FLAGS = 7
+FLAGS = 7  # bits that are 0 in each hash
 
 
 @register_jitable
@@ -37,48 +36,51 @@ def low_slot_of(low, capacity):
     return np.int64((low & np.uint64(0xFFFFFFFF)) * np.uint64(capacity) >> np.uint64(32))
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _put(slots, capacity, low, high, offset, outcome):
     """Make `offset` the latest record of a key, unless a later one is known; return 1 if the key is new, else 0."""
     clear = ~np.uint64(FLAGS)
     i = _slot_of(high, capacity)
-    while slots[SLOT_WORDS * i + 2] != 0:
-        held = slots[SLOT_WORDS * i + 1]
-        if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
-            known = np.int64(slots[SLOT_WORDS * i + 2]) - 1
+    while True:
+        at = np.uint64(SLOT_WORDS * i)  # unsigned: an index that could be negative costs a comparison
+        flags_at, end_at = at + np.uint64(1), at + np.uint64(2)
+        if slots[end_at] == 0:
+            break
+        held = slots[flags_at]
+        if slots[at] == low and held & clear == high & clear:
+            known = np.int64(slots[end_at]) - 1
             if offset < known:
                 if outcome == KEPT:
-                    slots[SLOT_WORDS * i + 1] = held | np.uint64(OLDER_KEPT)
+                    slots[flags_at] = held | np.uint64(OLDER_KEPT)
                 return 0
             older = held & np.uint64(OLDER_KEPT)
             if offset > known and held & np.uint64(3) == np.uint64(KEPT):
                 older = np.uint64(OLDER_KEPT)
-            slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(outcome)
-            slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
+            slots[flags_at] = high & clear | older | np.uint64(outcome)
+            slots[end_at] = np.uint64(offset + 1)
             return 0
         i += 1
         if i == capacity:
             i = 0
-    slots[SLOT_WORDS * i] = low
-    slots[SLOT_WORDS * i + 1] = high & clear | np.uint64(outcome)
-    slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
+    slots[at] = low
+    slots[flags_at] = high & clear | np.uint64(outcome)
+    slots[end_at] = np.uint64(offset + 1)
     return 1
 
 
 @kernel
-def put_keys(data, pending, digests, n, slots, used):
-    """Put `pending[:, :n]` (key start in `data`, key length, offset, outcome); return (slots used, 1 if it is full).
+def put_keys(hashes, records, n, slots, used):
+    """Put the first `n` notes (`state.Notes`); return (slots used, 1 if it is full).
 
-    `digests` is scratch. Slots are prefetched `_PREFETCH_DISTANCE` keys before their use.
+    Slots are prefetched `_PREFETCH_DISTANCE` keys before their use.
     """
-    blake2b_128_many(data, pending[0], pending[1], n, digests[0], digests[1])
     capacity = slots.shape[0] // SLOT_WORDS
     for i in range(min(n, _PREFETCH_DISTANCE)):
-        prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i], capacity))
+        prefetch(slots, SLOT_WORDS * _slot_of(hashes[1, i], capacity))
     for i in range(n):
         if i + _PREFETCH_DISTANCE < n:
-            prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_DISTANCE], capacity))
-        used += _put(slots, capacity, digests[0, i], digests[1, i], pending[2, i], pending[3, i])
+            prefetch(slots, SLOT_WORDS * _slot_of(hashes[1, i + _PREFETCH_DISTANCE], capacity))
+        used += _put(slots, capacity, hashes[0, i], hashes[1, i], records[0, i], records[1, i])
         if used >= capacity - 1:  # one slot must stay free so that searches end
             return used, 1
     return used, 0
