@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,11 @@ def start_client() -> BrokerClient:
         pytest.skip(f"no broker to start: {reason}")
 
 
-def keytail(name: str, *arguments: str | Path) -> list[dict[str, Any]]:
-    """Run the command as a user does, and return its rows."""
+def keytail(name: str, *arguments: str | Path, ends_with: Collection[int] = (0, 3)) -> list[dict[str, Any]]:
+    """Run the command as a user does, and return its rows. It must end with one of these exit statuses."""
     command = [str(KEYTAIL), name, *map(str, arguments), "--output", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 3), f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"
+    assert done.returncode in ends_with, f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
 

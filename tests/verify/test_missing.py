@@ -26,6 +26,7 @@ from tests.reference.batches import Rec
 
 END = 600
 KNOWN = Claims(True, recovery_point=END, high_watermark=END)
+ABOUT_GAPS = {"segment-missing", "segment-perhaps-missing", "offsets-missing"}
 SUFFIXES = (".log", ".index", ".timeindex", ".snapshot")
 
 
@@ -71,8 +72,22 @@ def test_a_missing_log_file_is_found_by_its_indexes(log: Path, base: int) -> Non
 @pytest.mark.parametrize("base", [100, 300, 400])
 def test_a_segment_without_files_is_found_by_its_snapshot(log: Path, base: int) -> None:
     remove(log, base, ".log", ".index", ".timeindex")
-    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):
+    for claims in (KNOWN, Claims()):
         assert found(log, claims) == [("segment-missing", f"{base:020d}.snapshot", base, None)]
+
+
+def test_a_snapshot_of_a_followers_shutdown_is_only_a_warning(log: Path) -> None:
+    """A follower was stopped at offset 300. Its leader had compacted 300 to 399 away, so the batch that it fetched next
+    began the segment 400. A lost segment of a compacted partition may leave the same files."""
+    remove(log, 300, ".log", ".index", ".timeindex")
+    compacted = replace(KNOWN, cleaner=200)
+    [warning] = verify_partition(LOCAL, str(log), compacted)
+    assert (warning.kind, warning.severity) == ("segment-perhaps-missing", "warning")
+    assert "audit" in warning.remedy
+    (log / f"{300:020d}.snapshot").rename(log / f"{350:020d}.snapshot")
+    assert [kind for kind, *_ in found(log, compacted)] == ["segment-missing"], "not where the batches before it end"
+    (log / f"{300:020d}.timeindex").touch()
+    assert {kind for kind, *_ in found(log, compacted)} == {"segment-missing"}, "a shutdown creates no index file"
 
 
 def test_a_segment_without_a_trace_is_found_if_every_other_offset_has_its_record(log: Path) -> None:
@@ -135,7 +150,7 @@ def test_a_log_that_may_be_healthy_has_no_findings(name: str, log: Path) -> None
     change, claims = HEALTHY[name]
     change(log)
     kinds = {kind for kind, *_ in found(log, claims)}
-    assert not kinds & {"segment-missing", "offsets-missing"}
+    assert not kinds & ABOUT_GAPS
 
 
 def test_records_that_a_cleaner_would_retain_are_no_evidence(tmp_path: Path) -> None:
@@ -180,10 +195,10 @@ def test_golden_logs_have_no_findings_even_without_the_cleaner_checkpoint(tmp_pa
         others = replace(claims, cleaner=None), replace(claims, clean_shutdown=not claims.clean_shutdown)
         for item in (claims, *others, Claims(), Claims(clean_shutdown=False)):
             kinds = {finding.kind for finding in verify_partition(LOCAL, entry.path, item)}
-            assert not kinds & {"segment-missing", "offsets-missing"}, entry.path
+            assert not kinds & ABOUT_GAPS, entry.path
 
 
 def test_the_findings_have_a_remedy() -> None:
-    for kind in ("segment-missing", "offsets-missing"):
+    for kind in ABOUT_GAPS:
         assert "put them back" in KINDS[kind].remedy
         assert "offsets" in KINDS[kind].what

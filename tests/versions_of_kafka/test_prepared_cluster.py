@@ -295,8 +295,10 @@ def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float], draws: r
     logs = [sorted((log_dir / f"{topic}-0").glob("*.log")) for topic in OWN]
     closed = {path: _identity(path) for paths in logs for path in paths[:-1]}
     if not starts_over_it and draws.random() < 0.2:
-        verified = keytail("verify", *common[:2])
-        assert {row["status"] for row in verified} == {"sound"}, [row for row in verified if row["status"] != "sound"]
+        verified = keytail("verify", *common[:2], ends_with=(0, 1))
+        # The snapshot of an earlier shutdown may be at an offset that the leader had compacted away.
+        problems = [row for row in verified if {item["kind"] for item in row["findings"]} - {"segment-perhaps-missing"}]
+        assert not problems
     writers.wait_for(draws.randrange(4))
     begin_s = time.monotonic()
     broker.start()

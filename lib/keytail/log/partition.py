@@ -160,12 +160,19 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
             log_path = os.path.join(facts.path, names.segment_file(before, names.LOG))
             is_between = log_end(fs, log_path, before).next_offset <= offset
         if is_between or is_above:
+            lookalike = ""
+            if name.endswith(names.SNAPSHOT):
+                lookalike = (
+                    " If `keytail audit` finds that another replica has no records there either, nothing is missing: "
+                    "the broker was stopped at that offset as a follower, and its leader had compacted the following "
+                    "ones away."
+                )
             raise Refused(
                 f"the segment with base offset {offset} is missing: of its files there is {name}, but no .log",
                 path=facts.path,
                 remedy="Restore the file from a snapshot, or stop the broker and move the partition's directory out of "
-                "the log dir, so that the broker fetches it from another replica; verify describes the gap. To "
-                f"continue without its records, remove all files that begin with {name.partition('.')[0]}",
+                f"the log dir, so that the broker fetches it from another replica; verify describes the gap.{lookalike} "
+                f"To continue without its records, remove all files that begin with {name.partition('.')[0]}",
                 slug="segment-missing",
             )
 

@@ -82,6 +82,15 @@ _FILES = {
         "get the gap too",
         f"Look for the segment's files and put them back. {REFETCH}",
     ),
+    "segment-perhaps-missing": Kind(
+        "warning",
+        "a segment may be missing at the offset in this file's name: offsets {first} to {last} have no batch. A "
+        "follower that was stopped at that offset, and whose leader had compacted the following offsets away, has the "
+        "same files",
+        "Starts and deletes this file",
+        "Compare the partition with another replica by `keytail audit`. If records are missing here, look for the "
+        f"segment's files and put them back. {REFETCH}",
+    ),
     "offsets-missing": Kind(
         "warning",
         "segments may be missing before this one: offsets {first} to {last} have no batch, and nothing else shows that "

@@ -47,7 +47,9 @@ class MissingSegments:
             facts: dict[str, Any] = {"first": first, "last": next_base - 1}
             shown = [offset for offset in sorted(left) if base < offset and first <= offset < next_base]
             for offset in shown:
-                self._scope.findings.add("segment-missing", left[offset], offset=offset, **facts)
+                may_be_whole = offset == first and self._may_be_of_a_shutdown(left[offset])
+                kind = "segment-perhaps-missing" if may_be_whole else "segment-missing"
+                self._scope.findings.add(kind, left[offset], offset=offset, **facts)
             alone = not shown and len(gaps) == 1 and not self._is_after_a_crash(base)
             if alone and self._was_never_compacted(below=first):
                 log = names.segment_file(next_base, names.LOG)
@@ -56,6 +58,13 @@ class MissingSegments:
     def _left_files(self) -> dict[int, str]:
         """Return, by offset, a file that shows that a segment began there. Empty after an unclean shutdown."""
         return names.left_by_missing_segments(self._scope.files) if self._scope.claims.clean_shutdown else {}
+
+    def _may_be_of_a_shutdown(self, file: str) -> bool:
+        """Return whether a file at the start of a gap may be the snapshot that a follower wrote at its log end when it
+        was stopped. If its leader had compacted the following offsets away, its next segment begins behind them. That
+        requires a compacted topic.
+        """
+        return file.endswith(names.SNAPSHOT) and self._scope.claims.cleaner is not None
 
     def _is_after_a_crash(self, base: int) -> bool:
         """Return whether the segment at `base` may not have been synced when a broker was killed. A copy without
