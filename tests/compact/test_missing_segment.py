@@ -3,6 +3,7 @@ missing; the plan reports both."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_what_shows_no_loss_is_compacted(run: Run, log_dir: Path) -> None:
     for base in (100, 250):  # the first one is below the log start offset, the other one inside of a segment
         shutil.copy(partition / f"{300:020d}.index", partition / f"{base:020d}.index")
     remove(log_dir, 100, (".log", ".timeindex"))
+    assert compact(run, log_dir, "--execute")["status"] == "compacted"
+
+
+def test_a_snapshot_of_a_stop_before_a_copied_gap_is_compacted(run: Run, log_dir: Path) -> None:
+    """A follower that was down while its leader was compacted: the gap begins at the log end of the stop."""
+    remove(log_dir, 200, SEGMENT_FILES)
+    partition = log_dir / "orders-0"
+    closed_ns = (partition / f"{100:020d}.timeindex").stat().st_mtime_ns
+    os.utime(partition / f"{200:020d}.snapshot", ns=(closed_ns - 2 * 10**9,) * 2)
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "there is no snapshot after the gap"
+    (partition / f"{300:020d}.snapshot").write_bytes(encode_snapshot([]))
     assert compact(run, log_dir, "--execute")["status"] == "compacted"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.format.producers import encode_snapshot
+from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.verify.finding_kinds import KINDS
@@ -107,6 +108,10 @@ HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
         lambda d: [remove(d, 300, ".log", ".index", ".timeindex"), (d / "partition.metadata").unlink()],
         replace(KNOWN, cleaner=END),
     ),
+    "a snapshot of a stop, after which a gap was copied": (
+        lambda d: [remove(d, 300, ".log", ".index", ".timeindex"), stopped_at(d, 300, closed_segment=200)],
+        replace(KNOWN, cleaner=END),
+    ),
     "a snapshot of a segment that was merged": (
         lambda d: (d / f"{150:020d}.snapshot").write_bytes(encode_snapshot([])), KNOWN,
     ),
@@ -117,6 +122,21 @@ HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
         lambda d: remove(d, 300, ".log"), Claims(False, recovery_point=END, high_watermark=END, cleaner=END),
     ),
 }  # fmt: skip
+
+
+def stopped_at(path: Path, offset: int, *, closed_segment: int) -> None:
+    """Make the snapshot two seconds older than the end of the segment before it."""
+    closed_ns = (path / f"{closed_segment:020d}.timeindex").stat().st_mtime_ns
+    os.utime(path / f"{offset:020d}.snapshot", ns=(closed_ns - 2 * 10**9,) * 2)
+
+
+def test_a_producer_of_the_gap_shows_that_a_segment_is_missing(log: Path) -> None:
+    remove(log, 300, ".log", ".index", ".timeindex")
+    stopped_at(log, 300, closed_segment=200)
+    for last_offset, is_missing in ((299, False), (300, True)):
+        entry = ProducerEntry(7, 0, 5, last_offset, 0, NOW, -1, -1)
+        (log / f"{400:020d}.snapshot").write_bytes(encode_snapshot([entry]))
+        assert ("segment-missing" in {kind for kind, *_ in found(log, replace(KNOWN, cleaner=END))}) == is_missing
 
 
 def without_a_record(path: Path) -> None:

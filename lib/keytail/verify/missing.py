@@ -14,6 +14,7 @@ import numpy as np
 from keytail.dump.segment import LogReader, Part
 from keytail.format import names
 from keytail.format.batch import CONTROL
+from keytail.log.stop_snapshots import is_of_a_stop
 from keytail.verify.scope import Scope
 
 _MOST_KEYS = 1_000_000
@@ -45,7 +46,15 @@ class MissingSegments:
         left = self._left_files()
         for base, first, next_base in gaps:
             facts: dict[str, Any] = {"first": first, "last": next_base - 1}
-            shown = [offset for offset in sorted(left) if base < offset and first <= offset < next_base]
+            shown = [
+                offset
+                for offset in sorted(left)
+                if base < offset and first <= offset < next_base
+                and not (
+                    left[offset].endswith(names.SNAPSHOT)
+                    and is_of_a_stop(self._scope.fs, self._scope.path, offset, base, next_base)
+                )
+            ]
             for offset in shown:
                 self._scope.findings.add("segment-missing", left[offset], offset=offset, **facts)
             alone = not shown and len(gaps) == 1 and not self._is_after_a_crash(base)
