@@ -4,6 +4,7 @@ missing. The plan reports both.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from keytail.format.producers import encode_snapshot
+from keytail.format.producers import ProducerEntry, encode_snapshot
 from tests.command_line import Run, rows_of
-from tests.log_dirs import random_records, snapshot, write_log_dir
+from tests.log_dirs import BASE_MS, random_records, snapshot, write_log_dir
 from tests.no_spark import without_spark
 
 FLAGS = ("--now", "1800000000000", "--unsafe-clock", "--topics-have-no-overrides", "--topic-config",
@@ -71,6 +72,20 @@ def test_index_files_below_the_log_start_or_inside_a_segment_are_accepted(run: R
     for base in (100, 250):  # the first is below the log start offset, the second inside a segment
         shutil.copy(partition / f"{300:020d}.index", partition / f"{base:020d}.index")
     remove(log_dir, 100, (".log", ".timeindex"))
+    assert compact(run, log_dir, "--execute")["status"] == "compacted"
+
+
+def test_a_snapshot_of_a_stop_before_a_copied_gap_is_compacted(run: Run, log_dir: Path) -> None:
+    """A follower was down while its leader was compacted: the gap begins at the log end of the stop."""
+    remove(log_dir, 200, SEGMENT_FILES)
+    partition = log_dir / "orders-0"
+    closed_ns = (partition / f"{100:020d}.timeindex").stat().st_mtime_ns
+    os.utime(partition / f"{200:020d}.snapshot", ns=(closed_ns - 2 * 10**9,) * 2)
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "there is no snapshot after the gap"
+    for last_offset, status in ((200, "refused"), (199, "would-compact")):  # the first one was appended in the gap
+        entry = ProducerEntry(7, 0, 5, last_offset, 0, BASE_MS, -1, -1)
+        (partition / f"{300:020d}.snapshot").write_bytes(encode_snapshot([entry]))
+        assert compact(run, log_dir, status=int(status == "refused"))["status"] == status
     assert compact(run, log_dir, "--execute")["status"] == "compacted"
 
 

@@ -39,7 +39,7 @@ from keytail.run.engine import ThisProcess
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome, run_attempt
 from tests.chance import SEED
-from tests.crash.compactions import NOW, LogDir, expect, find, judge
+from tests.crash.compactions import NOW, Expected, LogDir, expect, find, judge
 from tests.crash.driver import SOAK, Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
 from tests.crash.test_compaction import SHAPES, check_names, shape
 from tests.crash.trees import read_tree, remove_tree, write_tree
@@ -165,28 +165,12 @@ def test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name: str, fas
     log_dir = in_two_steps(name)
     origin = fast_dir / "origin"
     log_dir.make(origin)
-    start = find(log_dir, origin)
-    run = expect(log_dir, start)
+    run = expect(log_dir, find(log_dir, origin))
     committed = 0
 
     def check(state: State) -> None:
         nonlocal committed
-        tree = state.tree
-        judge(log_dir, find(log_dir, state.root), run, ended=state.action_ended)
-        log_dir.recover(LOCAL, state.root)
-        found = find(log_dir, state.root)
-        expected = expect(log_dir, found)
-        remove_tree(state.root)
-        write_tree(tree, state.root)
-        reported = log_dir.commit(LOCAL, state.root, "r2")
-        assert not reported
-        committed += len(log_dir.committed)
-        after = find(log_dir, state.root)
-        judge(log_dir, after, expected, ended=True)
-        assert after.files() == expected.files
-        assert after.checkpoints == expected.checkpoints
-        for log in log_dir.logs:
-            check_names(log, after, state.root / log.name)
+        committed += check_state(log_dir, run, state)
 
     counts, first = Counts("preparation and commit"), read_tree(origin)
     for_every_stop(
@@ -197,6 +181,26 @@ def test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name: str, fas
     assert committed
 
 
+def check_state(log_dir: InTwoSteps, run: Expected, state: State) -> int:
+    """Check what a broker finds, and the result of the next run; return how many preparations that run committed."""
+    tree = state.tree
+    judge(log_dir, find(log_dir, state.root), run, ended=state.action_ended)
+    log_dir.recover(LOCAL, state.root)
+    found = find(log_dir, state.root)
+    expected = expect(log_dir, found)
+    remove_tree(state.root)
+    write_tree(tree, state.root)
+    reported = log_dir.commit(LOCAL, state.root, "r2")
+    assert not reported
+    after = find(log_dir, state.root)
+    judge(log_dir, after, expected, ended=True)
+    assert after.files() == expected.files
+    assert after.checkpoints == expected.checkpoints
+    for log in log_dir.logs:
+        check_names(log, after, state.root / log.name)
+    return len(log_dir.committed)
+
+
 @pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
 def test_every_fault_of_a_preparation_and_its_commit_loses_nothing(name: str, fast_dir: Path) -> None:  # noqa: F811
     log_dir = in_two_steps(name)
@@ -205,7 +209,7 @@ def test_every_fault_of_a_preparation_and_its_commit_loses_nothing(name: str, fa
     run = expect(log_dir, find(log_dir, origin))
 
     def check(state: State) -> None:
-        judge(log_dir, find(log_dir, state.root), run, ended=state.action_ended)
+        check_state(log_dir, run, state)
 
     counts = Counts("preparation and commit")
     for_every_fault(

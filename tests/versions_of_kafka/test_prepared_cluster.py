@@ -218,6 +218,7 @@ def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
     draws = chance()
     print(f"seed {SEED}", flush=True)
     with ExitStack() as cluster:
+        cluster.callback(_print, found)
         controller.start()
         cluster.callback(controller.kill)
         for broker in brokers.values():
@@ -238,8 +239,8 @@ def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
                     with writers.paused():
                         _check_consumers(admin, other, writers)
                 print(f"roll {roll + 1} of {ROLLS}: down for {down_s[-1]:.1f} s", flush=True)
-                if roll % 10 == 9 or roll + 1 == ROLLS:
-                    print("\n".join(f"{count:5} {what}" for what, count in sorted(found.items())), flush=True)
+                if roll % 10 == 9:
+                    _print(found)
             with writers.paused():
                 _wait_until_in_sync(admin)
                 start, _ = admin.offsets([("both", 0)])["both-0"]
@@ -253,6 +254,10 @@ def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
     if ROLLS >= 100:
         for topic in ("cleaned", "both"):
             assert f"{topic}: committed" in of_each[topic] and len(of_each[topic]) > 1, found
+
+
+def _print(found: Counter[str]) -> None:
+    print("\n".join(f"{count:5} {what}" for what, count in sorted(found.items())), flush=True)
 
 
 def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float], draws: random.Random) -> list[str]:

@@ -156,9 +156,14 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
         is_above = is_above and not _is_interrupted_roll(fs, facts, offset)
         is_between = max(first, facts.log_start_offset) <= offset < active
         if is_between:
-            before = bases[bisect_right(bases, offset) - 1]
+            number = bisect_right(bases, offset)
+            before, following = bases[number - 1], bases[number]
             log_path = os.path.join(facts.path, names.segment_file(before, names.LOG))
             is_between = log_end(fs, log_path, before).next_offset <= offset
+            if is_between and name.endswith(names.SNAPSHOT):
+                from keytail.log.stop_snapshots import is_of_a_stop  # noqa: PLC0415 (brings in the kernels)
+
+                is_between = not is_of_a_stop(fs, facts.path, offset, before, following)
         if is_between or is_above:
             lookalike = ""
             if name.endswith(names.SNAPSHOT):
@@ -171,8 +176,9 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
                 f"the segment with base offset {offset} is missing: of its files there is {name}, but no .log",
                 path=facts.path,
                 remedy="Restore the file from a snapshot, or stop the broker and move the partition's directory out of "
-                f"the log dir, so that the broker fetches it from another replica; verify describes the gap.{lookalike} "
-                f"To continue without its records, remove all files that begin with {name.partition('.')[0]}",
+                "the log dir, so that the broker fetches it from another replica; verify describes the gap."
+                f"{lookalike} To continue without its records, remove all files that begin with "
+                f"{name.partition('.')[0]}",
                 slug="segment-missing",
             )
 
