@@ -152,8 +152,10 @@ def decode_record(data: bytes, where: str) -> Record:
         _check_numbers(record)
         _check_groups(record)
         foreign = [name for name in record.files if names.parse_file_name(name).run_id != record.run_id]
-        if foreign or os.path.basename(where) != record.file_name:
+        if foreign:
             raise ValueError("it lists files of other runs")
+        if os.path.basename(where) != record.file_name:
+            raise ValueError("the preparation was stopped before the record had its final name")
         return record
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CorruptLog(
