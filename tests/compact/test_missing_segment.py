@@ -82,6 +82,9 @@ def test_a_snapshot_of_a_stop_before_a_copied_gap_is_compacted(run: Run, log_dir
     closed_ns = (partition / f"{100:020d}.timeindex").stat().st_mtime_ns
     os.utime(partition / f"{200:020d}.snapshot", ns=(closed_ns - 2 * 10**9,) * 2)
     assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "there is no snapshot after the gap"
+    (partition / f"{300:020d}.snapshot").write_bytes(encode_snapshot([]))
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "the partition was never compacted"
+    (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 100\n")
     for last_offset, status in ((200, "refused"), (199, "would-compact")):  # the first one was appended in the gap
         entry = ProducerEntry(7, 0, 5, last_offset, 0, BASE_MS, -1, -1)
         (partition / f"{300:020d}.snapshot").write_bytes(encode_snapshot([entry]))

@@ -29,11 +29,11 @@ from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.append.roll_closed import why_not_closed
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import hosted, survey_log_dirs
+from keytail.log.missing_segments import refuse_missing_segments
 from keytail.log.partition import (
     LogDirFacts,
     PartitionEntry,
     PartitionFacts,
-    refuse_missing_segments,
     survey_partition,
 )
 from keytail.log.producers import first_unstable

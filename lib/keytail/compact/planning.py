@@ -27,13 +27,13 @@ from keytail.durations import duration_text
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused, in_words, joined
 from keytail.format import names
 from keytail.log.fs import FileSystem
+from keytail.log.missing_segments import refuse_missing_segments
 from keytail.log.partition import (
     LogDirFacts,
     PartitionEntry,
     PartitionFacts,
     list_partition,
     refuse_damaged_end,
-    refuse_missing_segments,
     survey_partition,
 )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import struct
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -145,51 +144,6 @@ def refuse_unreadable(fs: FileSystem, path: str) -> None:
         raise Refused(
             problem.what + more, path=problem.path, remedy=problem.remedy, slug="permission-denied"
         ) from error
-
-
-def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
-    """Raise Refused if files of a segment above the log start offset exist without its `.log`."""
-    first, active = facts.segments[0].base_offset, facts.segments[-1].base_offset
-    bases = [segment.base_offset for segment in facts.segments]
-    for offset, name in facts.without_log:
-        is_above = offset >= facts.log_end_offset and offset > active and not name.endswith(names.SNAPSHOT)
-        is_above = is_above and not _is_interrupted_roll(fs, facts, offset)
-        is_between = max(first, facts.log_start_offset) <= offset < active
-        if is_between:
-            number = bisect_right(bases, offset)
-            before, following = bases[number - 1], bases[number]
-            log_path = os.path.join(facts.path, names.segment_file(before, names.LOG))
-            is_between = log_end(fs, log_path, before).next_offset <= offset
-            if is_between and name.endswith(names.SNAPSHOT):
-                from keytail.log.stop_snapshots import is_of_a_stop  # noqa: PLC0415 (brings in the kernels)
-
-                is_between = not is_of_a_stop(fs, facts.path, offset, before, following)
-        if is_between or is_above:
-            lookalike = ""
-            if name.endswith(names.SNAPSHOT):
-                lookalike = (
-                    " If `keytail audit` finds that another replica has no records there either, nothing is missing: "
-                    "the broker was stopped at that offset as a follower, and its leader had compacted the following "
-                    "ones away."
-                )
-            raise Refused(
-                f"the segment with base offset {offset} is missing: of its files there is {name}, but no .log",
-                path=facts.path,
-                remedy="Restore the file from a snapshot, or stop the broker and move the partition's directory out of "
-                "the log dir, so that the broker fetches it from another replica; verify describes the gap."
-                f"{lookalike} To continue without its records, remove all files that begin with "
-                f"{name.partition('.')[0]}",
-                slug="segment-missing",
-            )
-
-
-def _is_interrupted_roll(fs: FileSystem, facts: PartitionFacts, offset: int) -> bool:
-    """Return whether the index files at `offset` are those of a segment that was about to be created at the log end:
-    they are empty, and no checkpoint is above. A broker that starts removes them."""
-    if offset != facts.log_end_offset or max(facts.recovery_point, facts.high_watermark or 0) > offset:
-        return False
-    paths = [os.path.join(facts.path, names.segment_file(offset, suffix)) for suffix in names.INDEX_SUFFIXES]
-    return not any(fs.size(path) for path in paths if fs.exists(path))
 
 
 def refuse_damaged_end(facts: PartitionFacts) -> None:
