@@ -51,7 +51,7 @@ def foreign(path: Path, uid: int) -> list[str]:
 
 def keytail(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the command line in a separate process."""
-    command = [sys.executable, "-m", "keytail.main.main", name, *map(str, arguments)]
+    command = [sys.executable, "-m", "keytail", name, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 

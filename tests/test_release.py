@@ -155,7 +155,7 @@ def test_the_core_alone_compacts_the_log_dir_of_a_broker(clean: Path, tmp_path: 
     flags = ["--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json"]
     rows = json.loads(_run([clean / "keytail", "compact", *flags, "--execute"], tmp_path))
     assert [row["status"] for row in rows] == ["compacted"] * 3
-    verify = [sys.executable, "-m", "keytail.main.main", "verify"]
+    verify = [sys.executable, "-m", "keytail", "verify"]
     assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}
     checks = json.loads(_run([clean / "keytail", "doctor", "--output", "json"], tmp_path))
     assert ["pip install 'keytail[spark]'" in row["found"] for row in checks if row["check"] == "Spark"] == [True]
@@ -173,7 +173,7 @@ def test_a_job_of_the_wheel_compacts_the_log_dir_of_a_broker(with_spark: Path, t
     command = [with_spark / "spark-submit", "--master", "local[2]", home / "jobs/compact.py", *flags, "--execute"]
     rows = json.loads(_run(command, tmp_path, SPARK_HOME=str(spark), SPARK_CONF_DIR=str(home / "conf")))
     assert [row["status"] for row in rows] == ["compacted"] * 3
-    verify = [sys.executable, "-m", "keytail.main.main", "verify"]
+    verify = [sys.executable, "-m", "keytail", "verify"]
     assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}
 
 

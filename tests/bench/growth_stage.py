@@ -27,7 +27,7 @@ MAP_MEMORY_BYTES = 256 << 20
 
 
 def compact(engine: SparkEngine, log_dir: str) -> dict[str, float]:
-    """Compact all partitions of a log dir, from their checkpoints to their active segments, as `compact` does."""
+    """Compact all partitions of a log dir, from their log starts to their active segments."""
     started_s = time.perf_counter()
     [facts] = survey_log_dirs(LOCAL, [log_dir])
     tasks = []

@@ -95,12 +95,10 @@ def test_any_offset_and_position_in_the_range_is_accepted(run: Run, log_dir: Pat
         ("lookup", "--log-dirs", log_dir, "--offset", bound),
         ("lookup", "--log-dirs", log_dir, "--timestamp", bound),
         ("plan", "--log-dirs", log_dir, "--map-memory", bound),
-        ("plan", "--log-dirs", log_dir, "--max-scratch-bytes", bound),
+        ("compact", "--log-dirs", log_dir, "--max-scratch-bytes", bound),
     ):
         done = run(*map(str, flags))
-        if flags[0] == "plan" and done.exit_code == 2:
-            assert "No such option" in done.stderr
-            continue
+        assert "No such option" not in done.stderr, flags
         assert isinstance(done.exception, SystemExit | None), (flags, done.exception)
 
 
@@ -121,11 +119,9 @@ def test_an_impossible_partition_is_a_usage_error(run: Run, log_dir: Path, comma
     assert done.exit_code == 2
 
 
-@pytest.mark.parametrize("number", [*BEYOND, "-1", "x"])
+@pytest.mark.parametrize("number", [*BEYOND, "-2", "x"])
 def test_a_setting_that_no_topic_can_have_is_a_usage_error(run: Run, log_dir: Path, number: str) -> None:
     for key in ("segment.bytes", "retention.ms", "min.cleanable.dirty.ratio"):
-        if (key, number) in (("retention.ms", "-1"),):
-            continue
         done = run("plan", "--log-dirs", log_dir, "--topic-config", f"orders:{key}={number}")
         assert isinstance(done.exception, SystemExit), done.exception
         assert done.exit_code == 2, (key, number)

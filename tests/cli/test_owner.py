@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from keytail import acting_user
-from keytail.errors import UsageProblem
+from keytail.errors import Refused, UsageProblem
 from keytail.log.fs import FileSystem
 from keytail.log.owner import work_as_owner
 from tests import owned
@@ -365,4 +365,17 @@ def test_a_log_dir_that_is_missing_when_its_owner_is_determined_ends_the_run(
     assert not away.exists()
     with pytest.raises(UsageProblem, match="no such log dir"):
         work_as_owner(Vanishing(), [str(case.log_dir)])
+    acting_user.give_back()
+
+
+def test_a_log_dir_whose_owner_changes_while_it_is_determined_is_refused(case: Case) -> None:
+    looks = iter(range(100))
+
+    class Changing(FileSystem):
+        def stat(self, path):
+            found = super().stat(path)
+            return found._replace(uid=BROKER + 1) if path == str(case.log_dir) and next(looks) < 1 else found
+
+    with pytest.raises(Refused, match=r"the owner of the log dir changed"):
+        work_as_owner(Changing(), [str(case.log_dir)])
     acting_user.give_back()

@@ -320,8 +320,8 @@ def _check_reported(fs: RecordingFileSystem, fault: Fault, reported: list[str]) 
     if not reported or fault.kind in GOES_ON:
         return
     words = [] if fault.kind == CUT else [str(fault.error().strerror), " while ", of_system(fault.error()).remedy or ""]
-    message = [any(all(word in text for word in (*words, name)) for text in reported) for _, name in fs.failed]
-    assert any(message), f"{fs.failed} failed, but {reported} was reported"
+    named = [any(all(word in text for word in (*words, name)) for text in reported) for _, name in fs.failed]
+    assert any(named), f"{fs.failed} failed, but {reported} was reported"
 
 
 def _check_scratch(root: Path, operation: str, fault: Fault, reported: list[str], scratch: tuple[str, ...]) -> None:

@@ -72,8 +72,8 @@ def test_examples_parse_and_are_shown(name: str) -> None:
     after = lines[lines.index("Examples:") :]
     section = text_of("lib/keytail/main/REFERENCE.md").partition(f"\n## `keytail {name}`\n")[2].partition("\n## ")[0]
     for example in COMMANDS[name].examples:
-        message, words = _of_keytail(example) or ("", [])
-        assert message == name
+        command, words = _of_keytail(example) or ("", [])
+        assert command == name
         parses(name, words)
         assert example in after
         assert example in " ".join(section.replace("\\\n", "").split())

@@ -99,11 +99,11 @@ def test_a_record_that_is_too_large_hides_no_other(tmp_path, monkeypatch):
 def test_gaps_of_a_compacted_log_are_not_findings_and_only_some_are_listed(tmp_path):
     records = [Rec(2 * i, T0, b"k", b"v") for i in range(MOST_GAPS + 50)]
     (tmp_path / f"{0:020d}.log").write_bytes(encode_batch(records))
-    message: list[str] = []
-    report = Report(lambda data: None, message.append)
+    lines: list[str] = []
+    report = Report(lambda data: None, lines.append)
     dump(LOCAL, [str(tmp_path)], DumpOptions(deep_iteration=True), report)
     assert not report.wrong
-    assert message[0].startswith("Non-consecutive offsets in ")
-    assert message[1] == "  0 is followed by 2"
-    assert message[-1] == "  and 49 more"
-    assert len(message) == MOST_GAPS + 2
+    assert lines[0].startswith("Non-consecutive offsets in ")
+    assert lines[1] == "  0 is followed by 2"
+    assert lines[-1] == "  and 49 more"
+    assert len(lines) == MOST_GAPS + 2

@@ -144,7 +144,7 @@ def _until_stopped(scenario: Story, client: BrokerClient, work_dir: Path) -> Non
 
 
 def _settings(config: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    command = [sys.executable, "-m", "keytail.main.main", "describe", "--config", str(config), "--all"]
+    command = [sys.executable, "-m", "keytail", "describe", "--config", str(config), "--all"]
     done = subprocess.run([*command, "--output", "json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {row["topic"]: row["settings"] for row in json.loads(done.stdout)}
@@ -204,8 +204,8 @@ def test_every_effective_setting_and_its_source_are_those_of_the_broker(story: S
             found = settings[key.name]
             text = ",".join(found["value"]) if isinstance(found["value"], list) else str(found["value"])
             assert text.lower() == value.lower(), (topic, key.name)
-            message = IN_HOURS_AND_MINUTES.get(key.name, SOURCES[source])
-            assert message in found["source"], (topic, key.name, source)
+            shown_source = IN_HOURS_AND_MINUTES.get(key.name, SOURCES[source])
+            assert shown_source in found["source"], (topic, key.name, source)
             compared.add(source)
     assert story.settings.keys() == {"kept", "plain", "again"}
     assert compared >= {"DYNAMIC_TOPIC_CONFIG", "DYNAMIC_BROKER_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"}

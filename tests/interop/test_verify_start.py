@@ -107,7 +107,7 @@ def test_losses_of_kafka_are_reported(kafka: Kafka, fast_dir: Path, name: str) -
     _write_log(kafka, directory)
     damage, loses = CASES[name]
     damage(directory)
-    message = any(finding.start_loses for finding in verify_partition(LOCAL, str(directory)))
+    reported_loss = any(finding.start_loses for finding in verify_partition(LOCAL, str(directory)))
     sizes = {file.name: file.stat().st_size for file in directory.glob("0*.log") if len(file.stem) == 20}
     lost: bool | None
     try:
@@ -118,7 +118,7 @@ def test_losses_of_kafka_are_reported(kafka: Kafka, fast_dir: Path, name: str) -
         shorter = any((directory / file).stat().st_size < size for file, size in sizes.items())
         lost = loaded.log_end_offset < END or shorter
     assert lost is loses
-    assert message is (bool(loses) or name in REPORTED_ANYWAY)
+    assert reported_loss is (bool(loses) or name in REPORTED_ANYWAY)
     shutil.rmtree(directory)
 
 

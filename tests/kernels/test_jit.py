@@ -195,9 +195,9 @@ def test_code_that_others_can_have_written_is_not_loaded(which, way, used):
     """Loading compiled code would run it."""
     if way == "another user's" and os.geteuid() != 0:
         pytest.skip("only root can give files to other users")
-    path, total, hits, message = used[which, way]
+    path, total, hits, messages = used[which, way]
     assert (total, hits) == (10, 0)
-    [text] = message
+    [text] = messages
     assert "the cache of compiled kernels is not used" in text
     assert f"{path} belongs to user id" in text
     assert f"Remove {path}, or set KEYTAIL_CACHE_DIR" in text

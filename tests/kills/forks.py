@@ -68,15 +68,15 @@ def _without_spark(fs: FileSystem) -> Iterator[None]:
 
 def run_in_child(action: Callable[[], object], kill_after_s: float | None) -> bool:
     """Run `action` in a child. Return whether it was killed; False means that it had already ended successfully."""
-    message = os.memfd_create("said")
+    out_fd = os.memfd_create("output")
     child = os.fork()
     if child == 0:
-        _be_the_child(action, message)
+        _be_the_child(action, out_fd)
     if kill_after_s is not None:
         time.sleep(kill_after_s)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    with os.fdopen(message, "rb") as words:
+    with os.fdopen(out_fd, "rb") as words:
         if os.WIFSIGNALED(status):
             assert os.WTERMSIG(status) == signal.SIGKILL, f"the run died of signal {os.WTERMSIG(status)}"
             return True
@@ -85,12 +85,12 @@ def run_in_child(action: Callable[[], object], kill_after_s: float | None) -> bo
     return False
 
 
-def _be_the_child(action: Callable[[], object], message: int) -> None:
+def _be_the_child(action: Callable[[], object], out_fd: int) -> None:
     status = 1
     try:
-        os.dup2(message, 1)
-        os.dup2(message, 2)
-        sys.stdout = sys.stderr = open(message, "w", buffering=1, closefd=False)
+        os.dup2(out_fd, 1)
+        os.dup2(out_fd, 2)
+        sys.stdout = sys.stderr = open(out_fd, "w", buffering=1, closefd=False)
         action()
         status = 0
     except BaseException:

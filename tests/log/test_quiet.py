@@ -73,6 +73,21 @@ def test_reading_changes_nothing_in_the_page_cache(
     assert (after & ~before).sum() <= 2 * len(reads), "only parts of pages at the ends of reads may be left"
 
 
+def test_pages_that_the_system_reads_ahead_are_dropped(path: Path) -> None:
+    """A reader without advice marks a page, from which the system reads ahead for each later reader."""
+    _prepare(path, set())
+    with path.open("rb") as other:
+        os.pread(other.fileno(), 61, 0)
+    before = _cached(path)
+    assert before.any()
+    fs, buffer = QuietFileSystem(), bytearray(100 * PAGE_BYTES)
+    fd = fs.open_read(str(path))
+    for position in range(0, PAGES * PAGE_BYTES, len(buffer)):
+        fs.read_into(fd, buffer, position)
+    fs.close(fd)
+    assert (_cached(path) == before).all()
+
+
 def test_the_bytes_are_correct(path: Path) -> None:
     _prepare(path, {3, 4})
     fs, buffer = QuietFileSystem(), bytearray(5 * PAGE_BYTES)

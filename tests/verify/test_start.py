@@ -26,13 +26,13 @@ LAST, CLOSED = 40, 10
 
 def test_the_table_of_the_page_is_that_of_the_code() -> None:
     section = PAGE.read_text().split("## What a start would lose")[1].split("\n## ")[0]
-    message = {
+    of_page = {
         kind: WORDS.get(verdict)
         for kinds, verdict in re.findall(r"^\| (`.*?`) \| (.*?) \|", section, re.MULTILINE)
         for kind in re.findall(r"`([a-z-]+)`", kinds)
     }
-    assert message.pop("more") is None
-    assert message == {name: kind.start_loses for name, kind in KINDS.items() if name != "more"}
+    assert of_page.pop("more") is None
+    assert of_page == {name: kind.start_loses for name, kind in KINDS.items() if name != "more"}
     recovered = {name for name, kind in KINDS.items() if kind.recovered is not None and kind.recovered.start_loses}
     assert recovered == RECOVERED
 
@@ -76,12 +76,12 @@ def test_the_position_of_the_finding_decides(
 
 
 def test_findings_that_are_only_counted_are_considered() -> None:
-    for kinds, message in ((["checksum"], False), (["checksum", "offset-order"], True)):
+    for kinds, loses in ((["checksum"], False), (["checksum", "offset-order"], True)):
         findings = Findings("t-0", last=_name(LAST, ""))
         for kind in [*["checksum"] * MOST_A_FILE, *kinds]:
             findings.add(kind, _name(LAST, ".log"), 0, 0)
         findings.close()
-        assert [f.start_loses for f in findings.found] == [False] * MOST_A_FILE + [message]
+        assert [f.start_loses for f in findings.found] == [False] * MOST_A_FILE + [loses]
         assert findings.found[-1].kind == "more"
 
 

@@ -87,8 +87,8 @@ def differences(here: Seen, there: Seen) -> list[str]:
     found += [f"{other}, here {own}" for own, other in pairs if own != other]
     if here.native.split(", ")[1:] != there.native.split(", ")[1:]:
         found.append(f"hashes by {there.native}, here {here.native}")
-    for path, (digest, message) in here.log_dirs.items():
-        other, other_said = there.log_dirs[path]
+    for path, (digest, listing) in here.log_dirs.items():
+        other, other_listing = there.log_dirs[path]
         if other != digest:
-            found.append(f"{path} has {other_said if other else f'no listing ({other_said})'}, here {message}")
+            found.append(f"{path} has {other_listing if other else f'no listing ({other_listing})'}, here {listing}")
     return found

@@ -249,14 +249,14 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
 def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
     """Return the partition that made a job fail, if known, and the error."""
     text = text_of(problem)
-    if message := _ENCODED_PROBLEM.search(text):
+    if match := _ENCODED_PROBLEM.search(text):
         # If a task did not write it, `lost` has Spark's text.
         with contextlib.suppress(NotAValue, ValueError, TypeError):
-            number, known = from_bytes(base64.b64decode(message[1]))
+            number, known = from_bytes(base64.b64decode(match[1]))
             if isinstance(known, KeytailError):
                 return number, known
-    if message := export_table.UNDECODABLE.search(text):
-        name, number, offset = message[1], int(message[2]), int(message[3])
+    if match := export_table.UNDECODABLE.search(text):
+        name, number, offset = match[1], int(match[2]), int(match[3])
         return number, Undecodable(
             f"partition {number}: a {name} is not valid {getattr(formats, name)}",
             offset=offset,

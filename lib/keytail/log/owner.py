@@ -32,7 +32,7 @@ def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[s
 
     Nothing changes for a process of another user, or if root owns the log dirs. `also_read` are directories that are
     only read; they may also belong to root. Raises UsageProblem if one of `log_dirs` does not exist, and Refused if
-    there are several owners, or if the owner cannot read a directory.
+    there are several owners, if the owner changes meanwhile, or if the owner cannot read a directory.
     """
     if not acting_user.is_root():
         return
@@ -41,8 +41,15 @@ def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[s
     read = [owner for path in also_read for owner in _owner_of_dir(fs, path)]
     _become(one_owner(changed, read), (*log_dirs, *also_read))
     for path, uid in before.items():
-        if uid is None or uid != _uid(fs, path):
+        if uid is None:
             _refuse_absent(path)
+        if uid != _uid(fs, path):
+            raise Refused(
+                "the owner of the log dir changed while the run began",
+                path=path,
+                remedy="Find out what changed it, then run again",
+                slug="owner-changed",
+            )
 
 
 def _uid(fs: FileSystem, path: str) -> int | None:
@@ -54,7 +61,7 @@ def _uid(fs: FileSystem, path: str) -> int | None:
 
 
 def _refuse_absent(path: str) -> NoReturn:
-    """Raise UsageProblem for a log dir that does not exist, or whose owner has changed since it was determined."""
+    """Raise UsageProblem for a log dir that does not exist."""
     raise UsageProblem(
         "no such log dir",
         path=path,

@@ -20,6 +20,7 @@ from keytail.log.pace import Pace, PacedFileSystem
 
 PAGE_BYTES = mmap.PAGESIZE
 _UNLIMITED = 1 << 62
+_MAX_BLOCK_PAGES = 512  # of the page cache, in Linux with pages of 4 KiB
 
 # ioprio_set(2): its number, and the class of processes that get the disk only when no other process wants it.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
@@ -32,15 +33,25 @@ class QuietFileSystem(PacedFileSystem):
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace or Pace(_UNLIMITED))
+        self._cached: dict[int, np.ndarray] = {}  # by descriptor: the pages that were cached before the first read
 
     def read_into(self, fd: int, buffer: Any, position: int) -> int:
-        size_bytes = memoryview(buffer).nbytes
-        before = cached_pages(fd, position, size_bytes)
-        # Otherwise the system reads ahead, and those pages would count as cached before the next read.
-        os.posix_fadvise(fd, position, size_bytes, os.POSIX_FADV_RANDOM)
+        before = self._cached.get(fd)
+        if before is None:
+            # For the whole file, because the system may read ahead in spite of this advice, if a page is marked for
+            # that by an earlier reader: pages of the next read would then count as cached before.
+            before = self._cached[fd] = cached_pages(fd, 0, os.fstat(fd).st_size)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         count = super().read_into(fd, buffer, position)
-        _drop(fd, position - position % PAGE_BYTES, ~before)
+        # Pages that were read ahead are in blocks, which are only dropped as a whole: one may begin before this read.
+        first = max(0, position // PAGE_BYTES - _MAX_BLOCK_PAGES)
+        end = -(-(position + count) // PAGE_BYTES)
+        _drop(fd, first * PAGE_BYTES, ~before[first:end])
         return count
+
+    def close(self, fd: int) -> None:
+        self._cached.pop(fd, None)
+        super().close(fd)
 
     def fsync(self, fd: int) -> None:
         super().fsync(fd)

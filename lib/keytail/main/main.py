@@ -6,14 +6,9 @@ Each command is declared in `command.py` of its folder, and running.py runs it. 
 
 from __future__ import annotations
 
-import sys
-
-# `python -m` puts the current directory first: files in it must not be imported instead of packages.
-if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]
-
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, NoReturn
@@ -131,6 +126,3 @@ def run_as_job(command: str) -> NoReturn:
     run = group.commands[command]
     _exit_with(partial(run, args=sys.argv[1:], prog_name=f"spark-submit {sys.argv[0]}", obj=SUBMITTED, **_CONTEXT))
 
-
-if __name__ == "__main__":
-    main()

@@ -52,7 +52,7 @@ def function_of(command: Command) -> Callable[..., None]:
             status = contextvars.copy_context().run(_status_of, command, flags, given)
         finally:
             acting_user.give_back()
-        raise typer.Exit(end_of_output(status, changes=bool(flags.get("execute"))))
+        raise typer.Exit(end_of_output(status, changes=_changes_log_dirs(flags)))
 
     function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     function.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
@@ -140,6 +140,10 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
         raise typer.Exit(command.exit_status(rows, request))
 
 
+def _changes_log_dirs(flags: Mapping[str, Any]) -> bool:
+    return bool(flags.get("execute") or flags.get("prepare"))
+
+
 def _log_dirs(request: Any) -> Sequence[str]:
     return request.choice.log_dirs if hasattr(request, "choice") else ()
 
@@ -153,7 +157,7 @@ def _report_stop(
     left = "partitions without a row were not finished, " if rows and command.reports_rows else ""
     if flags.get("warm"):
         then = "Kernels that are compiled are kept. To compile the others, run the same command again"
-    elif flags.get("execute") or flags.get("prepare"):
+    elif _changes_log_dirs(flags):
         then = f"What is reported as done is complete, {left}no file is partly replaced, and a broker may start. To "
         then += "continue, run the same command again"
     else:

@@ -28,9 +28,9 @@ from keytail.rebuild_index.aborted import Needed
 from keytail.rebuild_index.entry_checks import why_wrong
 from keytail.rebuild_index.epochs import Epoch, epochs_seen
 
-# Half of a core's own cache. Chunks are not prefetched: passing one to another thread takes longer than processing its
-# headers and checksums.
-CHUNK_BYTES = 512 << 10
+# As large as a core's own cache: smaller chunks are slower because of the work per chunk. Chunks are not prefetched:
+# passing one to another thread takes longer than processing its headers and checksums.
+CHUNK_BYTES = 1 << 20
 _NO_LIMIT_BYTES = 1 << 40
 
 State = Literal["sound", "missing", "wrong"]

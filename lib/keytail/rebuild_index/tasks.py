@@ -104,6 +104,10 @@ class Rebuild:
     _cores: int = field(default=1, init=False)
     _stopped: bool = field(default=False, init=False)
 
+    def __post_init__(self) -> None:
+        truncated = {plan.facts.log_dir for plan in self.plans if plan.settings.truncate}
+        assert truncated <= self.hosted.keys(), "a truncation needs the partitions of its log dir"
+
     def run(self) -> list[PartitionOutcome]:
         """Return an outcome for each plan, in their order."""
         done: dict[str, PartitionOutcome] = {}

@@ -86,12 +86,21 @@ def flags(tmp_path: Path) -> list[str]:
     return ["--log-dirs", str(log_dir), *settings, "--output", "json", "--execute"]
 
 
+def test_python_m_imports_nothing_from_the_current_directory(planted: Path, temporary: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "keytail", "--version"],
+        capture_output=True, text=True, timeout=300, cwd=planted, env=environment(temporary), check=False,
+    )  # fmt: skip
+    assert marks(planted) == ""
+    assert done.stdout.startswith("keytail "), done.stderr
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "command",
     [
         pytest.param([str(KEYTAIL)], id="script"),
-        pytest.param([sys.executable, "-m", "keytail.main.main"], id="-m", marks=pytest.mark.soak("script")),
+        pytest.param([sys.executable, "-m", "keytail"], id="-m", marks=pytest.mark.soak("script")),
     ],
 )
 def test_a_module_in_the_current_directory_does_not_run(
