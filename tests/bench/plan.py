@@ -82,16 +82,16 @@ def _has_time() -> bool:
     return subprocess.run(["/usr/bin/env", "time", "true"], capture_output=True, check=False).returncode == 0
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("home", type=Path)
     parser.add_argument("--partitions", type=int, default=100_000)
     parser.add_argument("--segments", type=int, default=20)
-    parser.add_argument("--verb", default="plan")
+    parser.add_argument("--command", default="plan", dest="name")
     parser.add_argument("--policy", default="compact")
     parser.add_argument("--output", default="json")
     parser.add_argument("more", nargs="*")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     log_dirs = sorted(given.home.glob("logs-*")) or make(given.home, given.partitions, given.segments)
     print(json.dumps(measure(log_dirs, given.name, given.policy, given.output, given.more)))
 
