@@ -19,10 +19,10 @@ Strategy = Literal["one task", "packed", "maybe fan-out"]
 
 # A key takes a slot of 24 bytes at a load factor of 0.9, and half as much again while the map doubles.
 MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
-# Index entries of 8 and 12 bytes for each 4096 bytes (index.interval.bytes), and the final entries.
+# Bytes of logs with indexes per byte of logs: entries of 8 and 12 bytes for each 4096 bytes (index.interval.bytes).
 _INDEX_SHARE = 1.005
 _MARGIN_BYTES = 1 << 20
-# Half of a bundle (compact/running/bundles.py).
+# Maximum scratch bytes of a partition with strategy "packed": half of a bundle (compact/running/bundles.py).
 PACKED_BYTES = 1 << 29
 
 

@@ -40,9 +40,9 @@ Status = Literal["would-compact", "clean", "skipped", "refused"]
 _LIFTED_BY: dict[Limit, str] = {
     "active segment": "Nothing to do: only --roll-active cleans the active segment",
     "high watermark": "Let the followers catch up while the broker runs, then stop it",
-    "open transaction": "Let it end, or abort it (kafka-transactions.sh), while the broker runs",
+    "open transaction": "Let the transaction end, or abort it (kafka-transactions.sh), while the broker runs",
     "recovery point": "Start the broker, which recovers the log, and stop it cleanly",
-    "min.compaction.lag.ms": "Nothing to do: it is cleaned when it is old enough",
+    "min.compaction.lag.ms": "Nothing to do: the segment is cleaned when it is old enough",
 }
 
 
@@ -171,7 +171,7 @@ def select(
     high_watermark: HighWatermark = "checkpoint",
     unstable: Unstable | None = None,
 ) -> Selection:
-    """Return the section that a round at `now_ms` would clean, and whether one is due.
+    """Return the section that a round at `now_ms` would clean, and whether a round is due.
 
     `force` ignores the dirty ratio and the maximum lag, `from_log_start` the checkpoint. A partition without a
     checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a checkpointed one always
@@ -210,7 +210,7 @@ def select(
     else:
         minimum = config.min_cleanable_dirty_ratio
         blocker = f"dirty ratio {ratio:.4g} is not above min.cleanable.dirty.ratio {minimum:g}"
-        remedy = "Nothing to do: it becomes due when more is written; --force compacts it now"
+        remedy = "Nothing to do: a round becomes due when more is written; --force compacts the partition now"
     return Selection(
         first_dirty_offset=first_dirty,
         first_uncleanable_offset=first_uncleanable,

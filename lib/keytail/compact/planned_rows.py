@@ -95,7 +95,7 @@ def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
 
 
 def with_active_segment(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with what --roll-active does with the active segment; the row of a segment that was rolled has it
+    """Return `row` with what --roll-active does with the active segment; the row of a segment that was rolled states it
     already.
     """
     if planned.roll is None or row.active_segment is not None:

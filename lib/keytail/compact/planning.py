@@ -1,7 +1,7 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
-Reads no log data and changes nothing. The decisions are made in compact/plan.py; what an executing run does with them
-first is in compact/steps.py.
+Reads no log data and changes nothing. The decisions are made in compact/plan.py; the first steps of an executing run
+are in compact/steps.py.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Planned:
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
-    """Return the time to use for decisions. Raises Refused if an executing run would use another time than the clock's.
+    """Return the time to use for decisions. Raises Refused if an executing run would use a time that is not the
+    clock's.
     """
     clock_ms = time.time_ns() // 1_000_000
     if now_ms is None:
@@ -138,7 +139,7 @@ def plan_partition_of(
     by_listing: bool = False,
     as_if: Callable[[PartitionFacts], PartitionFacts] | None = None,
 ) -> Planned:
-    """Survey a partition and decide; an error of the partition or its settings becomes the decision.
+    """Survey a partition and decide; an error of the partition or its settings makes the decision a refusal.
 
     `as_if` maps the facts found to those used for the decision.
 
@@ -233,7 +234,7 @@ def refused_unless_owner(fs: FileSystem, planned: Planned) -> Planned:
     return planned
 
 
-# If they are shorter than the broker's values, records are removed earlier than by its own cleaner.
+# Settings with which records are removed earlier than by the broker's cleaner, if the assumed value is too short.
 _REMOVE_SOONER = ("delete.retention.ms", "min.compaction.lag.ms")
 
 
@@ -304,6 +305,6 @@ def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionCon
     """
     if "compact" not in config.cleanup_policy or facts.problems:
         return None
-    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels, only if a topic is compacted)
+    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
 
     return first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)

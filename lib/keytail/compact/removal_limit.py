@@ -17,8 +17,8 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class RemovalLimit:
-    """Tombstones and markers are retained from `offset` on, because `replica` is cleaned no further. None: no replica
-    is known.
+    """Tombstones and markers are retained from `offset` on, because `replica` has been cleaned no further. Both are
+    None if no replica hosts the partition.
     """
 
     offset: int | None
@@ -75,7 +75,7 @@ def report_unhosted(names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         some = ", ".join(names[:_MOST_NAMED])
-        text = f"no --replica hosts {some}{more}: tombstones and markers there are removed when their retention ends"
+        text = f"no --replica hosts {some}{more}: their tombstones and markers are removed when the retention ends"
         print_message(f"keytail: {text}", "warning")
 
 

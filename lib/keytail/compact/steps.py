@@ -80,7 +80,7 @@ class Steps:
         needs_spark: bool = False,
         extra: Callable[[], Mapping[str, str]] | None = None,
     ) -> Engine:
-        """Return the engine: that of the submitted session, otherwise Spark or, if they are faster, local processes.
+        """Return the engine of the submitted session; without one, Spark or, if they are faster, local processes.
 
         `copy_seconds` is the expected duration of each copy in seconds, `extra` returns settings for a session.
         """
@@ -116,8 +116,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class Found:
-    """A partition as planned, and what was prepared for it, unless other leftovers are there, with the reason why it
-    cannot be committed, if there is one.
+    """A partition as planned. `record` is its preparation, unless there are other leftovers too; `reason` is why the
+    preparation cannot be committed, if it cannot.
     """
 
     planned: Planned

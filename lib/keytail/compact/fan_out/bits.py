@@ -1,8 +1,8 @@
 """The surviving records of a shard, in a scratch file; each rewriting task reads a part of it.
 
-A file consists of blocks, then an index with one row per block: the numbers within their segment of surviving records
-(4 bytes each, ascending), or bits of the batches with a null value. Like the files of compact/saved_state.py it belongs
-to one run, and is used only if its checksums match.
+A file consists of blocks and an index with one row per block. A block has the numbers, within their segment, of
+surviving records (4 bytes each, ascending), or one bit per batch, set if it has a null value. Like the files of
+compact/saved_state.py, a file belongs to one run, and is used only if its checksums match.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class ShardBits:
 
 
 class BitsWriter:
-    """Writes the file of one shard: `add` survivors, `add_nulls`, then `close`; or `discard`."""
+    """Writes the file of one shard: `add` survivors, `add_nulls`, then `close`; or `discard`. A block has at most
+    `most_numbers` survivors.
+    """
 
     def __init__(self, fs: FileSystem, task: CleaningTask, most_numbers: int) -> None:
         self._fs = fs

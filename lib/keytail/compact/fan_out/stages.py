@@ -76,7 +76,7 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a slice, and number of shards; None: it is derived from the memory of a map."""
+    """Bytes of a slice, and number of shards; None: the number is derived from the memory of a map."""
 
     slice_bytes: int = SLICE_BYTES
     shards: int | None = None

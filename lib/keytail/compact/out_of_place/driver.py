@@ -216,8 +216,8 @@ class _Driver:
         return roots
 
     def _find_vanished(self, roots: list[Root]) -> None:
-        """Find partitions in the target that are no longer in the same log dir of the source: none may be in two log
-        dirs.
+        """Find partitions in the target that are no longer in the same log dir of the source: no partition may be in
+        two log dirs.
         """
         hosted = {name: root for root in roots for name in (*root.records, *root.lacking)}
         for root in roots:

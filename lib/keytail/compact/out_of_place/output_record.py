@@ -1,6 +1,6 @@
 """The record beside the files of a partition that was written out of place: it describes them to the next run.
 
-JSON of one version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Other modules store and
+It is JSON with a version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Other modules store and
 evaluate it.
 """
 

@@ -54,7 +54,8 @@ class Target:
             self.tree(log_dir).make()
 
     def entries(self) -> dict[str, dict[str, TargetEntry]]:
-        """Return the partitions by log dir of the source and by name. Raises Refused if keytail did not write a file.
+        """Return the partitions by log dir of the source and by name. Raises Refused if another program wrote files
+        there.
 
         A child process lists an object store: its client starts threads, and this process may still have to fork.
         """

@@ -103,8 +103,8 @@ def _plan(
                 discard(fs, entry.path, record.files)
                 return replace(planned, prepared=record)
             reason = ErrorText(
-                f"it ended at offset {record.result.end_offset}, and offset {selection.first_uncleanable_offset} can "
-                "be reached now"
+                f"it ended at offset {record.result.end_offset}, and cleaning now reaches offset "
+                f"{selection.first_uncleanable_offset}"
             )
     with contextlib.suppress(OSError):  # then the committing run discards it
         discard(fs, entry.path)
