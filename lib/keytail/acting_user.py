@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _GET_PARENT_DEATH_SIGNAL, _SET_PARENT_DEATH_SIGNAL = 2, 1  # operations of prctl(2)
-_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # with this id, setfsuid and setfsgid only return the current one
+_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # with this id, setfsuid and setfsgid only return the current id
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class User:
             return f"user id {self.uid}"
 
 
-_caller: User | None = None  # the user that started the process, while it works as another one
+_caller: User | None = None  # the user that started the process, while it works as another user
 
 
 def user_of(uid: int, gid: int) -> User:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 _OUT_OF_ROOM = "Free space on this file system or lower --max-scratch-bytes, then run again"
 _NOT_ALLOWED = (
-    "Give it the owner and mode of the files and directories beside it (chown, chmod), or run as the user that "
+    "Give this file or directory the owner and mode of those beside it (chown, chmod), or run as the user that "
     "owns the files. If started as root, keytail works as the owner of the log dirs, without root's rights there"
 )
 _FULL = ("no-space", _OUT_OF_ROOM)
@@ -115,7 +115,7 @@ class ErrorText(str):
     stored_fields = ("text", "slugs")
 
     def __new__(cls, message: object = "", slugs: Iterable[str] = ()) -> ErrorText:
-        """`message` is an exception or a text, which may have slugs of its own."""
+        """`message` is an exception or a string, which may have slugs of its own."""
         text = message if isinstance(message, str) else str(message)
         made = super().__new__(cls, text)
         made.slugs = tuple(dict.fromkeys((*slugs_of(text), *slugs)))
@@ -232,7 +232,7 @@ class CorruptLog(KeytailError):
 
 
 class Refused(KeytailError):
-    """The state of something is one that keytail does not process; nothing was changed."""
+    """keytail does not process the state of a partition, file or host; nothing was changed."""
 
 
 class UsageProblem(KeytailError):

@@ -14,7 +14,7 @@ from keytail.cli.output_options import RowsOutput
 from keytail.cli.statuses import Status, declare
 from keytail.extras import SPARK, Needs
 
-# For examples.
+# The flag with which examples name a broker.
 BROKER = "--config /etc/kafka/server.properties"
 
 

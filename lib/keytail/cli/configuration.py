@@ -100,7 +100,7 @@ class Configuration:
         )
 
     def message_format_of(self, topic: str) -> MessageFormat:
-        """Return whether messages of magic 0 and 1 may become version 2; the command line takes precedence."""
+        """Return the format for messages of magic 0 and 1; the command line takes precedence."""
         if self.message_format != "unknown":
             return self.message_format
         return message_format(self.of(topic), self.cluster.mode if self.cluster is not None else "unknown")

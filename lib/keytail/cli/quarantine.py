@@ -1,8 +1,8 @@
 """`--quarantine-report FILE`: the refused, corrupt, damaged and failed partitions, for programs that handle them.
 
-A JSON array with one object per partition: what is wrong, the place in machine-readable form, and possible remedies. It
-is written whole or not at all, outside of every log dir. guide/undo-and-salvage.md describes what to do with it ("A
-partition is damaged"). Also `--rows-file FILE`: all rows, written in the same way.
+The file has a JSON array with one object per partition: what is wrong, the place in machine-readable form, and possible
+remedies. It is written whole or not at all, outside of every log dir. guide/undo-and-salvage.md describes what to do
+with it ("A partition is damaged"). `--rows-file FILE`, with all rows, is written in the same way.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from keytail.run.watching import TaskProgress
 
 # Upper limit for the share of a partition in progress: the bytes to read are only estimated.
 _MAX_SHARE = 0.99
-# An attempt without a report for this long is considered dead: the next one reads its bytes again.
+# An attempt without a report for this long is considered dead: the next attempt reads its bytes again.
 _SILENT_S = 30.0
 # The phase of a partition whose tasks have ended, while other tasks of its job are running.
 WAITING = "waiting for other tasks of its job"

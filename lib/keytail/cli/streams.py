@@ -2,7 +2,7 @@
 
 If descriptor 1 is closed, the next file that is opened gets this number, and output is printed into that file.
 Therefore, closed standard descriptors are opened on /dev/null before anything else. Failed output is reported once, at
-the end; it does not change what the run does, and its exit status only if the command only reads (`end_of_output`).
+the end; it does not affect the run, and changes the exit status only of a command that only reads (`end_of_output`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ READER_GONE = 141  # the status that a shell reports for a program whose reader 
 def end_of_output(status: int, *, changes: bool) -> int:
     """Write the remaining output, or report that it is lost. Return the exit status of a run that ended with `status`.
 
-    If files were changed or were to be (`changes`), the status does not depend on the output. A command that only reads
-    has failed if its output is lost, unless its output was closed on purpose. A reader that has ended (`head`) has read
+    If the command changes files (`changes`), the status does not depend on the output. A command that only reads has
+    failed if its output is lost, unless its output was closed on purpose. A reader that has ended (`head`) has read
     enough, so this is not reported.
     """
     out = sys.stdout

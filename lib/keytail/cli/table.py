@@ -21,7 +21,7 @@ _Line = list[tuple[str, str]]  # texts, each with its style
 _STATUS = "status"
 _BETWEEN = "  "  # between two columns
 _INDENT = "    "  # for the lines below a row
-_MOST_PLAIN = 5  # limit of rows without anything notable
+_MOST_PLAIN = 5  # maximum number of rows without anything notable that are printed
 _LEAST_TEXT = 24  # minimum width, in characters, into which the text of the last column is wrapped
 
 

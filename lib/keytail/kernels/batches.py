@@ -14,7 +14,7 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
 # Codes in `out[CODE]` of `index_batches`.
-OK = 0  # only whole batches, perhaps followed by an incomplete one
+OK = 0  # only whole batches, perhaps followed by an incomplete batch
 TABLE_FULL = 1
 SIZE_TOO_SMALL = 2
 INVALID_MAGIC = 3

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from keytail.errors import KeytailError
 
-# A JVM that receives a signal first stops its session, which the driver notices, and ends only afterwards.
+# Maximum wait for the signal: a JVM that receives it first stops its session, which the driver notices, and ends only
+# afterwards.
 _LONGEST_END_S = 20.0
 # The JVM's output is delayed by this time, after which it is known whether a stop has begun.
 HELD_BACK_S = 0.2
@@ -80,7 +81,7 @@ def await_signal() -> None:
 
 
 def text_of(problem: BaseException) -> str:
-    """Return the error's text. That of a Java exception is requested from the JVM, which may have ended."""
+    """Return the error's text. The text of a Java exception is requested from the JVM, which may have ended."""
     try:
         return str(problem)
     except Exception:

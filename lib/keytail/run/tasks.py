@@ -27,7 +27,7 @@ Times = Literal["once", "twice"]
 class Outcome(Generic[R]):
     """The result for one payload: a value or a problem, never both.
 
-    `trace` is the traceback of an error that keytail did not expect, for standard error.
+    `trace` is the traceback of an unexpected error, for standard error.
     """
 
     value: R | None

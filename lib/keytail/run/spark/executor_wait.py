@@ -18,7 +18,7 @@ from keytail.console import print_message
 from keytail.errors import KeytailError
 from keytail.threads import inheriting
 
-# Executors of a cluster with free resources start within seconds.
+# Seconds after which a wait is reported: executors of a cluster with free resources start within a few.
 LONGEST_WAIT_S = 30.0
 _PACE_S = 1.0  # seconds between two checks
 _ANSWER_S = 10  # seconds to wait for the master's reply
@@ -163,7 +163,7 @@ def _executor_of(context: Any) -> Executor:
 
 
 def _is_waiting(context: Any) -> bool:
-    """Return whether a job runs without any executor. The driver is counted as one by Spark."""
+    """Return whether a job runs without any executor. Spark counts the driver as an executor."""
     has_jobs = bool(context.statusTracker().getActiveJobsIds())
     return has_jobs and int(context._jsc.sc().getExecutorMemoryStatus().size()) <= 1
 
