@@ -60,7 +60,7 @@ CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
 
 
 def without_remedy(text: str) -> str:
-    """Return a message without its remedy, for a line of progress: the row of the partition has all of it."""
+    """Return a message without its remedy, for a line of progress: the row of the partition has the whole message."""
     remedy = text.remedy if isinstance(text, ErrorText) else ""
     return text.replace(f". {remedy}", "") if remedy else without_corrupt_remedy(text)
 
@@ -264,12 +264,14 @@ class NotRegular(UnsafeFile):
 
 
 class ForeignFile(UnsafeFile):
-    """A file whose owner is not the owner of its directory: root must not read it on behalf of the latter."""
+    """A file whose owner is not the owner of its directory: root must not read it on behalf of the directory's
+    owner.
+    """
 
     slug = "foreign-file"
     remedy = (
-        "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, change its "
-        "owner to that of its directory (chown); otherwise remove this link. Then run again"
+        "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, give it the "
+        "owner of its directory (chown); if not, remove this link. Then run again"
     )
 
 

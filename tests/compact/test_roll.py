@@ -85,7 +85,7 @@ def test_a_partition_with_only_an_active_segment_is_rolled() -> None:
         ({"segments": (segment(0), segment(30, 0))}, EMPTY),
         ({"segments": ()}, EMPTY),
         ({"clean_shutdown": False}, "not stopped cleanly"),
-        ({"tail_bytes": 7}, "the 7 bytes after its last batch are not a batch"),
+        ({"tail_bytes": 7}, "the 7 bytes after the last batch are not a batch"),
         ({"recovery_point": 36}, "the recovery point 36 is above the log end offset 35"),
         ({"log_end_offset": MAX_OFFSET}, "no record can follow"),
     ],

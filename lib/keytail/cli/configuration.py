@@ -89,9 +89,9 @@ class Configuration:
             return NO_ERROR
         text = "topic config unknown: " + self.why_unknown(topic)
         text += f". Unknown settings of {topic}: {', '.join(missing)}"
-        more = "; or state with --topics-have-no-overrides that it has no settings of its own but those given"
+        more = "; or state with --topics-have-no-overrides that the topic has no other settings of its own"
         if CLEANUP_POLICY in missing:
-            more = ", cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
+            more = ", cleanup.policy as Kafka shows it: a wrong policy removes records that must be retained"
         return refusal(
             text,
             slug="unknown-topic-settings",

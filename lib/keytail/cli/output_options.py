@@ -73,7 +73,7 @@ class RecordFlags:
     )] = None
 
     def apply(self) -> None:
-        """Set the limit for this process and those that it starts."""
+        """Set the limit for this process and the processes that it starts."""
         if self.max_record_bytes is not None:
             os.environ[MAX_RECORD_VARIABLE] = str(max(self.max_record_bytes, 1))
 

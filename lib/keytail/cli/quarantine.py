@@ -109,7 +109,7 @@ def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
 
 def _places(row: Any) -> list[Place]:
     """Return a Place for each error that an inspection found, for each place of the row, and for the error of the run;
-    if there is none, one with the row's error text."""
+    if there are none, return one Place with the row's error."""
     findings = getattr(row, "findings", ())
     found = [
         Place(f["what"], f["path"], f["byte_position"], None, f["offset"], None, f["remedy"])

@@ -37,7 +37,7 @@ def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = 
     """Return the replicas that the flag names, one broker per value. Raises UsageProblem if a log dir does not exist,
     or two replicas share a log dir or a name.
 
-    `log_dirs` are those of the broker that the command works on.
+    `log_dirs` are the log dirs of the broker that the command works on.
     """
     from keytail.log.log_dirs import survey_log_dirs  # noqa: PLC0415 (--help needs no log code)
 

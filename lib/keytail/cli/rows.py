@@ -194,8 +194,8 @@ def some_names(names: Sequence[str]) -> str:
 
 
 def alike(reason: str, name: str) -> str:
-    """Return a text that is equal for partitions whose reasons differ only in numbers and in their names. `name` is the
-    name of the partition that the reason is about.
+    """Return a form of `reason` that is equal for partitions whose reasons differ only in numbers and in their names.
+    `name` is the name of the partition that the reason is about.
     """
     topic = name.rpartition("-")[0]
     if topic and topic in reason:

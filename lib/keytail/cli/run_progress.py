@@ -79,7 +79,7 @@ class RunProgress:
 
     @property
     def done_bytes(self) -> int:
-        """Return the bytes of ended partitions, and of the read share of those in progress."""
+        """The bytes of ended partitions, and the read share of the bytes of partitions in progress."""
         in_flight = sum(self._share(item) * self._sizes[item.name] for item in self._in_flight.values())
         return min(self.ended_bytes + int(in_flight), max(self.size_bytes, self.ended_bytes))
 

@@ -1,6 +1,6 @@
 """The expected strategy, seconds and scratch space of compacting one partition, estimated from its listing.
 
-Pure, and a rough estimate by design (run/rates.py).
+The functions are pure; the estimates are rough by design (run/rates.py).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def gain_per_s(sizes: Sequence[tuple[int, int]], first_dirty_offset: int) -> flo
 
 def fits_surely(expected: Expected, segments: int, segment_index_bytes: int, room_bytes: int) -> bool:
     """Return whether the partition fits into `room_bytes` whatever the sizes of its indexes, which a listing does not
-    show: a broker lets none exceed `segment_index_bytes`."""
+    show: a broker lets no index exceed `segment_index_bytes`."""
     return expected.scratch_bytes + 2 * segments * segment_index_bytes <= room_bytes
 
 

@@ -43,7 +43,7 @@ class Roll:
 
 
 def is_shown(text: str | None) -> bool:
-    """Return whether a table shows this `active_segment`: it does unless the rest of the row implies the same."""
+    """Return whether a table shows this `active_segment`: it does not if the rest of the row implies it."""
     return text is not None and text.startswith(NOT_ROLLED) and not text.endswith((NOT_DUE, NOT_COMPACTED))
 
 
@@ -83,7 +83,7 @@ def reason_against(facts: PartitionFacts) -> str:
             "broker and stop it cleanly"
         )
     if facts.tail_bytes:
-        return f"the {facts.tail_bytes} bytes after its last batch are not a batch"
+        return f"the {facts.tail_bytes} bytes after the last batch are not a batch"
     if facts.recovery_point > end:
         return f"the recovery point {facts.recovery_point} is above the log end offset {end}: run `keytail verify`"
     if end >= names.MAX_OFFSET:

@@ -58,7 +58,7 @@ class Steps:
         return self.engine
 
     def lock(self, places: Sequence[str], *lock_names: LockName) -> None:
-        """Take the locks of these directories, if any: Kafka's lock, or the named ones."""
+        """Take the locks of these directories, if any: Kafka's lock, or the locks `lock_names`."""
         if places:
             if not self.request.shared_storage:
                 refuse_shared_storage(self.fs, places)
@@ -161,8 +161,8 @@ def resolve_leftovers(
 ) -> tuple[Planned, list[str]]:
     """Finish or undo what an interrupted run or broker left, then plan again; commit or discard what was prepared.
 
-    A refused partition, or one whose topic is not known to be compacted, is left unchanged. If the user of this process
-    cannot create files like those of a partition to be changed, it is refused here, before anything is written.
+    A refused partition, or a partition whose topic is not known to be compacted, is left unchanged. A partition to be
+    changed is refused here, before anything is written, if the user of this process cannot create files like its files.
     """
     planned = found.planned
     allowed = refused_unless_owner(fs, planned)

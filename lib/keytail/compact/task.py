@@ -38,8 +38,8 @@ NO_REMOVAL_LIMIT = 2**63 - 1
 class Totals:
     """Totals over all passes of one round so far; bytes are those of `.log` files.
 
-    `keys` is the number of keys put into the map; `groups`, `segments`, `bytes` and `records` are those written, with
-    `limits_met` and `large_batches` as in CleaningResult.
+    `keys` is the number of keys put into the map; `groups`, `segments`, `bytes` and `records` are what was written;
+    `limits_met` and `large_batches` are as in CleaningResult.
     """
 
     keys: int = 0

@@ -243,7 +243,9 @@ def parse_broker(key: Key, name: str, text: str) -> Value:
 
 
 def right_name(name: str) -> str | None:
-    """Return the key that `name` most likely means: the topic setting of a broker's name, or the nearest spelling."""
+    """Return the key that `name` most likely means: the topic setting that a broker's name sets, or the nearest
+    spelling.
+    """
     meant = {broker_name: key.name for key in TOPIC_KEYS for broker_name in key.broker_names}
     meant |= {key_name: key_name for key_name in KEYS}
     meant |= {key_name.replace(".", "_"): key_name for key_name in KEYS}

@@ -53,7 +53,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 class Setting:
     """A value and its source, such as `server.properties: log.roll.hours=24`.
 
-    `doubt` explains why a value applies although it is not the latest one.
+    `doubt` explains why a value applies although it is not the latest value.
     """
 
     value: Value
@@ -92,7 +92,7 @@ class Resolved:
 
     @property
     def overrides_known(self) -> bool:
-        """Whether all of the topic's own settings are known, so that a missing one is certainly not set."""
+        """Whether all of the topic's own settings are known, so that a missing setting is certainly not set."""
         return self.known >= _OF_TOPICS
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class Resolved:
         return self.settings[name].value
 
     def doubts(self) -> list[str]:
-        """Return the reasons why values apply that are not the latest ones."""
+        """Return the reasons why values apply that are not the latest values."""
         return [setting.doubt for setting in self.settings.values() if setting.doubt]
 
     def values(self) -> dict[str, Value]:
@@ -138,7 +138,7 @@ def from_command_line(arguments: Iterable[str]) -> CommandLine:
         layer = by_topic.setdefault(topic, {}) if colon else everywhere
         if key.name in layer and layer[key.name] != setting:
             raise UsageProblem(
-                f"--topic-config {argument} contradicts an earlier one ({layer[key.name].source})",
+                f"--topic-config {argument} contradicts an earlier argument ({layer[key.name].source})",
                 remedy="Give each setting once",
                 slug="contradictory-topic-configs",
             )
@@ -270,7 +270,7 @@ def effective(
     `topics` has an entry, possibly empty, for each topic whose overrides were read from the metadata log. `dynamic`:
     dynamic settings of brokers, lowest precedence first. `broker`: None if no broker's file was read. If several
     values are possible, the safest is used. Raises Refused for an invalid value of the topic, and if the minimum
-    compaction lag exceeds the maximum one, which no broker accepts.
+    compaction lag exceeds the maximum, which no broker accepts.
     """
     command_line = command_line or CommandLine()
     topic_configs = topic_configs or TopicConfigs()
@@ -333,8 +333,8 @@ def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
 
 
 def safest(name: str, values: Sequence[Value]) -> Value:
-    """Return, of several possible `values` (the latest is last), the one with which the fewest records are removed; the
-    latest if the setting does not affect removal.
+    """Return, of several possible `values` (the latest is last), the value with which the fewest records are removed;
+    the latest if the setting does not affect removal.
 
     The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
     value; `log/cluster/metadata.py` finds these values.

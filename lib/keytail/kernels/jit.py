@@ -5,7 +5,7 @@ sources, the versions that affect the generated code, and the choice of native o
 
 Compiled code runs with all rights of this process. A folder or file of the cache is therefore used only if it belongs
 to root or to the user that started this process, and nobody else may write to it; each file is checked by the
-descriptor that it is read from. Otherwise one warning is printed, and each process compiles the kernels itself. A cache
+descriptor that it is read from. If not, one warning is printed, and each process compiles the kernels itself. A cache
 that this user may not write to, as in an image, is still read.
 
 A process that needs a kernel which another process is compiling waits up to 60 s for its file, if the cache is

@@ -1,7 +1,7 @@
 """Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans both, and writes such messages.
 
-The layout is that of `format/LEGACY.md`. Every length is checked against the available bytes before it is used; kernels
-return codes, which `format/legacy.py` turns into reasons. Decompression is done there, too.
+The layout is defined in `format/LEGACY.md`. Every length is checked against the available bytes before it is used;
+kernels return codes, which `format/legacy.py` turns into reasons. Decompression is done there, too.
 """
 
 from __future__ import annotations

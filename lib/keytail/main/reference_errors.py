@@ -113,7 +113,7 @@ def _subclasses(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _calls(tree: ast.Module, kinds: Collection[str]) -> Iterator[tuple[ast.AST, str, ast.Call]]:
-    """Yield each call that creates an error with a text: its innermost function, the name of the class, the call."""
+    """Yield each call that creates an error with a message: its innermost function, the name of the class, the call."""
     inside: dict[ast.AST, tuple[ast.AST, str]] = {}
     for scope in ast.walk(tree):  # outer scopes come first
         if isinstance(scope, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -180,8 +180,8 @@ class _Texts:
 
 def _findings() -> str:
     about = (
-        "The values of `kind` in `findings` of a row. verify/VERIFY.md describes the checks, and which findings mean "
-        "that records are lost when a broker starts."
+        "`kind` in `findings` of a row has one of these values. verify/VERIFY.md describes the checks, and which "
+        "findings mean that records are lost when a broker starts."
     )
     facts = re.compile(r"\{[^}]*\}")
     rows = [

@@ -20,13 +20,13 @@ from keytail.main.reference import cell
 _TOP = """\
 # Rows and exit statuses
 
-The rows that commands return. With `--output json` standard output is an array of these rows and nothing else; tables
-show a part of the fields. `--rows-file FILE` writes the same array. The reason for a status is in `error`; see also
-[troubleshoot](../guide/troubleshoot.md). `slugs` has the slugs of the errors in `error`: programs should use these,
-since the wording of a message may change, and its slug does not; [ERRORS](../main/ERRORS.md) lists them. A number that
-is unknown or was not counted is `null`. Sizes are in bytes; the size of a log is that of its `.log` files. Times are in
-ms since 1970. Offsets named `end` are exclusive. `make reference` generates this page from the program, and a test
-compares the two.
+This page describes the rows that commands return. With `--output json` standard output is an array of these rows and
+nothing else; tables show a part of the fields. `--rows-file FILE` writes the same array. The reason for a status is in
+`error`; see also [troubleshoot](../guide/troubleshoot.md). `slugs` has the slugs of the errors in `error`: programs
+should use these, since the wording of a message may change, and its slug does not; [ERRORS](../main/ERRORS.md) lists
+them. A number that is unknown or was not counted is `null`. Sizes are in bytes; the size of a log is the size of its
+`.log` files. Times are in ms since 1970. Offsets named `end` are exclusive. `make reference` generates this page from
+the program, and a test compares the two.
 """
 _END = """\
 ## Exit statuses

@@ -50,7 +50,7 @@ def raise_if_ended(engine: _Engine, problem: BaseException) -> None:
 
 
 def is_of_spark(problem: BaseException | None) -> bool:
-    """Return whether the error, or one that it was raised from, is an error of pyspark or py4j."""
+    """Return whether the error, or an error that it was raised from, comes from pyspark or py4j."""
     while problem is not None:
         if type(problem).__module__.partition(".")[0] in ("py4j", "pyspark"):
             return True
@@ -96,8 +96,9 @@ def first_line(problem: BaseException) -> str:
 
 
 def sweep(remove: Callable[[], int]) -> None:
-    """Call `remove`, which removes scratch files and returns their number, until no new ones appear: a worker may
-    outlive its JVM for a moment."""
+    """Call `remove`, which removes scratch files and returns their number, until no new files appear: a worker may
+    outlive its JVM for a moment.
+    """
     quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
     while quiet < 2 and time.monotonic() < last_s:
         quiet = 0 if remove() else quiet + 1

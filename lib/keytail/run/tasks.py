@@ -1,6 +1,6 @@
 """One attempt of a task, on any engine (run/engine.py), and its outcome.
 
-Any exception of a task is returned as a value, so one bad partition never ends the work on the others.
+Any exception of a task is returned as a value, so one bad partition never ends the work on other partitions.
 """
 
 from __future__ import annotations

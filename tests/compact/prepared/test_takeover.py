@@ -63,7 +63,7 @@ REASONS: dict[str, tuple[Now, str]] = {
     "an epoch gone": (with_basis(leader_epochs=((0, 0),)), "leader epoch 3 does not exist any more"),
     "the policy": (
         with_basis(config=replace(RECORD.basis.config, cleanup_policy=frozenset({"compact"}))),
-        "settings changed since: cleanup.policy",
+        "settings were changed after the preparation: cleanup.policy",
     ),
     "keyless records": (with_basis(drop_keyless=False), "prepared with --drop-keyless"),
     "the format": (with_basis(message_format="keep"), "--message-format"),

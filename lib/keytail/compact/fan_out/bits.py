@@ -36,8 +36,8 @@ _ROW = np.dtype(
 @dataclass(frozen=True)
 class ShardBits:
     """The file of one shard, its number of blocks, its number of keys in the dirty section, and per slice the counts of
-    records without a key: (number in the mapped range, first offset of these, number of others, first offset of these).
-    `counted`, if requested, are the record counts of its keys.
+    records without a key: (number in the mapped range and their first offset, number outside of it and their first
+    offset). `counted`, if requested, are the record counts of its keys.
     """
 
     file: CleanFile

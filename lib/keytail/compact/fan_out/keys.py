@@ -1,9 +1,9 @@
 """Stages 3 and 4 of a fan-out: key runs of slices, split into shards by hash, and their merge in each shard.
 
-Records of the dirty section that the map would contain are *put*: for each key the last one of a slice is sent. All
-others whose survival depends on their key are *probed*: those before the dirty section, and data that only the map
-treats as aborted (CLEANING.md 11.4). A shard receives all puts and probes of its keys. One rule holds for both: a
-record survives unless a later one of its key was put.
+Records of the dirty section that the map would contain are *put*: for each key the last record of a slice is sent. All
+other records whose survival depends on their key are *probed*: records before the dirty section, and data that only the
+map treats as aborted (CLEANING.md 11.4). A shard receives all puts and probes of its keys. One rule holds for both: a
+record survives unless a later record of its key was put.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ _COPIED_BYTES_PER_S = 400e6
 
 
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Return a row for each chosen partition: what `--execute` would do. Neither side is changed or locked."""
+    """Return a row for each chosen partition: what `--execute` would do. Neither source nor target is changed or
+    locked.
+    """
     with contextlib.ExitStack() as run:
         Steps(request, fs, run).submitted_session()
         target = target_of(fs, request)

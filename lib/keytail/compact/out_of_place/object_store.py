@@ -230,7 +230,9 @@ def _connected(uri: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _store_errors(store: Store, what: str) -> Iterator[None]:
-    """Convert the store's errors, raised by pyarrow as OSError. Those of local files (with file name) are re-raised."""
+    """Convert the store's errors, raised by pyarrow as OSError. Errors of local files (with file name) are
+    re-raised.
+    """
     try:
         yield
     except FileNotFoundError as missing:

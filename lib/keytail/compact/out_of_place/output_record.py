@@ -112,7 +112,7 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
         raise CorruptLog(
             f"the record of this output cannot be read: {error}",
             path=where,
-            remedy="Remove the partition's directory in the target, and run again: it is then written again",
+            remedy="Remove the partition's directory in the target, and run again: the run writes the partition again",
             slug="invalid-output-record",
         ) from error
 

@@ -143,7 +143,7 @@ def _place(task: CleaningTask) -> OutOfPlace:
 def as_written(facts: PartitionFacts, record: OutputRecord) -> PartitionFacts:
     """Return the facts of the partition in the target, for planning, derived from those of its unchanged source.
 
-    Above the offset to which it was compacted, both have the same files; the record lists the files below that offset.
+    At and above the offset to which it was compacted, both have the same files; the record lists the files below it.
     """
     if record.clean_to is None:
         return facts

@@ -88,7 +88,7 @@ def _plan(
     drop_keyless: bool,
 ) -> Planned:
     """Plan a partition. Keep the preparation of an earlier run if it can still be committed and ends where this run
-    would end; otherwise discard it.
+    would end; if not, discard it.
     """
     planned = plan_beside_a_broker(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]

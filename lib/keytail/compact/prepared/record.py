@@ -53,7 +53,7 @@ class Basis:
     """What the decisions of a preparation depend on, besides the bytes of the sources.
 
     `log_end_offset` is the log end offset at the time of the survey, `leader_epochs` are pairs of epoch and start
-    offset, and `removal_limit_offset` is that of `CleaningTask`.
+    offset, and `removal_limit_offset` is as in `CleaningTask`.
     """
 
     cleaner_checkpoint: int | None
@@ -111,7 +111,7 @@ def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> 
 
 
 def see_outputs(fs: FileSystem, path: str, files: frozenset[str]) -> tuple[Output, ...]:
-    """Return the existing ones of the scratch files `files`, sorted by name."""
+    """Return the scratch files among `files` that exist, sorted by name."""
     return tuple(
         sorted(
             Output(entry.name, entry.size_bytes, entry.mtime_ns, entry.inode)

@@ -162,11 +162,11 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
     elif basis.log_start_offset != then.log_start_offset:
         text = f"the log start offset is {basis.log_start_offset}; when prepared, it was {then.log_start_offset}"
     elif basis.log_end_offset < then.log_end_offset:
-        text = f"the log was truncated: it ends at offset {basis.log_end_offset}, and ended at {then.log_end_offset}"
+        text = f"the log was truncated from offset {then.log_end_offset} to {basis.log_end_offset}"
     elif (differs := _of_epochs(then, basis)) is not None:
         text = differs
     elif changed := _changed_settings(then.config, basis.config):
-        text = f"settings changed since: {', '.join(changed)}"
+        text = f"settings were changed after the preparation: {', '.join(changed)}"
     elif (basis.message_format, basis.by_file_time) != (then.message_format, then.by_file_time):
         text = "it was prepared with another --message-format or --broker-version"
     elif then.drop_keyless and not basis.drop_keyless:  # without it, no keyless record is prepared
@@ -235,8 +235,8 @@ def _of_age(record: Record, now: Now) -> ErrorText:
     age_ms, limit_ms = now.now_ms - record.prepared_ms, max_age_ms(record.basis.config.delete_retention_ms)
     if age_ms < -NOW_TOLERANCE_MS:
         return refusal(
-            f"its time is {duration_text(-age_ms)} in the future: the clock was wrong, or another --now was given, so "
-            "records may have been removed too early",
+            f"the preparation is dated {duration_text(-age_ms)} in the future: the clock was wrong, or another --now "
+            "was given, so records may have been removed too early",
             slug="prepared-in-the-future",
         )
     if age_ms > limit_ms:
@@ -259,7 +259,7 @@ def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Re
     except (KeytailError, OSError) as problem:
         return None, in_words(problem)
     if names.partition_dir(record.topic, record.partition) != os.path.basename(path):
-        return None, refusal("the record is that of another partition", slug="invalid-prepared-record")
+        return None, refusal("the record belongs to another partition", slug="invalid-prepared-record")
     return record, NO_ERROR
 
 

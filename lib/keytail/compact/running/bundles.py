@@ -1,10 +1,10 @@
 """Selects which partitions of a compaction start next, and reserves scratch space for what they write.
 
 The largest partitions are started first; small ones share a bundle. A partition that does not fit beside those in
-flight waits; one that never fits is written in passes, alone on its file system. With a deadline, or if scratch space
-rather than the number of cores limits how many run at a time, the partitions with the largest expected gain per second
-are first: this reclaims most by the deadline, and frees space as early as possible. With a deadline, no partition
-overtakes one that waits for space: small ones could keep it waiting until the deadline.
+flight waits; a partition that never fits is written in passes, alone on its file system. With a deadline, or if scratch
+space rather than the number of cores limits how many run at a time, the partitions with the largest expected gain per
+second are first: this reclaims most by the deadline, and frees space as early as possible. With a deadline, no
+partition overtakes one that waits for space: small ones could keep it waiting until the deadline.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BundleSize:
 
 
 def bundles_in_flight(partitions: int, parallel: int) -> int:
-    """Return the maximum number of bundles in flight: one per task that can run, and a quarter more to be installed."""
+    """Return the maximum number of bundles in flight: one per task that can run, and a quarter more being installed."""
     return min(_in_flight(parallel), partitions, MOST_BUNDLES)
 
 

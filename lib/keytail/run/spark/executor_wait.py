@@ -1,4 +1,4 @@
-"""Reports that a run gets no executors from its cluster, and why: at once if it never can, otherwise after 30 s.
+"""Reports that a run gets no executors from its cluster, and why: at once if it never can get one, or else after 30 s.
 
 Spark itself only logs a warning, every 15 s, that a job has not accepted any resources. On a standalone cluster the
 workers are requested from the master, by the message that its web page uses; other cluster managers are not asked.
@@ -114,7 +114,7 @@ def _listed(items: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def reported_wait(session: Any) -> Iterator[None]:
-    """Report, within the context, if a job waits for executors. Raises KeytailError if none can ever start."""
+    """Report, within the context, if a job waits for executors. Raises KeytailError if no executor can ever start."""
     context = session.sparkContext
     if context.master.startswith("local"):
         yield

@@ -1,4 +1,4 @@
-"""The Spark session in which keytail's jobs run: one that a run starts, or spark-submit's.
+"""The Spark session in which keytail's jobs run: a session that a run starts, or the session of spark-submit.
 
 Its settings are defined in run/spark/settings.py; its JVM is started and ended by run/spark/jvm.py. A job under
 spark-submit never gets a master from here.
@@ -111,7 +111,7 @@ def session_of_run(
     rows_in_jvm: bool = False,
     kernels: str | None = None,
 ) -> SparkEngine:
-    """Return the engine of spark-submit's session if there is one, else that of a `local_session` on `master`. The
+    """Return the engine of spark-submit's session if there is one, or else of a `local_session` on `master`. The
     session is stopped with `run`, unless other code of this process, such as a notebook, had started it before. Raises
     KeytailError if no worker of a standalone cluster is large enough for an executor.
 
