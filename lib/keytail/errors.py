@@ -264,9 +264,7 @@ class NotRegular(UnsafeFile):
 
 
 class ForeignFile(UnsafeFile):
-    """A file whose owner is not the owner of its directory: root must not read it on behalf of the directory's
-    owner.
-    """
+    """A file whose owner is not its directory's owner: root must not read it on behalf of that owner."""
 
     slug = "foreign-file"
     remedy = (

@@ -168,7 +168,8 @@ class _Reader:
 def _fields(kind: type) -> tuple[str, ...] | None:
     """Return the field names of `kind`'s instances; None if they cannot be serialized.
 
-    Data classes, named tuples, enumerations, keytail's errors, and classes that define `stored_fields` can be serialized.
+    The instances of data classes, named tuples, enumerations, keytail's errors and classes that define `stored_fields`
+    can be serialized.
     """
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))

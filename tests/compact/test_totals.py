@@ -130,7 +130,8 @@ def test_the_reason_why_only_a_part_of_a_partition_is_cleaned_is_reported(
     why = "cleaned only up to offset 200: open transaction of producer id 7, epoch 3, first offset 250, age 1 s"
     planned = run("plan", *flags, "--report", tmp_path / "plan.html")
     assert why in (tmp_path / "plan.html").read_text()
-    assert f"orders-0 would-compact: {why}. Let the transaction end, or abort it (kafka-transactions.sh)" in planned.stdout
+    advice = "Let the transaction end, or abort it (kafka-transactions.sh)"
+    assert f"orders-0 would-compact: {why}. {advice}" in planned.stdout
     assert "orders-1 would-compact:" not in planned.stdout
     row = rows_of(run("plan", *flags, "--output", "json"))["orders-0"]
     assert (row["status"], row["error"], row["end_dirty_offset"]) == ("would-compact", "", 200)

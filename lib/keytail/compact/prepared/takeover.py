@@ -157,8 +157,10 @@ def _of_sources(record: Record, now: Now) -> ErrorText:
 def _of_basis(record: Record, now: Now) -> ErrorText:
     then, basis = record.basis, now.basis
     if basis.cleaner_checkpoint != then.cleaner_checkpoint:
-        now_and_then = f"{basis.cleaner_checkpoint}; when prepared, it was {then.cleaner_checkpoint}"
-        text = f"the cleaner's checkpoint is {now_and_then}"
+        text = (
+            f"the cleaner's checkpoint is {basis.cleaner_checkpoint}; when prepared, it was "
+            f"{then.cleaner_checkpoint}"
+        )
     elif basis.log_start_offset != then.log_start_offset:
         text = f"the log start offset is {basis.log_start_offset}; when prepared, it was {then.log_start_offset}"
     elif basis.log_end_offset < then.log_end_offset:
