@@ -183,7 +183,10 @@ def _fields(kind: type) -> tuple[str, ...] | None:
 
 
 def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
-    """Return a class of keytail and its fields. Raises ValueError unless it can be serialized and has these fields."""
+    """Return a class of keytail and its fields.
+
+    Raises ValueError unless the class has these fields and its instances can be serialized.
+    """
     module, _, qualified = name.partition(":")
     if module.partition(".")[0] != _PACKAGE:
         raise ValueError(f"{name} is not part of {_PACKAGE}")

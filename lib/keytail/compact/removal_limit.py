@@ -48,7 +48,7 @@ def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
 
 def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> RemovalLimit:
     """Return the limit that follows from the replicas that host the partition. Raises Refused if it is unknown how far
-    one of them has been cleaned.
+    one of these replicas has been cleaned.
     """
     own = read_topic_id(fs, facts.path)
     cleaned: dict[str, int] = {}

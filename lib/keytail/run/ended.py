@@ -71,7 +71,7 @@ def await_signal() -> None:
     """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py), soon after the failures it
     causes.
 
-    The signal shows what ended the run; it is raised here, in the main thread. Returns if none arrives.
+    The signal shows what ended the run; it is raised here, in the main thread. Returns if no signal arrives in time.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ or threading.current_thread() is not threading.main_thread():
         return

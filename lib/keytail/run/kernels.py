@@ -223,7 +223,7 @@ _done_here: set[str] = set()
 def _warn_of_no_cache(seconds: float) -> None:
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
-    if jit.UNTRUSTED:  # this was reported when it was found
+    if jit.UNTRUSTED:  # the folder was reported when it was rejected
         return
     print_message(
         f"keytail: compiled kernels cannot be stored ({jit.WHY_NOT_WRITABLE}), so each run compiles them itself: about "

@@ -64,8 +64,8 @@ class Tree(Protocol):
 class Intended:
     """The driver's decision for one partition: where it is placed, and its row, with the reason if it is copied.
 
-    `entries` are those of the source's checkpoints; `repaired` replaces the entry of the cleaner's checkpoint if that
-    is outside the log. `notes` are reported when the partition has been placed.
+    `entries` are the entries of the source's checkpoints; `repaired` replaces the entry of the cleaner's checkpoint if
+    this entry is outside the log. `notes` are reported when the partition has been placed.
     """
 
     tree: Tree

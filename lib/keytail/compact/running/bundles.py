@@ -75,8 +75,7 @@ def _in_flight(parallel: int) -> int:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Partitions that run together: all were prepared, or none. `needs`: the bytes reserved for them, by file system.
-    """
+    """Partitions that run together: all were prepared, or none was. `needs`: the reserved bytes, by file system."""
 
     tasks: list[CleaningTask]
     needs: Mapping[int, int]

@@ -47,7 +47,7 @@ def coefficients_of(secret: bytes) -> np.ndarray:
     """Return the coefficients of both sums (uint64[2, COEFFICIENTS], each below the prime) that a secret determines."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
-    drawn = hashlib.shake_256(secret).digest(16 * 2 * COEFFICIENTS)  # 128 bits each: any remainder is as likely
+    drawn = hashlib.shake_256(secret).digest(16 * 2 * COEFFICIENTS)  # 128 bits each: almost no bias
     values = [int.from_bytes(drawn[at : at + 16], "little") % PRIME for at in range(0, len(drawn), 16)]
     return np.array(values, np.uint64).reshape(2, COEFFICIENTS)
 
