@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _GET_PARENT_DEATH_SIGNAL, _SET_PARENT_DEATH_SIGNAL = 2, 1  # operations of prctl(2)
-_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # with this id, setfsuid and setfsgid only return the current one
+_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # with this id, setfsuid and setfsgid only return the current id
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,13 @@ class User:
             return f"user id {self.uid}"
 
 
-_caller: User | None = None  # the user that started the process, while it works as another one
+_caller: User | None = None  # the user that started the process, while it works as another user
 
 
 def user_of(uid: int, gid: int) -> User:
     """Return the user with this id and its groups. `gid`, the group of its files, is used if the user is a member of it
-    or if the system has no name for the user; otherwise the user's own group is used."""
+    or if the system has no name for the user; if not, the user's own group is used.
+    """
     try:
         known = pwd.getpwuid(uid)
     except KeyError:
@@ -59,7 +60,7 @@ def current() -> User:
 
 
 def is_another() -> bool:
-    """Return whether this process works as another user than the one that started it."""
+    """Return whether this process works as a user that did not start it."""
     return _caller is not None
 
 

@@ -50,7 +50,7 @@ class OutputStyle:
         return json.dumps({"time": time, "level": level, "message": text.strip().removeprefix("keytail: "), **facts})
 
 
-# A context variable (threads.py): code of every layer prints, and would otherwise need a parameter for the style.
+# A context variable (threads.py), so that code of every layer, all of which prints, needs no parameter for the style.
 _style: contextvars.ContextVar[OutputStyle] = contextvars.ContextVar("style")
 
 
@@ -75,7 +75,7 @@ def print_message(text: str, level: Level = "info", **facts: Any) -> None:
 
 
 def _columns_of(terminal: TextIO) -> int:
-    """Return the width of a terminal. Another stream may be a file, or another terminal."""
+    """Return the width of this terminal; another standard stream may be a file, or another terminal."""
     try:
         found = int(os.environ.get("COLUMNS") or os.get_terminal_size(terminal.fileno()).columns)
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def divided(line: str, width: int, indent: int) -> list[str]:
 
 
 def line_ends(line: str, width: int, indent: int) -> Iterator[int]:
-    """Yield where `divided` divides a line."""
+    """Yield the positions at which `divided` divides a line."""
     from rich.cells import cell_len  # noqa: PLC0415 (most messages are not for a terminal)
 
     first = 0

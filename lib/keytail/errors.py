@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 _OUT_OF_ROOM = "Free space on this file system or lower --max-scratch-bytes, then run again"
 _NOT_ALLOWED = (
-    "Give it the owner and mode of the files and directories beside it (chown, chmod), or run as the user that "
+    "Give this file or directory the owner and mode of those beside it (chown, chmod), or run as the user that "
     "owns the files. If started as root, keytail works as the owner of the log dirs, without root's rights there"
 )
 _FULL = ("no-space", _OUT_OF_ROOM)
@@ -60,7 +60,7 @@ CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
 
 
 def without_remedy(text: str) -> str:
-    """Return a message without its remedy, for a line of progress: the row of the partition has all of it."""
+    """Return a message without its remedy, for a line of progress: the row of the partition has the whole message."""
     remedy = text.remedy if isinstance(text, ErrorText) else ""
     return text.replace(f". {remedy}", "") if remedy else without_corrupt_remedy(text)
 
@@ -115,7 +115,7 @@ class ErrorText(str):
     stored_fields = ("text", "slugs")
 
     def __new__(cls, message: object = "", slugs: Iterable[str] = ()) -> ErrorText:
-        """`message` is an exception or a text, which may have slugs of its own."""
+        """`message` is an exception or a string, which may have slugs of its own."""
         text = message if isinstance(message, str) else str(message)
         made = super().__new__(cls, text)
         made.slugs = tuple(dict.fromkeys((*slugs_of(text), *slugs)))
@@ -232,7 +232,7 @@ class CorruptLog(KeytailError):
 
 
 class Refused(KeytailError):
-    """The state of something is one that keytail does not process; nothing was changed."""
+    """keytail does not process the state of a partition, file or host; nothing was changed."""
 
 
 class UsageProblem(KeytailError):
@@ -264,12 +264,12 @@ class NotRegular(UnsafeFile):
 
 
 class ForeignFile(UnsafeFile):
-    """A file whose owner is not the owner of its directory: root must not read it on behalf of the latter."""
+    """A file whose owner is not its directory's owner: root must not read it on behalf of that owner."""
 
     slug = "foreign-file"
     remedy = (
-        "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, change its "
-        "owner to that of its directory (chown); otherwise remove this link. Then run again"
+        "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, give it the "
+        "owner of its directory (chown); if not, remove this link. Then run again"
     )
 
 

@@ -31,7 +31,7 @@ class Extra:
 
     @property
     def install(self) -> str:
-        """The command that installs it."""
+        """The command that installs the extra."""
         return f"pip install 'keytail[{self.name}]'"
 
     @as_caller()

@@ -1,4 +1,4 @@
-"""Serializes values as data: results of tasks, and files that one pass saves for the next.
+"""Serializes the results of tasks, and the state that one pass saves for the next.
 
 The serialized bytes may come from another process or from another user's directory, and cannot choose code to run:
 values consist of numbers, text, containers, arrays, and instances of keytail's own data classes. The modules of these
@@ -37,7 +37,9 @@ class NotAValue(KeytailError):
 
 
 def to_parts(value: Any) -> list[memoryview]:
-    """Return the header and the arrays of `value`. Raises TypeError for anything that is not data."""
+    """Return the header and the arrays of `value`. Raises TypeError for a type that cannot be serialized
+    (`_fields`).
+    """
     writer = _Writer()
     header = {"value": writer.encoded(value), "classes": list(writer.classes.values())}
     return [memoryview(json.dumps(header, separators=(",", ":")).encode()), *writer.parts]
@@ -61,7 +63,7 @@ def sizes_of(parts: Sequence[memoryview]) -> bytes:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Return `value` serialized into one bytes object. Raises TypeError for anything that is not data."""
+    """Return `value` serialized into one bytes object. Raises TypeError for a type that cannot be serialized."""
     parts = to_parts(value)
     return b"".join((sizes_of(parts), *parts))
 
@@ -86,7 +88,7 @@ def from_bytes(data: Any) -> Any:
 
 
 class _Writer:
-    """Encodes a value. `parts` are its arrays; `classes` the names and fields of the classes in it, by class."""
+    """Encodes a value. `parts` are its arrays; `classes` has the name and the fields of each class in it."""
 
     def __init__(self) -> None:
         self.parts: list[memoryview] = []
@@ -166,7 +168,8 @@ class _Reader:
 def _fields(kind: type) -> tuple[str, ...] | None:
     """Return the field names of `kind`'s instances; None if they cannot be serialized.
 
-    Data classes, named tuples, enumerations, keytail's errors, and classes that define `stored_fields` can be.
+    The instances of data classes, named tuples, enumerations, keytail's errors and classes that define `stored_fields`
+    can be serialized.
     """
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
@@ -180,7 +183,10 @@ def _fields(kind: type) -> tuple[str, ...] | None:
 
 
 def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
-    """Return a class of keytail and its fields. Raises ValueError unless it can be serialized and has these fields."""
+    """Return a class of keytail and its fields.
+
+    Raises ValueError unless the class has these fields and its instances can be serialized.
+    """
     module, _, qualified = name.partition(":")
     if module.partition(".")[0] != _PACKAGE:
         raise ValueError(f"{name} is not part of {_PACKAGE}")
@@ -196,7 +202,7 @@ def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
 def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
     """Return an instance with these values; only the constructors of KeytailError and ErrorText are called."""
     if len(values) != len(fields):
-        raise ValueError(f"{len(values)} values for the fields of {kind.__name__}")
+        raise ValueError(f"{len(values)} values for the {len(fields)} fields of {kind.__name__}")
     if issubclass(kind, Enum):
         return kind[values[0]]
     if issubclass(kind, tuple):
@@ -214,7 +220,7 @@ def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
 
 
 def _tuples(descr: Any) -> Any:
-    """Convert lists of a dtype's description, as read from JSON, back to tuples where NumPy requires these."""
+    """Convert lists of a dtype's description, as read from JSON, back to tuples where NumPy requires them."""
     if isinstance(descr, str):
         return descr
     return [tuple(_tuples(part) if isinstance(part, list) and at == 1 else _shape(part) for at, part in enumerate(item))

@@ -120,7 +120,7 @@ def test_of_a_recent_change_the_safer_value_is_used(run: Run, log_dir: Path, log
     assert "cleanup.policy may have one of several values (Kafka's default or metadata log" in rows["users-0"]["error"]
     table = run("plan", "--log-dirs", log_dir).stdout
     assert "users-0 skipped: cleanup.policy is [], without compact; cleanup.policy may have one of several" in table
-    assert "the safer one is used. Plan again when the broker has run for ten minutes more" in table
+    assert "the safer value is used. Plan again when the broker has run for ten minutes more" in table
     log.append(model.topic_config("orders", "cleanup.policy", "compact,delete"))
     assert plan(run, log_dir)[0]["orders-0"]["status"] == "would-compact"
     log.no_ops(1000)
@@ -134,7 +134,7 @@ def test_of_a_recent_change_the_safer_value_is_used(run: Run, log_dir: Path, log
     ("case", "said"),
     [
         ("unknown topic", "stray: the metadata log at offset 1006 has no topic users"),
-        ("other id", "stray: the topic id of the directory is EBAQEBAQEBAQEBAQEBAQCQ, but that of users is EBAQ"),
+        ("other id", "stray: the topic id of the directory is EBAQEBAQEBAQEBAQEBAQCQ, but topic users has EBAQ"),
         ("no id", "stray: the directory has no partition.metadata"),
         ("no such partition", "stray: users has no partition 5"),
         ("moved away", "stray: broker 1 is not among the partition's replicas 2, 3"),

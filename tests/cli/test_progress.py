@@ -247,7 +247,7 @@ def test_every_command_has_the_flags_for_progress(command: str) -> None:
 def test_contradicting_and_meaningless_flags_are_refused(tmp_path: Path) -> None:
     both = keytail("plan", "--log-dirs", str(tmp_path), "--quiet", "--verbose")
     assert (both.returncode, both.stdout) == (2, "")
-    assert "--quiet and --verbose exclude each other" in both.stderr
+    assert "--quiet and --verbose cannot be combined" in both.stderr
     assert keytail("plan", "--log-dirs", str(tmp_path), "--log-format", "xml").returncode == 2
     missing = keytail("plan", "--log-dirs", str(tmp_path / "none"), "--log-format", "json", "--quiet")
     [line] = missing.stderr.splitlines()

@@ -148,4 +148,4 @@ def test_two_flags_with_the_same_file_are_a_usage_error(run: Run, log_dir: Path,
     files = ("--rows-file", tmp_path / "out", "--quarantine-report", tmp_path / "link" / "out")
     result = run("verify", "--log-dirs", log_dir, *files)
     assert (result.exit_code, (tmp_path / "out").exists()) == (2, False)
-    assert "--rows-file and --quarantine-report are the same file" in result.stderr
+    assert "--rows-file and --quarantine-report name the same file" in result.stderr

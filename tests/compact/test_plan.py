@@ -322,7 +322,7 @@ def test_the_reason_why_the_section_of_a_due_partition_ends_is_named():
     got = select(partition(), COMPACT, NOW, unstable=Unstable(25, "open transaction of producer id 7"))
     assert (got.eligible, got.remedy) == (True, "")
     assert got.held_back == (
-        "cleaned only up to offset 20: open transaction of producer id 7. Let it end, or abort it "
+        "cleaned only up to offset 20: open transaction of producer id 7. Let the transaction end, or abort it "
         "(kafka-transactions.sh), while the broker runs"
     )
     assert select(partition(), COMPACT, NOW).held_back == "", "that the active segment is never cleaned needs no reason"

@@ -85,7 +85,7 @@ def test_a_partition_with_only_an_active_segment_is_rolled() -> None:
         ({"segments": (segment(0), segment(30, 0))}, EMPTY),
         ({"segments": ()}, EMPTY),
         ({"clean_shutdown": False}, "not stopped cleanly"),
-        ({"tail_bytes": 7}, "the 7 bytes after its last batch are not a batch"),
+        ({"tail_bytes": 7}, "the 7 bytes after the last batch are not a batch"),
         ({"recovery_point": 36}, "the recovery point 36 is above the log end offset 35"),
         ({"log_end_offset": MAX_OFFSET}, "no record can follow"),
     ],
@@ -315,7 +315,7 @@ def test_flags_that_exclude_roll_active(other: tuple[str, ...], run: Run, log_di
     before = snapshot(log_dir)
     done = run("compact", "--log-dirs", log_dir, *FLAGS, "--roll-active", *other)
     assert done.exit_code == 2
-    assert "--roll-active excludes --" in done.output
+    assert "--roll-active cannot be combined with --" in done.output
     assert snapshot(log_dir) == before
 
 
@@ -323,7 +323,7 @@ def test_flags_that_exclude_roll_active(other: tuple[str, ...], run: Run, log_di
 def test_a_plan_measures_no_segment_that_does_not_exist_yet(other: str, run: Run, log_dir: Path) -> None:
     done = run("plan", "--log-dirs", log_dir, *FLAGS, "--roll-active", other)
     assert done.exit_code == 2
-    assert "--roll-active excludes --measure and --estimate" in done.output
+    assert "--roll-active cannot be combined with --measure or --estimate" in done.output
 
 
 def test_a_prepared_compaction_is_committed_first_and_the_next_run_rolls(run: Run, log_dir: Path) -> None:

@@ -63,7 +63,7 @@ def test_totals_are_sums_by_file_system_and_one_downtime_with_its_parts(machine:
     text = sentences(found)
     assert text[0] == "Scratch space: up to 4.0 GiB, of 100.0 GiB free on the file system of /a."
     assert "At most half of that is used at a time" in text[1]
-    assert "1 that have no room now are tried again when others have freed space." in text[1]
+    assert "1 partitions without room are tried again when others have freed space." in text[1]
     assert text[2] == (
         f"Downtime: about {down.total_s:.1f} s from the stop of the broker to its start, on 4 cores: 17.0 s to compile "
         f"the kernels of both commands, 11.0 s to compact, {down.verify_s:.1f} s to verify."
@@ -130,7 +130,8 @@ def test_the_reason_why_only_a_part_of_a_partition_is_cleaned_is_reported(
     why = "cleaned only up to offset 200: open transaction of producer id 7, epoch 3, first offset 250, age 1 s"
     planned = run("plan", *flags, "--report", tmp_path / "plan.html")
     assert why in (tmp_path / "plan.html").read_text()
-    assert f"orders-0 would-compact: {why}. Let it end, or abort it (kafka-transactions.sh)" in planned.stdout
+    advice = "Let the transaction end, or abort it (kafka-transactions.sh)"
+    assert f"orders-0 would-compact: {why}. {advice}" in planned.stdout
     assert "orders-1 would-compact:" not in planned.stdout
     row = rows_of(run("plan", *flags, "--output", "json"))["orders-0"]
     assert (row["status"], row["error"], row["end_dirty_offset"]) == ("would-compact", "", 200)

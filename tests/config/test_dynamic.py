@@ -71,7 +71,7 @@ def test_a_safer_value_is_reported_with_its_alternatives() -> None:
     assert resolved.settings[NAME].source == "log: delete.retention.ms=3 of topic t"
     assert resolved.doubts() == [
         "delete.retention.ms may have one of several values (log: delete.retention.ms=3 of topic t or "
-        "log: delete.retention.ms=2 of topic t): the safer one is used"
+        "log: delete.retention.ms=2 of topic t): the safer value is used"
     ]
     again = effective("t", topics={"t": topic_options("t", {NAME: ["2", "3"]}, "log")})
     assert again.settings[NAME].source == "log: delete.retention.ms=3 of topic t"

@@ -209,7 +209,7 @@ def test_an_invalid_argument_is_explained(argument, message) -> None:
 def test_a_setting_given_twice_must_agree() -> None:
     same = "orders:delete.retention.ms=5"
     assert from_command_line([same, same]).by_topic["orders"][NAME].value == 5
-    with pytest.raises(UsageProblem, match="contradicts an earlier one"):
+    with pytest.raises(UsageProblem, match="contradicts an earlier argument"):
         from_command_line([same, "orders:delete.retention.ms=6"])
 
 

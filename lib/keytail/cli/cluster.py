@@ -28,7 +28,7 @@ GIVE_SETTINGS = (
 class Cluster:
     """The cluster that the log dirs belong to, as described by their metadata log.
 
-    `problem` is the reason why the log gives no information; then `metadata` is None. `is_absent`: there is no such
+    `problem` is the reason why the log gives no information; then `metadata` is None. `is_absent`: there is no metadata
     log. `mode` is derived from that log, from `meta.properties` or from the broker's file.
     """
 
@@ -44,8 +44,9 @@ class Cluster:
         return f"metadata log at offset {self.metadata.as_of_offset}"
 
     def sentence(self, now_ms: int, instead: str = GIVE_SETTINGS) -> str:
-        """Return a message about the metadata log, with a warning if it is old; without one, the reason, and `instead`:
-        where the settings of topics are taken from."""
+        """Return a message about the metadata log, with a warning if it is old; without a metadata log, the reason, and
+        `instead`: where the settings of topics come from.
+        """
         if self.metadata is None:
             return self.problem + f". {instead}"
         at = self.metadata
@@ -114,7 +115,7 @@ class Cluster:
         if topic_id is None:
             return f"the directory has no {names.PARTITION_METADATA}, from which a broker reads its topic id"
         if topic_id != topic.topic_id:
-            return f"the topic id of the directory is {topic_id}, but that of {entry.topic} is {topic.topic_id}"
+            return f"the topic id of the directory is {topic_id}, but topic {entry.topic} has {topic.topic_id}"
         replicas = topic.replicas.get(entry.partition)
         if replicas is None:
             return f"{entry.topic} has no partition {entry.partition}"

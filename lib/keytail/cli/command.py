@@ -14,7 +14,7 @@ from keytail.cli.output_options import RowsOutput
 from keytail.cli.statuses import Status, declare
 from keytail.extras import SPARK, Needs
 
-# For examples.
+# The flag with which examples name a broker.
 BROKER = "--config /etc/kafka/server.properties"
 
 
@@ -61,7 +61,7 @@ class Command:
     run: str
     extras: Callable[[Any], Needs] = extras_of_flags  # the extras needed, checked before `run` is imported
     only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all of them
-    examples: tuple[str, ...] = ()  # the most frequent ones first
+    examples: tuple[str, ...] = ()  # the most frequent examples first
     also_called: tuple[str, ...] = ()  # words for which this command is suggested
     rows: Mapping[str, type[Any]] = field(default_factory=dict)  # the row types by subject; ROWS.md has their fields
     statuses: Mapping[str, Status] = field(default_factory=dict)

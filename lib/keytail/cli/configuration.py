@@ -89,9 +89,9 @@ class Configuration:
             return NO_ERROR
         text = "topic config unknown: " + self.why_unknown(topic)
         text += f". Unknown settings of {topic}: {', '.join(missing)}"
-        more = "; or state with --topics-have-no-overrides that it has no settings of its own but those given"
+        more = "; or state with --topics-have-no-overrides that the topic has no other settings of its own"
         if CLEANUP_POLICY in missing:
-            more = ", cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
+            more = ", cleanup.policy as Kafka shows it: a wrong policy removes records that must be retained"
         return refusal(
             text,
             slug="unknown-topic-settings",
@@ -100,7 +100,7 @@ class Configuration:
         )
 
     def message_format_of(self, topic: str) -> MessageFormat:
-        """Return whether messages of magic 0 and 1 may become version 2; the command line takes precedence."""
+        """Return the format for messages of magic 0 and 1; the command line takes precedence."""
         if self.message_format != "unknown":
             return self.message_format
         return message_format(self.of(topic), self.cluster.mode if self.cluster is not None else "unknown")

@@ -43,7 +43,7 @@ class _Input:
 
 
 def flags_of(source: Callable[..., Any], only: Collection[str] = ()) -> dict[str, inspect.Parameter]:
-    """Return the flags of a request's class as the parameters from which Typer makes a command line, by name.
+    """Return the flags of a request's class, by name, as parameters of the function from which Typer derives them.
 
     `only` names the fields whose flags are wanted; empty: all fields. A flag that several functions need is declared by
     each of them, and is listed at the first of these fields.
@@ -96,6 +96,6 @@ def _inputs(source: Callable[..., Any]) -> Iterator[_Input]:
             if isinstance(mark, OptionInfo | ArgumentInfo):
                 is_flag = True
                 if get_args(hints[name])[0] in (bool, bool | None):
-                    mark.metavar = ""  # for a switch, which has no value; otherwise Typer prints <bool>
+                    mark.metavar = ""  # a switch has no value; without this, Typer prints <bool>
         made_by = next((mark for mark in marks if isinstance(mark, FromFlags)), None)
         yield _Input(name, hints[name], parameter.default, is_flag, made_by)

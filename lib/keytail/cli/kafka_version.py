@@ -15,7 +15,7 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts
 
-# Enough for a representative sample; on a broker with 100,000 partitions it limits the search to a moment.
+# Maximum number of partitions that are examined: a sample, so that the search takes a moment even with 100,000.
 _MOST_PARTITIONS = 200
 _MAGIC_AT = 16
 

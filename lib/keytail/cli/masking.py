@@ -37,7 +37,8 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def shown(text: str) -> str:
-    """Mask secrets and escape control characters. Line breaks are kept; bytes that are not text (file names need not
-    be) are written with backslashes."""
+    """Mask secrets and escape control characters. Line breaks are kept; invalid UTF-8, which file names may contain, is
+    written with backslashes.
+    """
     lines = masked(text).split("\n")
     return "\n".join(map(visible, lines)).encode("utf-8", "backslashreplace").decode()

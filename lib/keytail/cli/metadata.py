@@ -47,7 +47,7 @@ def with_metadata(
 
     A cluster that the configuration already has is not read again. Reports on standard error which metadata is used, or
     why none is, and topics of `--topic-configs` that the log dirs do not have. `now_ms` is the time from which the
-    log's age is computed; None uses the system clock. `is_reported`: an earlier call has reported all of it.
+    log's age is computed; None uses the system clock. `is_reported`: an earlier call has reported all of this.
     """
     cluster = configuration.cluster or read_cluster(fs, log_dirs, configuration)
     cluster = replace(cluster, mode=_mode(fs, log_dirs, configuration, cluster))
@@ -95,7 +95,7 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
 
 
 def _mode(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, cluster: Cluster) -> ClusterMode:
-    """Return whether the brokers use KRaft. A trusted metadata log takes precedence over a file."""
+    """Return whether the brokers use KRaft or ZooKeeper. A trusted metadata log takes precedence over a file."""
     if cluster.metadata is not None or _value(configuration.broker, "process.roles"):
         return "KRaft"
     try:
@@ -174,7 +174,7 @@ def _meta_properties(fs: FileSystem, log_dirs: Sequence[str]) -> dict[str, MetaP
 
 
 def _broker(properties: Mapping[str, MetaProperties], broker: Mapping[str, Setting]) -> int:
-    """Return the broker's id, on which its log dirs and its properties file must agree. Raises Refused otherwise."""
+    """Return the broker's id. Raises Refused if its log dirs and its properties file do not agree on one."""
     message = {found.node_id: path for path, found in properties.items() if found.node_id is not None}
     in_file = _value(broker, "node.id")
     if isinstance(in_file, int):

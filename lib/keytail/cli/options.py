@@ -1,6 +1,6 @@
 """Flags that several commands have, each declared once: name, help, and the conversion of its text to a value.
 
-Texts are only parsed here: conflicts with the machine (a missing directory, a clock) are detected by the command.
+Values are only parsed here; the command checks them against the machine (a missing directory, a wrong clock).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def panel(title: str | None) -> Callable[..., Any]:
     """Return a function that declares a flag in this panel of the help."""
 
     def flag(usage: str, about: str, kind: Any = None, **more: Any) -> Any:
-        """`usage` is as in the help: `--map-memory SIZE`; a SIZE is bytes. `kind` is a Literal with the values."""
+        """`usage` is as in the help: `--map-memory SIZE`; SIZE means bytes. `kind` is a Literal with the values."""
         names = [part for part in usage.split() if part.startswith("-")]
         metavar = usage.removeprefix(" ".join(names)).strip()
         if kind is not None:
@@ -105,7 +105,7 @@ TopicConfig = Annotated[list[str] | None, config_flag(
 TopicConfigs = Annotated[str | None, config_flag(
     "--topic-configs FILE",
     "Settings of many topics: the output of kafka-configs.sh --describe --entity-type topics --all, or lines "
-    "TOPIC:KEY=VALUE. It overrides the metadata log, and --topic-config overrides it.",
+    "TOPIC:KEY=VALUE. The file overrides the metadata log, and --topic-config overrides the file.",
 )]
 NoOverrides = Annotated[bool, safety_flag(
     "--topics-have-no-overrides",
@@ -114,8 +114,8 @@ NoOverrides = Annotated[bool, safety_flag(
 )]
 MetadataIsCurrent = Annotated[bool, safety_flag(
     "--metadata-is-current",
-    "Assert that the metadata log in the log dirs has the current settings, although it looks outdated, or like that "
-    "of a cluster that was reverted to ZooKeeper.",
+    "Assert that the metadata log in the log dirs has the current settings, even if it looks outdated or the cluster "
+    "seems to have been reverted to ZooKeeper.",
 )]
 Execute = Annotated[bool, run_flag(
     "--execute", "Change files. Without it the command prints what it would do. The broker must be stopped."
@@ -133,7 +133,7 @@ Master = Annotated[str | None, run_flag(
 )]
 MapMemory = Annotated[int | None, run_flag(
     "--map-memory SIZE",
-    "Memory of one task's offset map, such as 512m. Default: half of the memory divided by the tasks.",
+    "Memory of one task's offset map, such as 512m. Default: half of the host's memory, divided by its tasks.",
 )]
 DropKeyless = Annotated[bool, safety_flag(
     "--drop-keyless", "Remove records without a key, as Kafka does. They usually mean a wrong cleanup.policy."
@@ -191,7 +191,7 @@ def comma_items(values: list[str] | None) -> tuple[str, ...]:
 
 
 def parse_time(text: str, flag: str = "--timestamp") -> int:
-    """Return milliseconds since 1970, given such a number or an ISO 8601 time (UTC unless it has a time zone)."""
+    """Return milliseconds since 1970, given as a number or as an ISO 8601 time (UTC unless it has a time zone)."""
     if re.fullmatch(r"-?\d+", text):
         timestamp_ms = int(text) if len(text) < 20 else -1  # 2^63 has 19 digits
     else:

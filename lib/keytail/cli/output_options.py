@@ -24,12 +24,12 @@ QuarantineReport = Annotated[str | None, o.run_flag(
 )]
 RowsFile = Annotated[str | None, o.run_flag(
     "--rows-file FILE",
-    "Write the rows of --output json to a file too, for callers that cannot separate standard output. Written whole "
-    "or not at all. The file must be outside of every log dir.",
+    "Write the rows of --output json to a file too, for callers that cannot separate standard output. The file is "
+    "written whole or not at all, and must be outside of every log dir.",
 )]
 ReportFile = Annotated[str | None, o.run_flag(
     "--report FILE.html",
-    "Write what the run did as one HTML page, also if it ends early. The file must be outside of every log dir. "
+    "Write what the run did as one HTML page, even if it ends early. The file must be outside of every log dir. "
     "Requires keytail\\[report].",
 )]
 OutputFlag = Annotated[Format, o.run_flag(
@@ -56,7 +56,7 @@ class MessageFlags:
         set_output_style(OutputStyle(self.quiet and not self.verbose, self.verbose, self.log_format == "json"))
         if self.quiet and self.verbose:
             raise UsageProblem(
-                "--quiet and --verbose exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+                "--quiet and --verbose cannot be combined", remedy="Give only one of them", slug="conflicting-flags"
             )
         if self.verbose:
             _pass_on_logging()
@@ -73,7 +73,7 @@ class RecordFlags:
     )] = None
 
     def apply(self) -> None:
-        """Set the limit for this process and those that it starts."""
+        """Set the limit for this process and the processes that it starts."""
         if self.max_record_bytes is not None:
             os.environ[MAX_RECORD_VARIABLE] = str(max(self.max_record_bytes, 1))
 

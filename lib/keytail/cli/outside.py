@@ -1,4 +1,4 @@
-"""Checks that a directory named by a flag is outside of every log dir, in which it would keep a broker from starting.
+"""Checks that a directory named by a flag is outside of every log dir: inside, it would keep a broker from starting.
 """
 
 from __future__ import annotations

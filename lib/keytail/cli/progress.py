@@ -36,7 +36,7 @@ from keytail.threads import inheriting
 # Up to this number of partitions, each gets a line when it ends; with more, only those that failed or took long.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
-# Reasons that are shorter are printed for each partition.
+# Reasons with fewer characters are printed for each partition.
 _LONG_CHARACTERS = 60
 # Seconds between two lines that only report progress.
 PACE_S = 30.0
@@ -51,7 +51,7 @@ READ_IN_AN_EXPORT = 2.0
 class Reporter:
     """Counts partitions and bytes as they end. It is a context manager; `done` may be called from any thread.
 
-    `sizes` are the names of the partitions with their bytes; each byte is read `reads` times.
+    `sizes` has the name and the bytes of each partition; `reads` is how often each byte is read on average.
     """
 
     def __init__(
@@ -141,8 +141,9 @@ class Reporter:
             self.report_progress_if_due()
 
     def _reason(self, name: str, status: str, detail: str) -> str:
-        """Return a reason without its remedy, which the row has. For people, a long reason for a refusal is printed for
-        the first partition that has it, which the others name."""
+        """Return a reason without its remedy, which the row has. In text output, a long reason for a refusal is printed
+        for the first partition that has it; lines of other partitions name that partition.
+        """
         reason = without_remedy(detail)
         if output_style().as_json or kind_of(status) != "not done" or len(reason) < _LONG_CHARACTERS:
             return reason

@@ -1,8 +1,8 @@
 """`--quarantine-report FILE`: the refused, corrupt, damaged and failed partitions, for programs that handle them.
 
-A JSON array with one object per partition: what is wrong, the place in machine-readable form, and possible remedies. It
-is written whole or not at all, outside of every log dir. guide/undo-and-salvage.md describes what to do with it ("A
-partition is damaged"). Also `--rows-file FILE`: all rows, written in the same way.
+The file has a JSON array with one object per partition: what is wrong, the place in machine-readable form, and possible
+remedies. It is written whole or not at all, outside of every log dir. guide/undo-and-salvage.md describes what to do
+with it ("A partition is damaged"). `--rows-file FILE`, with all rows, is written in the same way.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
 
 def _places(row: Any) -> list[Place]:
     """Return a Place for each error that an inspection found, for each place of the row, and for the error of the run;
-    if there is none, one with the row's error text."""
+    if there are none, return one Place with the row's error."""
     findings = getattr(row, "findings", ())
     found = [
         Place(f["what"], f["path"], f["byte_position"], None, f["offset"], None, f["remedy"])

@@ -22,7 +22,7 @@ _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)")
 
 @dataclass(frozen=True)
 class Replica:
-    """The log dirs of one broker."""
+    """The log dirs of one broker that has replicas of the partitions."""
 
     name: str
     log_dirs: tuple[LogDirFacts, ...]
@@ -34,9 +34,10 @@ class Replica:
 
 
 def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = ()) -> tuple[Replica, ...]:
-    """Return the replicas that the flag names, one broker per value. Raises UsageProblem if one cannot be separate.
+    """Return the replicas that the flag names, one broker per value. Raises UsageProblem if a log dir does not exist,
+    or two replicas share a log dir or a name.
 
-    `log_dirs` are those of the broker that the command works on.
+    `log_dirs` are the log dirs of the broker that the command works on.
     """
     from keytail.log.log_dirs import survey_log_dirs  # noqa: PLC0415 (--help needs no log code)
 
@@ -56,7 +57,7 @@ def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = 
                 raise UsageProblem(
                     f"--replica contains a log dir that was already given, as {taken[identity]}",
                     path=path,
-                    remedy="Give the log dirs of one broker with each --replica, of a different broker each time",
+                    remedy="Give all log dirs of one broker with one --replica, and repeat it for each other broker",
                     slug="log-dir-given-twice",
                 )
             taken[identity] = path

@@ -26,7 +26,7 @@ from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_re
 # Wide enough for a row if the output is a file or a log, which has no terminal's width.
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
-_MOST_NAMED = 3  # partitions with the same reason that are named
+_MOST_NAMED = 3  # maximum number of partitions that are named for one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
 human_bytes = sizes.human_bytes
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
@@ -61,8 +61,8 @@ def print_note(markup: str, level: Level = "info") -> None:
 
 
 def print_sentence(console: Console, markup: str) -> None:
-    """Print text that is not part of a table. On a terminal, it is laid out as `console.wrapped` does; elsewhere, a
-    text is one line, for programs that search it.
+    """Print text that is not part of a table. On a terminal, it is laid out as `console.wrapped` does; elsewhere it is
+    one line, for programs that search it.
     """
     text = console.render_str(markup)
     if not console.is_terminal:
@@ -194,8 +194,8 @@ def some_names(names: Sequence[str]) -> str:
 
 
 def alike(reason: str, name: str) -> str:
-    """Return a text that is equal for partitions whose reasons differ only in numbers and in their names. `name` is the
-    name of the partition that the reason is about.
+    """Return a form of `reason` that is equal for partitions whose reasons differ only in numbers and in their names.
+    `name` is the name of the partition that the reason is about.
     """
     topic = name.rpartition("-")[0]
     if topic and topic in reason:

@@ -9,7 +9,7 @@ from keytail.run.watching import TaskProgress
 
 # Upper limit for the share of a partition in progress: the bytes to read are only estimated.
 _MAX_SHARE = 0.99
-# An attempt without a report for this long is considered dead: the next one reads its bytes again.
+# An attempt without a report for this long is considered dead: the next attempt reads its bytes again.
 _SILENT_S = 30.0
 # The phase of a partition whose tasks have ended, while other tasks of its job are running.
 WAITING = "waiting for other tasks of its job"
@@ -79,7 +79,7 @@ class RunProgress:
 
     @property
     def done_bytes(self) -> int:
-        """Return the bytes of ended partitions, and of the read share of those in progress."""
+        """The bytes of ended partitions, and the read share of the bytes of partitions in progress."""
         in_flight = sum(self._share(item) * self._sizes[item.name] for item in self._in_flight.values())
         return min(self.ended_bytes + int(in_flight), max(self.size_bytes, self.ended_bytes))
 

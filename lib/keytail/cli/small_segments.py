@@ -37,7 +37,7 @@ def _found(configuration: Configuration) -> Iterator[str]:
 
 
 def _candidates(configuration: Configuration) -> set[str]:
-    """Return topics with a small value in any layer: of 100,000 topics usually none, so few are resolved."""
+    """Return topics with a small value in any layer: usually no topic has one, so few are resolved."""
     cluster = configuration.cluster.metadata if configuration.cluster is not None else None
     topics: set[str] = set()
     if cluster is not None:

@@ -1,4 +1,4 @@
-"""The statuses of rows. Each command declares its own in its Command; `FAILURES` are those that many share."""
+"""The statuses of rows. Each command declares its statuses in its Command; many commands share `FAILURES`."""
 
 from __future__ import annotations
 

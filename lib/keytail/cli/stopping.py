@@ -18,8 +18,8 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PARENT_CHECK_S = 0.25
-# Longer than stopping takes. If the run still continues then, Python suppressed the exception, as it does in a
-# destructor.
+# Time in which a second signal does not stop the run again, longer than stopping takes. If the run still continues
+# then, Python has suppressed the exception, as it does in a destructor.
 _LONGEST_CLEANUP_S = 30.0
 # Whether a signal would now be raised as Stopped.
 _is_stoppable = threading.Event()
@@ -70,8 +70,8 @@ def stoppable() -> Iterator[None]:
 
 
 def exit_without_trace() -> None:
-    """Make Ctrl-C end this program without a traceback. For the time before anything has begun, and after all output is
-    printed.
+    """Make Ctrl-C end this program without a traceback. This is for the time before anything has begun, and after all
+    output is printed.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

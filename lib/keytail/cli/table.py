@@ -17,11 +17,11 @@ from keytail.cli.statuses import style_of, styled
 from keytail.console import divided, output_style
 
 R = TypeVar("R")
-_Line = list[tuple[str, str]]  # texts, each with its style
+_Line = list[tuple[str, str]]  # parts of a line, each with its style
 _STATUS = "status"
 _BETWEEN = "  "  # between two columns
 _INDENT = "    "  # for the lines below a row
-_MOST_PLAIN = 5  # limit of rows without anything notable
+_MOST_PLAIN = 5  # maximum number of rows without anything notable that are printed
 _LEAST_TEXT = 24  # minimum width, in characters, into which the text of the last column is wrapped
 
 
@@ -192,8 +192,9 @@ def about(name: str, text: str, severity: str = "") -> str:
 
 
 def about_each(texts: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a sentence for each text and the name of the partition that it is about, as markup; equal texts of several
-    partitions are one sentence."""
+    """Return a sentence for each (partition, message), as markup; a message about several partitions is one
+    sentence.
+    """
     names: dict[str, list[str]] = {}
     for name, text in texts:
         names.setdefault(text, []).append(name)

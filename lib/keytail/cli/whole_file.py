@@ -1,8 +1,8 @@
 """Writes the files that flags name, at the end of a run: outside of every log dir, and whole or not at all.
 
-A file gets its name by a rename, which replaces any existing file of that name. The name must therefore be free or that
-of a regular file: root would replace `/dev/null` by a plain file, a replaced `/dev/stdout` or named pipe would have no
-reader, and a link would be replaced instead of its target.
+A file gets its name by a rename, which replaces any existing file of that name. The name must therefore be free or
+belong to a regular file: root would replace `/dev/null` with a plain file, a replaced `/dev/stdout` or named pipe would
+have no reader, and a link would be replaced instead of its target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
 }
-_REMEDY = "Give a new name, or that of a regular file; for rows on standard output use --output json"
+_REMEDY = "Give a new name, or the name of a regular file; for rows on standard output use --output json"
 
 
 def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
@@ -36,7 +36,7 @@ def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
     for flag, path in files.items():
         if path is not None and (other := flags.setdefault(os.path.realpath(path), flag)) != flag:
             raise UsageProblem(
-                f"{other} and {flag} are the same file",
+                f"{other} and {flag} name the same file",
                 path=path,
                 remedy="Give each flag a separate file",
                 slug="same-output-file",

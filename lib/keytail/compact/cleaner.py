@@ -170,7 +170,7 @@ class Findings:
 
 def findings_of(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock) -> Findings:
     """Return the findings of a pass over the log, or the saved findings of the first pass: after a group is replaced,
-    the log would give different ones.
+    the log would give different findings.
     """
     if task.saved_state is not None:
         with clock.phase("take over"):
@@ -201,7 +201,7 @@ def make_rewriter(
 
 
 def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:
-    """Return how many bytes of outputs a pass may write: the limit minus the files saved for the next pass."""
+    """Return the bytes that a pass may write: the limit minus the state for the next pass; None without a limit."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return None
     if task.saved_state:  # the proofs of the previous pass and of this one
@@ -212,8 +212,8 @@ def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:
 
 
 def _file_horizon_ms(task: CleaningTask) -> int:
-    """Return the latest modification time of a file whose tombstones are removed by it: those of magic 0 and 1, which
-    have no delete horizon, and with `by_file_time` all.
+    """Return the latest modification time of the files whose tombstones are removed because of that time: tombstones of
+    magic 0 and 1, which have no delete horizon, and with `by_file_time` all tombstones.
     """
     a, b = segments_between(task.segments, 0, task.first_dirty_offset)
     if a == b:

@@ -43,7 +43,7 @@ def _prepared_only(
     roll_active: bool,
     prepared_only: c.PreparedOnly = False,
 ) -> bool:
-    """Check which flags exclude each other, and return --prepared-only."""
+    """Check which flags cannot be combined, and return --prepared-only."""
     c.check_roll_active(roll_active, prepare, prepared_only, output_dirs)
     if prepared_only and not execute:
         raise UsageProblem(
@@ -58,7 +58,7 @@ def _prepared_only(
     if prepare and any(excluded.values()):
         given = next(flag for flag, is_given in excluded.items() if is_given)
         raise UsageProblem(
-            f"--prepare excludes {given}: nothing is committed yet",
+            f"--prepare cannot be combined with {given}: a preparation commits nothing",
             remedy=f"Run with --prepare and without {given} first, then with {given} and without --prepare",
             slug="conflicting-flags",
         )
@@ -102,11 +102,11 @@ def _measure(
 ) -> c.Measure:
     if measure and estimate:
         raise UsageProblem(
-            "--measure and --estimate exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+            "--measure and --estimate cannot be combined", remedy="Give only one of them", slug="conflicting-flags"
         )
     if roll_active and (measure or estimate):
         raise UsageProblem(
-            "--roll-active excludes --measure and --estimate: only the segments that exist can be read",
+            "--roll-active cannot be combined with --measure or --estimate: only existing segments can be read",
             remedy="Omit --roll-active, or run without --measure and --estimate",
             slug="conflicting-flags",
         )
@@ -179,11 +179,11 @@ class Request:
         )
 
     def map_memory(self) -> int:
-        """Return the map memory of one task in bytes, as far as it is known before a session exists."""
+        """Return the map memory of one task in bytes. The default is that of this host: no session exists yet."""
         return self.map_memory_bytes or map_memory_bytes(cores())
 
 
-# The fields of the request that are flags of `plan`; those of `compact` are all but --measure and --estimate.
+# The fields of the request that are flags of `plan`; `compact` has all flags except --measure and --estimate.
 _PLAN_FIELDS = (
     "choice",
     "configuration",
@@ -218,7 +218,7 @@ def _below(rows: Sequence[ResultRow], request: Request) -> Below:
 
 
 def _protected_directories(request: Request) -> tuple[str, ...]:
-    """Return the directories in which no other file may be written."""
+    """Return the log dirs and local output directories: the run must not write its report or rows there."""
     return (*request.choice.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
 
 
@@ -238,7 +238,7 @@ _STATUSES = {
     "compacted": Status("done", "done"),
     "prepared": Status("with `--prepare`: written and proven, for `--execute` on the stopped broker to commit", "done"),
     "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
-    "skipped": Status("not due, not a compacted topic, or stopped, as stated in `error`", "skipped"),
+    "skipped": Status("not due, not of a compacted topic, or the run was stopped; `error` has the reason", "skipped"),
     NOT_BEGUN: Status(
         "`--deadline` had passed, or the run was interrupted, before any of its segments was replaced", "skipped"
     ),

@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Detail:
-    """Details of one partition before a round and, if one was done, of that round.
+    """Details of one partition before a round and, if a round was done, of that round.
 
     `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are its segments, in
     order, merged into at most MOST_PARTS. `keys` is the number of keys in the map; `dirty_records` is the number of
@@ -77,8 +77,8 @@ def detail_of_result(
     phases_s: Mapping[str, float],
     key_counts: KeyCounts | None = None,
 ) -> Detail:
-    """Return the details of a finished round: `sources` and `phases_s` are of all its passes, `key_counts`
-    of the first one, `result` of the last one.
+    """Return the details of a finished round: `sources` and `phases_s` are of all its passes, `key_counts` of the first
+    pass, `result` of the last pass.
     """
     known = {source.segment: source for source in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))

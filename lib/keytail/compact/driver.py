@@ -78,7 +78,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
-    """Return the log dirs that are in use, and report what --roll-active assumes of them."""
+    """Return the log dirs that are in use, and report what --roll-active assumes about them."""
     running = frozenset(item.path for item in log_dirs if not item.clean_shutdown and is_held(item.path, fs))
     if running:
         print_message(
@@ -90,7 +90,7 @@ def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Makes the rows of a plan. `free_bytes`: by log dir."""
+    """Makes the rows of a plan. `free_bytes` has the free space of each log dir's file system."""
 
     fs: FileSystem
     configuration: Configuration

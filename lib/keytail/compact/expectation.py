@@ -1,6 +1,6 @@
 """The expected strategy, seconds and scratch space of compacting one partition, estimated from its listing.
 
-Pure, and a rough estimate by design (run/rates.py).
+The functions are pure; the estimates are rough by design (run/rates.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Strategy = Literal["one task", "packed", "maybe fan-out"]
 
 # A key takes a slot of 24 bytes at a load factor of 0.9, and half as much again while the map doubles.
 MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
-# Index entries of 8 and 12 bytes for each 4096 bytes (index.interval.bytes), and the final entries.
+# Bytes of logs with indexes per byte of logs: entries of 8 and 12 bytes for each 4096 bytes (index.interval.bytes).
 _INDEX_SHARE = 1.005
 _MARGIN_BYTES = 1 << 20
-# Half of a bundle (compact/running/bundles.py).
+# Maximum scratch bytes of a partition with strategy "packed": half of a bundle (compact/running/bundles.py).
 PACKED_BYTES = 1 << 29
 
 
@@ -72,7 +72,7 @@ def gain_per_s(sizes: Sequence[tuple[int, int]], first_dirty_offset: int) -> flo
 
 def fits_surely(expected: Expected, segments: int, segment_index_bytes: int, room_bytes: int) -> bool:
     """Return whether the partition fits into `room_bytes` whatever the sizes of its indexes, which a listing does not
-    show: a broker lets none exceed `segment_index_bytes`."""
+    show: a broker lets no index exceed `segment_index_bytes`."""
     return expected.scratch_bytes + 2 * segments * segment_index_bytes <= room_bytes
 
 

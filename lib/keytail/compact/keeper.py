@@ -30,7 +30,7 @@ class Keeper:
         return sum(map(_all_bytes, _sources(task, task.first_uncleanable_offset)))
 
     def has_room(self, task: CleaningTask, reserved_bytes: int, scratch_bytes: int) -> bool:
-        """Return whether the copies fit beside `reserved_bytes` and, if on the same file system, `scratch_bytes`."""
+        """Return whether the copies fit beside `reserved_bytes` and `scratch_bytes` on the backup's file system."""
         needed = self.copy_bytes(task)
         return not needed or self._free_bytes() - reserved_bytes >= needed + scratch_bytes
 

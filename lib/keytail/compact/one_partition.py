@@ -30,9 +30,9 @@ def compact(
 ) -> CleaningResult | None:
     """Clean a surveyed partition if a round is due, and replace its segments; return None if no round is due.
 
-    `config` must be that of the topic. Raises Refused for the same reasons as a planned run, and for messages of magic
-    0 and 1 if the caller does not give their `message_format`. The caller must set the cleaner checkpoint to the
-    result's `end_offset`.
+    `config` must be the topic's configuration. Raises Refused for the same reasons as a planned run, and for messages
+    of magic 0 and 1 if the caller does not give their `message_format`. The caller must set the cleaner checkpoint to
+    the result's `end_offset`.
     """
     reasons = refusals(facts, config, NO_ERROR, now_ms)
     if reasons:

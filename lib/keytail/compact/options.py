@@ -30,8 +30,8 @@ MeasureFlag = Annotated[bool, o.run_flag(
 )]
 EstimateFlag = Annotated[bool, o.run_flag(
     "--estimate",
-    "Like --measure, but from a sample of the record batches: an interval for each figure, in less time if the log is "
-    "compressed.",
+    "Like --measure, but report an interval for each figure, from a sample of the record batches. This takes less "
+    "time if the log is compressed.",
 )]
 
 
@@ -43,8 +43,8 @@ def _minutes(text: str) -> float:
 
 Deadline = Annotated[float | None, o.run_flag(
     "--deadline MINUTES",
-    "Start no partition and no pass after this many minutes; what was started is finished. Those with the largest "
-    "expected gain per second are first. Default: no limit.",
+    "Start no partition and no pass after this many minutes, but finish those that were started. Partitions with the "
+    "largest expected gain per second are first. Default: no limit.",
     parser=_minutes,
 )]
 PrepareFlag = Annotated[bool, o.run_flag(
@@ -64,16 +64,16 @@ RollActive = Annotated[bool, o.run_flag(
 
 
 def check_roll_active(roll_active: bool, prepare: bool, prepared_only: bool, output_dirs: tuple[str, ...]) -> None:
-    """Raise UsageProblem for flags that exclude --roll-active."""
+    """Raise UsageProblem for flags that cannot be combined with --roll-active."""
     reasons = {
         "--prepare": (prepare, "the active segment can be rolled only while the broker is stopped"),
         "--prepared-only": (prepared_only, "nothing was prepared for an active segment"),
-        "--output-dir": (bool(output_dirs), "it leaves the log dirs unchanged"),
+        "--output-dir": (bool(output_dirs), "the log dirs are left unchanged"),
     }
     for flag, (is_given, why) in reasons.items():
         if roll_active and is_given:
             raise UsageProblem(
-                f"--roll-active excludes {flag}: {why}",
+                f"--roll-active cannot be combined with {flag}: {why}",
                 remedy=f"Omit --roll-active, or run without {flag}",
                 slug="conflicting-flags",
             )
@@ -109,9 +109,9 @@ def _version(text: str) -> BrokerVersion:
 
 BrokerVersionFlag = Annotated[BrokerVersion | None, o.run_flag(
     "--broker-version VERSION",
-    "Version of Kafka, such as 2.8, whose rules determine when tombstones and markers are removed. Below 3.1: by the "
-    "time of their file, and no delete horizons are written. Default, and from 3.1 on: by delete horizons, which "
-    "older brokers can read, and which remove nothing earlier.",
+    "Version of Kafka, such as 2.8, whose rules determine when tombstones and markers are removed. Below 3.1: based on "
+    "the time of their file, and no delete horizons are written. By default and from 3.1 on: based on delete "
+    "horizons. Older brokers can read these, and nothing is removed earlier.",
     parser=_version,
 )]
 MaxScratch = Annotated[int | None, o.run_flag(
@@ -136,12 +136,12 @@ KeepBackup = Annotated[str | None, o.run_flag(
 )]
 CopyBackup = Annotated[bool, o.run_flag(
     "--copy-originals",
-    "Copy replaced files instead of linking them: --keep-originals may be on another file system, and needs space "
-    "there.",
+    "Copy replaced files instead of linking them: the directory of --keep-originals may then be on another file "
+    "system, and the copies need space there.",
 )]
 OutputDir = Annotated[list[str] | None, o.run_flag(
     "--output-dir DIR[,DIR]",
-    "Leave the log dirs unchanged and write the result to these directories, one for each, or to an object store "
+    "Leave the log dirs unchanged and write the result to these directories, one per log dir, or to an object store "
     "(s3://bucket/prefix). Partitions already written there that have not changed are not read again.",
 )]
 ScratchDir = Annotated[str | None, o.run_flag(

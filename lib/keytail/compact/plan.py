@@ -40,9 +40,9 @@ Status = Literal["would-compact", "clean", "skipped", "refused"]
 _LIFTED_BY: dict[Limit, str] = {
     "active segment": "Nothing to do: only --roll-active cleans the active segment",
     "high watermark": "Let the followers catch up while the broker runs, then stop it",
-    "open transaction": "Let it end, or abort it (kafka-transactions.sh), while the broker runs",
+    "open transaction": "Let the transaction end, or abort it (kafka-transactions.sh), while the broker runs",
     "recovery point": "Start the broker, which recovers the log, and stop it cleanly",
-    "min.compaction.lag.ms": "Nothing to do: it is cleaned when it is old enough",
+    "min.compaction.lag.ms": "Nothing to do: the segment is cleaned when it is old enough",
 }
 
 
@@ -171,11 +171,11 @@ def select(
     high_watermark: HighWatermark = "checkpoint",
     unstable: Unstable | None = None,
 ) -> Selection:
-    """Return the section that a round at `now_ms` would clean, and whether one is due.
+    """Return the section that a round at `now_ms` would clean, and whether a round is due.
 
     `force` ignores the dirty ratio and the maximum lag, `from_log_start` the checkpoint. A partition without a
-    checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a checkpointed one always
-    takes precedence). `unstable`: where the first undecided transaction begins.
+    checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a checkpointed high
+    watermark always takes precedence). `unstable`: where the first undecided transaction begins.
     """
     if not facts.segments:
         blocker = "the partition has no segments"
@@ -210,7 +210,7 @@ def select(
     else:
         minimum = config.min_cleanable_dirty_ratio
         blocker = f"dirty ratio {ratio:.4g} is not above min.cleanable.dirty.ratio {minimum:g}"
-        remedy = "Nothing to do: it becomes due when more is written; --force compacts it now"
+        remedy = "Nothing to do: a round becomes due when more is written; --force compacts the partition now"
     return Selection(
         first_dirty_offset=first_dirty,
         first_uncleanable_offset=first_uncleanable,
@@ -284,13 +284,13 @@ def _first_uncleanable(
 
 
 def _inactive_from(segments: Sequence[SegmentFacts], from_offset: int) -> tuple[int, int]:
-    """Return the index range of the inactive segments, starting with the one that contains `from_offset`."""
+    """Return the index range of the inactive segments, from the segment that contains `from_offset` on."""
     active_base = segments[-1].base_offset
     return segments_between(segments, min(from_offset, active_base), active_base)
 
 
 def _round_down(segments: Sequence[SegmentFacts], offset: int) -> int:
-    """Return the base of the inactive segment that contains `offset`, or that of the active one."""
+    """Return the base of the inactive segment that contains `offset`, or the base of the active segment."""
     a, b = _inactive_from(segments, offset)
     return segments[a].base_offset if a < b else segments[-1].base_offset
 
@@ -317,7 +317,7 @@ def refusals(
     """Return the reasons why no record of this partition may be removed, each with a remedy; empty if there are none.
 
     `unknown` names the settings needed for removal that were neither read nor given; empty if all are known. A policy
-    without `compact` and an open transaction are not among them: such partitions are skipped.
+    without `compact` and an open transaction are not such reasons: such partitions are skipped.
     """
     reasons = list(facts.problems)
     if unknown:
@@ -355,7 +355,7 @@ def decide(
 ) -> Decision:
     """Return the partition's status in a plan. A known policy without `compact` gives "skipped", before any refusal.
 
-    `unknown` as in `refusals`. `policy_known`: cleanup.policy was read or given.
+    `unknown` is as in `refusals`. `policy_known`: cleanup.policy was read or given.
     """
     source = rules.high_watermark
     reasons = refusals(

@@ -17,7 +17,7 @@ FOR_EXECUTE = "for --execute"
 
 
 def row_of(planned: Planned, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
-    """Return the row. `executed`: the run has corrected checkpoints; otherwise it only plans to."""
+    """Return the row. `executed`: the run has corrected checkpoints; if False, it only plans to."""
     decision = planned.decision
     selection = decision.selection
     segments, size_bytes = planned.segments_and_bytes
@@ -95,9 +95,7 @@ def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
 
 
 def with_active_segment(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with what --roll-active does with the active segment; the row of a segment that was rolled has it
-    already.
-    """
+    """Return `row` with its `active_segment`, if --roll-active was given; after a roll, the row has it already."""
     if planned.roll is None or row.active_segment is not None:
         return row
     return replace(row, active_segment=planned.roll.text(row.status))

@@ -1,7 +1,7 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
-Reads no log data and changes nothing. The decisions are made in compact/plan.py; what an executing run does with them
-first is in compact/steps.py.
+Reads no log data and changes nothing. The decisions are made in compact/plan.py; the first steps of an executing run
+are in compact/steps.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from keytail.log.producers import Unstable
 
 NOW_TOLERANCE_MS = 60_000
-# The last 1,000 records of the metadata log may be uncommitted, and controllers append an empty one every 500 ms
+# The last 1,000 records of the metadata log may be uncommitted, and controllers append an empty record every 500 ms
 # (metadata.max.idle.interval.ms).
 _IF_IN_DOUBT = (
     "Plan again when the broker has run for ten minutes more, after which it is certain which value applies; or give "
@@ -68,10 +68,10 @@ class Planned:
     counted: tuple[int, int] | None = None  # number of segments and their bytes, if `facts` has no segments any more
     removal_limit: RemovalLimit | None = None  # the limit for a due partition, if other replicas were named
     message_format: MessageFormat = "unknown"
-    by_listing: bool = False  # the facts are those of `list_partition`
+    by_listing: bool = False  # `facts` come from `list_partition`
     prepared: Record | None = None  # the preparation of an earlier run, which this run commits
     discarded: ErrorText = NO_ERROR  # why such a preparation was discarded
-    roll: Roll | None = None  # set with --roll-active; if a roll is due, `facts` are those after it
+    roll: Roll | None = None  # set with --roll-active; if a roll is due, `facts` are the facts after it
 
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
@@ -105,7 +105,7 @@ class Planned:
         return selection.first_dirty_offset
 
     def expected(self, map_memory_bytes: int) -> Expected | None:
-        """Return the estimate for a due partition, None for others."""
+        """Return the estimate for a due partition; None if the partition is not due."""
         selection = self.decision.selection
         if selection is None or not self.wanted:
             return None
@@ -113,7 +113,8 @@ class Planned:
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
-    """Return the time to use for decisions. Raises Refused if an executing run would use another time than the clock's.
+    """Return the time to use for decisions. Raises Refused if an executing run would use a time that is not the
+    clock's.
     """
     clock_ms = time.time_ns() // 1_000_000
     if now_ms is None:
@@ -138,7 +139,7 @@ def plan_partition_of(
     by_listing: bool = False,
     as_if: Callable[[PartitionFacts], PartitionFacts] | None = None,
 ) -> Planned:
-    """Survey a partition and decide; an error of the partition or its settings becomes the decision.
+    """Survey a partition and decide; an error of the partition or its settings makes the decision a refusal.
 
     `as_if` maps the facts found to those used for the decision.
 
@@ -166,7 +167,7 @@ def plan_partition_of(
             return plan_partition_of(fs, log_dir, entry, configuration, rules, as_if=as_if)
         if due:
             refuse_missing_segments(fs, facts)
-            if facts.clean_shutdown:  # otherwise, a broker was killed, and the next start recovers the log
+            if facts.clean_shutdown:  # if not, a broker was killed, and its start recovers the log
                 by_checkpoint = rules.high_watermark == "checkpoint"
                 refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
         held = removal_limit(fs, rules.replicas, facts) if rules.replicas and due else None
@@ -233,7 +234,7 @@ def refused_unless_owner(fs: FileSystem, planned: Planned) -> Planned:
     return planned
 
 
-# If they are shorter than the broker's values, records are removed earlier than by its own cleaner.
+# Settings with which records are removed earlier than by the broker's cleaner, if the assumed value is too short.
 _REMOVE_SOONER = ("delete.retention.ms", "min.compaction.lag.ms")
 
 
@@ -277,7 +278,7 @@ def _needs_times(config: CompactionConfig) -> bool:
 def plan_to_compact(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Same as `plan_partition_of`, with all facts if there may be something to do, and without segments otherwise."""
+    """Same as `plan_partition_of`, with all facts if there may be something to do, and without segments if not."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=True)
     if planned.wanted and planned.by_listing:
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
@@ -304,6 +305,6 @@ def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionCon
     """
     if "compact" not in config.cleanup_policy or facts.problems:
         return None
-    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels, only if a topic is compacted)
+    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
 
     return first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)

@@ -17,8 +17,8 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class RemovalLimit:
-    """Tombstones and markers are retained from `offset` on, because `replica` is cleaned no further. None: no replica
-    is known.
+    """Tombstones and markers are retained from `offset` on, because `replica` has been cleaned no further. Both are
+    None if no replica hosts the partition.
     """
 
     offset: int | None
@@ -28,7 +28,7 @@ class RemovalLimit:
 def cleaned_to(facts: PartitionFacts) -> int:
     """Return the offset below which a replica has been cleaned: below it, each key has only its latest record.
 
-    It is the entry in `cleaner-offset-checkpoint`. Without an entry, or with one outside the log, as after a
+    It is the entry in `cleaner-offset-checkpoint`. Without an entry, or with an entry outside the log, as after a
     truncation, only the offsets below the first segment count as cleaned.
     """
     first = facts.segments[0].base_offset
@@ -48,7 +48,7 @@ def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
 
 def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> RemovalLimit:
     """Return the limit that follows from the replicas that host the partition. Raises Refused if it is unknown how far
-    one of them has been cleaned.
+    one of these replicas has been cleaned.
     """
     own = read_topic_id(fs, facts.path)
     cleaned: dict[str, int] = {}
@@ -75,7 +75,7 @@ def report_unhosted(names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         some = ", ".join(names[:_MOST_NAMED])
-        text = f"no --replica hosts {some}{more}: tombstones and markers there are removed when their retention ends"
+        text = f"no --replica hosts {some}{more}: their tombstones and markers are removed when the retention ends"
         print_message(f"keytail: {text}", "warning")
 
 

@@ -1,6 +1,6 @@
 """Decides whether the active segment of a partition is rolled before its compaction (`--roll-active`).
 
-It is rolled only if a round is then due that cleans it. The round is that of a broker that has rolled by `segment.ms`.
+It is rolled only if a round is then due that cleans it, the same round as on a broker that rolled by `segment.ms`.
 ROLL_ACTIVE.md in this directory has the reasons and the states on disk; log/append/roll_closed.py rolls.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Rolling: TypeAlias = Literal["no", "due", "done"]
 
-# Texts of rows.
+# Values, or the beginning and end of values, of the row field `active_segment`.
 ROLLED, WOULD_ROLL, EMPTY, NOT_ROLLED = "rolled", "would-roll", "empty", "not rolled: "
 NOT_DUE = "no compaction is due"
 NOT_COMPACTED = "the partition is not compacted"
@@ -36,14 +36,14 @@ class Roll:
         return not self.why_not
 
     def text(self, status: str) -> str:
-        """Return the text about the active segment for a row with this status, if it was not rolled."""
+        """Return `active_segment` of a row with this status, if the segment was not rolled."""
         if self.is_due:
             return WOULD_ROLL if status == "would-compact" else NOT_ROLLED + NOT_COMPACTED
         return EMPTY if self.why_not == EMPTY else NOT_ROLLED + self.why_not
 
 
 def is_shown(text: str | None) -> bool:
-    """Return whether a table shows this text of a row: it does unless the rest of the row implies it."""
+    """Return whether a table shows this `active_segment`: it does not if the rest of the row implies it."""
     return text is not None and text.startswith(NOT_ROLLED) and not text.endswith((NOT_DUE, NOT_COMPACTED))
 
 
@@ -83,7 +83,7 @@ def reason_against(facts: PartitionFacts) -> str:
             "broker and stop it cleanly"
         )
     if facts.tail_bytes:
-        return f"the {facts.tail_bytes} bytes after its last batch are not a batch"
+        return f"the {facts.tail_bytes} bytes after the last batch are not a batch"
     if facts.recovery_point > end:
         return f"the recovery point {facts.recovery_point} is above the log end offset {end}: run `keytail verify`"
     if end >= names.MAX_OFFSET:
@@ -95,7 +95,7 @@ def with_roll(
     facts: PartitionFacts, plain: Decision, decide_on: Callable[[PartitionFacts], Decision]
 ) -> tuple[Decision, Roll]:
     """Return the decision with `--roll-active`, and whether the active segment is rolled. `plain`, the decision without
-    a roll, applies if it is not.
+    a roll, applies if the segment is not rolled.
     """
     if why := reason_against(facts):
         return plain, Roll(why)

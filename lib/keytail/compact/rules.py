@@ -27,7 +27,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """The command-line options for a task, the same for every partition of a run."""
+    """The command-line options for a task, the same for every partition of a run (see CleaningTask)."""
 
     map_memory_bytes: int = 0  # 0: a share of each host's memory
     drop_keyless: bool = False

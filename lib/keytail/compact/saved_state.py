@@ -50,7 +50,7 @@ def save_state(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> C
 
 
 def load_state(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
-    """Return the value that `save_state` wrote. Nothing is decoded unless the digest is that of the pass that wrote it.
+    """Return the value that `save_state` wrote. Nothing is decoded unless the digest is the one that the pass returned.
     """
     path = os.path.join(task.scratch_path, file.name)
     digest, parts = hashlib.blake2b(), []

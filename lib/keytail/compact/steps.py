@@ -58,7 +58,7 @@ class Steps:
         return self.engine
 
     def lock(self, places: Sequence[str], *lock_names: LockName) -> None:
-        """Take the locks of these directories, if any: Kafka's lock, or the named ones."""
+        """Take the locks of these directories, if any: Kafka's lock, or the locks `lock_names`."""
         if places:
             if not self.request.shared_storage:
                 refuse_shared_storage(self.fs, places)
@@ -80,7 +80,7 @@ class Steps:
         needs_spark: bool = False,
         extra: Callable[[], Mapping[str, str]] | None = None,
     ) -> Engine:
-        """Return the engine: that of the submitted session, otherwise Spark or, if they are faster, local processes.
+        """Return the engine of the submitted session; without one, Spark or, if they are faster, local processes.
 
         `copy_seconds` is the expected duration of each copy in seconds, `extra` returns settings for a session.
         """
@@ -116,8 +116,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class Found:
-    """A partition as planned, and what was prepared for it, unless other leftovers are there, with the reason why it
-    cannot be committed, if there is one.
+    """A partition as planned. `record` is its preparation, unless there are other leftovers too; `reason` is why the
+    preparation cannot be committed, if it cannot.
     """
 
     planned: Planned
@@ -161,8 +161,8 @@ def resolve_leftovers(
 ) -> tuple[Planned, list[str]]:
     """Finish or undo what an interrupted run or broker left, then plan again; commit or discard what was prepared.
 
-    A refused partition, or one whose topic is not known to be compacted, is left unchanged. If the user of this process
-    cannot create files like those of a partition to be changed, it is refused here, before anything is written.
+    A refused partition, or a partition whose topic is not known to be compacted, is left unchanged. A partition to be
+    changed is refused here, before anything is written, if the user of this process cannot create files like its files.
     """
     planned = found.planned
     allowed = refused_unless_owner(fs, planned)

@@ -169,9 +169,9 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
     if not bad:
         return ""
     if any(row.status == "failed" for row in bad):
-        return f"{len(bad)} not compacted, for the reasons above; resolve them and run again."
+        return f"Partitions not compacted: {len(bad)}. Resolve the reasons above and run again."
     unchanged = "" if any(row.active_segment == ROLLED for row in bad) else " and unchanged"
-    return f"{len(bad)} not compacted{unchanged}; reasons and remedies are given above."
+    return f"Partitions not compacted{unchanged}: {len(bad)}. Reasons and remedies are given above."
 
 
 _DO_IT = "To do it: run the same command with --execute."

@@ -38,7 +38,8 @@ NO_REMOVAL_LIMIT = 2**63 - 1
 class Totals:
     """Totals over all passes of one round so far; bytes are those of `.log` files.
 
-    `keys` is the number of keys put into the map.
+    `keys` is the number of keys put into the map; `groups`, `segments`, `bytes` and `records` are what was written;
+    `limits_met` and `large_batches` are as in CleaningResult.
     """
 
     keys: int = 0
@@ -55,7 +56,7 @@ class Totals:
     def and_written(
         self, groups: Sequence[GroupOutput], counts: Counts, log_bytes: int, records: int, splits: int
     ) -> Totals:
-        """Return the totals plus these groups, with `log_bytes` and `records`, and the counts of their rewrite."""
+        """Return the totals plus these groups, their bytes and records, `splits` at limits, and rewrite counts."""
         return Totals(
             keys=self.keys,
             groups=self.groups + len(groups),
@@ -90,8 +91,8 @@ class SavedState:
 @dataclass(frozen=True)
 class FannedOut:
     """What one pass of a fan-out saves for the next. `ranges` are the remaining ranges of segments, each of which
-    becomes a group. The files are those of the survey, of the markers (None: no markers) and, by shard, of the
-    survivors and the proof. `slices` and `bits` are results of earlier stages.
+    becomes a group. `settled` is the file of the survey, `markers` the file of the markers (None: there are none).
+    `bits` and `proofs` have the files of each shard; `slices` and `bits` are results of earlier stages.
     """
 
     next_segment: int
@@ -119,9 +120,9 @@ class NeedsFanOut(KeytailError):
 class OutOfPlace:
     """Where a task out of place writes, and what it copies there (out_of_place/OUT_OF_PLACE.md).
 
-    Scratch files are written to directory `path`: that of the partition in the target or, if the target is an object
-    store (`is_local`), one of this host. `source_files` are all files that the partition must have there, as listed by
-    the driver. With `only_copies`, nothing is cleaned.
+    Scratch files are written to directory `path`: the partition's directory in the target or, if the target is an
+    object store (`is_local`), a directory of this host. `source_files` are all files that the partition must have
+    there, as listed by the driver. With `only_copies`, nothing is cleaned.
     """
 
     path: str
@@ -130,8 +131,8 @@ class OutOfPlace:
     only_copies: bool = False
 
     def like(self, fs: FileSystem, source: str) -> FileStat:
-        """Return the attributes for a new file: those of its source with write permission for the owner, or those of a
-        local directory.
+        """Return the attributes for a new file: those of its source with write permission for the owner or, with
+        `is_local`, those of `path`.
         """
         if self.is_local:
             return fs.stat(self.path)
@@ -159,7 +160,7 @@ class CleaningTask:
 
     With `prepares`, the output is left for a later run to commit, and a broker may run (prepared/PREPARED.md): only the
     segments that the output replaces must not change. `prepared` is such output, which this run commits: `run_id` is
-    then that of the run that prepared it.
+    then the id of the run that prepared it.
 
     With `roll`, the last segment does not exist until the driver has rolled the active segment (compact/roll.py).
 
@@ -187,7 +188,7 @@ class CleaningTask:
     map_max_entries: int | None = None
     hash_name: str = HASH_NAME
     hash_seed: int = 0
-    # Every pass, part and attempt hashes keys for the proof under this one (kernels/proof/key_hash.py).
+    # Every pass, part and attempt hashes keys for the proof with this secret (kernels/proof/key_hash.py).
     proof_secret: bytes = field(default_factory=partial(os.urandom, SECRET_BYTES), repr=False, compare=False)
     max_scratch_bytes: int | None = None
     saved_state: SavedState | None = None
@@ -286,12 +287,13 @@ class SourceCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class CleaningResult:
-    """What a pass wrote and what it would leave. Numbers are those of the whole partition, sizes those of `.log` files.
+    """What a pass wrote, and the partition's size before and after. All counts are of the whole partition; bytes are of
+    `.log` files.
 
     `limits_met`: number of outputs that had to end inside a source. `large_batches`: number of batches rebuilt to more
-    than `max.message.bytes`. `rest`: groups remain for another pass; then records are counted only as far as they were
-    read. Out of place, `placed` are all files that the partition must have in the target, or None while only its groups
-    are written; if `refusal` has a reason, they are copies.
+    than `max.message.bytes`. `rest`: the state for the next pass, if groups remain; then records are counted only as
+    far as they were read. Out of place, `placed` are all files that the partition must have in the target, or None
+    while only its groups are written; if `refusal` has a reason, they are copies.
     """
 
     end_offset: int
@@ -321,7 +323,7 @@ class CleaningResult:
 class Prepared:
     """What an earlier run has prepared for a partition: the result of its task, and the names of all its files.
 
-    `run_id` is that of the run that commits it.
+    `run_id` is the id of the run that commits it.
     """
 
     result: CleaningResult

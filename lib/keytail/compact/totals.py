@@ -43,8 +43,8 @@ class Downtime:
 
 @dataclass(frozen=True)
 class Scratch:
-    """One file system, named by a directory on it: at most how many bytes the new files of all due partitions need, the
-    free bytes, the number of partitions that do not fit even alone, and the bytes of prepared files.
+    """One file system, named by a directory on it: the maximum bytes of the new files of all due partitions, the free
+    bytes, the number of partitions that do not fit even alone, and the bytes of prepared files.
     """
 
     directory: str
@@ -67,8 +67,8 @@ class Totals:
 
 
 def totals_of(rows: Sequence[ResultRow], request: Request, fs: FileSystem = LOCAL) -> Totals | None:
-    """Return the totals of the due partitions of a plan. None if there are none, or out of place, where no broker need
-    be stopped.
+    """Return the totals of the due partitions of a plan. None if no partition is due, or out of place, where no broker
+    needs to be stopped.
     """
     due = [row for row in rows if row.status == "would-compact"]
     if not due or request.is_out_of_place:
@@ -135,9 +135,9 @@ def sentences(totals: Totals) -> list[str]:
         if item.needed_bytes > item.free_bytes // 2:
             text += ". At most half of that is used at a time, so some partitions wait or are written in passes"
         if item.without_room:
-            text += f". {item.without_room:,} that have no room now are tried again when others have freed space"
+            text += f". {item.without_room:,} partitions without room are tried again when others have freed space"
         if item.prepared_bytes:
-            text += f". Prepared files already take {human_bytes(item.prepared_bytes)} (`keytail prepared`)"
+            text += f". Prepared files already occupy {human_bytes(item.prepared_bytes)}; `keytail prepared` lists them"
         found.append(text + ".")
     if totals.downtime is not None:
         down = totals.downtime

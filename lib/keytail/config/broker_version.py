@@ -1,4 +1,4 @@
-"""Parses a Kafka version, and states how its cleaner differs from that of 4.3.1. Pure functions."""
+"""Parses a Kafka version, and states how its cleaner differs from the cleaner of 4.3.1. Pure functions."""
 
 from __future__ import annotations
 

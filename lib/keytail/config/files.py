@@ -18,8 +18,8 @@ _NOR_BROKER = "Restore the file: a broker does not start on this log dir either"
 
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
-    """Return the kept keys and their texts. Raises UsageProblem if the data is not a properties file, or a kept value
-    refers to a config provider."""
+    """Return the kept keys and their values, unparsed. Raises UsageProblem if the data is not a properties file, or a
+    kept value refers to a config provider."""
     properties = _properties(data, path, "Give the server.properties that the broker is started with")
     kept = {name: properties[name] for name in file_names() if name in properties}
     for name, text in kept.items():
@@ -40,7 +40,7 @@ def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
         # Decoded as ISO 8859-1, as by Properties.load(InputStream).
         properties: dict[str, str] = javaproperties.load(BytesIO(data))
     except ValueError as error:
-        # The cause is not chained: its text quotes the file, which may contain secrets.
+        # The cause is not chained: its message quotes the file, which may contain secrets.
         raise UsageProblem(
             f"invalid properties file: {type(error).__name__}",
             path=path,
@@ -75,7 +75,7 @@ def _count(name: str, properties: Mapping[str, str], path: str) -> int | None:
 
 
 def log_dirs(broker: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return the log dirs in a broker's settings: those of `log.dirs`, otherwise of `log.dir`, otherwise none."""
+    """Return the log dirs in a broker's settings, from `log.dirs` or else `log.dir`; empty if neither is set."""
     setting = broker.get("log.dirs") or broker.get("log.dir")
     value = setting.value if setting else ()
     return tuple(path for path in value if path) if isinstance(value, tuple) else ()

@@ -119,8 +119,8 @@ def _evidence(signs: Signs) -> Iterator[Evidence]:
     if old := sorted(magic for magic in signs.magics if magic < 2):
         named = " and ".join(f"v{magic} ({signs.magics[magic]})" for magic in old)
         means = (
-            "written with message.format.version below 0.11, or by a version below 0.11; Kafka 4.0 and later can still "
-            "read them. A compaction keeps their format if a broker before 3.0 may need it: see --message-format"
+            "they were written with message.format.version below 0.11, or by Kafka before 0.11; 4.0 and later can "
+            "still read them. A compaction keeps their format if a broker before 3.0 may need it: see --message-format"
         )
         yield Evidence(f"messages of format {named}", means)
     if signs.snapshots:

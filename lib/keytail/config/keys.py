@@ -28,7 +28,7 @@ _UNIT_MS = {"minutes": 60_000, "hours": 3_600_000}
 
 @dataclass(frozen=True)
 class Key:
-    """One setting. A bound of None means that of the type.
+    """One setting. A bound of None means the bound of the type.
 
     `broker_names` are the names that set it in a broker's file, highest precedence first; a name that ends in
     `.hours` or `.minutes` has that unit.
@@ -85,16 +85,16 @@ _FLUSH = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms")
 TOPIC_KEYS = (
     _topic("cleanup.policy", "list", ("delete",), "how old data is removed: by compaction, by deletion, or both",
            "log.cleanup.policy", choices=("compact", "delete")),
-    _topic("segment.bytes", "int", 1_073_741_824, "largest segment; largest sum of segments cleaned into one",
+    _topic("segment.bytes", "int", 1_073_741_824, "maximum size of a segment, and of all segments merged into one",
            "log.segment.bytes", minimum=14),
     _topic("internal.segment.bytes", "int", None, "segment.bytes below its minimum in Kafka 4.1 and later, for tests"),
     _topic("segment.ms", "long", 604_800_000, "age at which a segment is rolled", *_ROLL, minimum=1),
     _topic("segment.jitter.ms", "long", 0, "random reduction of segment.ms", *_JITTER, minimum=0),
-    _topic("segment.index.bytes", "int", 10_485_760, "largest index; largest sum of indexes cleaned into one",
+    _topic("segment.index.bytes", "int", 10_485_760, "maximum size of an index, and of all indexes merged into one",
            "log.index.size.max.bytes", minimum=4),
     _topic("index.interval.bytes", "int", 4096, "bytes between two index entries",
            "log.index.interval.bytes", minimum=0),
-    _topic("max.message.bytes", "int", 1_048_588, "largest batch", "message.max.bytes", minimum=0),
+    _topic("max.message.bytes", "int", 1_048_588, "maximum size of a batch", "message.max.bytes", minimum=0),
     _topic("retention.ms", "long", 604_800_000, "age at which segments are deleted", *_RETENTION, minimum=-1),
     _topic("retention.bytes", "long", -1, "size of a partition above which segments are deleted",
            "log.retention.bytes"),
@@ -110,7 +110,7 @@ TOPIC_KEYS = (
            "log.segment.delete.delay.ms", minimum=0),
     _topic("preallocate", "boolean", False, "whether a broker allocates new .log files at their full size",
            "log.preallocate"),
-    _topic("compression.type", "string", "producer", "codec on append; cleaning retains that of each batch",
+    _topic("compression.type", "string", "producer", "codec on append; cleaning retains the codec of each batch",
            "compression.type", choices=_CODECS),
     _topic("compression.gzip.level", "int", -1, "level on append; cleaning uses the codec's default",
            "compression.gzip.level", minimum=1, maximum=9, also=(-1,)),
@@ -118,7 +118,7 @@ TOPIC_KEYS = (
            "compression.lz4.level", minimum=1, maximum=17),
     _topic("compression.zstd.level", "int", 3, "level on append; cleaning uses the codec's default",
            "compression.zstd.level", minimum=-131_072, maximum=22),
-    _topic("message.timestamp.type", "string", "CreateTime", "type on append; cleaning retains that of each batch",
+    _topic("message.timestamp.type", "string", "CreateTime", "type on append; cleaning retains the type of each batch",
            "log.message.timestamp.type", choices=("CreateTime", "LogAppendTime")),
     _topic("message.format.version", "version", None, "format in which a broker before 3.0 stores and sends messages",
            "log.message.format.version"),
@@ -134,13 +134,13 @@ TOPIC_KEYS = (
 
 BROKER_KEYS = (
     _broker("process.roles", "list", None, "roles of a node with KRaft; absent with ZooKeeper"),
-    _broker("inter.broker.protocol.version", "version", None, "from 3.0 on messages have version 2, else by the topic"),
+    _broker("inter.broker.protocol.version", "version", None, "from 3.0 on, messages have version 2; below, as set"),
     _broker("log.cleaner.enable", "boolean", True, "whether the broker compacts"),
     _broker("log.cleaner.threads", "int", 1, "number of the broker's cleaner threads", minimum=0),
     _broker("log.cleaner.dedupe.buffer.size", "long", 134_217_728, "bytes of the broker's offset maps"),
     _broker("log.cleaner.io.buffer.size", "int", 524_288, "bytes of the broker's I/O buffers", minimum=0),
     _broker("log.cleaner.io.buffer.load.factor", "double", 0.9, "maximum load factor of the broker's offset maps"),
-    _broker("log.cleaner.io.max.bytes.per.second", "double", float_info.max, "the cleaner's throttle"),
+    _broker("log.cleaner.io.max.bytes.per.second", "double", float_info.max, "maximum I/O rate of the cleaner"),
     _broker("log.cleaner.backoff.ms", "long", 15_000, "pause when no log is to be cleaned", minimum=0),
     _broker("log.dirs", "list", None, "data directories"),
     _broker("log.dir", "list", ("/tmp/kafka-logs",), "data directories if log.dirs is not set"),
@@ -225,7 +225,7 @@ def _whole_number(text: str, kind: str) -> int:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers in a version, with that of an interim version (`-IV0`) last."""
+    """Return the numbers in a version, with the number of an interim version (`-IV0`) last."""
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
@@ -243,7 +243,9 @@ def parse_broker(key: Key, name: str, text: str) -> Value:
 
 
 def right_name(name: str) -> str | None:
-    """Return the key that `name` most likely means: the topic setting of a broker's name, or the nearest spelling."""
+    """Return the key that `name` most likely means: the topic setting that a broker's name sets, or the nearest
+    spelling.
+    """
     meant = {broker_name: key.name for key in TOPIC_KEYS for broker_name in key.broker_names}
     meant |= {key_name: key_name for key_name in KEYS}
     meant |= {key_name.replace(".", "_"): key_name for key_name in KEYS}

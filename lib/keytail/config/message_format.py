@@ -6,7 +6,7 @@ format for the topic. The format is, by Kafka's LogConfig and KafkaConfig of 2.4
 
 - with KRaft, and if inter.broker.protocol.version is 3.0 or later, version 2, whatever else is set;
 - otherwise the topic's message.format.version, or else the broker's log.message.format.version;
-- otherwise that of the latest version that the broker supports, which is version 2 from 0.11 on.
+- otherwise the format of the latest version that the broker supports, which is version 2 from 0.11 on.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from keytail.errors import Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
 CLEANUP_POLICY = "cleanup.policy"
-# The larger the value of these, the longer data is retained, or the later it is compacted.
+# The larger the value of these settings, the longer data is retained, or the later it is compacted.
 LARGER_IS_SAFER = frozenset(
     {
         "delete.retention.ms",
@@ -53,7 +53,7 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 class Setting:
     """A value and its source, such as `server.properties: log.roll.hours=24`.
 
-    `doubt` explains why a value applies although it is not the latest one.
+    `doubt` explains why a value applies although it is not the latest value.
     """
 
     value: Value
@@ -92,7 +92,7 @@ class Resolved:
 
     @property
     def overrides_known(self) -> bool:
-        """Whether all of the topic's own settings are known, so that a missing one is certainly not set."""
+        """Whether all of the topic's own settings are known, so that a missing setting is certainly not set."""
         return self.known >= _OF_TOPICS
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class Resolved:
         return self.settings[name].value
 
     def doubts(self) -> list[str]:
-        """Return the reasons why values apply that are not the latest ones."""
+        """Return the reasons why values apply that are not the latest values."""
         return [setting.doubt for setting in self.settings.values() if setting.doubt]
 
     def values(self) -> dict[str, Value]:
@@ -121,7 +121,7 @@ class Resolved:
 
 
 def from_command_line(arguments: Iterable[str]) -> CommandLine:
-    """Parse the settings of `[TOPIC:]key=value` arguments. Raises UsageProblem for an invalid one."""
+    """Parse the settings of `[TOPIC:]key=value` arguments. Raises UsageProblem for an invalid argument."""
     everywhere: dict[str, Setting] = {}
     by_topic: dict[str, dict[str, Setting]] = {}
     for argument in arguments:
@@ -138,7 +138,7 @@ def from_command_line(arguments: Iterable[str]) -> CommandLine:
         layer = by_topic.setdefault(topic, {}) if colon else everywhere
         if key.name in layer and layer[key.name] != setting:
             raise UsageProblem(
-                f"--topic-config {argument} contradicts an earlier one ({layer[key.name].source})",
+                f"--topic-config {argument} contradicts an earlier argument ({layer[key.name].source})",
                 remedy="Give each setting once",
                 slug="contradictory-topic-configs",
             )
@@ -207,7 +207,8 @@ def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin
 def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
     """Return a broker's dynamic settings, by the names of the topic settings whose defaults they are.
 
-    Of several names with the same meaning, Kafka allows only the one with the highest precedence to be set dynamically.
+    Of several names with the same meaning, Kafka allows only the name with the highest precedence to be set
+    dynamically.
     """
     options: dict[str, Options] = {}
     for key in KEYS.values():
@@ -223,7 +224,7 @@ def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> d
 def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
     """Return the settings in a broker's file, by the names of the topic settings whose defaults they are.
 
-    As in a broker, every name is checked, including names that are overridden by one of higher precedence.
+    As in a broker, every name is checked, including names that a name of higher precedence overrides.
     """
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
@@ -237,8 +238,9 @@ def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
 def _setting(
     key: Key, name: str, text: str, where: str, source: str, *, is_usage: bool = True
 ) -> Setting:
-    """Parse the text of `name`, which was found in `where`. Raises UsageProblem for a value that `key` does not allow;
-    with `is_usage` false, because it was not given for this run, Refused."""
+    """Parse the text of `name`, which was found in `where`. Raises UsageProblem for a value that `key` does not allow,
+    or Refused without `is_usage`: the value was not given for this run.
+    """
     try:
         return Setting(parse_broker(key, name, text), source)
     except ValueError as error:
@@ -268,7 +270,7 @@ def effective(
     `topics` has an entry, possibly empty, for each topic whose overrides were read from the metadata log. `dynamic`:
     dynamic settings of brokers, lowest precedence first. `broker`: None if no broker's file was read. If several
     values are possible, the safest is used. Raises Refused for an invalid value of the topic, and if the minimum
-    compaction lag exceeds the maximum one, which no broker accepts.
+    compaction lag exceeds the maximum, which no broker accepts.
     """
     command_line = command_line or CommandLine()
     topic_configs = topic_configs or TopicConfigs()
@@ -311,7 +313,7 @@ def effective(
 
 
 def _or_below(layer: Layer) -> Layer:
-    """Return the settings as options: the safer of each setting and the one in a lower layer applies."""
+    """Return the settings as options: the safer of each setting and the same setting of a lower layer applies."""
     return {name: (None, *(message if isinstance(message, tuple) else (message,))) for name, message in layer.items()}
 
 
@@ -327,12 +329,12 @@ def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
         return newest
     source = next((option.source for option in options if option.value == value), "common to all possible values")
     others = " or ".join(dict.fromkeys(option.source for option in options))
-    return Setting(value, source, f"{name} may have one of several values ({others}): the safer one is used")
+    return Setting(value, source, f"{name} may have one of several values ({others}): the safer value is used")
 
 
 def safest(name: str, values: Sequence[Value]) -> Value:
-    """Return, of several possible `values` (the latest is last), the one with which the fewest records are removed; the
-    latest if the setting does not affect removal.
+    """Return, of several possible `values` (the latest is last), the value with which the fewest records are removed;
+    the latest if the setting does not affect removal.
 
     The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
     value; `log/cluster/metadata.py` finds these values.
@@ -344,7 +346,7 @@ def safest(name: str, values: Sequence[Value]) -> Value:
         return tuple(item for item in newest if item in allowed) if isinstance(newest, tuple) else newest
     if name == "remote.storage.enable":  # tiered topics are not processed
         return any(values)
-    if name == "message.format.version":  # newer clients can read the formats of older ones
+    if name == "message.format.version":  # newer clients can read the formats of older clients
         return min((value for value in values if isinstance(value, str)), key=version_numbers, default=None)
     numbers = [value for value in values if isinstance(value, int | float)]
     if name in RETENTION:

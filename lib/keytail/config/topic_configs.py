@@ -1,8 +1,8 @@
 """Parses the settings of many topics from one text: lines `TOPIC:key=value`, or the output of `kafka-configs.sh`.
 
-The supported output is that of `kafka-configs.sh --describe --entity-type topics`, with `--all` and without, from
-brokers and from ZooKeeper. With `--all` a broker also prints values of its own configuration. Those apply to the topic,
-too; a setting that is missing in such an output is unknown. The caller reads the file.
+The output of `kafka-configs.sh --describe --entity-type topics` is supported with `--all` and without, from brokers and
+from ZooKeeper. With `--all` a broker also prints values of its own configuration. These apply to the topic, too; a
+setting that is missing in such an output is unknown. The caller reads the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PASSED_OVER = frozenset(
         "unclean.leader.election.enable",
     }
 )
-# Kafka up to 2.8 does not have these three; `--all` prints the settings below for a topic.
+# Kafka up to 2.8 does not have these three; its `--all` prints the settings below for a topic.
 TIERED_STORAGE = frozenset({"remote.storage.enable", "local.retention.ms", "local.retention.bytes"})
 _ALL_OF_2_X = frozenset(
     {

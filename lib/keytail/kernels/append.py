@@ -10,7 +10,7 @@ from keytail.kernels.batches import be32
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
-_LEAST_BYTES = 26  # the smallest batch of any format
+_LEAST_BYTES = 26  # size of the smallest batch of any format
 
 
 @njit(forceinline=True)

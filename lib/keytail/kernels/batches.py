@@ -1,7 +1,7 @@
 """Reads batch headers from raw bytes into a table, one row per batch, and checks each before it is used.
 
-The layout is that of `format/BATCH.md`. Kernels return codes and positions; `log/chunk.py` turns them into errors that
-name the file.
+The layout is defined in `format/BATCH.md`. Kernels return codes and positions; `log/chunk.py` turns them into errors
+that name the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
 # Codes in `out[CODE]` of `index_batches`.
-OK = 0  # only whole batches, perhaps followed by an incomplete one
+OK = 0  # only whole batches, perhaps followed by an incomplete batch
 TABLE_FULL = 1
 SIZE_TOO_SMALL = 2
 INVALID_MAGIC = 3

@@ -1,8 +1,8 @@
 """Splits runs of keys by shard, and merges them into the tables of the shards.
 
 A key run is three arrays of one length: the two words of the keys' hashes, and ordinals; if records are counted, a
-fourth one contains how many records each item represents. A shard is a range of the low word's upper half. Keys that
-are read from one table in slot order must be put into the next one in another order: in slot order, all of them would
+fourth array contains how many records each item represents. A shard is a range of the low word's upper half. Keys that
+are read from one table in slot order must be put into the next table in another order: in slot order, all of them would
 belong to the first slots of a table that is still small, and each search would pass all of them.
 """
 

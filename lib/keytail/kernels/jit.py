@@ -5,11 +5,11 @@ sources, the versions that affect the generated code, and the choice of native o
 
 Compiled code runs with all rights of this process. A folder or file of the cache is therefore used only if it belongs
 to root or to the user that started this process, and nobody else may write to it; each file is checked by the
-descriptor that it is read from. Otherwise one warning is printed, and each process compiles the kernels itself. A cache
+descriptor that it is read from. If not, one warning is printed, and each process compiles the kernels itself. A cache
 that this user may not write to, as in an image, is still read.
 
 A process that needs a kernel which another process is compiling waits up to 60 s for its file, if the cache is
-writable, instead of compiling it too. That only saves time: each compiled signature has a file name of its own, also if
+writable, instead of compiling it too. That only saves time: each compiled signature has a file name of its own, even if
 two processes compile at once.
 
 Numba loads from the folder only code that was compiled for the same CPU name and features, or for the values of
@@ -139,7 +139,7 @@ class _TrustedFiles(caching.IndexDataCacheFile):
     """Reads cache files as Numba does, but only trusted ones: reading them executes them.
 
     Numba numbers the files of a kernel's signatures by an index that another process may be replacing. Two signatures
-    then get one name, and the code of one is used for the other, with arguments of other types. Random names exclude
+    then get one name, and the code of one is used for the other, with arguments of other types. Random names prevent
     that; a process that replaces the index with an older one only makes others compile again.
     """
 
@@ -186,7 +186,7 @@ class _Results(caching.CompileResultCacheImpl):
 
 
 class _TrustedCache(caching.FunctionCache):
-    """The cache of the user that started this process, also while the process acts as another user."""
+    """The cache of the user that started this process, even while the process acts as another user."""
 
     _impl_class = _Results
 
@@ -226,7 +226,7 @@ class _TrustedCache(caching.FunctionCache):
 
 
 class _NothingToMake(_Locator):
-    """Skips Numba's check that it can write to a folder, which it makes even before reading there."""
+    """Skips Numba's check that it can write to a folder, which Numba makes even before reading there."""
 
     def ensure_cache_path(self) -> None:
         pass
@@ -348,7 +348,7 @@ def names_in_cache() -> set[str]:
     """Return the kernels that have code in the cache, for any types and any CPU, as `module:name`."""
     found = set()
     for folder, _, files in os.walk(CACHE_FOLDER or os.devnull):
-        # Numba's name of the folder: that of the source's folder, and a digest.
+        # Numba names the folder after the folder of the source, followed by a digest.
         package = os.path.basename(folder).rpartition("_")[0]
         prefix = "" if package == "kernels" else f"{package}."
         for name in files:

@@ -1,7 +1,7 @@
 """Walks the records of opened batches and finds, hashes and numbers their keys, a few at a time.
 
-A few keys remain in the CPU cache between the steps. The spans of a whole chunk do not: writing and rereading them took
-as long as the walk itself. A single loop of all steps was slower than either.
+A few keys remain in the CPU cache between the steps. The spans of a whole chunk do not remain there: writing and
+rereading them took as long as the walk itself. A single loop of all steps was slower than both alternatives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans both, and writes such messages.
 
-The layout is that of `format/LEGACY.md`. Every length is checked against the available bytes before it is used; kernels
-return codes, which `format/legacy.py` turns into reasons. Decompression is done there, too.
+The layout is defined in `format/LEGACY.md`. Every length is checked against the available bytes before it is used;
+kernels return codes, which `format/legacy.py` turns into reasons. Decompression is done there, too.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ OUT_OF_RANGE = 88
 
 PREFIX_BYTES = 12  # offset and size
 MIN_V0, MIN_V1 = 14, 22  # smallest size of a message after the prefix
-# How much longer a record of version 2 may be than its message: varints of their largest size (37 bytes with the
-# attributes) against the fixed fields of magic 0 (26 bytes).
+# Maximum bytes by which a record of version 2 is longer than its message: varints of their largest size (37 bytes with
+# the attributes) against the fixed fields of magic 0 (26 bytes).
 MOST_GROWTH_BYTES = 11
 _MAX_OFFSET_DELTA = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1  # no message can have this offset, as in batches.py
 
-# How much longer a message may be than the body of its record: 34 bytes of fields against 3 (two sizes, no headers).
+# Maximum bytes by which a message is longer than its record's body: 34 bytes of fields against 3 (two sizes, no
+# headers).
 MOST_MESSAGE_GROWTH_BYTES = 31
 
 # Positions in the `out` array of `walk_messages` and `check_plain`; MAGICS has bit 0 for magic 0, bit 1 for magic 1.

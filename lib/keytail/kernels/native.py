@@ -2,7 +2,7 @@
 
 Every function here can be called from any kernel and from Python, and reads exactly the bytes it is given. The wheels
 do not guarantee their C exports: each is looked up, called and compared with the wheel's Python binding before a kernel
-uses it; one that is missing or differs is replaced by that of `fallback.py`.
+uses it; an export that is missing or differs is replaced by the function in `fallback.py`.
 """
 
 from __future__ import annotations

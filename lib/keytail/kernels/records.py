@@ -1,7 +1,7 @@
 """Walks the records of opened batches into a table of spans, and hashes their keys.
 
 Every length is checked against the available bytes before it is used, so that no input makes a kernel read past its
-block. The layout is that of `format/BATCH.md`, "Records".
+block. The layout is defined in `format/BATCH.md`, "Records".
 """
 
 from __future__ import annotations

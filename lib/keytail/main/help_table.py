@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-_LEAST_TEXT = 24  # characters, into which a text beside a name may be wrapped
+_LEAST_TEXT = 24  # minimum width, in characters, into which the text beside a name is wrapped
 
 
 class HelpTable(Table):
-    """Names in columns that are not narrowed, and a text beside them; without room for it, the text is below them."""
+    """Names in columns that are not narrowed, with the text beside them or, if there is no room for it, below them."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = list(zip(*(column.cells for column in self.columns), strict=True))

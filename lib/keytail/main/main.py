@@ -1,7 +1,7 @@
 """The command line: `keytail COMMAND`, and the same commands for jobs under spark-submit.
 
-Each command is declared in `command.py` of its folder, and running.py runs it. Exit statuses: 0 done, 3 partly,
-1 nothing or a finding, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
+Each command is declared in `command.py` of its folder, and running.py runs it. Exit statuses: 0 done, 3 some partitions
+were done, 1 none were done or a check found something, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations

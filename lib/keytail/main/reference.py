@@ -19,18 +19,18 @@ from keytail.main.main import COMMANDS, app
 _TOP = """\
 # Reference
 
-All commands with their flags, and all of Kafka's settings that are read. `make reference` generates this page from the
-program, and a test compares the two. Rows and exit statuses: cli/ROWS.md; instructions by task: guide/.
+This page lists all commands with their flags, and all of Kafka's settings that are read. `make reference` generates
+it from the program, and a test compares the two. Rows and exit statuses: cli/ROWS.md; instructions by task: guide/.
 """
 _SETTINGS = """\
 ## Settings
 
-Settings of topics and of brokers, by Kafka's names. The value is taken from the first of these sources that has one:
-`--topic-config TOPIC:KEY=VALUE`, `--topic-config KEY=VALUE`, the file of `--topic-configs`, the topic's setting in the
-metadata log, the setting with which a broker creates an internal topic, the broker's dynamic setting and that of all
-brokers (both in the metadata log), the broker's file, Kafka's default. If several names are listed for a broker's file,
-the first that the file contains is used. `keytail describe --all` shows the effective values and their sources. No
-other key is read.
+The tables list settings of topics and of brokers, by Kafka's names. The value is taken from the first of these sources
+that has one: `--topic-config TOPIC:KEY=VALUE`, `--topic-config KEY=VALUE`, the file of `--topic-configs`, the topic's
+setting in the metadata log, the setting with which a broker creates an internal topic, the dynamic settings of the
+broker, then of all brokers (both in the metadata log), the broker's file, Kafka's default. If several names are listed
+for a broker's file, the first name that it contains is used. `keytail describe --all` shows the effective values and
+their sources. No other key is read.
 """
 _NOT_PRINTED = ("--help", "--install-completion", "--show-completion")
 

@@ -1,4 +1,4 @@
-"""Generates the page of all errors and findings, by their texts, from the program itself.
+"""Generates the page of all errors by slug, and of all findings, from the program itself.
 
 `python -m keytail.main.reference_errors` prints it; ERRORS.md beside this module is its last output.
 """
@@ -57,7 +57,7 @@ class ListedError:
     text: str
     remedy: str
     slug: str
-    is_raised: bool  # otherwise, it is a reason in a row
+    is_raised: bool  # False: it is a reason in a row
 
 
 def page() -> str:
@@ -75,7 +75,7 @@ def page() -> str:
 
 
 def errors(home: Path = _HOME) -> Iterator[ListedError]:
-    """Yield all errors. Raises ValueError for one whose class or slug cannot be seen where it is raised."""
+    """Yield all errors. Raises ValueError for an error whose class or slug cannot be seen where it is raised."""
     for code, (slug, remedy) in OF_SYSTEM.items():
         yield ListedError("KeytailError", os.strerror(code), remedy, slug, True)
     for unsafe in UnsafeFile.__subclasses__():
@@ -113,7 +113,7 @@ def _subclasses(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _calls(tree: ast.Module, kinds: Collection[str]) -> Iterator[tuple[ast.AST, str, ast.Call]]:
-    """Yield each call that creates an error with a text: its innermost function, the name of the class, the call."""
+    """Yield each call that creates an error with a message: its innermost function, the name of the class, the call."""
     inside: dict[ast.AST, tuple[ast.AST, str]] = {}
     for scope in ast.walk(tree):  # outer scopes come first
         if isinstance(scope, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -130,10 +130,10 @@ def _calls(tree: ast.Module, kinds: Collection[str]) -> Iterator[tuple[ast.AST, 
 
 @dataclass(frozen=True)
 class _Texts:
-    """Finds the texts that an expression in a function may have; parts that are known only at run time are `…`.
+    """Finds the strings that an expression in a function may return; parts that are known only at run time are `…`.
 
-    A name has the values assigned to it between line `used_at`, that of the previous error, and `line`; if there are
-    none, those assigned before.
+    A name has the values assigned to it between `used_at`, the line of the previous error, and `line`; if there are
+    none, it has the values assigned before.
     """
 
     path: Path
@@ -180,8 +180,8 @@ class _Texts:
 
 def _findings() -> str:
     about = (
-        "The `kind` of each of a row's `findings`. verify/VERIFY.md describes the checks, and which findings mean that "
-        "records are lost when a broker starts."
+        "`kind` in `findings` of a row has one of these values. verify/VERIFY.md describes the checks, and which "
+        "findings mean that records are lost when a broker starts."
     )
     facts = re.compile(r"\{[^}]*\}")
     rows = [

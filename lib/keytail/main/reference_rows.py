@@ -20,13 +20,13 @@ from keytail.main.reference import cell
 _TOP = """\
 # Rows and exit statuses
 
-The rows that commands return. With `--output json` standard output is an array of these rows and nothing else; tables
-show a part of the fields. `--rows-file FILE` writes the same array. The reason for a status is in `error`; see also
-[troubleshoot](../guide/troubleshoot.md). `slugs` has the slugs of the errors in `error`: programs should use these,
-since the wording of a message may change, and its slug does not; [ERRORS](../main/ERRORS.md) lists them. A number that
-is unknown or was not counted is `null`. Sizes are in bytes; the size of a log is that of its `.log` files. Times are in
-ms since 1970. Offsets named `end` are exclusive. `make reference` generates this page from the program, and a test
-compares the two.
+This page describes the rows that commands return. With `--output json` standard output is an array of these rows and
+nothing else; tables show a part of the fields. `--rows-file FILE` writes the same array. The reason for a status is in
+`error`; see also [troubleshoot](../guide/troubleshoot.md). `slugs` has the slugs of the errors in `error`: programs
+should use these, since the wording of a message may change, and its slug does not; [ERRORS](../main/ERRORS.md) lists
+them. A number that is unknown or was not counted is `null`. Sizes are in bytes; the size of a log is the size of its
+`.log` files. Times are in ms since 1970. Offsets named `end` are exclusive. `make reference` generates this page from
+the program, and a test compares the two.
 """
 _END = """\
 ## Exit statuses
@@ -39,7 +39,7 @@ _END = """\
 | 3 | some partitions are done, others refused, corrupt or failed; or all are done, but the ledger lacks the result |
 | 130 | interrupted from the keyboard (SIGINT); the rows that were known are printed |
 | 143 | stopped by SIGTERM; the rows that were known are printed |
-| 141 | of a command that changes nothing: the process that read its output (`head`) has ended |
+| 141 | only if the command changes nothing: the process that read its output (`head`) has ended |
 
 Output that cannot be written (a full disk, a closed pipe) does not change what was done: a run with `--execute` has the
 exit status of the table above, and standard error reports once that output is missing. A command that only reads ends
@@ -85,7 +85,7 @@ def page() -> str:
 
 
 def _section(commands: Sequence[Command]) -> Iterator[str]:
-    """Return the parts of the section of commands that have the same rows; the last has all statuses."""
+    """Yield the parts of the section of commands that have the same rows; the last command has all statuses."""
     command = commands[-1]
     yield f"## {' and '.join(f'`{item.name}`' for item in commands)}\n"
     for about, row in command.rows.items():
@@ -123,13 +123,13 @@ def _unwrapped(hint: Any) -> tuple[Any, str]:
 
 
 def _item(kind: Any) -> type[Any] | None:
-    """Return the dataclass of the items of a tuple, if they are of one."""
+    """Return the dataclass of the items of a tuple, if they are dataclass objects."""
     first = next(iter(get_args(kind)), None)
     return first if get_origin(kind) is tuple and is_dataclass(first) and isinstance(first, type) else None
 
 
 def _object(kind: Any) -> type[Any] | None:
-    """Return the dataclass of a field that has one or is null."""
+    """Return the dataclass of a field that contains an object of a dataclass or is null."""
     found = [item for item in get_args(kind) if is_dataclass(item) and isinstance(item, type)]
     return found[0] if get_origin(kind) in (types.UnionType, typing.Union) and found else None
 

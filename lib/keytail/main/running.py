@@ -65,8 +65,8 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
     `given` are values of the request that are not flags.
     """
     as_json = flags.get("output") == "json"
-    # Stoppable also while an error message is printed: that message, or the one about the signal, is printed
-    # completely.
+    # A signal may also arrive while an error message is printed: that message, or the message about the signal, is
+    # printed completely.
     with stoppable():
         try:
             try:

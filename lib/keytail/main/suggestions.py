@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from keytail.cli.options import FLAGS_MEANT
 
-# Typer does not export this base class, which errors about unknown names have; BadParameter is derived from it.
+# The class of errors about unknown names, from which BadParameter is derived; Typer does not export it.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 _DRY_RUN = ("--dry-run", "--dryrun", "--check", "--simulate", "--no-execute", "-n")
 _REPAIR = ("--fix", "--repair")
@@ -19,7 +19,7 @@ _BROKER = ("--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zook
 
 
 def commands_meant(name: str, also_called: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the commands that an unknown name may mean. `also_called` has other words for each command, by its name.
+    """Return the commands that an unknown name may mean. `also_called` maps the name of each command to synonyms.
     """
     meant: dict[str, list[str]] = {}
     for command, words in also_called.items():
@@ -55,8 +55,8 @@ def _about_setting(flag: str, flags: Collection[str]) -> str:
     name = flag.strip("-").replace("-", ".").replace("_", ".")
     if any(name == key.name for key in TOPIC_KEYS):
         if "--topic-config" in flags:
-            return f"It is a setting of topics: give --topic-config TOPIC:{name}=VALUE"
-        return f"{name} is a setting of topics, of which this command needs none"
+            return f"It is a topic setting: give --topic-config TOPIC:{name}=VALUE"
+        return f"{name} is a topic setting; this command uses no topic settings"
     if any(name in (key.name, *key.broker_names) for key in (*BROKER_KEYS, *TOPIC_KEYS)) and "--config" in flags:
         return f"It is a setting of the broker: {name} is read from the file that --config names"
     return ""
@@ -71,7 +71,7 @@ def _either(names: list[str], word: str) -> str:
 
 
 class Group(TyperGroup):
-    """The group of all commands. `also_called` has other words for each command, by its name."""
+    """The group of all commands. `also_called` maps the name of each command to synonyms."""
 
     also_called: Mapping[str, Collection[str]] = {}
 

@@ -1,4 +1,4 @@
-"""Divides work into bundles that are limited by bytes and by number."""
+"""Divides items into bundles, each limited in bytes and in number of items."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.engine import Engine
 from keytail.run.tasks import as_problem
 
-# Per task: some tenths of a second.
+# Maximum bytes of the segments of one task, which reads them in some tenths of a second.
 TASK_BYTES = 256 << 20
 
 

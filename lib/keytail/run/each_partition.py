@@ -19,7 +19,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 
 A = TypeVar("A")
 
-# With fewer partitions the processes cost as much as they save.
+# Number of partitions from which processes are used: with fewer, they cost as much as they save.
 MANY = 2000
 _A_TASK = 250
 _PROCESSES_A_CORE = 2

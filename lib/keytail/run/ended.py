@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from keytail.errors import KeytailError
 
-# A JVM that receives a signal first stops its session, which the driver notices, and ends only afterwards.
+# Maximum wait for the signal: a JVM that receives it first stops its session, which the driver notices, and ends only
+# afterwards.
 _LONGEST_END_S = 20.0
 # The JVM's output is delayed by this time, after which it is known whether a stop has begun.
 HELD_BACK_S = 0.2
@@ -49,7 +50,7 @@ def raise_if_ended(engine: _Engine, problem: BaseException) -> None:
 
 
 def is_of_spark(problem: BaseException | None) -> bool:
-    """Return whether the error, or one that it was raised from, is an error of pyspark or py4j."""
+    """Return whether the error, or an error that it was raised from, comes from pyspark or py4j."""
     while problem is not None:
         if type(problem).__module__.partition(".")[0] in ("py4j", "pyspark"):
             return True
@@ -70,7 +71,7 @@ def await_signal() -> None:
     """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py), soon after the failures it
     causes.
 
-    The signal shows what ended the run; it is raised here, in the main thread. Returns if none arrives.
+    The signal shows what ended the run; it is raised here, in the main thread. Returns if no signal arrives in time.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ or threading.current_thread() is not threading.main_thread():
         return
@@ -80,7 +81,7 @@ def await_signal() -> None:
 
 
 def text_of(problem: BaseException) -> str:
-    """Return the error's text. That of a Java exception is requested from the JVM, which may have ended."""
+    """Return the error's text. The text of a Java exception is requested from the JVM, which may have ended."""
     try:
         return str(problem)
     except Exception:
@@ -95,8 +96,9 @@ def first_line(problem: BaseException) -> str:
 
 
 def sweep(remove: Callable[[], int]) -> None:
-    """Call `remove`, which removes scratch files and returns their number, until no new ones appear: a worker may
-    outlive its JVM for a moment."""
+    """Call `remove`, which removes scratch files and returns their number, until no new files appear: a worker may
+    outlive its JVM for a moment.
+    """
     quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
     while quiet < 2 and time.monotonic() < last_s:
         quiet = 0 if remove() else quiet + 1

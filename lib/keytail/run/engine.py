@@ -17,7 +17,8 @@ from keytail.run.watching import HERE, DriverAddress
 P = TypeVar("P")
 R = TypeVar("R")
 
-# A replacement in progress takes milliseconds to finish; a disk that hangs must not keep a run from ending.
+# Maximum wait for tasks at a stop: a replacement in progress takes milliseconds to finish, and a disk that hangs must
+# not keep a run from ending.
 _LONGEST_STOP_S = 20.0
 
 
@@ -91,7 +92,7 @@ class ThisProcess:
 
 
 def end_tasks(engine: Engine, is_one_alive: Callable[[], bool]) -> None:
-    """Cancel all tasks until no thread waits for one, at most for 20 s. Waiting threads must not start other tasks."""
+    """Cancel all tasks until no thread waits for a task, for 20 s at most. Such threads must not start other tasks."""
     last_s = time.monotonic() + _LONGEST_STOP_S
     engine.cancel()
     while is_one_alive() and time.monotonic() < last_s:

@@ -104,7 +104,7 @@ def report_uncompiled(command: str) -> None:
         _warn_of_no_cache(seconds)
         return
     print_message(
-        f"keytail: kernels are not compiled for this user: about {seconds:.0f} s more for `{command}`. Run "
+        f"keytail: kernels are not compiled for this user, so `{command}` takes about {seconds:.0f} s more. Run "
         "`keytail doctor --warm` before the broker is stopped"
     )
 
@@ -203,7 +203,7 @@ def _compile_here(kernel: Any, types: tuple[Any, ...]) -> None:
 
 def compile_on_worker(command: str) -> None:
     """Compile missing kernels in this process, a Spark worker, together with the other workers of its host: each
-    compiles kernels that no other one is compiling, and in the end waits for the others.
+    compiles kernels that no other worker is compiling, and in the end waits for the others.
     """
     if command in _done_here:
         return
@@ -223,7 +223,7 @@ _done_here: set[str] = set()
 def _warn_of_no_cache(seconds: float) -> None:
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
-    if jit.UNTRUSTED:  # this was reported when it was found
+    if jit.UNTRUSTED:  # the folder was reported when it was rejected
         return
     print_message(
         f"keytail: compiled kernels cannot be stored ({jit.WHY_NOT_WRITABLE}), so each run compiles them itself: about "

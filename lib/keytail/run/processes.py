@@ -225,7 +225,7 @@ def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
         os.closerange(3, keep)
         os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
         _end_with_parent(parent)
-        # They are sent to the whole process group, and the driver handles them.
+        # These signals are sent to the whole process group, and the driver handles them.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # the collector skips the driver's objects, so that their pages stay shared
@@ -242,8 +242,9 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _fork_on_demand(control: socket.socket, function: Any) -> None:
-    """Fork workers on request. The child that runs this has no threads, so a fork cannot copy a lock that one of them
-    holds."""
+    """Fork workers on request. The child that runs this has no threads, so a fork cannot copy a lock that a thread
+    holds.
+    """
     workers: set[int] = set()
     forker = os.getpid()
     while True:

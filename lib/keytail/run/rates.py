@@ -1,22 +1,22 @@
 """Estimates from the sizes in listings how long work takes, and whether starting Spark is worthwhile.
 
-Pure functions, and rough on purpose. All rates are defined here. They were measured on one core of the benchmark
-machine, with files in the page cache (`python -m tests.bench.run`, figure 2, also with `--batch-records 1` and with
-`--codec zstd`). Depending on the codec and the batch size, which no listing shows, the fastest log takes a tenth of the
-time of the slowest one: estimates may be off by a factor of three either way, and more on a slow disk. They are used
-only to order the work and to choose a strategy.
+The functions are pure, the estimates rough on purpose. All rates are defined here. They were measured on one core of
+the benchmark machine, with files in the page cache (`python -m tests.bench.run`, figure 2, also with `--batch-records
+1` and with `--codec zstd`). Depending on the codec and the batch size, which no listing shows, the fastest log takes a
+tenth of the time of the slowest one: estimates may be off by a factor of three either way, and more on a slow disk.
+They are used only to order the work and to choose a strategy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Bytes of `.log` files a second.
+# Bytes of `.log` files per second.
 DIRTY_BYTES_PER_S = 120e6
 CLEAN_BYTES_PER_S = 200e6
 VERIFIED_BYTES_PER_S = 200e6
 INDEXED_BYTES_PER_S = 600e6
-# Opening files, fsyncs and renames: for a partition, and for each segment file that is read.
+# Seconds for opening files, fsyncs and renames: for a partition, and for each segment file that is read.
 PARTITION_S = 0.03
 SEGMENT_S = 0.002
 
@@ -27,18 +27,19 @@ def commit_seconds(segments: int) -> float:
 
 
 def run_seconds(each_s: Iterable[float], cores: int) -> float:
-    """Return the time of a run over partitions, largest first, on `cores`: at least that of the longest partition
-    alone."""
+    """Return the time of a run over partitions, largest first, on `cores`: at least the time of the longest partition
+    alone.
+    """
     seconds = list(each_s)
     return max(sum(seconds) / max(cores, 1), max(seconds, default=0.0))
 
 
-# A command that reads a few small partitions, from its start to its end: Python, its modules and compiled kernels
+# Seconds of a command that reads a few small partitions: Python, its modules and compiled kernels
 # (`python -m tests.bench.start`).
 COMMAND_S = 1.0
-# From the command to the first task, minus the time that a run without Spark needs (`python -m tests.bench.start`).
+# Seconds to the first task, minus those that a run without Spark needs (`python -m tests.bench.start`).
 SPARK_START_S = 4.0
-# In a run ten times as long the start of Spark is negligible, and Spark's UI shows the progress.
+# Expected seconds from which Spark is started: its start is then negligible, and its UI shows the progress.
 SPARK_FROM_S = 10 * SPARK_START_S
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", it is no
+# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", it is not a
 # failure.
 NOT_BEGUN = "not-begun"
 DONE = frozenset({"compacted", "prepared", "clean", "skipped", NOT_BEGUN, "would-compact"})
@@ -42,7 +42,7 @@ class Measured:
     reclaimed_bytes: Annotated[int, "`bytes_before` less `bytes_after`"]
     tombstones_after: Annotated[int, "tombstones in the cleaned segments after the compaction"]
     prepare_s: Annotated[float, "seconds that `compact --prepare` is expected to take"]
-    commit_s: Annotated[float, "seconds that its commit is expected to take"]
+    commit_s: Annotated[float, "seconds that the commit is expected to take"]
     bytes_after_low: int
     bytes_after_high: int
     records_after_low: int
@@ -61,7 +61,7 @@ class ResultRow(OfPartition):
     status: str
     error: ErrorText = NO_ERROR
     first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
-    end_dirty_offset: Annotated[int | None, "offset at which it ends, exclusive"] = None
+    end_dirty_offset: Annotated[int | None, "offset at which that section ends, exclusive"] = None
     segments_before: int | None = None
     segments_after: int | None = None
     bytes_before: Annotated[int | None, "size of the `.log` files"] = None
@@ -83,7 +83,7 @@ class ResultRow(OfPartition):
     ] = None
     prepared: Annotated[
         str | None,
-        "an earlier `--prepare`: `committed`, `not committed`, `discarded` and why, or in a plan: `for --execute`",
+        "state of what was prepared: `committed`, `not committed`, `discarded` and why; in a plan: `for --execute`",
     ] = None
     active_segment: Annotated[
         str | None, "with `--roll-active`: `rolled`, `would-roll` in a plan, `empty`, or `not rolled` and why"

@@ -13,14 +13,13 @@ from keytail.errors import Refused
 from keytail.log.fs import FileSystem
 from keytail.sizes import human_bytes
 
-# File systems that only one host mounts, which therefore sees every lock. Those of any other type may be shared:
-# network file systems, those of a hypervisor (9p, virtiofs), and all of FUSE, whose types do not show where the files
-# are.
+# File systems that only one host mounts, which therefore sees every lock. All others may be shared: network file
+# systems, file systems of a hypervisor (9p, virtiofs), and FUSE, whose types do not show where the files are.
 _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "nilfs2", "reiserfs"}
     | {"tmpfs", "ramfs", "overlay", "aufs"}
 )
-_SHARED_REMEDY = "Make sure that no broker can reach it, then pass --shared-storage"
+_SHARED_REMEDY = "Make sure that no broker can reach this storage, then pass --shared-storage"
 
 
 def is_local(kind: str) -> bool:
@@ -90,7 +89,7 @@ class ScratchSpace:
         self._half_free[device] = self._free_at_start[device] // 2
 
     def fits(self, needs: Mapping[int, int]) -> bool:
-        """Return whether these bytes, by device, may be written now in addition to the reserved ones."""
+        """Return whether these bytes, by device, may be written now in addition to the reserved bytes."""
         return self._fit(needs, self.reserved_bytes)
 
     def could_fit(self, needs: Mapping[int, int]) -> bool:

@@ -1,6 +1,6 @@
 """One attempt of a task, on any engine (run/engine.py), and its outcome.
 
-Any exception of a task is returned as a value, so one bad partition never ends the work on the others.
+Any exception of a task is returned as a value, so one bad partition never ends the work on other partitions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Times = Literal["once", "twice"]
 class Outcome(Generic[R]):
     """The result for one payload: a value or a problem, never both.
 
-    `trace` is the traceback of an error that keytail did not expect, for standard error.
+    `trace` is the traceback of an unexpected error, for standard error.
     """
 
     value: R | None

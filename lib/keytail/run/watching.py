@@ -27,7 +27,7 @@ from keytail.log.meter import metered
 from keytail.threads import inheriting
 
 _EVERY_S = 0.5
-# A shorter task is reported only by its answer.
+# A task that takes less time sends no last report: its answer suffices.
 _SHORT_S = 0.2
 _LONGEST_BYTES = 4096
 _KEY_BYTES = _CODE_BYTES = 32  # bytes of HMAC-SHA-256
@@ -49,7 +49,7 @@ HERE = DriverAddress(LOOPBACK, LOOPBACK)
 class TaskProgress:
     """The progress of one task attempt: its partition, its phase, and the bytes read so far.
 
-    `is_over` marks the last report. The task's answer may come later, with those of the other tasks of its job.
+    `is_over` marks the last report. The task's answer may come later, with the answers of the other tasks of its job.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Channel:
 
 
 class Watch:
-    """Receive reports in the driver; a context manager. `on_progress` is called for each, from a thread of the watch.
+    """Receives reports in the driver; a context manager. `on_progress` is called for each, from a thread of the watch.
 
     Raises OSError if no port can be opened.
     """
@@ -151,7 +151,7 @@ _channel: contextvars.ContextVar[Channel | None] = contextvars.ContextVar("chann
 
 
 def current_channel() -> Channel | None:
-    """Return the channel of this run's watch or, in a task, of the driver's; None if there is no watch."""
+    """Return the channel of this run's watch or, in a task, of the driver's watch; None if there is none."""
     return _channel.get()
 
 

@@ -168,7 +168,7 @@ def test_a_stopped_run_prints_the_rows_so_far(run: Run, log_dir: Path) -> None:
 
 
 def test_flags_that_exclude_each_other(run: Run, log_dir: Path) -> None:
-    assert "--measure and --estimate exclude each other" in plan(
+    assert "--measure and --estimate cannot be combined" in plan(
         run, log_dir, "--measure", "--estimate", status=2
     ).stderr
     assert run("compact", "--log-dirs", log_dir, "--measure").exit_code == 2

@@ -300,7 +300,7 @@ def test_a_link_in_place_of_a_prepared_file_is_refused_until_it_is_discarded(
 def test_a_preparation_with_other_settings_is_discarded(run: Run, log_dir: Path) -> None:
     compact(run, log_dir, "--prepare")
     rows = compact(run, log_dir, "--execute", "--topic-config", "orders:delete.retention.ms=5")
-    assert "settings changed since: delete.retention.ms" in rows["orders-0"]["prepared"]
+    assert "settings were changed after the preparation: delete.retention.ms" in rows["orders-0"]["prepared"]
 
 
 def test_an_old_preparation_is_discarded(run: Run, log_dir: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_run_that_changes_partitions_excludes_a_preparation(run: Run, log_dir:
 def test_flags_that_exclude_each_other(run: Run, log_dir: Path, flags: list[str]) -> None:
     done = run("compact", "--log-dirs", log_dir, *CONFIG, "--prepare", *flags)
     assert done.exit_code == 2
-    assert f"--prepare excludes {flags[0]}" in done.stderr
+    assert f"--prepare cannot be combined with {flags[0]}" in done.stderr
 
 
 def test_prepared_only_requires_execute(run: Run, log_dir: Path) -> None:

@@ -55,15 +55,15 @@ def test_a_clock_that_is_slightly_behind_is_tolerated() -> None:
 
 REASONS: dict[str, tuple[Now, str]] = {
     "no sources": (replace(AS_IT_WAS, sources=()), "does not exist any more"),
-    "a checkpoint": (with_basis(cleaner_checkpoint=5), "the cleaner's checkpoint is 5, and was None"),
+    "a checkpoint": (with_basis(cleaner_checkpoint=5), "the cleaner's checkpoint is 5; when prepared, it was None"),
     "the log start": (with_basis(log_start_offset=6), "the log start offset is 6"),
     "the log end": (with_basis(log_end_offset=29), "the log was truncated"),
     "an epoch below the log end": (with_basis(leader_epochs=((0, 0), (3, 5), (4, 29))), "leader epoch 4 begins at 29"),
-    "an epoch's start": (with_basis(leader_epochs=((0, 0), (3, 6))), "leader epoch 3 begins at offset 6, and began at"),
+    "an epoch's start": (with_basis(leader_epochs=((0, 0), (3, 6))), "epoch 3 begins at offset 6; when prepared,"),
     "an epoch gone": (with_basis(leader_epochs=((0, 0),)), "leader epoch 3 does not exist any more"),
     "the policy": (
         with_basis(config=replace(RECORD.basis.config, cleanup_policy=frozenset({"compact"}))),
-        "settings changed since: cleanup.policy",
+        "settings were changed after the preparation: cleanup.policy",
     ),
     "keyless records": (with_basis(drop_keyless=False), "prepared with --drop-keyless"),
     "the format": (with_basis(message_format="keep"), "--message-format"),

@@ -1,8 +1,8 @@
 """The surviving records of a shard, in a scratch file; each rewriting task reads a part of it.
 
-A file consists of blocks, then an index with one row per block: the numbers within their segment of surviving records
-(4 bytes each, ascending), or bits of the batches with a null value. Like the files of compact/saved_state.py it belongs
-to one run, and is used only if its checksums match.
+A file consists of blocks and an index with one row per block. A block has the numbers, within their segment, of
+surviving records (4 bytes each, ascending), or one bit per batch, set if it has a null value. Like the files of
+compact/saved_state.py, a file belongs to one run, and is used only if its checksums match.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ROW = np.dtype(
 @dataclass(frozen=True)
 class ShardBits:
     """The file of one shard, its number of blocks, its number of keys in the dirty section, and per slice the counts of
-    records without a key: (number in the mapped range, first offset of these, number of others, first offset of these).
-    `counted`, if requested, are the record counts of its keys.
+    records without a key: (number in the mapped range and their first offset, number outside of it and their first
+    offset). `counted`, if requested, are the record counts of its keys.
     """
 
     file: CleanFile
@@ -48,7 +48,9 @@ class ShardBits:
 
 
 class BitsWriter:
-    """Writes the file of one shard: `add` survivors, `add_nulls`, then `close`; or `discard`."""
+    """Writes the file of one shard: `add` survivors, `add_nulls`, then `close`; or `discard`. A block has at most
+    `most_numbers` survivors.
+    """
 
     def __init__(self, fs: FileSystem, task: CleaningTask, most_numbers: int) -> None:
         self._fs = fs

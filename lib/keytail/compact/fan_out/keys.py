@@ -1,9 +1,9 @@
 """Stages 3 and 4 of a fan-out: key runs of slices, split into shards by hash, and their merge in each shard.
 
-Records of the dirty section that the map would contain are *put*: for each key the last one of a slice is sent. All
-others whose survival depends on their key are *probed*: those before the dirty section, and data that only the map
-treats as aborted (CLEANING.md 11.4). A shard receives all puts and probes of its keys. One rule holds for both: a
-record survives unless a later one of its key was put.
+Records of the dirty section that the map would contain are *put*: for each key the last record of a slice is sent. All
+other records whose survival depends on their key are *probed*: records before the dirty section, and data that only the
+map treats as aborted (CLEANING.md 11.4). A shard receives all puts and probes of its keys. One rule holds for both: a
+record survives unless a later record of its key was put.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_SHARDS = 1 << 14
 _PUTS, _FACTS, _PROBES = 0, 1, 2  # the upper bits of a cell's order
 _KIND_SHIFT = 60
 _SLICE_SHIFT = 32
-_KEYS_AT_ONCE = 1 << 20  # keys that are divided among the shards at a time: 24 MiB, and as much again for the result
+_KEYS_AT_ONCE = 1 << 20  # most keys divided among the shards at a time: 24 MiB, and as much for the result
 _LEAST_KEYS_AT_ONCE = 1 << 10
 _DEDUP_BYTES = 12 << 20  # fits into the processor's cache, so that keys that occur once in a slice cost little
 
@@ -146,7 +146,7 @@ class _Scan:
         done = 0
         while True:
             low, high, ordinals = (array[done:n] for array in (columns.low, columns.high, columns.ordinals))
-            # The words are swapped, so that this map is drained in another order than that of a shard.
+            # The words are swapped, so that this map is drained in another order than a shard's map has.
             done += self._map.put_all(high, low, ordinals, n - done)
             if done == n:
                 break

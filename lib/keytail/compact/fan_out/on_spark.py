@@ -80,7 +80,7 @@ class Place:
 
 @dataclass
 class StagesOnSpark:
-    """Runs the stages of one partition. `on_trace` is called with errors that keytail did not expect."""
+    """Runs the stages of one partition. `on_trace` is called with the tracebacks of unexpected errors."""
 
     engine: Engine
     workers: Workers
@@ -150,7 +150,7 @@ class StagesOnSpark:
 
     def _values(self, outcomes: Sequence[Outcome[R]]) -> list[R]:
         """Return the values, or raise the first error. Raises Refused if a host has written files that are not visible
-        here: otherwise the next stage would fail on other hosts, which are not at fault.
+        here: without this check, the next stage would fail on other hosts, which are not the cause.
         """
         values = []
         for outcome in outcomes:
@@ -277,7 +277,7 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
 
         context = TaskContext.get()
         assert context is not None
-        shard = context.partitionId()  # after repartitionById, the number of the partition is that of the shard
+        shard = context.partitionId()  # after repartitionById, the number of a partition is its shard's number
         cells = _arrived(batches)
         first = next(cells, None)
         problems: list[tuple[int, Outcome[Any]]] = []

@@ -1,9 +1,9 @@
 """Stages 6, 8 and 9 of a fan-out: every group is proven by a separate task, and latest records by shards of keys.
 
-The walk is that of compact/proof/prove.py, over one group and its sources. The keys that it notes are put into a table;
-when the table is full, and at the end, it is split into shards. A shard merges the entries of all groups and reports
-whether a key has lost its latest record. Transaction markers are collected first, with the start of their data, because
-that may be in an earlier group.
+One group and its sources are read as by compact/proof/prove.py. The keys found are put into a table; when the table is
+full, and at the end, it is split into shards. A shard merges the entries of all groups and reports whether a key has
+lost its latest record. Transaction markers are collected first, with the start of their data, because that may be in an
+earlier group.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ProofContext:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one shard: the offset of the first missing latest record (-1: none), whether an older one outlived
-    it, the number of keys, and the table for the next pass.
+    """The result of one shard: the offset of the first missing latest record (-1: none), whether an older one was
+    retained, the number of keys, and the table for the next pass.
     """
 
     offset: int
@@ -149,7 +149,7 @@ def settle_proof(
 
 
 class _Table:
-    """The key entries of one shard; the table takes at most `memory_bytes`, also while it grows."""
+    """The key entries of one shard; the table takes at most `memory_bytes`, even while it grows."""
 
     def __init__(self, memory_bytes: int, path: str) -> None:
         self._memory_bytes, self._path = memory_bytes, path

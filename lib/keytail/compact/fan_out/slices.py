@@ -1,8 +1,8 @@
 """Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of transactions.
 
-A slice is a byte range of a segment. It begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads one
-and yields its transactional and control batches; `settle` processes those of all slices in the order of the log, as
-compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
+A slice is a byte range of a segment. It begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads a
+slice and yields its transactional and control batches; `settle` processes those of all slices in the order of the log,
+as compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class AbortedToMap:
 
 @dataclass(frozen=True)
 class Settled:
-    """The results for the whole log. They are passed as a file, because they are large if it has many transactions."""
+    """The results for the whole log. They are passed as a file, because they are large if the log has many
+    transactions.
+    """
 
     transactions: Transactions
     aborted_to_map: AbortedToMap
@@ -96,7 +98,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Survey:
-    """The slices of the whole log, in order, and the file with the Settled.
+    """The slices of the whole log, in order, and the file with the results (`Settled`).
 
     `contradicting`: if not empty, the transaction index entries that the log requires instead; then the other fields
     are unset.
@@ -110,7 +112,7 @@ class Survey:
 
 
 def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
-    """Return all slices of the log, in order; a shorter segment is one slice."""
+    """Return all slices of the log, in order; a segment that is shorter or has no index is one slice."""
     slices = []
     for number, segment in enumerate(task.segments):
         parts = max(1, -(-segment.log_bytes // slice_bytes)) if segment.index_bytes else 1

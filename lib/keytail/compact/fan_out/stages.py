@@ -76,7 +76,7 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a slice, and number of shards; None: it is derived from the memory of a map."""
+    """Bytes of a slice, and number of shards; None: the number is derived from the memory of a map."""
 
     slice_bytes: int = SLICE_BYTES
     shards: int | None = None
@@ -187,7 +187,7 @@ def _count_keys(
 
 
 def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
-    """Refuse keyless records; those of the dirty section first, as one task finds them first."""
+    """Refuse keyless records: first the records of the dirty section, which one task also finds first."""
     counted = [item for shard in bits for item in shard.keyless]
     for at in (0, 2):
         some = [item for item in counted if item[at]]

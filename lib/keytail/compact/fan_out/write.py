@@ -47,7 +47,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Written:
-    """The groups made of a range, and their counts."""
+    """The groups of segments that the task of a range wrote, and their counts."""
 
     groups: tuple[GroupOutput, ...]
     counts: Counts

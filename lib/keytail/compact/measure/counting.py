@@ -92,7 +92,7 @@ class CountingRewriter(Rewriter):
         rows = super()._decide_rows(chunk, number, records, batches, file_is_old)
         table = chunk.table
         uncounted = (rows.action == record_kernels.COPY) & ((table["attributes"] & CONTROL) == 0)
-        # Otherwise, only batches with a delete horizon have tombstones and are copied unopened.
+        # Without `by_file_time`, only batches with a delete horizon have tombstones and are copied unopened.
         if not self._task.by_file_time:
             uncounted &= (table["attributes"] & DELETE_HORIZON) != 0
         rows.action[uncounted & (table["record_count"] > 0)] = record_kernels.OPEN

@@ -52,8 +52,8 @@ def measured(
     rules: Rules,
     rows: Sequence[ResultRow],
 ) -> list[ResultRow]:
-    """Return the `rows` of a plan of the `chosen` partitions, with what a compaction would leave of the due ones, by
-    descending gain.
+    """Return the `rows` of a plan of the `chosen` partitions, with what a compaction would leave of the due partitions,
+    by descending gain.
     """
     paths = [entry.path for _, entry in chosen.partitions]
     found = dict(zip(paths, rows, strict=True))

@@ -21,7 +21,7 @@ from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.transactions import Transactions
 
 DRAWS = 2048
-# Of fewer bytes to clean, the drawn batches would be a large part.
+# A partition with at most this many bytes to clean is measured: the drawn batches would be a large part of it.
 MEASURED_BYTES = 128 << 20
 
 

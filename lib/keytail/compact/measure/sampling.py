@@ -29,15 +29,17 @@ from keytail.log.fs import FileSystem
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.transactions import Transactions, TransactionTracker
 
-# The ordinal of records that were not drawn: larger than that of every drawn record.
+# The ordinal of records that were not drawn: larger than the ordinal of every drawn record.
 _NOT_DRAWN = 1 << 62
-# The number of the first record of a segment in the sample: ordinal 0 is that of keys that are only watched.
+# The number of the first record of a segment in the sample: ordinal 0 is for keys that are only watched.
 _FIRST_NUMBER = 1
 
 
 @dataclass
 class _Drawn:
-    """The drawn batches of one segment, ascending: BATCH_TABLE rows, and whether each contains a null value."""
+    """The drawn batches of one segment, ascending: BATCH_TABLE rows, whether each contains a null value (uint8), and
+    the number of the next drawn record.
+    """
 
     tables: list[np.ndarray] = field(default_factory=list)
     has_null: list[np.ndarray] = field(default_factory=list)
@@ -52,9 +54,10 @@ class _Drawn:
 class Sample:
     """The drawn batches of the section that is cleaned, by number of their segment, and figures of the section.
 
-    `draws` are the base offsets of the drawn batches (int64), one for each draw: a large batch is drawn several times.
-    `records` is the number of records in the section, `most_records_a_byte` the largest number of records per byte of
-    any batch in it.
+    `watched` maps the keys of drawn batches to the ordinal of their last record in the dirty section. `draws` are the
+    base offsets of the drawn batches (int64), one for each draw: a large batch is drawn several times. `records` is the
+    number of records in the section, `unread_records` the number above it, `most_records_a_byte` the largest number of
+    records per byte of any batch in the section.
     """
 
     watched: OffsetMap

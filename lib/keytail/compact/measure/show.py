@@ -40,7 +40,7 @@ def topics_of(rows: Iterable[ResultRow], cores: int) -> list[Topic]:
 
 
 def sum_of(name: str, rows: Sequence[ResultRow], cores: int) -> Topic:
-    """Return the sums over the measured rows; at least one is measured."""
+    """Return the sums over the measured rows, of which there must be at least one."""
     known = [row.measured for row in rows if row.measured is not None]
     measured = Measured(
         method=known[0].method,

@@ -50,7 +50,9 @@ _COPIED_BYTES_PER_S = 400e6
 
 
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Return a row for each chosen partition: what `--execute` would do. Neither side is changed or locked."""
+    """Return a row for each chosen partition: what `--execute` would do. Neither source nor target is changed or
+    locked.
+    """
     with contextlib.ExitStack() as run:
         Steps(request, fs, run).submitted_session()
         target = target_of(fs, request)
@@ -216,8 +218,8 @@ class _Driver:
         return roots
 
     def _find_vanished(self, roots: list[Root]) -> None:
-        """Find partitions in the target that are no longer in the same log dir of the source: none may be in two log
-        dirs.
+        """Find partitions in the target that are no longer in the same log dir of the source: no partition may be in
+        two log dirs.
         """
         hosted = {name: root for root in roots for name in (*root.records, *root.lacking)}
         for root in roots:

@@ -38,7 +38,7 @@ _BUFFER_BYTES = 8 << 20
 _ATTEMPTS = 4
 _LONGEST_WAIT_S = 20.0
 _WITH_BUCKETS = ("s3", "gcs")
-_READERS = 16  # records that are read concurrently
+_READERS = 16  # maximum number of records that are read concurrently
 
 
 class StoreProblem(KeytailError):
@@ -54,7 +54,7 @@ class Store:
     """
 
     uri: str
-    folder: str = ""  # a path below the URI: one of several log dirs, a partition
+    folder: str = ""  # path below the URI, of one of several log dirs or of a partition
 
     def __str__(self) -> str:
         return "/".join(filter(None, (shown(self.uri).rstrip("/"), self.folder)))
@@ -159,7 +159,7 @@ class Store:
         self._tried(name, once)
 
     def read(self, name: str) -> bytes | None:
-        """Return the contents of a small object, None if it does not exist."""
+        """Return the contents of a small object, or None if it does not exist."""
 
         def once(remote: Any, path: str) -> bytes | None:
             try:
@@ -230,7 +230,9 @@ def _connected(uri: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _store_errors(store: Store, what: str) -> Iterator[None]:
-    """Convert the store's errors, raised by pyarrow as OSError. Those of local files (with file name) are re-raised."""
+    """Convert the store's errors, raised by pyarrow as OSError. Errors of local files (with file name) are
+    re-raised.
+    """
     try:
         yield
     except FileNotFoundError as missing:

@@ -1,6 +1,6 @@
 """The record beside the files of a partition that was written out of place: it describes them to the next run.
 
-JSON of one version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Other modules store and
+It is JSON with a version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Other modules store and
 evaluate it.
 """
 
@@ -112,7 +112,7 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
         raise CorruptLog(
             f"the record of this output cannot be read: {error}",
             path=where,
-            remedy="Remove the partition's directory in the target, and run again: it is then written again",
+            remedy="Remove the partition's directory in the target, and run again: the run writes the partition again",
             slug="invalid-output-record",
         ) from error
 

@@ -81,7 +81,7 @@ def is_foreign_root_file(name: str) -> bool:
 
 
 class MountedTree:
-    """One log dir of the target. It is a copy of the log dir `source`, and gets its owner and mode."""
+    """One log dir of the target. It is a copy of the log dir `source`, with the same owner and mode."""
 
     def __init__(self, fs: FileSystem, path: str, source: str) -> None:
         self.fs, self.path, self.source = fs, path, source
@@ -141,7 +141,7 @@ class MountedTree:
                 self.fs.unlink(os.path.join(path, entry.name))
 
     def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
-        """Replace the contents of the partition by the output of a task; return the final record.
+        """Replace the contents of the partition with the output of a task; return the final record.
 
         While files are replaced, the record on disk is marked unfinished, so a killed run leaves the partition either
         unchanged or marked unfinished.
@@ -172,8 +172,8 @@ class MountedTree:
                     f"the output has {sizes.get(file.scratch_name, 'no')} bytes on the driver, but its task "
                     f"wrote {file.size_bytes}",
                     path=os.path.join(path, file.scratch_name),
-                    remedy="Mount the target at the same path on the driver and all executors. The files that were "
-                    "there are unchanged",
+                    remedy="Mount the target at the same path on the driver and all executors. The existing "
+                    "files are unchanged",
                     slug="output-size-differs",
                 )
 
@@ -181,7 +181,7 @@ class MountedTree:
         replace_file(self.fs, os.path.join(path, names.OUTPUT_RECORD), encode_record(record), self.fs.stat(path))
 
     def read(self, name: str) -> bytes | None:
-        """Return the contents of a file of the log dir, None if it does not exist."""
+        """Return the contents of a file of the log dir, or None if it does not exist."""
         try:
             return self.fs.read_bytes(os.path.join(self.path, name), whole=True)
         except FileNotFoundError:
@@ -194,7 +194,7 @@ class MountedTree:
         replace_file(self.fs, os.path.join(self.path, name), data, writable(like))
 
     def remove(self, root_files: Iterable[str]) -> None:
-        """Remove those of the files that exist in the log dir; each removal is durable before the next."""
+        """Remove the given files if they exist in the log dir; each removal is durable before the next."""
         for name in root_files:
             path = os.path.join(self.path, name)
             if self.fs.exists(path):

@@ -27,9 +27,9 @@ from keytail.undo.backup import copy_file
 def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write, under scratch names, all files that the partition must have in the target, durable and proven.
 
-    If cleaning is refused because of the partition's records, it is copied; the result's `refusal` is the reason.
-    Raises what `clean_partition` raises, after removing the outputs of this attempt, and Refused if the source is not
-    as the driver listed it, before or after.
+    If cleaning is refused because of its records, the partition is copied; the result's `refusal` is the reason. Raises
+    what `clean_partition` raises, after removing the outputs of this attempt, and Refused if the source is not as the
+    driver listed it, before or after.
     """
     result = clean_or_not(fs, task)
     try:
@@ -78,7 +78,7 @@ def copy_rest(fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput])
             size_bytes, digest = copy_file(fs, source, os.path.join(place.path, name), place.like(fs, source))
             made.append(PlacedFile(seen.name, name, size_bytes, digest))
             if size_bytes != seen.size_bytes:
-                raise changed(task, f"{seen.name} has {size_bytes} bytes, planned with {seen.size_bytes}")
+                raise changed(task, f"{seen.name} has {size_bytes} bytes instead of {seen.size_bytes}")
     except BaseException:
         remove(fs, task, (file.scratch_name for file in made))
         raise
@@ -123,7 +123,7 @@ def refuse_other_files(fs: FileSystem, task: CleaningTask) -> None:
     if here == there:
         return
     differ = sorted({file.name for file in {*here} ^ {*there}})
-    raise changed(task, f"changed names, sizes or times of {', '.join(differ[:5])}{' ...' if len(differ) > 5 else ''}")
+    raise changed(task, f"other names, sizes or times of {', '.join(differ[:5])}{' ...' if len(differ) > 5 else ''}")
 
 
 def changed(task: CleaningTask, how: str) -> Refused:
@@ -143,7 +143,7 @@ def _place(task: CleaningTask) -> OutOfPlace:
 def as_written(facts: PartitionFacts, record: OutputRecord) -> PartitionFacts:
     """Return the facts of the partition in the target, for planning, derived from those of its unchanged source.
 
-    From the offset to which it was compacted on, both have the same files; the record lists the files below.
+    At and above the offset to which it was compacted, both have the same files; the record lists the files below it.
     """
     if record.clean_to is None:
         return facts

@@ -64,8 +64,8 @@ class Tree(Protocol):
 class Intended:
     """The driver's decision for one partition: where it is placed, and its row, with the reason if it is copied.
 
-    `entries` are those of the source's checkpoints; `repaired` replaces the entry of the cleaner's checkpoint if that
-    is outside the log.
+    `entries` are the entries of the source's checkpoints; `repaired` replaces the entry of the cleaner's checkpoint if
+    this entry is outside the log. `notes` are reported when the partition has been placed.
     """
 
     tree: Tree
@@ -178,7 +178,7 @@ def unfinished(task: CleaningTask) -> OutputRecord:
 
 @dataclass(frozen=True)
 class Worker:
-    """The settings of the run that every task needs. `stores`: by log dir, if the target is an object store."""
+    """The settings of the run that every task needs. `stores` has each log dir's store, if there are any."""
 
     tasks_a_host: int
     shared_storage: bool = False

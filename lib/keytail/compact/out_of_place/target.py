@@ -54,7 +54,8 @@ class Target:
             self.tree(log_dir).make()
 
     def entries(self) -> dict[str, dict[str, TargetEntry]]:
-        """Return the partitions by log dir of the source and by name. Raises Refused if keytail did not write a file.
+        """Return the partitions by log dir of the source and by name. Raises Refused if another program wrote files
+        there.
 
         A child process lists an object store: its client starts threads, and this process may still have to fork.
         """
@@ -123,7 +124,7 @@ def target_of(fs: FileSystem, request: Request) -> Target:
         raise UsageProblem(
             f"--output-dir names {len(given)} director{'y' if len(given) == 1 else 'ies'}, but there are "
             f"{len(log_dirs)} log dirs",
-            remedy=f"Give one for each log dir, in this order: {', '.join(log_dirs)}",
+            remedy=f"Give one directory per log dir, in this order: {', '.join(log_dirs)}",
             slug="output-dir-count-differs",
         )
     kinds = {is_store(item) for item in given}

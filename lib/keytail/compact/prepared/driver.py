@@ -88,7 +88,7 @@ def _plan(
     drop_keyless: bool,
 ) -> Planned:
     """Plan a partition. Keep the preparation of an earlier run if it can still be committed and ends where this run
-    would end; otherwise discard it.
+    would end; if not, discard it.
     """
     planned = plan_beside_a_broker(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]
@@ -103,8 +103,8 @@ def _plan(
                 discard(fs, entry.path, record.files)
                 return replace(planned, prepared=record)
             reason = ErrorText(
-                f"it ended at offset {record.result.end_offset}, and offset {selection.first_uncleanable_offset} can "
-                "be reached now"
+                f"it ended at offset {record.result.end_offset}, and cleaning now reaches offset "
+                f"{selection.first_uncleanable_offset}"
             )
     with contextlib.suppress(OSError):  # then the committing run discards it
         discard(fs, entry.path)

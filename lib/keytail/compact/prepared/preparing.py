@@ -128,8 +128,8 @@ class Preparing:
         return warnings_of(self.row.name, self.result)
 
     def fail(self, problem: KeytailError) -> None:
-        """Discard the preparation of a partition and set its row. A change by a broker meanwhile is not an error of the
-        log.
+        """Discard the preparation of a partition and set its row. If a broker has changed the log in the meantime, that
+        is not an error of the log.
         """
         remove_unneeded(self.target.fs, self.task)
         try:

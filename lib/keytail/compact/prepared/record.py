@@ -1,7 +1,8 @@
 """The record of a prepared compaction: what was read, what the decisions depend on, and what was written.
 
-JSON of one version, in a scratch file in the partition's directory, written when the outputs are durable and proven
-(PREPARED.md in this directory). The owner of the directory can change it, so takeover.py checks it before it is used.
+A record is JSON with a version, in a scratch file that is written to the partition's directory when the outputs are
+durable and proven (PREPARED.md in this directory). The owner of the directory can change it, so takeover.py checks it
+before it is used.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Basis:
     """What the decisions of a preparation depend on, besides the bytes of the sources.
 
     `log_end_offset` is the log end offset at the time of the survey, `leader_epochs` are pairs of epoch and start
-    offset, and `removal_limit_offset` is that of `CleaningTask`.
+    offset, and `removal_limit_offset` is as in `CleaningTask`.
     """
 
     cleaner_checkpoint: int | None
@@ -110,7 +111,7 @@ def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> 
 
 
 def see_outputs(fs: FileSystem, path: str, files: frozenset[str]) -> tuple[Output, ...]:
-    """Return those of the scratch files that exist, by name."""
+    """Return the scratch files among `files` that exist, sorted by name."""
     return tuple(
         sorted(
             Output(entry.name, entry.size_bytes, entry.mtime_ns, entry.inode)
@@ -133,7 +134,7 @@ def _stored(result: CleaningResult) -> CleaningResult:
 
 
 def decode_record(data: bytes, where: str) -> Record:
-    """Parse a record. Raises CorruptLog for one that cannot be read or has another version."""
+    """Parse a record. Raises CorruptLog if it cannot be read or has another version."""
     try:
         stored = parse_object(data)
         if (version := stored.pop("version")) != _VERSION:

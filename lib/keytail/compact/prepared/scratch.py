@@ -13,13 +13,13 @@ RUN_ID_PREFIX = "p"  # other run ids are hexadecimal, so none begins with it
 
 
 def is_record(name: str) -> bool:
-    """Return whether the name is that of the record of a preparation."""
+    """Return whether this is the name of the record of a preparation."""
     parsed = names.parse_file_name(name)
     return parsed.kind == "scratch" and parsed.suffix == names.PREPARED
 
 
 def is_prepared(name: str) -> bool:
-    """Return whether the name is that of a scratch file of a run that prepares."""
+    """Return whether this is the name of a scratch file of a run that prepares."""
     parsed = names.parse_file_name(name)
     return parsed.kind == "scratch" and parsed.run_id.startswith(RUN_ID_PREFIX)
 

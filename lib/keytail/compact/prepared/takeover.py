@@ -1,4 +1,4 @@
-"""Decides whether an executing run commits what was prepared, and otherwise discards it.
+"""Decides whether an executing run may commit a preparation, and discards it if not.
 
 PREPARED.md in this directory explains why each condition suffices.
 """
@@ -31,12 +31,12 @@ from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
 
-# For a topic whose tombstones need not be retained at all.
+# Maximum age of a preparation if delete.retention.ms is 0: tombstones need not be retained then.
 _MAX_AGE_WITHOUT_RETENTION_MS = 86_400_000
 
 
 def max_age_ms(delete_retention_ms: int) -> int:
-    """Return how old a preparation may be when it is committed: half of delete.retention.ms.
+    """Return how old a preparation may be when it is committed: half of delete.retention.ms, or a day if that is 0.
 
     New delete horizons are delete.retention.ms after the preparation. A consumer that reads a value just before the
     commit then has at least the other half to read its tombstone.
@@ -101,8 +101,8 @@ def checked(
 
 
 def taken_over(fs: FileSystem, planned: Planned, record: Record, reason: ErrorText) -> Planned:
-    """Return the plan to commit what was prepared. If `checked` returned a reason, discard it, and return the plan with
-    the reason. For a refused partition it is kept, since perhaps only a flag was forgotten.
+    """Return the plan that commits `record`. With a `reason`, discard the preparation instead, and return the plan with
+    the reason. The preparation of a refused partition is kept: the run may only lack a flag.
     """
     if planned.decision.status == "refused":
         text = joined([planned.decision.error, "what was prepared is kept"])
@@ -148,7 +148,7 @@ def _of_sources(record: Record, now: Now) -> ErrorText:
             )
         if found != source:
             return refusal(
-                f"the segment at offset {source.base_offset} was replaced or changed since",
+                f"the segment at offset {source.base_offset} was replaced or changed after the preparation",
                 slug="prepared-sources-changed",
             )
     return NO_ERROR
@@ -157,23 +157,26 @@ def _of_sources(record: Record, now: Now) -> ErrorText:
 def _of_basis(record: Record, now: Now) -> ErrorText:
     then, basis = record.basis, now.basis
     if basis.cleaner_checkpoint != then.cleaner_checkpoint:
-        text = f"the cleaner's checkpoint is {basis.cleaner_checkpoint}, and was {then.cleaner_checkpoint}"
+        text = (
+            f"the cleaner's checkpoint is {basis.cleaner_checkpoint}; when prepared, it was "
+            f"{then.cleaner_checkpoint}"
+        )
     elif basis.log_start_offset != then.log_start_offset:
-        text = f"the log start offset is {basis.log_start_offset}, and was {then.log_start_offset}"
+        text = f"the log start offset is {basis.log_start_offset}; when prepared, it was {then.log_start_offset}"
     elif basis.log_end_offset < then.log_end_offset:
-        text = f"the log was truncated: it ends at offset {basis.log_end_offset}, and ended at {then.log_end_offset}"
+        text = f"the log was truncated from offset {then.log_end_offset} to {basis.log_end_offset}"
     elif (differs := _of_epochs(then, basis)) is not None:
         text = differs
     elif changed := _changed_settings(then.config, basis.config):
-        text = f"settings changed since: {', '.join(changed)}"
+        text = f"settings were changed after the preparation: {', '.join(changed)}"
     elif (basis.message_format, basis.by_file_time) != (then.message_format, then.by_file_time):
         text = "it was prepared with another --message-format or --broker-version"
-    elif then.drop_keyless and not basis.drop_keyless:  # without it, a record without a key is not prepared at all
+    elif then.drop_keyless and not basis.drop_keyless:  # without it, no keyless record is prepared
         text = "it was prepared with --drop-keyless, which is not given now"
     elif basis.removal_limit_offset < then.removal_limit_offset:
         text = (
-            f"tombstones and markers must be retained from offset {basis.removal_limit_offset} on (--replica), and it "
-            "was prepared with a higher limit, or with none"
+            f"tombstones and markers must be retained from offset {basis.removal_limit_offset} on (--replica), but the "
+            "partition was prepared with a higher limit, or with none"
         )
     else:
         return NO_ERROR
@@ -181,7 +184,7 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
 
 
 def _of_epochs(then: Basis, basis: Basis) -> str | None:
-    """Return what in the leader epochs shows that the log was truncated and appended to since; None if nothing does.
+    """Return how the leader epochs show that the log was truncated and then appended to; None if they do not.
 
     Epochs that begin at or above the earlier log end have no records below it. A broker removes such an epoch when it
     stops or starts, or when another leader is elected before anything is appended.
@@ -193,7 +196,7 @@ def _of_epochs(then: Basis, basis: Basis) -> str | None:
         if epoch not in known and start < end:
             return f"the log was truncated: it ended at offset {end}, and leader epoch {epoch} begins at {start}"
         if epoch in known and known[epoch] != start:
-            return f"leader epoch {epoch} begins at offset {start}, and began at {known[epoch]}"
+            return f"leader epoch {epoch} begins at offset {start}; when prepared, it began at {known[epoch]}"
     gone = [epoch for epoch in known if epoch not in found]
     return f"leader epoch {gone[0]} does not exist any more" if gone else None
 
@@ -207,8 +210,8 @@ def _changed_settings(then: CompactionConfig, now: CompactionConfig) -> list[str
 
 
 def _of_end(record: Record, now: Now) -> ErrorText:
-    """Return a reason unless a round may still end at the prepared end: below the high watermark, open transactions and
-    so on.
+    """Return the reason why a round can no longer end at the prepared end offset, such as a lower high watermark or an
+    open transaction; NO_ERROR if it can.
     """
     end = record.result.end_offset
     if now.selection is None or end > now.selection.first_uncleanable_offset:
@@ -234,8 +237,8 @@ def _of_age(record: Record, now: Now) -> ErrorText:
     age_ms, limit_ms = now.now_ms - record.prepared_ms, max_age_ms(record.basis.config.delete_retention_ms)
     if age_ms < -NOW_TOLERANCE_MS:
         return refusal(
-            f"it was prepared {duration_text(-age_ms)} in the future, with a wrong clock or another --now: records may "
-            "have been removed too early",
+            f"the preparation is dated {duration_text(-age_ms)} in the future: the clock was wrong, or another --now "
+            "was given, so records may have been removed too early",
             slug="prepared-in-the-future",
         )
     if age_ms > limit_ms:
@@ -258,13 +261,13 @@ def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Re
     except (KeytailError, OSError) as problem:
         return None, in_words(problem)
     if names.partition_dir(record.topic, record.partition) != os.path.basename(path):
-        return None, refusal("the record is that of another partition", slug="invalid-prepared-record")
+        return None, refusal("the record belongs to another partition", slug="invalid-prepared-record")
     return record, NO_ERROR
 
 
 def discard(fs: FileSystem, path: str, keep: Sequence[str] | frozenset[str] = ()) -> int:
-    """Remove all prepared files in a partition directory, except `keep`; records first. Return the bytes of the removed
-    segments.
+    """Remove all prepared files in a partition directory, except `keep`; remove records first. Return the bytes of the
+    removed segments.
     """
     found = [entry for entry in fs.scan(path) if is_prepared(entry.name) and entry.name not in keep]
     for entry in sorted(found, key=lambda entry: (not is_record(entry.name), entry.name)):

@@ -1,10 +1,10 @@
 """Selects which partitions of a compaction start next, and reserves scratch space for what they write.
 
-Largest first; small partitions are packed together. A partition that does not fit beside those in flight waits; one
-that never fits is written in passes, alone on its file system. With a deadline, or if scratch space rather than the
-number of cores limits how many run at a time, the partitions with the largest expected gain per second are first: this
-reclaims most by the deadline, and frees space as early as possible. With a deadline, no partition overtakes one that
-waits for space: small ones could keep it waiting until the deadline.
+The largest partitions are started first; small ones share a bundle. A partition that does not fit beside those in
+flight waits; a partition that never fits is written in passes, alone on its file system. With a deadline, or if scratch
+space rather than the number of cores limits how many run at a time, the partitions with the largest expected gain per
+second are first: this reclaims most by the deadline, and frees space as early as possible. With a deadline, no
+partition overtakes one that waits for space: small ones could keep it waiting until the deadline.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from keytail.errors import KeytailError
 from keytail.run.memory import map_memory_bytes
 from keytail.run.storage import ScratchSpace
 
-# A killed run loses the bundles in flight: small enough to repeat, large enough to hide the 0.1 s of a Spark job.
+# Size at which a bundle is full: small enough to repeat after a kill, large enough to hide the 0.1 s of a Spark job.
 BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
-# Without Spark jobs, a bundle only saves rewrites of checkpoints; this number per core keeps all cores busy.
+# Without Spark jobs, a bundle only saves rewrites of checkpoints; this number of bundles per core keeps all cores busy.
 _BUNDLES_A_CORE = 8
-# Bundles in flight. Each uses a driver thread and two sockets; a process usually has 1,024 descriptors.
+# Maximum number of bundles in flight. Each uses a driver thread and two sockets; a process usually has 1,024
+# descriptors.
 MOST_BUNDLES = 256
-# Bundles of prepared partitions in flight. Their commits mostly wait for directories to be synced, and a file system
-# syncs many directories together.
+# Maximum number of bundles of prepared partitions in flight. Their commits mostly wait for directories to be synced,
+# and a file system syncs many directories together.
 MOST_COMMITS = 16
-# If a run is killed, the partitions that it has committed without moving their checkpoints are cleaned again.
+# Maximum number of prepared partitions in a bundle: after a kill, up to that many are cleaned again per bundle.
 _COMMITS_A_BUNDLE = 16
 
 
@@ -54,7 +55,7 @@ class BundleSize:
 
 
 def bundles_in_flight(partitions: int, parallel: int) -> int:
-    """Return one bundle for each task that can run, and a quarter more for those that are being installed."""
+    """Return the maximum number of bundles in flight: one per task that can run, and a quarter more being installed."""
     return min(_in_flight(parallel), partitions, MOST_BUNDLES)
 
 
@@ -74,8 +75,7 @@ def _in_flight(parallel: int) -> int:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Partitions that run together: all were prepared, or none. `needs`: the bytes reserved for them, by file system.
-    """
+    """Partitions that run together: all were prepared, or none was. `needs`: the reserved bytes, by file system."""
 
     tasks: list[CleaningTask]
     needs: Mapping[int, int]
@@ -89,7 +89,7 @@ class Bundle:
 class Waiting:
     """The partitions that have not started, largest first or, `by_gain`, by expected gain per second.
 
-    `in_order`: one that has to wait for space is not overtaken by others on its file system.
+    `in_order`: a partition that has to wait for space is not overtaken by others on its file system.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Waiting:
         return Bundle(tasks, needs)
 
     def _in_passes(self) -> Bundle | None:
-        """Return the largest partition whose file system has no reservations, with all of that space."""
+        """Return a partition to write in passes, with all space of its file system, where nothing may be reserved."""
         for place, (need, task) in enumerate(self._tasks):
             # A preparation has one pass: the next one would begin only when the output of this one is in place.
             if task.prepares:
@@ -254,7 +254,7 @@ def _gain(task: CleaningTask) -> float:
 
 def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpace) -> bool:
     """Return whether a file system has too little scratch space for its `parallel` largest partitions at a time: then
-    space, not the number of cores, limits how many run.
+    space, not the number of cores, limits how many partitions run.
     """
     needs: dict[int, list[int]] = {}
     for task in tasks:
@@ -281,7 +281,7 @@ def bytes_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None =
 
 
 def refusal_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> KeytailError:
-    """Return why `bytes_alone` is None."""
+    """Return why the partition cannot be rewritten, or prepared in one pass, even when it is alone."""
     if keeper is not None and not _has_room_for_copies(task, space, keeper):
         return keeper.refusal(task)
     need = scratch_bytes(task) if task.prepares else _least_bytes(task)
@@ -310,6 +310,6 @@ def _device_of(space: ScratchSpace, task: CleaningTask) -> int:
 
 def _least_bytes(task: CleaningTask) -> int:
     """Return the bytes that the largest group may write."""
-    # The maximum: a task has less memory if several run on its host.
+    # Assume the maximum: a task has less memory if several run on its host.
     memory = task.map_memory_bytes or map_memory_bytes(1)
     return least_scratch_bytes(replace(task, map_memory_bytes=memory))

@@ -51,7 +51,7 @@ class Compaction:
     checkpoints move together, in one replacement of the file of each log dir. A run that is killed before that cleans
     those partitions again. Bundles of prepared partitions need no job, so more of them are in flight. A partition that
     does not fit into the scratch space is written in passes, alone on its file system: one job per pass, whose groups
-    are installed before the next. Its checkpoint moves after the last.
+    are installed before the next. Its checkpoint moves after the last pass.
 
     A `ledger` is notified of each bundle before it begins, and after its last commit; a bundle does not begin if the
     ledger cannot be written. `deadline_s`: see `Stop`.

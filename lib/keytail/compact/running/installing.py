@@ -59,13 +59,13 @@ class TaskRunner:
         )
 
     def in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
-        """Run a task whose keys do not fit into its memory: as a fan-out if the engine supports it, else as far as they
-        fit.
+        """Run a task whose keys do not fit into its memory: as a fan-out if the engine supports it, or else as far as
+        its keys fit.
         """
         name = planned_row(task).name
         if self.engine.session is None:
             with_spark = "with --master, or --fan-out always, Spark compacts all of it"
-            self.events.on_note(f"{name}: {reason.what}: it is compacted as far as they fit; {with_spark}")
+            self.events.on_note(f"{name}: {reason.what}: it is compacted as far as its keys fit; {with_spark}")
             [outcome] = self.run([replace(task, fan_out="never")], f"compact {name}, a part")
             return outcome
         self.events.on_note(f"{name}: {reason.what}: all tasks share this partition (fan-out)")
@@ -116,7 +116,7 @@ class Installer:
     def finish(self, answers: Sequence[Answer]) -> list[Installation]:
         """Install the output of tasks, then move the checkpoints of all partitions that succeeded.
 
-        Returns each partition whose installation was begun, with its row; a stopped run begins no more.
+        Returns each partition whose installation was begun, with its row; a stopped run begins no further installation.
         """
         started: list[Installation] = []
         for task, outcome in answers:

@@ -49,8 +49,8 @@ class PastDeadline(KeytailError):
 
 @dataclass
 class Replacing:
-    """One partition, over all its passes. `task` is that of the latest pass; `row` has the results so far; if `problem`
-    is set, the partition has ended with it.
+    """One partition, over all its passes. `task` is the task of the latest pass; `row` has the results so far; if
+    `problem` is set, the partition has ended with it.
     """
 
     fs: FileSystem

@@ -16,7 +16,7 @@ from keytail.run.rows import NOT_BEGUN, status_of
 
 @dataclass
 class Schedule:
-    """The partitions that have not begun, and the number of those that have. Thread-safe.
+    """The partitions that have not begun, and the number of those that have begun. Thread-safe.
 
     `changed` is the lock of the run, which also protects its scratch space. A bundle begins only if
     fewer than `most_cleaning` partitions are being cleaned.
@@ -29,7 +29,7 @@ class Schedule:
     most_cleaning: int
     cleaning: int = 0  # partitions whose tasks are still running
     in_flight: int = 0  # bundles that have not ended
-    begun: int = 0  # bundles
+    begun: int = 0  # number of bundles that have begun
 
     def next_bundle(self) -> Bundle | None:
         """Wait for room, then return a bundle with its space reserved; None if no partition is left.

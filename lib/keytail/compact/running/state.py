@@ -69,8 +69,8 @@ class Stop:
 
 @dataclass
 class Rows:
-    """The rows of the partitions that have ended, by path, and the tasks of those that have begun. `lock` is the run's;
-    a caller may hold it.
+    """The rows of the partitions that have ended, by path, and the tasks of those that have begun. `lock` is the lock
+    of the run; a caller may hold it.
     """
 
     on_row: Callable[[ResultRow], None]

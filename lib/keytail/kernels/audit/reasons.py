@@ -25,7 +25,7 @@ from keytail.kernels.transactions import ABORT, COMMIT
 # Reasons why a record is missing from a replica, the most serious last.
 SUPERSEDED, DELETED, ABORTED, MARKER, DROPPED_KEYLESS, CLEANING_UNKNOWN, UNKNOWN, LOST, REASONS = range(9)
 
-# Rows of the limits of cleaning: the offset that cleaning is known to have reached, and the one that it may have
+# Rows of the limits of cleaning: the offset that cleaning is known to have reached, and the offset that it may have
 # reached.
 KNOWN, POSSIBLE = range(2)
 _NOWHERE = np.int64(2**63 - 1)

@@ -22,7 +22,7 @@ TEXT = 4  # span a, decoded as UTF-8 as Java does it: malformed bytes become U+F
 JSON = 5  # name (literal b) and value of span a: null, a string, or base64 under <name>_base64
 HEADER_KEYS = 6  # span a, a block of headers: [k1,k2]
 JSON_HEADERS = 7  # span a, a block of headers: objects of `key` and `value`, as with JSON
-JSON_HEADER_KEYS = 8  # the same without their values
+JSON_HEADER_KEYS = 8  # as JSON_HEADERS, without the values
 
 # The array that contains a span.
 IN_RAW, IN_ARENA, IN_EXTRA = 0, 1, 2

@@ -2,20 +2,20 @@
 
 The bytes of a key are little-endian words of 7 bytes, the last one filled up with zero bytes. Each of the 16 words of a
 block is multiplied by a coefficient of its own, and the products are added; before each further block, the sum is
-multiplied by another coefficient. In the end the length, multiplied by a third one, is added. The hash is two such
-sums, with independent coefficients, each mixed so that its bits can select a slot.
+multiplied by another coefficient. In the end the length, multiplied by a third coefficient, is added. The hash is two
+such sums, with independent coefficients, each mixed so that its bits can select a slot.
 
-What is the probability of a collision? Two keys of one length differ in a word. Given all other coefficients, the sums
-are equal for one value of that word's coefficient, or for all of them if the coefficient of sums is a root of a
-polynomial, of which there are fewer than the key has blocks. Keys of different lengths are equal for one value of the
-length's coefficient. So two different keys of up to 112 bytes (one block) have the same hash with a probability of
-2**-122, and keys of B blocks with at most B**2 times that. It does not depend on the keys: they cannot be chosen to
+The probability of a collision: two keys of one length differ in a word. Given all other coefficients, the sums are
+equal for one value of that word's coefficient, or for all of them if the coefficient of sums is a root of a polynomial,
+of which there are fewer than the key has blocks. Keys of different lengths are equal for one value of the length's
+coefficient. So two different keys of up to 112 bytes (one block) have the same hash with a probability of 2**-122, and
+keys of B blocks with at most B**2 times that probability. It does not depend on the keys: they cannot be chosen to
 collide, because the secret is drawn later. Among a thousand million keys of one block, any two collide with a
 probability of 2**-63.
 
-What would a collision do? The table treats two keys as one, whose latest record is the later one. If another fault has
-removed the latest record of the one, a retained record of the other hides it. Or a correct output is refused, if a
-tombstone of the one was removed and an older record of the other is retained.
+The effect of a collision: the table treats two keys as one, whose latest record is the later one. If another fault has
+removed the latest record of one key, a retained record of the other key hides this. Or a correct output is refused, if
+a tombstone of one key was removed and an older record of the other key is retained.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def coefficients_of(secret: bytes) -> np.ndarray:
     """Return the coefficients of both sums (uint64[2, COEFFICIENTS], each below the prime) that a secret determines."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
-    drawn = hashlib.shake_256(secret).digest(16 * 2 * COEFFICIENTS)  # 128 bits each: any remainder is as likely
+    drawn = hashlib.shake_256(secret).digest(16 * 2 * COEFFICIENTS)  # 128 bits each: almost no bias
     values = [int.from_bytes(drawn[at : at + 16], "little") % PRIME for at in range(0, len(drawn), 16)]
     return np.array(values, np.uint64).reshape(2, COEFFICIENTS)
 

@@ -46,7 +46,7 @@ def _note_batch(source, block, notes, markers, state):
         if state.knows_markers == 0:
             return NEED_MARKERS
         meaning = COUNTS if is_value(source, p, markers, state) else SILENT
-    # The last offset passed is that before the batch: none of its records has been read.
+    # The last offset passed is the one before the batch: none of its records has been read.
     state.batch.meaning, state.batch.last_offset = meaning, be_64(source, p) - 1
     records = source_records(source, block, size, state)
     if records.end < 0:

@@ -1,4 +1,4 @@
-"""Reports that a run gets no executors from its cluster, and why: at once if it never can, otherwise after 30 s.
+"""Reports that a run gets no executors from its cluster, and why: at once if it never can get one, or else after 30 s.
 
 Spark itself only logs a warning, every 15 s, that a job has not accepted any resources. On a standalone cluster the
 workers are requested from the master, by the message that its web page uses; other cluster managers are not asked.
@@ -18,7 +18,7 @@ from keytail.console import print_message
 from keytail.errors import KeytailError
 from keytail.threads import inheriting
 
-# Executors of a cluster with free resources start within seconds.
+# Seconds after which a wait is reported: executors of a cluster with free resources start within a few.
 LONGEST_WAIT_S = 30.0
 _PACE_S = 1.0  # seconds between two checks
 _ANSWER_S = 10  # seconds to wait for the master's reply
@@ -114,7 +114,7 @@ def _listed(items: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def reported_wait(session: Any) -> Iterator[None]:
-    """Report, within the context, if a job waits for executors. Raises KeytailError if none can ever start."""
+    """Report, within the context, if a job waits for executors. Raises KeytailError if no executor can ever start."""
     context = session.sparkContext
     if context.master.startswith("local"):
         yield
@@ -163,7 +163,7 @@ def _executor_of(context: Any) -> Executor:
 
 
 def _is_waiting(context: Any) -> bool:
-    """Return whether a job runs without any executor. The driver is counted as one by Spark."""
+    """Return whether a job runs without any executor. Spark counts the driver as an executor."""
     has_jobs = bool(context.statusTracker().getActiveJobsIds())
     return has_jobs and int(context._jsc.sc().getExecutorMemoryStatus().size()) <= 1
 

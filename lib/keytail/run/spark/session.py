@@ -1,4 +1,4 @@
-"""The Spark session in which keytail's jobs run: one that a run starts, or spark-submit's.
+"""The Spark session in which keytail's jobs run: a session that a run starts, or the session of spark-submit.
 
 Its settings are defined in run/spark/settings.py; its JVM is started and ended by run/spark/jvm.py. A job under
 spark-submit never gets a master from here.
@@ -84,7 +84,7 @@ def local_session(
 
 def refuse_unreachable(master: str) -> None:
     """Raise KeytailError if none of the standalone masters in `spark://HOST:PORT,...` accepts connections. Spark itself
-    would try for a minute, and then name no reason."""
+    would try for a minute, and then give no reason."""
     if not master.startswith("spark://"):
         return
     problems = []
@@ -97,7 +97,7 @@ def refuse_unreachable(master: str) -> None:
             problems.append(f"{place} ({getattr(problem, 'strerror', None) or problem})")
     raise KeytailError(
         f"no Spark master accepts connections: {', '.join(problems)}",
-        remedy="Start it, or correct --master; its page, usually on port 8080, shows its URL at the top",
+        remedy="Start the master, or correct --master; the master's page, usually on port 8080, shows its URL",
         slug="spark-master-unreachable",
     )
 
@@ -111,7 +111,7 @@ def session_of_run(
     rows_in_jvm: bool = False,
     kernels: str | None = None,
 ) -> SparkEngine:
-    """Return the engine of spark-submit's session if there is one, else that of a `local_session` on `master`. The
+    """Return the engine of spark-submit's session if there is one, or else of a `local_session` on `master`. The
     session is stopped with `run`, unless other code of this process, such as a notebook, had started it before. Raises
     KeytailError if no worker of a standalone cluster is large enough for an executor.
 
@@ -142,7 +142,7 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
     if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
         raise stop from None
     if isinstance(problem, SparkEnded):
-        if problem.rows is None:  # otherwise, the signal has already been awaited
+        if problem.rows is None:  # a run with rows has awaited the signal already
             await_signal()
     elif isinstance(problem, Exception) and is_of_spark(problem) and engine.has_ended():
         await_signal()
@@ -192,7 +192,7 @@ def _build(
         raise KeytailError(
             f"Spark did not start: {what}",
             remedy="Set spark.authenticate.secret, in spark-defaults.conf of SPARK_CONF_DIR, to the secret of the "
-            "cluster; or, if that has none, set spark.authenticate and spark.network.crypto.enabled to false there "
+            "cluster; or, if it has no secret, set spark.authenticate and spark.network.crypto.enabled to false there "
             "(run/CLUSTER.md)"
             if "spark.authenticate.secret" in what
             else "Read Spark's messages above, and check JAVA_HOME, --master and free memory",

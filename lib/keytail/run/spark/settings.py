@@ -18,7 +18,7 @@ CORRECTNESS = {
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
     "spark.sql.adaptive.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Otherwise Python puts the current directory first on sys.path: a `pyspark` there would run in every worker.
+    # Without this, Python puts the current directory first on sys.path: a `pyspark` there would run in every worker.
     "spark.executorEnv.PYTHONSAFEPATH": "1",
 }
 
