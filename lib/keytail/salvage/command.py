@@ -216,8 +216,8 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
     if any(item.at_offset is None for row in done for item in row.transactions):
         lines.append(
             "  5. end the transactions that are open at the end of a log and whose producer no longer exists: "
-            "kafka-transactions.sh abort --topic T --partition P --start-offset FIRST. No read_committed consumer reads "
-            "beyond an open transaction"
+            "kafka-transactions.sh abort --topic T --partition P --start-offset FIRST. read_committed consumers cannot "
+            "read beyond an open transaction"
         )
     return "\n".join(lines)
 

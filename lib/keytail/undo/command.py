@@ -46,7 +46,8 @@ Forget = Annotated[bool, o.flag(
 )]
 Execute = Annotated[bool, o.flag(
     "--execute",
-    "Change files. Without this flag the command prints what it would do. Except for --forget, the broker must be stopped.",
+    "Change files. Without this flag the command prints what it would do. The broker must be stopped, except for "
+    "--forget.",
 )]
 
 

@@ -148,8 +148,8 @@ def read_manifest(fs: FileSystem, path: str) -> Manifest:
         raise CorruptLog(
             f"invalid backup manifest: {error}",
             path=file,
-            remedy="Nothing was changed. To restore the partition by hand, use the files beside the manifest, which the "
-            "run replaced",
+            remedy="Nothing was changed. To restore the partition by hand, use the files beside the manifest: the run "
+            "replaced these files",
             slug="invalid-manifest",
         ) from error
 
