@@ -176,7 +176,7 @@ def next_step(rows: Sequence[ExportRow], request: Request) -> str:
     if not request.execute and any(row.status == "would-export" for row in rows):
         return "This was a dry run. To export, run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "Partitions that were not exported are unchanged in the table; the reasons are above."
+        return "Partitions that were not exported are unchanged in the table; the reasons are given above."
     if any(row.status == "exported" for row in rows):
         return f"The table of each topic is the folder with its name in {request.target}."
     return ""

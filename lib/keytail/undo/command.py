@@ -184,7 +184,7 @@ def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
         todo = "remove the backup, " if request.forget else "undo the run, stop the broker, and "
         return f"This was a dry run. To {todo}run the same command with --execute."
     if statuses & FAILURES.keys():
-        return "Partitions that are not reported as done are unchanged; the reasons are above."
+        return "Partitions that are not reported as done are unchanged; the reasons are given above."
     if "undone" in statuses:
         return "Next, run `keytail verify`, then start the broker. `--forget` removes the backup of the run."
     return ""
