@@ -110,6 +110,6 @@ def _run_facts(run: RunRow) -> dict[str, str]:
         "host": run.host,
         "command": run.command,
         "status": run.status,
-        "downtime": f"{run.downtime or 'not known'} ({run.broker})" if run.broker is not None else "",
+        "downtime": f"{run.downtime or 'unknown'} ({run.broker})" if run.broker is not None else "",
         "reason": run.error,
     }

@@ -118,8 +118,8 @@ def _times(report: Report) -> dict[str, str]:
     if len(report.downtimes) == 1:
         [down] = report.downtimes
         times["broker stopped"] = _time(down.down_at_ms)
-        times["broker reachable"] = _time(down.reachable_at_ms) or "not known"
-        times["replicas in sync"] = _time(down.in_sync_at_ms) or "not known"
+        times["broker reachable"] = _time(down.reachable_at_ms) or "unknown"
+        times["replicas in sync"] = _time(down.in_sync_at_ms) or "unknown"
     known = [
         partition for partition in report.partitions if partition.start_ms is not None and partition.end_ms is not None
     ]

@@ -77,7 +77,7 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
             topic, number = different[0]
             how = "contains" if different[0] in bound.of else "does not contain"
             raise UsageProblem(
-                f"the option of {which} offsets {how} {topic}-{number}, but it must contain exactly the partitions that "
+                f"the option of {which} offsets {how} {topic}-{number}, but must contain exactly the partitions that "
                 "are read",
                 remedy=f"Give an offset for each of these partitions and no others: {EARLIEST} for the earliest, "
                 f"{LATEST} for the latest",
