@@ -85,7 +85,7 @@ class FileName:
 
 @dataclass(frozen=True)
 class PartitionDir:
-    """A partition directory, by its name. In a `delete` or `stray` name, a broker may have truncated the topic's name."""
+    """A partition directory, by its name. A broker may have truncated the topic of a `delete` or `stray` name."""
 
     topic: str
     partition: int

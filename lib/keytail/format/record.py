@@ -18,7 +18,7 @@ MAX_VARLONG_BYTES = 10
 
 @dataclass(frozen=True)
 class Record:
-    """A record as stored, with deltas relative to its batch. None represents null; the key of a header is never null."""
+    """A record as stored, with deltas relative to its batch. None represents null; a header's key is never null."""
 
     timestamp_delta: int
     offset_delta: int
@@ -53,7 +53,7 @@ def _decode_groups(data: Buffer, position: int, end: int, most_bytes: int) -> tu
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise ValueError(f"varint of more than {most_bytes} bytes")
+    raise ValueError(f"a varint has more than {most_bytes} bytes")
 
 
 class Fields(NamedTuple):

@@ -93,9 +93,10 @@ class Replay:
         return {name: Topic(topic.topic_id, dict(topic.replicas)) for name, topic in self._topics.items()}
 
     def newer(self, resource_type: ResourceType) -> dict[str, str]:
-            version
-    """
-        version than this release supports."""
+        """Return the topics or brokers whose settings are uncertain, with the reason.
+
+        One of the records of each has a newer version than this release supports.
+        """
         return {name: why for (number, name), why in self._newer.items() if number == resource_type}
 
     def features(self) -> dict[str, int]:
