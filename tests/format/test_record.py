@@ -136,8 +136,8 @@ def test_damaged_records_are_read_or_refused_as_by_the_model(written: list[Recor
         ("0c 00 00 00 01 01 04", "header count is 2, but 0 bytes are left"),
         ("10 00 00 00 01 01 02 01 01", "a header has no key"),
         ("0c 00 00 00 06 61 62 63 00 00", "a field has 3 bytes, but 2 are left"),
-        ("16 00 00 00 ffffffffff7f 01 00", "varint of more than 5"),
-        ("22 00 ffffffffffffffffffff7f 00 01 01 00 00", "varint of more than 10"),
+        ("16 00 00 00 ffffffffff7f 01 00", "a varint has more than 5"),
+        ("22 00 ffffffffffffffffffff7f 00 01 01 00 00", "a varint has more than 10"),
     ],
 )
 def test_malformed_records_are_refused_with_a_reason(hex_record: str, reason: str) -> None:

@@ -49,12 +49,12 @@ class Request:
     _: KW_ONLY
     examples: Examples = 5
     master: o.Master = None
-    submitted: bool = False  # the run is a job of spark-submit, which has the master
+    submitted: bool = False  # spark-submit runs this process and sets the master
 
 
 @dataclass(frozen=True)
 class AuditRow(OfPartition):
-    """One partition. Counts are of records, except those of transactions."""
+    """One partition. Counts are numbers of records, except the counts of transactions and leader epochs."""
 
     topic: str
     partition: int
@@ -76,7 +76,7 @@ class AuditRow(OfPartition):
     ] = ()
     explained: Annotated[
         dict[str, int] | None,
-        "records that only some replicas have, by reason; with `cleaning-unknown` and `unknown` they may be lost",
+        "records that only some replicas have, by reason; for `cleaning-unknown` and `unknown`, they may be lost",
     ] = None
     dropped_early: Annotated[
         dict[str, int] | None,
@@ -176,7 +176,7 @@ def _texts(row: AuditRow) -> list[str]:
 
 
 def _example(item: dict[str, Any]) -> str:
-    """Return `offset 5: a has ..., b has ...`, with the fields that differ; if none do, with time and leader epoch."""
+    """Return `offset 5: a has ..., b has ...`, with the fields that differ, or, if none do, timestamp and epoch."""
     if "records" not in item:
         other = {key: value for key, value in item.items() if key not in ("kind", "offset")}
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in other.items())
@@ -201,7 +201,7 @@ AUDIT = Command(
     statuses={
         "alike": Status("no differences", "done"),
         "differs": Status("`divergences` counts the differences", "failed"),
-        "corrupt": Status("alike as far as it could be read", "failed"),
+        "corrupt": Status("no differences in the part that could be read", "failed"),
         "skipped": Status("nothing to compare, as stated in `error`", "skipped"),
         "refused": Status("keytail does not act on this state", "not done"),
         "failed": Status("something else went wrong; run again", "failed"),

@@ -1,4 +1,4 @@
-"""Decides which offsets of a partition's replicas are compared, and how far each was cleaned (AUDIT.md)."""
+"""Decides which offsets of a partition's replicas are compared, and how far each replica was cleaned (AUDIT.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from keytail.format.batch import DELETE_HORIZON
 from keytail.kernels.audit import differences, reasons
 
-MOST_REPLICAS = 62  # of one partition, each with one bit of a mask
+MOST_REPLICAS = 62  # maximum number of replicas of a partition: each has one bit of a mask
 
 # Kinds of differences between the records of two replicas at one offset, with different keys and with the same key, in
 # the order of the kernels' numbers.
@@ -34,7 +34,7 @@ assert len(REASONS) == reasons.REASONS
 
 @dataclass(frozen=True)
 class ReplicaLog:
-    """One replica of a partition as it was listed. `segments`: base offset, bytes and mtime in ns, by base offset.
+    """One replica of a partition as it was listed. `segments`: base offset, bytes and mtime in ns of each segment.
 
     `cleaned_to` is its entry in `cleaner-offset-checkpoint`; 0 if there is no entry, None if there is no such file.
     `epochs`: leader epochs with their start offsets.
@@ -58,8 +58,8 @@ def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
     """Return the range of offsets to compare, as (start, end); it is empty if start >= end. It begins at the first
     offset that two replicas should have.
 
-    It ends at the smallest log end offset, since a replica has yet to fetch later records, and not above the largest
-    high watermark, since records above that may be truncated.
+    It ends at the smallest log end offset, since that replica has yet to fetch later records, or at the largest high
+    watermark if that is lower, since records above it may be truncated.
     """
     starts = sorted(replica.log_start_offset for replica in replicas)
     end = min(replica.log_end_offset for replica in replicas)
@@ -91,14 +91,14 @@ def shown_cleaned_to(table: np.ndarray, end_offset: int | None) -> int:
 def cleaning_limits(
     replicas: Sequence[ReplicaLog], shown: Sequence[int], first_removable: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets below which cleaning may have removed records of each replica, and the last offset of a record
-    that may have superseded them. Both are int64[2, replicas]; row 0 is what is known, row 1 what is possible.
+    """Return, for each replica, the offset below which cleaning may have removed records, and the last offset of a
+    record that may have superseded them. Both are int64[2, replicas]: row 0 is known, row 1 is possible.
 
-    `shown`: how far the log of each replica shows that it was cleaned (`shown_cleaned_to`). `first_removable`: the
-    first offset at which it shows that it was not cleaned: the offset of a record without a key, or of a record whose
-    key has an older record. A replica that lost its disk may have fetched a log that another replica had cleaned: its
-    own log shows up to which offset this is known, and it is possible up to the highest offset to which any replica was
-    cleaned.
+    `shown`: the offset to which the log of each replica shows that it was cleaned (`shown_cleaned_to`).
+    `first_removable`: the first offset at which the log shows that it was not cleaned: the offset of a record without a
+    key, or of a record whose key has an older record. A replica that lost its disk may have fetched a log that another
+    replica had cleaned. The replica's own log shows to which offset this is known; it is possible to the highest offset
+    to which any replica was cleaned.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
     highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))
@@ -125,7 +125,7 @@ def epoch_spans(replicas: Sequence[ReplicaLog], first: int, end: int) -> list[tu
     starts: dict[int, list[int]] = {}
     for replica in replicas:
         for epoch, start in replica.epochs:
-            # Otherwise, the start of the epoch may have been moved up to the log start offset.
+            # A start at the log start offset may have been moved there.
             if start > replica.log_start_offset:
                 starts.setdefault(epoch, []).append(start)
     spans = []

@@ -40,9 +40,9 @@ from keytail.run.watching import sending_progress
 from keytail.run.workers import workers_of_run
 
 AUDITED_BYTES_PER_S = 60e6  # bytes per second and core
-# One task audits a partition with up to this many bytes in all replicas, in a few hundred MiB of memory.
+# Maximum bytes, in all replicas, of a partition that one task audits, in a few hundred MiB of memory.
 ALONE_BYTES = 64 << 20
-# Bytes of logs per shard, which mostly need 50 MiB of memory, and ten times that with tiny records.
+# Bytes of logs per shard. A shard usually needs 50 MiB of memory, and ten times as much with tiny records.
 SHARD_BYTES = 64 << 20
 MOST_SHARDS = 4096
 BUNDLE_PARTITIONS = 64
@@ -80,8 +80,8 @@ def _audit_with(stages: StagesOnSpark, job: AuditJob, attempt: str) -> Audit:
 
 
 def audit_all(engine: Engine, jobs: Sequence[AuditJob], on_result: OnResult, on_trace: Callable[[str], None]) -> None:
-    """Audit all partitions; large ones require Spark. `on_result` is called for each large partition when it is done,
-    for small ones when their bundle is done."""
+    """Audit all partitions; large partitions require Spark. `on_result` is called for each large partition when it is
+    done, and for small partitions when their bundle is done."""
     small = sorted((job for job in jobs if job.is_alone), key=lambda job: -job.size_bytes)
     for start in range(0, len(small), BUNDLE_PARTITIONS):
         bundle = small[start : start + BUNDLE_PARTITIONS]
@@ -91,7 +91,7 @@ def audit_all(engine: Engine, jobs: Sequence[AuditJob], on_result: OnResult, on_
         if job.is_alone:
             continue
         task = job.task
-        # Nothing is written, so it does not matter that a network file system may show writes with a delay.
+        # Nothing is written, so a delay until other hosts see writes on a network file system does not matter.
         workers = Workers(task.replicas[0].path, engine.concurrent_tasks, None, shared_storage=True)
         stages = StagesOnSpark(engine, workers, f"audit {task.topic}-{task.partition}", on_trace)
         on_result(job, run_attempt(partial(_audit_with, stages), job, "driver"))
@@ -285,7 +285,7 @@ def _notes(job: AuditJob, found: Audit) -> list[str]:
     task, notes = job.task, []
     for log, shown in zip(task.replicas, found.shown, strict=True):
         if log.log_end_offset > task.end_offset:
-            notes.append(f"{log.name} continues to offset {log.log_end_offset}; this part is not compared")
+            notes.append(f"{log.name} continues to offset {log.log_end_offset}; its end was not compared")
         if log.cleaned_to is None:
             how_far = f"its log shows that it was cleaned up to offset {shown}, or further"
             never = "nothing in its log shows that it was ever cleaned"

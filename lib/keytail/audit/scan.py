@@ -23,18 +23,18 @@ from keytail.log.records.scan import RecordScanner
 from keytail.run.shuffle import Cell
 from keytail.values import to_bytes
 
-# The kinds of cells, in the upper bits of a cell's order: ranges of unreadable offsets, events of transactions, short
-# rows for offsets, records.
+# The kinds of cells, in the upper bits of a cell's order: ranges of unreadable offsets, events of transactions, offsets
+# with short rows, records.
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
 _KIND_SHIFT, _REPLICA_SHIFT, _SEGMENT_SHIFT = 60, 52, 26
-_ENTRIES_AT_ONCE = 1 << 17  # entries that are distributed to shards at a time: 8 MiB, and the same for the result
+_ENTRIES_AT_ONCE = 1 << 17  # number of entries that are distributed to shards at a time: 8 MiB, and 8 MiB of results
 PIECE_BYTES = 64 << 20  # bytes per task: starting a Spark task takes as long as scanning 10 MiB
-_MOST_GAPS = 1000  # gaps per segment; the rest of a segment with more is not read
+_MOST_GAPS = 1000  # maximum number of gaps per segment; a segment with more gaps is not read any further
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Offsets [first, end) of a replica that could not be read, and why."""
+    """Offsets [`first_offset`, `end_offset`) of a replica that could not be read. `what` is the reason."""
 
     replica: int
     first_offset: int
@@ -56,7 +56,7 @@ class FromAllShards:
 @dataclass(frozen=True)
 class AuditTask:
     """One partition to be audited, for tasks on workers. `spans`: offset ranges in which shards search for records that
-    replicas have in common. `from_all` is set only in a second run.
+    replicas have in common. `from_all` is set only in a second pass.
     """
 
     topic: str
@@ -89,7 +89,7 @@ class Piece:
 
 
 def pieces_of(task: AuditTask) -> list[Piece]:
-    """Return pieces that cover all segments, small segments combined, the largest pieces first."""
+    """Return pieces that cover all segments, the largest first; a piece may contain several small segments."""
     pieces = []
     for number, replica in enumerate(task.replicas):
         first = 0
@@ -102,8 +102,8 @@ def pieces_of(task: AuditTask) -> list[Piece]:
 
 
 def scan(fs: FileSystem, piece: Piece, attempt: str) -> Iterator[Cell]:
-    """Yield the cells of the piece's segments. Raises Refused if the file of a closed segment is not the one that was
-    listed: a broker has changed it."""
+    """Yield the cells of the piece's segments. Raises Refused if the file of a closed segment is not the file that
+    was listed, because a broker has changed it."""
     for segment in range(piece.first, piece.end):
         yield from _scan_segment(fs, piece, segment)
 
@@ -192,7 +192,7 @@ class _Scan:
         return replace(chunk, table=table[:rows], raw=chunk.raw[: int(table["position"][rows]) - chunk.position])
 
     def _resume_position(self, damage: CorruptLog, position: int, last: int) -> int | None:
-        """Add a gap; return the byte position after the damaged batch if a valid batch begins there, otherwise None."""
+        """Add a gap; return the byte position after the damaged batch, or None if no valid batch begins there."""
         at = damage.byte_position if damage.byte_position is not None else position
         end_offset = self._next_base if self._next_base is not None else self._log.log_end_offset
         if self._next_base is None and last + 1 >= self._log.log_end_offset:
@@ -205,8 +205,8 @@ class _Scan:
         return resumed
 
     def _batch_after(self, at: int) -> tuple[int | None, int]:
-        """Return position and first offset of the batch after the one at `at`; (None, 0) if the size there does not
-        lead to a valid batch."""
+        """Return position and first offset of the batch after the batch at `at`; (None, 0) if its size does not lead to
+        a valid batch."""
         prefix = self._fs.read_at(self._path, at, 12)
         if len(prefix) < 12:
             return None, 0
@@ -273,7 +273,7 @@ class _Scan:
                 yield from self._flush_entries()
 
     def _flush_entries(self) -> Iterator[Cell]:
-        """Yield a cell for each shard that gets any of the collected entries, and clear these."""
+        """Yield a cell for each shard that gets any of the collected entries, and clear the collected entries."""
         if not self._filled:
             return
         shards, starts = self._task.shards, self._starts
@@ -287,7 +287,7 @@ class _Scan:
 
     def _events(self, chunk: Chunk) -> Iterator[Cell]:
         """Yield cells with the markers and the transactional data batches that have records, for shards by producer."""
-        if self._task.from_all is not None:  # the first run has collected the events
+        if self._task.from_all is not None:  # the first pass has collected the events
             return
         table = chunk.table
         control = (table["attributes"] & CONTROL) != 0

@@ -23,7 +23,7 @@ from keytail.kernels.audit import differences, entries, reasons
 from keytail.log.fs import FileSystem
 from keytail.values import from_bytes
 
-MOST_LOST = 1 << 16  # lost records of a shard that are reported one by one
+MOST_LOST = 1 << 16  # maximum number of lost records of a shard that are reported one by one
 _TRANSACTION_KINDS = ("decided-otherwise", "marker-lost", "marker-early")
 _NO_MARKERS = np.empty((0, 3), np.int64)
 
@@ -31,9 +31,9 @@ _NO_MARKERS = np.empty((0, 3), np.int64)
 @dataclass
 class ShardFindings:
     """The findings of one shard. `lost`: offset, mask of the replicas that lack the record, and the record's words.
-    `elsewhere`: offsets at which replicas have different records, in the form of examples. `in_span`: for each of the
-    spans of AuditTask, whether replicas have a common record in it. `shown` and `first_removable` are by replica, as in
-    `cleaning_limits`; the latter follows from the records of this shard.
+    `elsewhere`: examples of offsets at which replicas have different records. `in_span`: for each of the spans of
+    AuditTask, whether replicas have a common record in it. `records`, `shown` and `first_removable` are by replica, the
+    latter two as in `cleaning_limits`; `first_removable` follows from the records of this shard.
 
     `needs_all_shards`: missing records can be explained only with the facts of all shards (`FromAllShards`).
     """
@@ -196,8 +196,8 @@ class _Shard:
         return self.task.replicas[int(np.searchsorted(self.end, at, side="right"))].name
 
     def find_removable(self) -> None:
-        """Find the highest offset up to which each replica without a checkpoint can have been cleaned, according to the
-        keys of this shard."""
+        """Find, for each replica without a checkpoint, the highest offset to which it can have been cleaned according
+        to the keys of this shard."""
         if self.task.from_all is not None:
             return
         for number, replica in enumerate(self.task.replicas):

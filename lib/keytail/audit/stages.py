@@ -130,8 +130,8 @@ def _together(
 
 
 def _add_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
-    """Add examples of lost records, except at offsets where replicas have different records, which are reported as
-    such.
+    """Add examples of lost records. At an offset where replicas have different records, that difference is reported
+    instead.
     """
     elsewhere: set[int] = set()
     for finding in findings:

@@ -20,14 +20,14 @@ from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
 
 _OF_OLD_MESSAGES = {
-    "v2": "Compaction writes messages of formats v0 and v1 as v2",
+    "v2": "Compaction writes messages of formats v0 and v1 in format v2",
     "keep": "Compaction writes messages of formats v0 and v1 in their own format, which a broker before 3.0 may need",
     "unknown": "Compaction refuses messages of formats v0 and v1; to compact them, give --message-format v2 or keep",
 }
 
 AllSettings = Annotated[bool, o.flag("--all", "Show every setting, including Kafka's defaults, each with its source.")]
 CountRecords = Annotated[bool, o.flag(
-    "--records", "Count the records, by reading every batch. By default only offsets are shown."
+    "--records", "Count the records, by reading every batch. Without the flag, only offsets are shown."
 )]
 
 
@@ -53,18 +53,18 @@ class DescribeRow(OfPartition):
     log_dir: str
     segments: int
     bytes: Annotated[int, "size of the `.log` files"]
-    offsets: Annotated[int, "from log start offset to log end offset"]
-    records: Annotated[int | None, "`null` unless counted; includes markers"]
+    offsets: Annotated[int, "number of offsets from log start offset to log end offset"]
+    records: Annotated[int | None, "number of records, including markers; `null` if they were not counted"]
     log_start_offset: int
     log_end_offset: int
     high_watermark: int | None
     cleaner_checkpoint: int | None
     clean_shutdown: bool
-    live: Annotated[bool, "a broker is running, so the numbers may have changed since"]
+    live: Annotated[bool, "a broker is running, so the numbers may have changed since they were read"]
     eligible: Annotated[bool, "whether `compact` would process it now"]
     blocker: Annotated[str, "the reason why it is not eligible"]
     first_dirty_offset: Annotated[int | None, "`null` if it cannot be determined"]
-    end_dirty_offset: Annotated[int | None, "exclusive"]
+    end_dirty_offset: Annotated[int | None, "end of the dirty offsets, exclusive"]
     clean_bytes: int | None
     cleanable_bytes: int | None
     dirty_ratio: float | None
@@ -83,7 +83,7 @@ class DescribeRow(OfPartition):
 
 
 def exit_status(rows: Sequence[DescribeRow], request: Request | None = None) -> int:
-    """Return 0 if all partitions were read, and their records counted if requested; 1 if none was; otherwise 3."""
+    """Return 0 if all partitions were read, and their records counted if requested; 3 if only some were; 1 if none."""
     bad = sum(bool(row.error) for row in rows)
     return 0 if not bad else 1 if bad == len(rows) else 3
 
@@ -131,7 +131,7 @@ _SETTING_COLUMNS: tuple[Column[tuple[str, Mapping[str, Any]]], ...] = (
 
 
 def show_rows(rows: Sequence[DescribeRow], request: Request) -> None:
-    """Print a line for each partition, then why compactions are not due, then each topic's settings."""
+    """Print a line for each partition, then the reasons why compactions are not due, then each topic's settings."""
     counted = any(row.records is not None for row in rows)
     print_rows("Partitions", [column for column in _COLUMNS if counted or column is not _RECORDS], rows)
     if rows:
@@ -146,7 +146,7 @@ def show_rows(rows: Sequence[DescribeRow], request: Request) -> None:
     for topic in sorted(topics):
         _print_settings(topics[topic])
     if not request.every_setting:
-        print_line("\nAll other settings have Kafka's defaults; to list them, give --all.")
+        print_line("\nAll other settings have Kafka's defaults; give --all to list them.")
 
 
 def _print_message_formats(rows: Sequence[DescribeRow]) -> None:
@@ -182,7 +182,7 @@ DESCRIBE = Command(
     run="keytail.describe.driver:describe",
     examples=(f"keytail describe {BROKER} --topic orders --all",),
     rows={"": DescribeRow},
-    exits={0: "unless a partition could not be read, or its records not counted"},
+    exits={0: "unless a partition could not be read, or its records could not be counted"},
     show=show_rows,
     exit_status=exit_status,
     reads_records=True,

@@ -1,5 +1,5 @@
-"""Shows the size of each partition, whether its compaction is due and, if not, why, and its settings with their
-sources.
+"""Shows the size of each partition, whether its compaction is due, the reason if it is not, and its settings with
+their sources.
 
 Reads listings, checkpoints and index tails, as a plan does, and log data only if records are to be counted. Does not
 use Spark, takes no lock and changes nothing.
@@ -93,8 +93,8 @@ def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
 def _settings(
     configuration: Configuration, topic: str, every: bool
 ) -> tuple[dict[str, dict[str, Any]], bool, MessageFormat]:
-    """Return the settings of `topic`, whether its own settings are known, and the format for old messages. If settings
-    contradict each other, these are no settings, False and "unknown"."""
+    """Return the settings of `topic`, whether its own settings are known, and the format for old messages; no settings,
+    False and "unknown" if settings contradict each other."""
     try:
         resolved = configuration.of(topic)
         message_format = configuration.message_format_of(topic)
@@ -157,8 +157,8 @@ def _unreadable(facts: PartitionFacts) -> ErrorText:
 
 
 def _section(plan: Planned, rules: Rules) -> Selection | None:
-    """Return the section that a round would clean, even if it is refused for a reason that does not affect the section.
-    """
+    """Return the section that a round would clean, even if the partition is refused for a reason that does not affect
+    the section."""
     if plan.decision.selection is not None or plan.config is None or plan.facts.problems:
         return plan.decision.selection
     return select(plan.facts, plan.config, rules.now_ms, high_watermark=rules.high_watermark)

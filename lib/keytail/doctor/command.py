@@ -18,8 +18,8 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 Warm = Annotated[bool, o.flag(
     "--warm",
-    "Compile all kernels now, as the user that will run the other commands: about a minute, once for each version. "
-    "Otherwise the first run of each command compiles them.",
+    "Compile all kernels now, which takes about a minute, once for each version and user. Without the flag, the first "
+    "run of each command compiles its kernels.",
 )]
 
 
@@ -47,11 +47,13 @@ class CheckRow:
     status: str
     found: str
     remedy: Annotated[str, "what to do about `warn` and `fail`"] = ""
-    log_dir: Annotated[str | None, "the log dir, for a check of one"] = None
+    log_dir: Annotated[str | None, "for a check of a log dir: its path"] = None
     clean_shutdown: Annotated[
         bool | None, "for a log dir: whether the last broker stopped cleanly; `null`: not checked, or unknown"
     ] = None
-    held: Annotated[bool | None, "for a log dir: whether a broker or another run has its lock; `null` as above"] = None
+    held: Annotated[
+        bool | None, "for a log dir: whether a broker or another run has its lock; `null`: not checked, or unknown"
+    ] = None
 
 
 def exit_status(rows: Sequence[CheckRow], request: Request | None = None) -> int:
@@ -75,8 +77,8 @@ DOCTOR = Command(
     also_called=("check", "diagnose", "health", "preflight", "setup", "warm", "info", "environment"),
     help="Check whether this machine is ready for the other commands; with --warm, compile their kernels in advance."
     "\n\n"
-    "With --log-dirs or --config, check the log dirs too: owner, storage, free space, lock. With --master, a small job "
-    "checks whether all executors have the same packages, and the same log dirs at the same paths.",
+    "With --log-dirs or --config, also check the log dirs: owner, storage, free space, lock. With --master, run a "
+    "small job that checks whether all executors have the same packages, and the same log dirs at the same paths.",
     request=Request,
     run="keytail.doctor.driver:doctor",
     extras=lambda request: (),  # doctor itself reports what is missing
@@ -87,9 +89,9 @@ DOCTOR = Command(
     ),
     rows={"": CheckRow},
     statuses={
-        "ok": Status("as it should be", "done"),
-        "warn": Status("everything works, but not as fast as it could, or not completely", "notable"),
-        "fail": Status("runs would not work", "failed"),
+        "ok": Status("no problem was found", "done"),
+        "warn": Status("runs work, but are slower than necessary, or some are refused", "notable"),
+        "fail": Status("runs would fail", "failed"),
     },
     exits={1: "if a check failed"},
     show=show_rows,

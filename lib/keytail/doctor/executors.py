@@ -1,4 +1,4 @@
-"""Checks that all executors have the same Python packages, and the same log dirs at the same paths, as the driver."""
+"""Checks that all executors have the same Python packages as the driver, and the same log dirs at the same paths."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from keytail.log.fs import LOCAL
 from keytail.run.engine import Engine
 
 _A_TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
-_TASKS_A_PLACE = 2
+_TASKS_A_PLACE = 2  # number of tasks per task slot, so that hosts that are slow to start also get one
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The report of one host. `log_dirs` has, by path, a digest of the listing and the number of directories or, if the
-    directory cannot be listed, an empty text and the error.
+    """The report of one host. `log_dirs` has, by path, a digest of the listing and the number of directories; "" and
+    the error if the directory cannot be listed.
     """
 
     host: str
@@ -32,7 +32,7 @@ class Seen:
 
 
 def look(log_dirs: Sequence[str], attempt: str = "") -> Seen:
-    """Return what a process on this host finds. `attempt` is not used."""
+    """Return the report of a process on this host. `attempt` is not used."""
     from keytail.kernels import native  # noqa: PLC0415 (only where work is done)
 
     packages = ("keytail", "numba", "numpy", "pyarrow", "pyspark")
@@ -64,7 +64,7 @@ def _look_slowly(log_dirs: Sequence[str], attempt: str) -> Seen:
 def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[KeytailError]]:
     """Return the result of `look` by host, and the distinct errors of tasks that failed.
 
-    Runs a small job with _TASKS_A_PLACE tasks per task slot: a host without a free slot in the meantime is not checked.
+    Runs a small job with _TASKS_A_PLACE tasks per task slot. A host without a free slot during the job is not checked.
     """
     payloads = [tuple(log_dirs)] * (_TASKS_A_PLACE * engine.parallel_tasks)
     seen: dict[str, Seen] = {}
@@ -79,16 +79,17 @@ def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Se
 
 
 def differences(here: Seen, there: Seen) -> list[str]:
-    """Return the relevant differences between this host and another one, as texts."""
+    """Return descriptions of the relevant differences between this host and another host."""
     found = []
     if here.python.split(".")[:2] != there.python.split(".")[:2]:
-        found.append(f"Python {there.python}, here {here.python}")
+        found.append(f"it has Python {there.python}, this host {here.python}")
     pairs = zip(here.versions, there.versions, strict=True)
-    found += [f"{other}, here {own}" for own, other in pairs if own != other]
+    found += [f"it has {other}, this host {own}" for own, other in pairs if own != other]
     if here.native.split(", ")[1:] != there.native.split(", ")[1:]:
-        found.append(f"hashes by {there.native}, here {here.native}")
+        found.append(f"it computes hashes by {there.native}, this host by {here.native}")
     for path, (digest, listing) in here.log_dirs.items():
         other, other_listing = there.log_dirs[path]
         if other != digest:
-            found.append(f"{path} has {other_listing if other else f'no listing ({other_listing})'}, here {listing}")
+            shown = other_listing if other else f"no listing ({other_listing})"
+            found.append(f"there {path} has {shown}, here {listing}")
     return found

@@ -28,8 +28,8 @@ from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import LogDirFacts, refuse_unreadable
 from keytail.run.storage import is_local
 
-_FUTURE_MS = 3_600_000
-_CLOSED = "Give this user permission to read all of it"
+_FUTURE_MS = 3_600_000  # the clock is wrong if a segment is newer than the clock by more than this
+_CLOSED = "Give this user permission to read the whole log dir"
 
 
 def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: Configuration) -> list[CheckRow]:
@@ -37,7 +37,7 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
     try:
         surveyed = survey_log_dirs(fs, paths)
     except (KeytailError, OSError) as problem:
-        remedy = (problem.remedy or "") if isinstance(problem, KeytailError) else "Give this user permission to read it"
+        remedy = (problem.remedy or "") if isinstance(problem, KeytailError) else "Let this user read the log dir"
         what = f"{problem.what} ({problem.path})" if isinstance(problem, KeytailError) else in_words(problem)
         return [CheckRow("log dirs", FAIL, what, remedy or "Pass the directories of log.dirs to --log-dirs")]
     rows: list[CheckRow] = []
@@ -68,7 +68,7 @@ def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
     if cluster.metadata is None:
         return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
     if cluster.is_old(now_ms):
-        remedy = "If the cluster kept running, start this broker and stop it again: it then has the current settings"
+        remedy = "If the rest of the cluster kept running, start and stop this broker: it then has the current settings"
         return CheckRow(check, WARN, cluster.sentence(now_ms), remedy)
     if cluster.is_uncertain:
         return CheckRow(check, WARN, cluster.sentence(now_ms), GIVE_SETTINGS)
@@ -81,16 +81,16 @@ def _state(facts: LogDirFacts) -> CheckRow:
         return CheckRow(check, FAIL, "; ".join(facts.problems), "Run `keytail verify` for the details")
     found = f"{len(facts.partitions)} partitions"
     if facts.skipped:
-        found += f", {len(facts.skipped)} other directories that are ignored"
+        found += f", {len(facts.skipped)} other directories, which are ignored"
     against = [entry for entry in facts.partitions if entry.problems]
     if against:
         first = f"{os.path.basename(against[0].path)}: {'; '.join(against[0].problems)}"
-        remedy = "Find out whether a reassignment was interrupted. Runs refuse these partitions and process the others"
-        found += f", {len(against)} of them in a state that runs refuse, such as {first}"
+        remedy = "Find out whether a reassignment was interrupted. Runs refuse these partitions, and process all others"
+        found += f"; runs refuse {len(against)} of the partitions because of their state, such as {first}"
         return CheckRow(check, WARN, found, remedy)
     if facts.clean_shutdown:
         return CheckRow(check, OK, f"{found}, stopped cleanly")
-    remedy = "Stop the broker cleanly: after a crash nothing above the recovery point is compacted"
+    remedy = "Stop the broker cleanly: after a crash, nothing above the recovery point is compacted"
     return CheckRow(check, WARN, f"{found}; a broker is running here, or was not stopped cleanly", remedy)
 
 
@@ -115,11 +115,11 @@ def _access(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
         first = first or next((entry for _ in names_of_it), None)
     if first is None:
         return CheckRow(check, OK, "this user can read all files of the partitions")
-    found, remedy = f"this user cannot read {closed:,} files of {partitions:,} partitions, which runs refuse", _CLOSED
+    found, remedy = f"this user cannot read {closed:,} files in {partitions:,} partitions, which runs refuse", _CLOSED
     try:
         refuse_unreadable(fs, first.path)
     except Refused as problem:
-        found += f"; the first one: {problem.what} ({problem.path})"
+        found += f"; the first file: {problem.what} ({problem.path})"
         remedy = problem.remedy or remedy
     return CheckRow(check, FAIL, found, remedy)
 
@@ -133,18 +133,18 @@ def _room(fs: FileSystem, facts: LogDirFacts, sizes: _Sizes) -> CheckRow:
         found += f"; prepared compactions of {len(prepared):,} partitions take {show.human_bytes(sum(prepared))} "
         found += "(`keytail prepared`)"
     if fs.is_read_only(facts.path):
-        return CheckRow(check, WARN, f"{found}; mounted read-only", "Use --output-dir for runs that write, or a copy")
+        return CheckRow(check, WARN, f"{found}; mounted read-only", "For runs that write, use --output-dir or a copy")
     if not is_local(kind):
-        remedy = "Make sure that no broker can reach it, then pass --shared-storage"
-        found += "; not known to be local: a lock on another host may have no effect here"
+        remedy = "Make sure that no broker can reach this file system, then pass --shared-storage"
+        found += "; the file system may not be local, so a lock on another host may have no effect here"
         return CheckRow(check, WARN, found, remedy)
     if free < sizes.largest_segment_bytes:
-        found += f", and the largest segment {show.human_bytes(sizes.largest_segment_bytes)}"
-        remedy = "Free more space: a partition with a segment larger than that is refused (not-enough-space). "
-        return CheckRow(check, FAIL, found, f"{remedy}`keytail plan` reports how much each partition needs")
+        found += f", and the largest segment has {show.human_bytes(sizes.largest_segment_bytes)}"
+        remedy = "Free more space: a partition with a segment above the free space is refused (not-enough-space). "
+        return CheckRow(check, FAIL, found, f"{remedy}`keytail plan` reports how much space each partition needs")
     if free < sizes.largest_bytes:
-        remedy = "Free more space for a shorter run: without it, this partition is compacted in passes, group by "
-        remedy += "group, or refused if its largest group does not fit, as `keytail plan` reports"
+        remedy = "For a shorter run, free more space. With too little space, this partition is compacted in passes, "
+        remedy += "group by group, or refused if its largest group does not fit; `keytail plan` reports which"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
 
@@ -153,10 +153,10 @@ def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
     check = f"{facts.path}: lock"
     if not can_detect_holder(facts.path, fs):
         remedy = "Run on the host on which the log dir is a local file system, as a user that may read its files"
-        return CheckRow(check, FAIL, "this system does not show whether a broker has it open", remedy)
+        return CheckRow(check, FAIL, "this system does not show whether a broker holds the lock", remedy)
     if is_held(facts.path, fs):
         remedy = "Stop the broker before a run that writes; commands that only read can run beside it"
-        return CheckRow(check, WARN, "held: a broker or another keytail run has it open", remedy, held=True)
+        return CheckRow(check, WARN, "a broker or another keytail run holds the lock", remedy, held=True)
     return CheckRow(check, OK, "free", held=False)
 
 
@@ -165,15 +165,15 @@ def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
     if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
         ahead = duration_text(newest_ms - now_ms)
-        remedy = "Set the clock: it determines the ages of tombstones and segments, and such partitions are refused"
-        return CheckRow("clock", FAIL, f"{found}; a segment is {ahead} newer than that", remedy)
+        remedy = "Set the clock, which determines the ages of tombstones and segments. Such partitions are refused"
+        return CheckRow("clock", FAIL, f"{found}; a segment is {ahead} newer than this time", remedy)
     return CheckRow("clock", OK, found)
 
 
 @dataclass
 class _Sizes:
-    """The largest partition and the largest segment of a log dir, the latest mtime of any segment in ms (None: there is
-    none), and the bytes of the prepared compaction of each partition that has one."""
+    """The sizes of the largest partition and the largest segment of a log dir, the latest mtime of a segment in ms
+    (None: no segments), and the size of each prepared compaction."""
 
     largest_bytes: int = 0
     largest_segment_bytes: int = 0

@@ -20,7 +20,8 @@ from keytail.run.spark.delta import coordinates, in_sparks_jars, session_setting
 from keytail.run.spark.java import java_version, require_java
 from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
-# For Spark's shuffle, and the driver's locks and files of concurrent tasks; Spark's documentation requires thousands.
+# Recommended minimum number of file descriptors: for Spark's shuffle, for which its documentation requires thousands,
+# and for the driver's locks and files of concurrent tasks.
 _FEW_DESCRIPTORS = 4096
 
 
@@ -39,11 +40,11 @@ def java() -> CheckRow:
         path = require_java()
     except UsageProblem as problem:
         if SPARK.missing():
-            return CheckRow("Java", OK, f"{problem.what}; only Spark needs it, which is not installed")
+            return CheckRow("Java", OK, f"{problem.what}; only Spark needs Java, and it is not installed")
         return CheckRow("Java", FAIL, problem.what, problem.remedy or "")
     version = java_version(path)
     if version is None:
-        return CheckRow("Java", WARN, f"{path}, unknown version", f"Make sure that it is Java {either([*JAVAS])}")
+        return CheckRow("Java", WARN, f"{path}, unknown version", f"Make sure that this is Java {either([*JAVAS])}")
     found = f"{path}, version {'.'.join(map(str, version))}"
     first_good = JAVAS.get(version[0])
     if first_good is None:
@@ -68,8 +69,8 @@ def spark() -> CheckRow:
             "Spark",
             FAIL,
             f"pyspark {found} and pyspark-client {versions['pyspark-client']}, which contain the same files",
-            "Create this environment again without pyspark-client, and use a separate one for programs that need it, "
-            "such as Airflow",
+            "Create this environment again without pyspark-client, and use a separate environment for programs that "
+            "need it, such as Airflow",
         )
     required = (item.partition(";")[0].strip() for item in metadata.requires("keytail") or [])
     wanted = next((item for item in required if item.startswith("pyspark==")), "")
@@ -99,24 +100,24 @@ def delta(jars: str | None) -> CheckRow:
     return CheckRow(
         "Delta's jars",
         WARN,
-        f"{name} is not on this host yet: the first run of export, or with --ledger, downloads it (about 30 s)",
-        "Do such a run once where a Maven repository can be reached, or use --delta-jars; other runs do not need it",
+        f"{name} is not on this host yet: the first export or run with --ledger downloads it, which takes about 30 s",
+        "Start such a run once where a Maven repository can be reached, or use --delta-jars. Other runs do not need it",
     )
 
 
 def extras() -> list[CheckRow]:
-    """Check the extras that have no check of their own."""
+    """Check the extras for which there is no other check."""
     return [_of_extra(f"keytail[{extra.name}]", extra) for extra in EXTRAS if extra not in (SPARK, DELTA)]
 
 
 def _of_extra(check: str, extra: Extra) -> CheckRow:
-    """Check whether the extra is installed. It need not be, but a partial installation is a warning."""
+    """Check whether the extra is installed. Extras are optional, but a partial installation is a warning."""
     missing = extra.missing()
     if extra.packages[0] in missing:
         return CheckRow(check, OK, f"not installed; {extra.install} adds {extra.adds}")
     if missing:
         return CheckRow(
-            check, WARN, f"without {', '.join(missing)}, which {extra.packages[0]} needs here", f"Run {extra.install}"
+            check, WARN, f"{extra.packages[0]} needs {', '.join(missing)}, not installed", f"Run {extra.install}"
         )
     versions = installed(*extra.packages)
     return CheckRow(check, OK, ", ".join(f"{name} {version}" for name, version in versions.items()))
@@ -140,16 +141,16 @@ def cache() -> CheckRow:
     if jit.CACHE_FOLDER is None:
         remedy = "Set KEYTAIL_CACHE_DIR to a directory to which only this user and root may write"
         if jit.UNTRUSTED:
-            found = f"other users own {jit.UNTRUSTED[0]} or may write to it: each process compiles its own"
+            found = f"other users own {jit.UNTRUSTED[0]} or may write to it, so each process compiles its kernels"
             return CheckRow("compiled kernels", WARN, found, remedy)
-        found = f"they cannot be stored ({jit.WHY_NOT_WRITABLE}): each process compiles its own"
+        found = f"they cannot be stored ({jit.WHY_NOT_WRITABLE}), so each process compiles its kernels"
         return CheckRow("compiled kernels", WARN, found, remedy)
     found = f"{len(jit.names_in_cache())} in {jit.CACHE_FOLDER}"
     found += "" if jit.IS_WRITABLE else ", to which this user cannot write"
     seconds = expected_seconds()
     if not seconds:
         return CheckRow("compiled kernels", OK, found)
-    remedy = f"Run keytail doctor --warm (about {seconds:.0f} s); otherwise the first run of each command takes longer"
+    remedy = f"Run keytail doctor --warm (about {seconds:.0f} s), or the first run of each command takes longer"
     return CheckRow("compiled kernels", WARN, f"not compiled for this user: {found}", remedy)
 
 

@@ -1,9 +1,9 @@
-"""Compiles the kernels in advance, into the cache from which later runs load them: `keytail doctor --warm`.
+"""Compiles the kernels in advance, for `keytail doctor --warm`, into the cache from which later runs load them.
 
 Numba compiles a kernel for the types of a call. Kernels whose types are listed (run/kernels.py) are compiled first,
-several at a time. The list may be incomplete, so all operations that read or write logs are then run in this process on
-small logs in a temporary directory. These are of every kind: batches of every codec, transactions, messages of old
-formats, damage. The list is also made in this way.
+several at a time. The list may be incomplete, so all operations that read or write logs are then run in this process,
+on small logs in a temporary directory with batches of every codec, transactions, messages of old formats, and damage.
+The list itself is also produced in this way.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _NOW_MS = time.time_ns() // 1_000_000
 
 
 def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
-    """Return how many kernels are compiled now, and how many were not called; these are compiled when needed."""
+    """Return how many kernels are compiled now, and how many are not: they were not called, and are compiled when
+    needed."""
     for module in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):
         importlib.import_module(module.name)
     compile_kernels(None, on_step)
@@ -93,8 +94,8 @@ def _records(first: int, count: int) -> list[tuple[int, bytes | None, bytes | No
 
 
 def _audit(path: str, home: str) -> None:
-    """Audit two different partitions as if they were replicas, so that nearly all records are missing in one of them
-    and have to be explained."""
+    """Audit two different partitions as if they were replicas: nearly all records are missing in one of the two, and
+    have to be explained."""
     facts = survey(path)
     other = survey(_new_partition(home, f"other-{os.path.basename(path)[:-2]}"))
     logs = tuple(
@@ -159,8 +160,8 @@ def _marker(offset: int, producer_id: int, kind: ControlType) -> bytes:
 
 
 def _old_partition(home: str) -> str:
-    """Create a partition with messages of magic 0 and 1, and two segments of batches at its end; without these, no
-    segment could lose all its records."""
+    """Create a partition with messages of magic 0 and 1, and two segments of batches at its end; without these two
+    segments, no segment could lose all its records."""
     path = _directory(home, "warm-old")
     like = LOCAL.stat(home)
     for base in (0, 20):
@@ -176,7 +177,7 @@ def _old_partition(home: str) -> str:
 
 
 def _wrapper(messages: bytes, last_offset: int, magic: int) -> bytes:
-    """Return a compressed message. In magic 1, the offsets of the messages inside are relative to the first one."""
+    """Return a compressed message. In magic 1, the offsets of inner messages are relative to the first of them."""
     return _message(last_offset, magic, value=bytes(compress(GZIP, messages)), key=None, attributes=GZIP)
 
 
@@ -231,7 +232,7 @@ def _rebuild(path: str) -> None:
 
 
 def _compact(path: str) -> None:
-    """Compact three times in one task, as `compact` does: the second time with the result of the first one before the
+    """Compact three times in one task, as `compact` does: the second time with the result of the first time before the
     dirty section, the third time from the start."""
     config = replace(COMPACTED, index_interval_bytes=512, min_cleanable_dirty_ratio=0.0, segment_bytes=1 << 12)
     for checkpoint in (None, -1, None):

@@ -17,18 +17,18 @@ from keytail.extras import Needs
 from keytail.ledger.command import ledger_at
 
 LedgerPath = Annotated[str, o.run_flag("--ledger PATH", "Ledger to which the downtime is appended.")]
-Broker = Annotated[str, o.run_flag("--broker NAME", "Name of the broker, as it is shown in the ledger and in reports.")]
+Broker = Annotated[str, o.run_flag("--broker NAME", "Name of the broker that is shown in the ledger and in reports.")]
 _TIME = "ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z"
-DownAt = Annotated[str, o.run_flag("--down-at MS-OR-TIME", f"When its stop began: {_TIME}.")]
+DownAt = Annotated[str, o.run_flag("--down-at MS-OR-TIME", f"When the stop of the broker began: {_TIME}.")]
 ReachableAt = Annotated[str | None, o.run_flag(
-    "--reachable-at MS-OR-TIME", "When it answered again. Default: not known, so no downtime is shown."
+    "--reachable-at MS-OR-TIME", "When the broker answered again. Default: unknown, so no downtime is shown."
 )]
 InSyncAt = Annotated[str | None, o.run_flag(
-    "--in-sync-at MS-OR-TIME", "When all replicas were in sync again. Default: not known."
+    "--in-sync-at MS-OR-TIME", "When all replicas were in sync again. Default: unknown."
 )]
 Run = Annotated[str | None, o.run_flag(
     "--run ID",
-    "Run that was made meanwhile, by its id or the end of its id. Default: the downtime is a line of its own.",
+    "Run during the downtime, by its id or the end of its id. Default: the downtime is a separate line.",
 )]
 
 
@@ -49,9 +49,9 @@ class Request:
 
 @dataclass(frozen=True)
 class DowntimeRow:
-    """One downtime of a broker. Times are in ms since 1970; `null`: not known."""
+    """One downtime of a broker. Times are in ms since 1970; `null`: unknown."""
 
-    run_id: Annotated[str, "the run that was made meanwhile, or an id of its own"]
+    run_id: Annotated[str, "the run during the downtime, or an id of the downtime itself"]
     broker: str
     status: str
     error: ErrorText = NO_ERROR
@@ -87,7 +87,7 @@ DOWNTIME = Command(
     name="downtime",
     also_called=("outage", "restart", "record"),
     help="Record in a ledger how long a broker was down, for `history` and `report`.\n\n"
-    "For programs that stop and start brokers: the DAG keytail_rolling_maintenance of airflow_dags runs it.",
+    "For programs that stop and start brokers, such as the DAG keytail_rolling_maintenance of airflow_dags.",
     request=Request,
     run="keytail.downtime.driver:downtime",
     extras=_extras,
@@ -96,7 +96,7 @@ DOWNTIME = Command(
         "--reachable-at 2026-01-02T03:04:47Z --run 3f2a91c0",
     ),
     rows={"": DowntimeRow},
-    statuses={"recorded": Status("the ledger has it", "done")},
+    statuses={"recorded": Status("the ledger has the downtime", "done")},
     show=_show,
     exit_status=lambda rows, request: 0,
 )

@@ -24,7 +24,7 @@ from keytail.ledger.write import Ledger
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.spark.session import session_of_run
 
-# The tolerated difference between the clocks of this host and of the one that measured.
+# Tolerated difference between the clocks of this host and of the host that measured the times.
 _CLOCK_TOLERANCE_MS = 60_000
 
 
@@ -44,8 +44,8 @@ def downtime(request: Request, now_ms: int | None = None) -> list[DowntimeRow]:
         run_id = history.run(flags, request.run_id, master=request.master)[0].run_id
     with contextlib.ExitStack() as run:
         assert flags.path is not None
-        # Appends are numbered by writer: with the id of the run, this append would seem to repeat the first one of the
-        # run.
+        # Appends are numbered per writer. If the writer were the id of the run, this append would have the number of
+        # the run's first append, and would be taken for a repetition of it.
         writer = f"downtime-{secrets.token_hex(4)}"
         ledger = Ledger(_engine(run, flags, request.master), flags.path, writer, "downtime")
         ledger.open()
@@ -72,20 +72,21 @@ def _check(times: Sequence[int | None], now_ms: int) -> None:
         if later < earlier:
             raise UsageProblem(
                 f"{flag} is {duration_text(earlier - later)} before {before}",
-                remedy="Give the times in the order in which they were",
+                remedy="Give the times in the order of these events",
                 slug="invalid-downtime",
             )
     flag, last = given[-1]
     if last > now_ms + _CLOCK_TOLERANCE_MS:
         raise UsageProblem(
             f"{flag} is {duration_text(last - now_ms)} in the future",
-            remedy="Give ms since 1970, or a time with its time zone; and check the clocks of both hosts",
+            remedy="Give ms since 1970, or a time with its time zone, and check the clocks of both hosts",
             slug="invalid-downtime",
         )
 
 
 def _own_id(broker: str, down_at_ms: int) -> str:
-    """Return the id of a downtime without a run: the same if it is recorded again, so that it is shown once."""
+    """Return the id of a downtime without a run. It is the same if the downtime is recorded again, so that the downtime
+    is shown once."""
     return run_id_at(down_at_ms, hashlib.sha256(f"{broker} {down_at_ms}".encode()).hexdigest()[:8])
 
 

@@ -1,4 +1,4 @@
-"""Formats the batches and records of a dump: as the lines of Kafka's DumpLogSegments, or each as a JSON object.
+"""Formats the batches and records of a dump as the lines of Kafka's DumpLogSegments, or as JSON objects.
 
 The fields are those that Kafka's tool prints (format/DUMP.md). In JSON they have the same names; data that is not UTF-8
 is in base64 under the name with the suffix `_base64`.
@@ -25,14 +25,15 @@ _QUOTED_TYPES = tuple(f'"{name}"' for name in _TYPES)
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd", *(f"unknown({n})" for n in (5, 6, 7)))
 _MARKERS = ("ABORT", "COMMIT")
 
-# A function that returns key and payload of a record as text (which may be JSON), given its key, value and offset.
-# A key or payload of None is not printed.
+# A function of a record's key, value and offset that returns key and payload as text (which may be JSON). A key or
+# payload of None is not printed.
 Decoder: TypeAlias = Callable[[bytes | None, bytes | None, int], tuple[str | None, str | None]]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Which parts of the records are written, and in which format."""
+    """The parts of records that are written, and their format: keys and values (`contents`), other fields
+    (`metadata`)."""
 
     contents: bool = False
     metadata: bool = True
@@ -110,7 +111,7 @@ class DumpWriter:
     def _add_control(
         self, part: Part, control: np.ndarray, numbers: dict[str, np.ndarray], spans: dict[str, Span], extra: _Extra
     ) -> None:
-        """Add the contents of control records: those of markers as columns, other types as text."""
+        """Add the contents of control records: as columns for markers, as text for other types."""
         n = len(control)
         is_marker = np.zeros(n, np.bool_)
         types, epochs = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -160,7 +161,7 @@ class DumpWriter:
         numbers["payload alone"] = numbers["has payload"] & ~numbers["has key"]
 
     def _decoded(self, text: str) -> bytes:
-        """Return the text of a decoder in UTF-8; in JSON, quoted as a string unless it is an object."""
+        """Return the text of a decoder in UTF-8; for JSON, quoted as a string unless it is an object."""
         return (json.dumps(text) if self._shown.json and not text.startswith("{") else text).encode()
 
 
@@ -173,7 +174,7 @@ class _Extra:
         self._used = 0
 
     def span(self, texts: Sequence[tuple[int, bytes]], absent: int = 0) -> Span:
-        """Add texts by row and return their span; the other rows have the size `absent`."""
+        """Add texts by row number and return their span; rows without a text have the size `absent`."""
         starts, sizes = np.zeros(self._count, np.int64), np.full(self._count, absent, np.int64)
         for row, text in texts:
             starts[row], sizes[row] = self._used, len(text)
@@ -203,8 +204,8 @@ def _big_endian(buffer: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray
 
 
 def _wrapped(sequence: np.ndarray, increment: np.ndarray) -> np.ndarray:
-    """Return sequence + increment, where 0 follows 2^31 - 1. Invalid increments in a damaged header overflow as an int
-    does in Java."""
+    """Return sequence + increment, where 0 follows 2^31 - 1. Invalid increments in a damaged header overflow like
+    Java's int."""
     largest = np.int32(2**31 - 1)
     sequence, increment = sequence.astype(np.int32), increment.astype(np.int32)
     beyond = sequence > largest - increment

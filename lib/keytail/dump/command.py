@@ -1,4 +1,4 @@
-"""Declares the command `dump`: flags with the names that Kafka's DumpLogSegments uses, and ranges."""
+"""Declares the command `dump`: flags with the names of Kafka's DumpLogSegments, and flags for ranges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FileList = Annotated[list[str] | None, o.flag(
 PrintDataLog = Annotated[bool, _what_flag("--print-data-log", "Print records with their keys and payloads.")]
 DeepIteration = Annotated[bool, _what_flag("--deep-iteration", "Print records without keys and payloads.")]
 SkipRecordMetadata = Annotated[bool, _what_flag(
-    "--skip-record-metadata", "Print only the fields that --print-data-log adds, and no fields of control records."
+    "--skip-record-metadata", "Print only the record fields that --print-data-log adds; none of control records."
 )]
 OffsetsDecoder = Annotated[bool, _what_flag(
     "--offsets-decoder", "Decode keys and payloads of __consumer_offsets; implies --print-data-log."
@@ -49,7 +49,7 @@ IndexSanityCheck = Annotated[bool, _indexes_flag(
 )]
 MaxBytes = Annotated[int | None, _range_flag(
     "--max-bytes BYTES",
-    "Print only complete batches within the first BYTES bytes of each log. Default: all.",
+    "Print only complete batches within the first BYTES bytes of each log. Default: all batches.",
     parser=within(0, LONG_MAX),
 )]
 FromOffset = Annotated[int | None, _range_flag(
@@ -66,20 +66,20 @@ ToPosition = Annotated[int | None, _range_flag(
 )]
 OutputFlag = Annotated[Format, o.flag(
     "--output",
-    "Output format. table: the lines of Kafka's tool. json: one object per line, including the problems.",
+    "Output format. table: the lines of Kafka's tool. json: one object per line, including findings.",
     Format,
 )]
 Escape = Annotated[bool | None, o.flag(
     "--escape/--no-escape",
     "Write control characters of the data as text such as \\x1b. Default: only on a terminal, which would interpret "
-    "them; otherwise the bytes are those of Kafka's tool.",
+    "them; in files and pipes the bytes are those of Kafka's tool.",
     show_default=False,
 )]
 
 
 @dataclass(frozen=True)
 class IndexChecks:
-    """Which checks of an index are requested."""
+    """The checks of an index that are requested; by default all checks, and its entries are printed."""
 
     verify_only: VerifyIndexOnly = False
     sanity_only: IndexSanityCheck = False
@@ -118,8 +118,8 @@ class Range:
         return self == Range()
 
     def rows(self, batches: np.ndarray) -> slice:
-        """Return which rows (BATCH_TABLE, in the order of the file) are in the range. The slice ends before the end of
-        `batches` only if the range ends there."""
+        """Return the slice of rows (BATCH_TABLE, in the order of the file) that are in the range. It ends before the
+        end of `batches` only if the range ends there."""
         import numpy as np  # noqa: PLC0415 (--help needs no log code)
 
         first, stop = 0, len(batches)
@@ -138,7 +138,7 @@ class Range:
         return slice(min(first, stop), stop)
 
     def records(self, offsets: np.ndarray) -> np.ndarray | None:
-        """Return which records are in the range (bool array), or None if all records of its batches are."""
+        """Return for each offset whether it is in the range (bool array); None if the range has no offset bounds."""
         if self.from_offset is None and self.to_offset is None:
             return None
         import numpy as np  # noqa: PLC0415 (--help needs no log code)
@@ -178,7 +178,7 @@ DUMP = Command(
     also_called=("cat", "print", "read", "decode", "view", "dump-log", "kafka-dump-log", "records"),
     help="Print the contents of segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only."
     "\n\n"
-    "With --output json, one object per line. The exit status is 1 if a checksum, an index entry or a record is wrong.",
+    "--output json prints an object per line. The exit status is 1 if a checksum, an index entry or a record is wrong.",
     request=Request,
     run="keytail.dump.driver:run",
     examples=(

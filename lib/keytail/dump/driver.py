@@ -1,7 +1,7 @@
 """Prints the contents of files of a log dir line by line, and checks them.
 
 Takes no lock, changes nothing and does not use Spark. Lines are written to standard output immediately, findings to
-standard error; JSON has one object per line, including the findings.
+standard error. As JSON, both are written to standard output, one object per line.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def run(request: Request, fs: FileSystem = LOCAL) -> int:
 
 
 def _options(request: Request) -> DumpOptions:
-    """Return the options that the flags request. Raises UsageProblem for flags that exclude each other."""
+    """Return the options that the flags request. Raises UsageProblem for flags that cannot be combined."""
     if request.offsets_decoder and request.transaction_log_decoder:
         raise UsageProblem(
-            "--offsets-decoder and --transaction-log-decoder exclude each other",
+            "--offsets-decoder and --transaction-log-decoder cannot be combined",
             remedy="Dump the two topics separately",
             slug="conflicting-flags",
         )

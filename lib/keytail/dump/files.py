@@ -30,7 +30,7 @@ _LOG_LIKE = (names.LOG, names.METADATA_SNAPSHOT)
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """The flags of Kafka's tool under their names, and the range of each log to dump."""
+    """The flags of Kafka's tool under the same names, and the range of each log to dump."""
 
     print_data_log: bool = False
     deep_iteration: bool = False
@@ -50,8 +50,8 @@ class DumpOptions:
 
 
 def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Report) -> int:
-    """Dump files and the files of partition directories, in order. Return how many of them have a type that can be
-    dumped, including those that could not be read. Raises the same errors as `expanded`."""
+    """Dump files and the files of partition directories, in order. Return how many files have a type that can be
+    dumped, including files that could not be read. Raises the same errors as `expanded`."""
     reader = LogReader(fs)
     shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder)
     writer = DumpWriter(report.out, shown)
@@ -236,8 +236,8 @@ def may_grow(fs: FileSystem, path: str) -> bool:
 
 
 class _Gaps:
-    """Finds record offsets that do not follow the previous one. `last` is the offset before the first one: -1 as in
-    Kafka's tool; with None, the first offset is not a gap."""
+    """Finds record offsets that do not follow the previous record's. `last` is the offset before the first record: -1
+    as in Kafka's tool. With None, the first offset is not a gap."""
 
     def __init__(self, last: int | None) -> None:
         self._last = last

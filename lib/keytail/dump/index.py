@@ -1,7 +1,7 @@
 """Dumps the index files of a segment and compares their entries with its log (format/DUMP.md).
 
-If Kafka's tool would end with an exception (no batch at an entry's position, no log), a finding is reported and the
-dump continues.
+Where Kafka's tool ends with an exception (no batch at an entry's position, no log), a finding is reported and the dump
+continues.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def dump_offset_index(fs: FileSystem, path: str, base: int, checks: IndexChecks,
     _check_rising(path, index.OFFSET_ENTRY.itemsize, report, offsets[:used], positions[:used])
     with _Log(fs, path) as log:
         if not log.is_there:
-            report.problem("there is no log for the index: its entries are not checked", path)
+            report.problem("there is no log for the index, so its entries are not checked", path)
         for i in range(used if log.is_there else 0):
             last = log.last_offset_at(int(positions[i]))
             if last is None:
@@ -73,7 +73,7 @@ def dump_time_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, r
         if log.is_there:
             _check_times(fs, log, path, base, offsets[:used], times[:used], report)
         else:
-            report.problem("there is no log for the index: its entries are not checked", path)
+            report.problem("there is no log for the index, so its entries are not checked", path)
     if not checks.verify_only:
         numbers = {"timestamp": times[:used], "offset": offsets[:used]}
         _write(report, "timeIndexEntry", (("timestamp", "timestamp"), ("offset", "offset")), used, numbers)
@@ -104,8 +104,8 @@ def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None
 
 
 def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
-    """Report entries that are not in ascending order: a search in them would fail. Kafka's tool checks each offset
-    index entry only by itself."""
+    """Report entries that are not in ascending order, because a search in them would fail. Kafka's tool does not check
+    the order of offset index entries."""
     for column in columns:
         back = np.flatnonzero(np.diff(column) <= 0)
         if len(back):
@@ -190,7 +190,7 @@ def _check_times(
 
 
 def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
-    """Return the largest timestamp of the records of each batch, by the number of its entry; at least -1, as in Kafka.
+    """Return the largest timestamp of the records of each batch, or -1 as in Kafka, by the number of its entry.
 
     A batch that a cleaner emptied retains the timestamp in its header, which is returned if it equals the entry's.
     """
@@ -252,7 +252,7 @@ class _Log:
     def find(self, position: int, target: int) -> tuple[int, int, int]:
         """Return position, size and last offset of the first batch from `position` on that ends at `target` or above.
 
-        The last offset is -1 if there is none.
+        The last offset is -1 if there is no such batch.
         """
         while position < self._size:
             start = position - self._position

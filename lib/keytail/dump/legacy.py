@@ -24,10 +24,10 @@ _LEAST_BYTES = 14
 
 @dataclass
 class LegacyRecords:
-    """Records of old messages: `spans` (RECORD_TABLE; the body is only the value) over `raw`, with the checksum of each
-    (`crcs`), and whether it is `valid`.
+    """Records of old messages: `spans` (RECORD_TABLE; the body is only the value) over `raw`. For each, `crcs` has the
+    checksum, and `valid` whether it is correct.
 
-    `problems` are (row of the chunk, what is wrong); the records before the problem are included.
+    `problems` are (row of the chunk, description); the records before a problem are included.
     """
 
     spans: np.ndarray
@@ -86,7 +86,7 @@ def legacy_records(chunk: Chunk, first: int, end: int) -> LegacyRecords:
 
 
 def _messages(data: bytes) -> tuple[list[_Message], str]:
-    """Return the messages in one message (itself if it is not compressed), and what is wrong with it, if anything."""
+    """Return the messages in one message (the message itself if it is not compressed), and a problem, or ""."""
     try:
         offset = int.from_bytes(data[:8], "big", signed=True)
         outer = _message(offset, data[_PREFIX_BYTES:])

@@ -20,7 +20,7 @@ from keytail.log.fs import FileSystem
 def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range) -> tuple[int, str]:
     """Return a byte position where a batch begins, at or before the range, and a note.
 
-    If the index cannot be used, the position is 0 and the note states the reason; otherwise the note is empty.
+    If the index cannot be used, the position is 0 and the note states the reason. If it can, the note is empty.
     """
     if not wanted.from_offset and not wanted.from_position:
         return 0, ""
@@ -37,14 +37,14 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
     if slot < 0:
         return 0, ""
     if not _agrees(fs, log_path, size, int(positions[slot]), int(offsets[slot])):
-        text = f"{path} has offset {offsets[slot]} at byte position {positions[slot]}, but no batch for it begins there"
+        text = f"{path} has offset {offsets[slot]} at byte position {positions[slot]}, where no batch for it begins"
         return 0, f"{text}: the log is read from its start"
     return int(positions[slot]), ""
 
 
 def offset_entries(fs: FileSystem, path: str, base: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return the offsets and positions (int64) in the offset index at `path`; if it cannot be searched, empty arrays
-    and the reason."""
+    """Return the offsets and positions (int64) in the offset index at `path`, and ""; if the index cannot be searched,
+    empty arrays and the reason."""
     none = np.zeros(0, np.int64)
     try:
         entries = index.parse_offset_index(fs.read_bytes(path))
@@ -59,7 +59,7 @@ def offset_entries(fs: FileSystem, path: str, base: int) -> tuple[np.ndarray, np
 
 
 def used_entries(offsets: np.ndarray, base: int) -> int:
-    """Return the number of used entries: those before the first one after entry 0 that has the base offset."""
+    """Return the number of used entries: all before the first entry after entry 0 that has the base offset."""
     unused = np.flatnonzero(offsets[1:] == base)
     return int(unused[0]) + 1 if len(unused) else len(offsets)
 

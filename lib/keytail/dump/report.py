@@ -1,7 +1,7 @@
-"""Writes the output of a dump: lines or JSON objects, and findings, some of which are printed at the end.
+"""Writes the output of a dump: lines or JSON objects, and findings. Some findings are printed at the end.
 
-As text, lines are written to standard output and findings to standard error. A finding that Kafka's tool also reports
-has its text. As JSON, both are objects on standard output.
+As text, lines are written to standard output and findings to standard error. If Kafka's tool also reports a finding,
+its wording is used. As JSON, both are objects on standard output.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from keytail.dump.templates import Sink
 
-MOST_GAPS = 1000  # the limit per file, since a compacted log may have a gap before every second record
+MOST_GAPS = 1000  # maximum number of gaps that are listed per file: a compacted log may have very many
 
 
 class Report:
-    """Writes lines and findings. `wrong`: there was a finding for which the command ends with status 1."""
+    """Writes lines and findings. `wrong`: a finding was reported for which the exit status is 1."""
 
     def __init__(self, out: Sink, print_message: Callable[[str], object], *, as_json: bool = False) -> None:
         self.out, self.print_message, self.as_json = out, print_message, as_json
@@ -28,7 +28,7 @@ class Report:
         self._gaps: dict[str, tuple[list[tuple[int, int]], int]] = {}
 
     def line(self, text: str, **fields: Any) -> None:
-        """Write one line; as JSON write the object of `fields` instead, or nothing if there are none."""
+        """Write one line; as JSON, write an object with these `fields` instead, or nothing if there are no fields."""
         if not self.as_json:
             self.out(memoryview(f"{text}\n".encode(errors="surrogateescape")))  # a file name need not be valid UTF-8
         elif fields:
@@ -66,7 +66,7 @@ class Report:
         self._times["offset"].setdefault(path, []).append((index_offset, log_offset))
 
     def gaps(self, path: str, before: np.ndarray, after: np.ndarray) -> None:
-        """Record offsets that are not consecutive. They are not damage, since compaction leaves gaps."""
+        """Add pairs of offsets that are not consecutive. Gaps are not damage, since compaction leaves them."""
         kept, count = self._gaps.get(path, ([], 0))
         room = MOST_GAPS - len(kept)
         kept += zip(before[:room].tolist(), after[:room].tolist(), strict=True)

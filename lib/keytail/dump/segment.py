@@ -43,9 +43,9 @@ class Problem:
 class Part:
     """Consecutive batches, all of magic 2 or all older, and their records if requested.
 
-    `records.records["row"]` is an index into `batches`; `first_record` (int64, one more than batches) has the first
-    record of each. The arrays are views of buffers that the next part overwrites. `continues`: the part has one batch,
-    the same as the previous part, with more of its records.
+    `records.records["row"]` is an index into `batches`. The records of batch i are `first_record[i]` to before
+    `first_record[i + 1]` (int64). The arrays are views of buffers that the next part overwrites. `continues`: the part
+    has one batch, the last batch of the previous part, with more of its records.
     """
 
     batches: np.ndarray
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass
 class Extent:
-    """Where reading ended, and the problem that stopped it."""
+    """The position where reading ended, and the problem that ended it."""
 
     position: int
     problem: Problem | None = None
@@ -86,10 +86,10 @@ class LogReader:
         deep: bool,
         wanted: Callable[[np.ndarray], slice] | None = None,
     ) -> Iterator[Part]:
-        """Yield the batches from byte `start` (where one begins) up to `end`; afterwards `extent` has the position
+        """Yield the batches from byte `start`, where a batch begins, up to `end`; afterwards `extent` has the position
         where they end.
 
-        `wanted` returns which of the given rows (BATCH_TABLE) to yield; if it omits the last rows, reading ends.
+        `wanted` returns the slice of the given rows (BATCH_TABLE) to yield; if it omits the last rows, reading ends.
         """
         for chunk, valid in self._chunks(path, start, end):
             chosen = slice(0, len(chunk.table)) if wanted is None else wanted(chunk.table)
@@ -193,7 +193,7 @@ class LogReader:
                 )
 
     def _spoiled(self, chunk: Chunk, valid: np.ndarray, row: int) -> Part:
-        """Return one batch with its readable records, and the problem that makes the others unreadable."""
+        """Return one batch with its readable records, and the problem that makes its other records unreadable."""
         batch = chunk.table[row]
         start = int(batch["position"]) - chunk.position
         raw = chunk.raw[start + HEADER_BYTES : start + int(batch["size_bytes"])]
@@ -248,7 +248,7 @@ def _unopened(chunk: Chunk, valid: np.ndarray, row: int, why: KeytailError, *, c
 
 
 def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
-    """Return the records of `block` up to the first invalid one, and what is wrong with that record or with offsets."""
+    """Return the records of `block` before the first invalid record, and the problem of that record or of offsets."""
     data, at = block.tobytes(), 0
     base = int(batch["base_offset"])
     append_time = bool(int(batch["attributes"]) & LOG_APPEND_TIME)
@@ -271,7 +271,7 @@ def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
 
 
 def _span(data: bytes, at: int, base: int, time: int, append_time: bool) -> tuple[tuple[int, ...], int]:
-    """Return the record at `at` as a row of RECORD_TABLE, and its end."""
+    """Return the record at byte `at` as a row of RECORD_TABLE, and the position of its end."""
     found = find_fields(data, at)
     stamp = time if append_time else time + found.timestamp_delta
     stamp = (stamp + 2**63) % 2**64 - 2**63

@@ -1,4 +1,4 @@
-"""Defines templates of lines with named columns, and the writer that fills them in with a kernel.
+"""Defines templates of lines with named columns, and the writer that fills in the templates with a kernel.
 
 A template refers to number columns and spans by name; the caller provides mappings with an array or a Span for each
 name. The kernel and its operations are in `kernels/dump/lines.py`.
@@ -45,7 +45,7 @@ class Literals:
         self._texts: list[bytes] = []
 
     def add(self, *texts: str) -> int:
-        """Add texts; return the number of the first one."""
+        """Add texts; return the number of the first text."""
         first = len(self._texts)
         self._texts += [text.encode() for text in texts]
         return first
@@ -153,7 +153,7 @@ class LineWriter:
                 self._out = np.empty(needed, np.uint8)
 
     def _table(self, template: Template, rows: Rows, below: Template, children: Rows) -> _Table:
-        """Return the rows and their children in one set of arrays, as `kernels.write_lines` requires."""
+        """Return the rows and their children in common arrays, as `kernels.write_lines` requires."""
         columns = [template.columns(rows), below.columns(children)]
         counts = [rows.count, children.count]
         numbers = np.empty(sum(len(c[0]) * n for c, n in zip(columns, counts, strict=True)), np.int64)

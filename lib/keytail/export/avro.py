@@ -1,7 +1,7 @@
 """Decodes Avro in Confluent's wire format (a zero byte, four bytes of schema id, the record) into Arrow columns.
 
-fastavro decodes each record to a Python object, which no other format of an export requires. Several schemas may be
-given, by their ids: records of each are resolved to the first by Avro's rules of schema resolution.
+fastavro decodes each record to a Python object, which no other export format requires. If several schemas are given, by
+their ids, records of all schemas are resolved to the first by Avro's rules of schema resolution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from keytail.extras import AVRO, SPARK, require
 from keytail.format.columns import BytesColumn
 
 FRAME_BYTES = 5
-# Logical types that fastavro decodes. Others are read as the type that they annotate; Arrow converts known ones.
+# Logical types that fastavro decodes. Other logical types are read as the type that they annotate, and then converted
+# by Arrow if it knows them.
 _KEPT = ("decimal",)
 _PLAIN = {
     "boolean": "bool_",
@@ -41,13 +42,13 @@ Fail = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class AvroSchemas:
-    """Schemas by their ids in the registry, as JSON text. The first determines the type of the column."""
+    """Schemas by their ids in the registry, as JSON text. The first schema determines the type of the column."""
 
     by_id: tuple[tuple[int, str], ...]
 
     @property
     def digest(self) -> str:
-        """The digest of the column's schema. It does not depend on the other schemas or any id."""
+        """The digest of the first schema. It does not depend on the other schemas or on any id."""
         plain = json.dumps(json.loads(self.by_id[0][1]), sort_keys=True)
         return hashlib.blake2b(plain.encode(), digest_size=6).hexdigest()
 
@@ -63,7 +64,8 @@ class AvroSchemas:
 
 
 def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
-    """Read `ID=FILE` arguments. Raises UsageProblem if one is invalid, or a table has no types for its schema."""
+    """Read `ID=FILE` arguments. Raises UsageProblem if an argument is invalid, or a table has no types for its
+    schema."""
     by_id: dict[int, str] = {}
     for item in given:
         number, equals, path = item.partition("=")
@@ -91,7 +93,7 @@ def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
 
 def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
     """Decode the column to an Arrow array of `arrow_type`; nulls are kept. For a row that is not in the wire format, or
-    does not match its schema, `fail(row, why)` is called, which raises."""
+    does not match its schema, `fail(row, why)` is called, which must raise an error."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     readers = _of(schemas)

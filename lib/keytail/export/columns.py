@@ -1,6 +1,6 @@
 """Converts records to Arrow batches for Spark. Kernels gather columns, which are decoded without an object per record.
 
-Data that a format cannot decode is an error that names the offset; it never becomes null. JSON is treated as text here:
+Data that a format cannot decode raises an error with its offset; it never becomes null. JSON is treated as text here:
 Spark's parser checks it in the JVM (delta_table.py).
 """
 
@@ -62,7 +62,7 @@ def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
 
 
 def _timestamps(records: np.ndarray) -> Any:
-    """Return the timestamps in microseconds, with null for -1. Raises Undecodable if one is out of range."""
+    """Return the timestamps in microseconds, with null for -1. Raises Undecodable for a timestamp out of range."""
     times_ms = records["timestamp_ms"].astype(np.int64)
     beyond = np.flatnonzero(np.abs(times_ms) > _MOST_MS)
     if len(beyond):

@@ -35,7 +35,7 @@ _target_flag = o.panel("Where to")
 
 To = Annotated[str, _target_flag(
     "--to DIR",
-    "Directory of the tables, one per topic at DIR/TOPIC; the driver and every executor see it at this path.",
+    "Directory of the tables, one per topic at DIR/TOPIC. Driver and executors must have access to it at this path.",
 )]
 _FORMATS = (
     "binary: unchanged. utf8: text. json: validated text. short, int, long, float, double, uuid: as Kafka's "
@@ -47,22 +47,22 @@ KeyFormat = Annotated[FormatName, _what_flag(
 ValueFormat = Annotated[FormatName, _what_flag(
     "--value-format FORMAT", "Format of values, with the same names as --key-format.", parser=o.one_of(FormatName)
 )]
-_SCHEMA = "and its id in the registry; repeatable. Records of all schemas are resolved to the first one."
+_SCHEMA = "and its id in the registry; repeatable. Records of all schemas are resolved to the first schema."
 KeySchema = Annotated[list[str] | None, _what_flag("--key-schema ID=FILE", f"Avro schema of keys {_SCHEMA}")]
 ValueSchema = Annotated[list[str] | None, _what_flag("--value-schema ID=FILE", f"Avro schema of values {_SCHEMA}")]
 AsOfOffset = Annotated[int | None, _what_flag(
     "--as-of-offset N",
-    "Export the state before offset N of each partition, N not included; needs a separate table.",
+    "Export the state of each partition before offset N (exclusive). Needs a separate table.",
     parser=o.within(0, o.LONG_MAX),
 )]
 AsOfTimestamp = Annotated[str | None, _what_flag(
     "--as-of-timestamp MS-OR-TIME",
-    "Export the state before the first record at or after this time (ms since 1970, or ISO 8601); needs a separate "
+    "Export the state before the first record at or after this time (ms since 1970, or ISO 8601). Needs a separate "
     "table.",
 )]
 Full = Annotated[bool, o.run_flag("--full", "Export all records again, including those that the table already has.")]
 Execute = Annotated[bool, o.run_flag(
-    "--execute", "Write the tables; without it the command prints what it would do. Log dirs are only read."
+    "--execute", "Write the tables. Without this flag the command prints what it would do. Log dirs are only read."
 )]
 
 
@@ -72,7 +72,7 @@ def format_of(what: Literal["key", "value"], name: FormatName, schemas: Sequence
     if (name == "avro") != bool(schemas):
         raise UsageProblem(
             f"--{what}-format avro and {flag} must be given together",
-            remedy=f"Give both, with {flag} 17=FILE, or neither",
+            remedy=f"Give both (for example {flag} 17=FILE), or neither",
             slug="missing-flag",
         )
     from keytail.export.avro import read_schemas  # noqa: PLC0415 (--help needs no log code)
@@ -107,7 +107,7 @@ class Request:
     delta_jars: o.DeltaJars = None
     execute: Execute = False
     master: o.Master = None
-    submitted: bool = False  # the run is a job of spark-submit, which has the master
+    submitted: bool = False  # spark-submit runs this process and sets the master
 
     @property
     def as_of(self) -> str:
@@ -130,9 +130,9 @@ class ExportRow(OfPartition):
     from_offset: Annotated[int | None, "start of the offsets that are read"] = None
     end_offset: Annotated[int | None, "end of the offsets that are read, exclusive"] = None
     log_bytes: Annotated[int | None, "size of the segments that are read"] = None
-    records: Annotated[int | None, "rows written"] = None
-    tombstones: Annotated[int | None, "tombstones that are the latest records of their keys"] = None
-    keyless: Annotated[int | None, "records without a key, which were left out"] = None
+    records: Annotated[int | None, "number of rows written"] = None
+    tombstones: Annotated[int | None, "number of tombstones that are the latest records of their keys"] = None
+    keyless: Annotated[int | None, "number of records without a key, which were left out"] = None
     table: Annotated[str, "directory of the table"] = ""
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
@@ -178,7 +178,7 @@ def next_step(rows: Sequence[ExportRow], request: Request) -> str:
     if any(row.status in FAILURES for row in rows):
         return "Partitions that were not exported are unchanged in the table; the reasons are given above."
     if any(row.status == "exported" for row in rows):
-        return f"The table of each topic is in the folder of its name in {request.target}."
+        return f"The table of each topic is the folder with its name in {request.target}."
     return ""
 
 
@@ -186,15 +186,15 @@ EXPORT = Command(
     name="export",
     also_called=("extract", "delta", "consume", "unload", "snapshot"),
     help="Write the latest state of compacted topics to Delta tables: the latest committed record of each key.\n\n"
-    "Only reads the log dirs. An existing table is updated with the new records. Without --execute it prints what it "
-    "would do.",
+    "The log dirs are only read. An existing table is updated with the new records. Without --execute the command "
+    "prints what it would do.",
     request=Request,
     run="keytail.export.driver:export",
     extras=lambda request: [("export", DELTA)],
     examples=("keytail export --log-dirs /var/lib/kafka --topic-list users --to /lake --key-format utf8 --execute",),
     rows={"": ExportRow},
     statuses={
-        "would-export": Status("in a dry run: records would be exported", "done"),
+        "would-export": Status("dry run: with --execute, records would be exported", "done"),
         "exported": Status("records were exported", "done"),
         "clean": Status("there are no new records"),
         **FAILURES,

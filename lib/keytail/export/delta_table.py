@@ -1,7 +1,7 @@
 """Reads and writes the Delta table of an exported topic, and the export state of each partition.
 
 The state of the partitions is stored in the `userMetadata` of the commit that writes the rows, so a crash cannot
-separate the two. It is read from the table's own log, latest commit first, without Spark.
+separate state and rows. It is read from the table's own log, latest commit first, without Spark.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
 
 @dataclass(frozen=True)
 class TableState:
-    """The export state of a table. `as_of`: the offset or time of the log state that it shows, empty for the latest.
+    """The export state of a table. `as_of`: the offset or time of the log state in the table, empty for the latest.
 
-    `changed`: the operation by which others changed the table after the last export; then `partitions` is empty.
+    `changed`: a description of how others changed the table after the last export; `partitions` is then empty.
     """
 
     topic: str
@@ -54,7 +54,7 @@ class TableState:
 
 @as_caller()
 def read_state(path: str) -> TableState | None:
-    """Return the state of the table, or None if there is none yet. Raises Refused if `path` contains anything else."""
+    """Return the state of the table; None if there is no table yet. Raises Refused if `path` contains anything else."""
     folder = Path(path)
     if not folder.exists():
         return None
@@ -96,7 +96,7 @@ def _commit_info(file: Path) -> Mapping[str, Any]:
                 if info is not None:
                     return dict(info)
     except FileNotFoundError:
-        pass  # Delta has just removed it, because its retention has passed
+        pass  # Delta has just removed the file, because its retention time has passed
     except ValueError as bad:
         raise Refused(
             f"a commit of the Delta table cannot be read: {bad}",
@@ -116,9 +116,9 @@ def _state_of(metadata: str | None) -> TableState | None:
         return None
     if stored["keytail_export"] != VERSION:
         raise Refused(
-            f"the table has the export state of version {stored['keytail_export']}, but this keytail supports version "
-            f"{VERSION}",
-            remedy="Use the version of keytail that exported it, or give another --to",
+            f"the export state of the table has version {stored['keytail_export']}, but this keytail supports only "
+            f"version {VERSION}",
+            remedy="Use the version of keytail that exported the table, or give another --to",
             slug="unsupported-export-version",
         )
     known = {int(number): Exported(**item) for number, item in stored["partitions"].items()}
@@ -126,7 +126,7 @@ def _state_of(metadata: str | None) -> TableState | None:
 
 
 def decoded(raw: Any, formats: Formats) -> Any:
-    """Return the frame with its JSON checked by Spark's parser. Invalid JSON fails the job, with a text that
+    """Return the frame with its JSON checked by Spark's parser. Invalid JSON fails the job with a message that
     UNDECODABLE matches."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
@@ -139,7 +139,7 @@ def decoded(raw: Any, formats: Formats) -> Any:
 
 
 def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *, exists: bool) -> None:
-    """Replace the table's rows of these partitions, or create the table, in one commit."""
+    """Replace the table's rows of these partitions, or create the table if it does not exist, in one commit."""
     rows = _columns(frame.where("NOT deleted"))
     writer = rows.write.format("delta").option("userMetadata", state.as_metadata())
     if exists:

@@ -52,8 +52,8 @@ class _Planned:
 
 
 def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
-    """Export the chosen partitions; without `execute` only plan this. Returns a row for each, sorted by topic and
-    partition."""
+    """Export the chosen partitions; without `execute` only plan this. Returns a row for each partition, sorted by topic
+    and partition."""
     target = checked_target(fs, request)
     chosen = choose(fs, request.choice)
     request = replace(request, target=target)
@@ -84,8 +84,8 @@ def checked_target(fs: FileSystem, request: Request) -> str:
     """Return the absolute directory of the tables. Raises UsageProblem if it, or an --as-of flag, is invalid."""
     if request.as_of_offset is not None and request.as_of_timestamp is not None:
         raise UsageProblem(
-            "--as-of-offset and --as-of-timestamp exclude each other",
-            remedy="Give one of them",
+            "--as-of-offset and --as-of-timestamp cannot be combined",
+            remedy="Give only one of the two",
             slug="conflicting-flags",
         )
     if request.as_of_timestamp is not None:
@@ -93,7 +93,7 @@ def checked_target(fs: FileSystem, request: Request) -> str:
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", request.target):
         raise UsageProblem(
             f"--to {request.target} is a URI, not a directory",
-            remedy="Give a directory that the driver and every executor see at the same path",
+            remedy="Give a directory to which the driver and every executor have access at the same path",
             slug="uri-not-supported",
         )
     target = os.path.realpath(request.target)
@@ -162,7 +162,7 @@ def _state(request: Request, topic: str) -> TableState | None:
         both = (state.as_of, request.as_of)
         shown, asked = (f"the state as of {as_of}" if as_of else "the latest state" for as_of in both)
         raise Refused(
-            f"the table shows {shown}, but {asked} was requested",
+            f"the table contains {shown}, but {asked} was requested",
             path=path,
             remedy="Give another --to",
             slug="export-as-of-mismatch",
@@ -271,11 +271,11 @@ def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) ->
         )
     if facts.cleaner_checkpoint is None:
         notes.append(
-            "no cleaner-offset-checkpoint has this partition, so it is not known whether the log was compacted past "
-            "that state"
+            "no cleaner-offset-checkpoint has an entry for this partition, so it is unknown whether the log was "
+            "compacted beyond that state"
         )
     if as_of > limit:
-        notes.append(f"the state is as of offset {limit}, the stable offset")
+        notes.append(f"the state is that of offset {limit}, the stable offset")
     return min(limit, as_of)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 FormatName = Literal["binary", "utf8", "json", "uuid", "short", "int", "long", "float", "double", "avro"]
 
-# The type of the column, and the NumPy type, of formats with a fixed length (Kafka's serializers, big-endian).
+# For formats with a fixed length: the type of the column, and the NumPy type (Kafka's serializers, big-endian).
 FIXED = {
     "short": ("smallint", ">i2"),
     "int": ("int", ">i4"),
@@ -23,7 +23,7 @@ _TEXT = ("utf8", "json", "uuid")
 
 @dataclass(frozen=True)
 class Format:
-    """The format of keys or values; `avro` has schemas."""
+    """The format of keys or values; with schemas for `avro`."""
 
     name: FormatName = "binary"
     avro: AvroSchemas | None = None
@@ -38,7 +38,7 @@ class Format:
 
     @property
     def distinguishes_keys(self) -> bool:
-        """Whether different bytes decode to different keys: not with floats (-0.0, NaNs) and Avro (schema ids)."""
+        """Whether different bytes decode to different keys; False for floats (NaNs) and Avro (schema ids)."""
         return self.name not in ("float", "double", "avro")
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
 """Finds the latest committed record of each key of a partition, for an export.
 
-The map phase (`find_latest`), like that of a compaction, hashes the keys of a range of offsets into the offset map, and
-returns one bit per record; aborted data is not mapped. The read phase (`latest_records`) reads the records that have a
-bit, in one task per slice of segments. If the keys do not fit into the map, they are divided into shards by their
-hashes, and the log is read once per shard, with the same limit of memory.
+Like the map phase of a compaction, the map phase (`find_latest`) hashes the keys of a range of offsets into the offset
+map; it returns one bit per record. Aborted data is not mapped. The read phase (`latest_records`) reads the records that
+have a bit, in one task per slice of segments. If the keys do not fit into the map, they are divided into shards by
+their hashes, and the log is read once per shard, with the same limit of memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_SHARDS = 64
 @dataclass(frozen=True)
 class LatestTask:
     """The records to find in a partition, with offsets in [from_offset, end_offset). `segments` are all segments of the
-    log, as listed. With `tombstones`, tombstones that are latest records get a bit."""
+    log, as listed. With `tombstones`, tombstones that are the latest records of their keys get a bit."""
 
     partition_path: str
     segments: tuple[SegmentFacts, ...]
@@ -82,7 +82,7 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
     """Find the latest record of each key. Raises CorruptLog for damage; Refused for records without a key (unless
     `drop_keyless`), for too many keys, and if the files differ from the listing, before or after reading.
 
-    Needs memory for the map, two bits per record, and less than 256 MiB in addition.
+    Needs memory for the map, two bits per record, and up to 256 MiB more.
     """
     with unchanged(fs, task.partition_path, task.segments):
         entries = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
@@ -93,7 +93,7 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
             try:
                 found = _Finder(fs, task, reader, entries).find(shards)
             except Contradiction as contradiction:
-                # The transaction indexes are used unless the log contradicts them, as in cleaning.
+                # As in cleaning, the transaction indexes are used unless the log contradicts them.
                 found = _again(fs, task, reader, contradiction.entries, shards)
             if found is not None:
                 return found
@@ -138,7 +138,7 @@ class _Finder:
                 return None
         if self._keyless and not self._task.drop_keyless:
             raise Refused(
-                f"{self._keyless} records have no key, so no record replaces another",
+                f"{self._keyless} records have no key, so no later record replaces them",
                 path=self._task.partition_path,
                 offset=self._first_keyless,
                 remedy="Check whether the topic is compacted: most topics with such records are not. To leave them "
@@ -208,7 +208,7 @@ class _Finder:
         return True
 
     def _numbered(self, portion: Portion, first_ordinal: np.ndarray) -> np.ndarray:
-        """Return the ordinals of the portion's records; -1 for those that do not belong into the map."""
+        """Return the ordinals of the portion's records; -1 for records that do not belong in the map."""
         records, columns = portion.records, portion.columns
         portion.hash_keys(self._task.hash_seed)
         number_records(
@@ -220,7 +220,7 @@ class _Finder:
         return ordinals
 
     def _note(self, portion: Portion, ordinals: np.ndarray) -> None:
-        """Record which records have no key, and which have no value."""
+        """Count the records without a key, and set the bit of each record without a value."""
         records, task = portion.records, self._task
         in_range = (records["offset"] >= task.from_offset) & (records["offset"] < task.end_offset)
         keyless = records["offset"][in_range & (records["key_bytes"] < 0)]
@@ -235,7 +235,7 @@ class _Finder:
 
 
 class _Gaps:
-    """Detects missing offsets in a range. A log that was never compacted there has all of them."""
+    """Detects missing offsets in a range. A log that was never compacted has a record at every offset."""
 
     def __init__(self, from_offset: int, end_offset: int) -> None:
         self._next, self._end = from_offset, end_offset
@@ -309,9 +309,9 @@ def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) 
 
 
 def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
-    """Yield the records that have a bit, in order, some thousands at a time; a table is valid until the next one.
+    """Yield the records that have a bit, in order, some thousands at a time; a table is valid until the next.
 
-    Raises the same errors as `find_latest`, also at the end, if the files have changed meanwhile.
+    Raises the same errors as `find_latest`, even at the end, if the files have changed meanwhile.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
     # The array is writable, like all arrays of bits.
@@ -354,8 +354,7 @@ def _chunks(
     *,
     is_last: bool = True,
 ) -> Iterator[Chunk]:
-    """Yield the chunks of segment `number`. After the offsets needed, the active one may end with an incomplete batch.
-    """
+    """Yield the chunks of segment `number`. The active segment may end with an incomplete batch above `end_offset`."""
     segment = segments[number]
     path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
     n_bytes = segment.log_bytes

@@ -1,9 +1,9 @@
-"""Writes one topic to its Delta table. EXPORT.md explains what is atomic, and why.
+"""Writes the records of one topic to its Delta table. EXPORT.md explains what is atomic, and why.
 
-There are two Spark jobs: the first finds the latest record of each key in each partition, and returns only bits; in the
-second, each task reads the records that have a bit from a slice of a log, and Delta writes them. A partition that
-fails in the second is left out, and the job is repeated with the others. A topic takes one commit for partitions that
-are exported in full, and one for those that are updated.
+There are two Spark jobs. The first finds the latest record of each key in each partition, and returns only bits. In the
+second, each task reads the records that have a bit from a slice of a log, and Delta writes these records. A partition
+that fails in the second job is left out, and the job is repeated with the others. A topic has one commit for partitions
+that are exported in full, and one for partitions that are updated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from keytail.values import NotAValue, from_bytes, to_bytes
 
 _PROBLEM = "keytail-export-problem "
 _ENCODED_PROBLEM = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
-# Bytes of log per task in a shuffle of MERGE.
+# Bytes of log per task in the shuffle of Delta's MERGE.
 _MERGED_BYTES = 64 << 20
 
 
@@ -63,7 +63,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Exporting:
-    """A topic to be exported: path, formats and state of its table (`before` is None if there is none), and its
+    """A topic to be exported: path, formats and state of its table (`before` is None if there is no table), and its
     partitions."""
 
     topic: str
@@ -109,7 +109,7 @@ class Export:
             self._commit(what, of_strategy, commit)
 
     def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
-        """Return the partitions whose latest records have been found, by number; call `on_result` for the others."""
+        """Find the latest records. Return the outcomes by partition number; call `on_result` for failed partitions."""
         waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
         found = {}
         while waiting:
@@ -135,7 +135,8 @@ class Export:
     def _commit(
         self, what: Exporting, found: dict[int, ExportOutcome], commit: Callable[[Exporting, Any, list[int]], None]
     ) -> None:
-        """Commit all partitions in one commit. One that makes the job fail is left out, and the others are retried."""
+        """Commit all partitions in one commit. A partition that makes the job fail is left out, and the job repeated.
+        """
         while found:
             try:
                 with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:
@@ -159,12 +160,12 @@ class Export:
         found: Mapping[int, ExportOutcome],
         commit: Callable[[Exporting, Any, list[int]], None],
     ) -> tuple[int | None, KeytailError] | None:
-        """Return None after a commit; otherwise the partition that made it fail, if known, and the error."""
+        """Return None after a commit. If it failed, return the partition that made it fail, if known, and the error."""
         numbers = sorted(found)
         state = self._state.with_partitions({number: found[number].work.after for number in numbers})
         size = sum(item.work.log_bytes for item in found.values())
         wanted = {
-            # A task has rows of one partition; without this setting Spark would first sort them by partition.
+            # A task has rows of one partition; without this setting Spark would first sort the rows by partition.
             "spark.sql.maxConcurrentOutputFileWriters": "2",
             "spark.sql.shuffle.partitions": str(max(self.engine.parallel_tasks, size // _MERGED_BYTES)),
         }
@@ -229,7 +230,7 @@ def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[
                 yield from _rows(partition, piece, formats)
             except Exception as problem:
                 known = problem if isinstance(problem, KeytailError) else as_problem(problem)
-                # `from None`: Spark would print the text of the cause first, which may have the contents of a record.
+                # `from None`: Spark would first print the message of the cause, which may contain data of a record.
                 text = base64.b64encode(to_bytes((partition, known))).decode()
                 raise RuntimeError(_PROBLEM + text) from None
 
@@ -247,10 +248,10 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
 
 
 def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
-    """Return the partition that made a job fail, if known, and the error."""
+    """Return the partition that made a job fail (None if unknown), and the error."""
     text = text_of(problem)
     if match := _ENCODED_PROBLEM.search(text):
-        # If a task did not write it, `lost` has Spark's text.
+        # If no task wrote it, `lost` uses Spark's message.
         with contextlib.suppress(NotAValue, ValueError, TypeError):
             number, known = from_bytes(base64.b64decode(match[1]))
             if isinstance(known, KeytailError):

@@ -1,7 +1,7 @@
 """Decides with pure functions which offsets of a partition have to be exported, given the state of the table.
 
-Only records after the last exported offset are read if the resulting table equals that of a full export; if it does
-not, or if this is unknown, the whole log is read (export/EXPORT.md, "Full or incremental").
+If the resulting table equals that of a full export, only records after the last exported offset are read. If it does
+not, or this is unknown, the whole log is read (export/EXPORT.md, "Full or incremental").
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Literal
 class Exported:
     """The exported state of a partition: the committed records below `end_offset`.
 
-    `leader_epoch` is the epoch of the last offset below it (None if unknown), `log_start_offset` the start of the log
-    at the time of the export.
+    `leader_epoch` is the epoch of the offset before `end_offset` (None if unknown), `log_start_offset` the log start
+    offset at the time of the export.
     """
 
     end_offset: int
@@ -51,7 +51,7 @@ class LogNow:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """How to export a partition, reading offsets from `from_offset` on. `why`: the reason for `way`."""
+    """How to export a partition, reading offsets from `from_offset` on. `way` is the strategy, `why` its reason."""
 
     way: Literal["full", "incremental", "none"]
     why: str
@@ -82,8 +82,8 @@ def plan_export(before: Exported | None, log: LogNow, *, no_state: str = NO_PART
         return ExportPlan("none", f"no new records from offset {before.end_offset} on", before.end_offset)
     if log.stable_offset < before.end_offset:
         why = (
-            f"the table has records up to offset {before.end_offset}, but the log is known to be stable only up to "
-            f"{log.stable_offset}"
+            f"the table has the records below offset {before.end_offset}, but the log is known to be stable only below "
+            f"offset {log.stable_offset}"
         )
         return ExportPlan("none", why, before.end_offset)
     return ExportPlan("incremental", f"from offset {before.end_offset} on", before.end_offset)
@@ -92,20 +92,20 @@ def plan_export(before: Exported | None, log: LogNow, *, no_state: str = NO_PART
 def reason_for_all(before: Exported, log: LogNow) -> str | None:
     """Return why reading after the last exported offset is not sufficient, or None if it is."""
     if None not in (before.topic_id, log.topic_id) and before.topic_id != log.topic_id:
-        return f"another topic of the same name: the topic id was {before.topic_id} and is now {log.topic_id}"
+        return f"the topic was replaced by another of the same name: its id was {before.topic_id}, now {log.topic_id}"
     if log.log_end_offset < before.end_offset:
-        return f"the log ends at offset {log.log_end_offset}, but was exported up to {before.end_offset}"
+        return f"the log ends at offset {log.log_end_offset}, but was exported up to offset {before.end_offset}"
     epoch = epoch_at(log.epochs, before.end_offset - 1)
     if None not in (before.leader_epoch, epoch) and before.leader_epoch != epoch:
         return (
-            f"another leader has written offset {before.end_offset - 1} since: the leader epoch was "
+            f"another leader has written offset {before.end_offset - 1} since then: its leader epoch was "
             f"{before.leader_epoch} and is now {epoch}"
         )
     if log.log_start_offset != before.log_start_offset:
         return f"the log start offset has moved from {before.log_start_offset} to {log.log_start_offset}"
     if log.cleaner_checkpoint is not None and log.cleaner_checkpoint > before.end_offset:
         return (
-            f"the log was compacted up to offset {log.cleaner_checkpoint}, past offset {before.end_offset}, where the "
-            "last export ended: tombstones may have been removed"
+            f"the log was compacted up to offset {log.cleaner_checkpoint}, beyond offset {before.end_offset}, where "
+            "the last export ended: tombstones may have been removed"
         )
     return None

@@ -37,7 +37,7 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
-# In tables only: a message of magic 0 or 1 that is rebuilt when the magic is kept (LEGACY.md 5).
+# Only in tables: a message of magic 0 or 1 that is rebuilt, not copied, when the magic is kept (LEGACY.md 5).
 NOT_COPIED = 0x80
 
 NO_TIMESTAMP = -1
@@ -45,13 +45,14 @@ NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_CONTROL_TYPE = -1
 
-# One row per batch, in native byte order: the input of every processing step (`log/chunk.py`).
+# The batch table has one row per batch, in native byte order. It is the input of every processing step
+# (`log/chunk.py`).
 BATCH_TABLE = np.dtype(
     [
         ("position", "i8"),  # byte position of the batch in its segment file
         ("base_offset", "i8"),
         ("last_offset", "i8"),
-        ("base_timestamp_ms", "i8"),  # the delete horizon if that attribute bit is set
+        ("base_timestamp_ms", "i8"),  # the delete horizon if the attribute DELETE_HORIZON is set
         ("max_timestamp_ms", "i8"),
         ("producer_id", "i8"),
         ("size_bytes", "i4"),  # the size of the whole batch, including its length prefix

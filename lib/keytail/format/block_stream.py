@@ -25,15 +25,15 @@ from keytail.format.codecs.zstd import ZSTD_LEVEL, zstd_frames
 from keytail.limits import max_record_bytes
 
 PART_BYTES = 1 << 20
-_SNAPPY_MOST_RATIO = 22  # three bytes decompress to at most 64 bytes
+_SNAPPY_MOST_RATIO = 22  # maximum ratio of decompressed to compressed bytes: three bytes give at most 64
 
 
 def decompressed(codec_id: int, data: Buffer, part_bytes: int = PART_BYTES) -> Iterator[Buffer]:
     """Return an iterator over the decompressed bytes of `data`, in order. `data` is contiguous.
 
-    Raises ValueError with the reason when it reaches data that Kafka's reader of that codec refuses; TooLarge for a
-    snappy chunk of more than `max_record_bytes` (and more than PART_BYTES). Kafka's producers write 32 KiB chunks, but
-    a block without the framing is one chunk.
+    The iterator raises ValueError at data that Kafka's reader of that codec refuses, and TooLarge for a snappy chunk
+    above both `max_record_bytes` and PART_BYTES. Kafka's producers write chunks of 32 KiB, but a block without the
+    framing is one chunk.
     """
     match codec_id:
         case compression.NONE:

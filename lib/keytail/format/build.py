@@ -1,4 +1,4 @@
-"""Builds a record batch from a few records: for scripts and examples."""
+"""Builds a record batch from a few records, for scripts and examples."""
 
 from __future__ import annotations
 

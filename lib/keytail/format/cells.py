@@ -1,10 +1,11 @@
-"""Divides records by partition into cells: a cell has the records of one partition, as stored in a scratch file.
+"""Divides records by partition into cells. A cell has records of one partition, as stored in a scratch file.
 
-A cell begins with eight words (int64 in the host's byte order: readers run on hosts of the same order): 0 the number
-of records; 1 and 2 the bytes of keys and of values; 3 whether there are headers; 4 their number; 5 and 6 the bytes of
-their keys and of their values; 7 is 0. The columns of `columns.py` follow: first, as words, the timestamps and the
-offsets of keys, values, headers, header keys and header values; then, for keys, values, header keys and header values,
-one byte per row that is 1 if the row is not null; then their bytes in the same order; then zeros up to a whole word.
+A cell begins with eight words (int64 in the byte order of the host; readers run on hosts with the same order): 0 is the
+number of records; 1 and 2 are the bytes of keys and of values; 3 is 1 if there are headers; 4 is the number of headers;
+5 and 6 are the bytes of their keys and of their values; 7 is 0. The columns of `columns.py` follow: first, as words,
+the timestamps and the offsets of keys, values, headers, header keys and header values; then, for keys, values, header
+keys and header values, one byte per row that is 1 if the row is not null; then their bytes in the same order; then
+zeros up to a whole word.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _RECORDS, _KEY_BYTES, _VALUE_BYTES, _HAS_HEADERS, _HEADERS, _HEADER_KEY_BYTES, _
 
 
 class Divider:
-    """Divides records among `n_partitions`, in memory that is reused."""
+    """Divides records among `n_partitions` partitions, in memory that is reused."""
 
     def __init__(self, n_partitions: int) -> None:
         self.n_partitions = n_partitions
@@ -33,7 +34,7 @@ class Divider:
     def divide(self, parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -> list[tuple[int, np.ndarray]]:
         """Return the cell (uint8) of each partition that has records, ascending; cells are valid until the next call.
 
-        `partitions` has one int32 array per part: each record's partition, or a negative number to leave it out.
+        `partitions` has one int32 array per part: each record's partition, or a negative number to omit the record.
         Raises ValueError for offsets that do not ascend inside their data.
         """
         columns = _columns(parts, partitions)
@@ -100,7 +101,8 @@ def opened(cell: np.ndarray) -> RecordColumns:
 
 
 def _columns(parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -> list[_Column]:
-    """Return the columns of keys, values and, if any part has headers, header keys and values, with each partition."""
+    """Return the columns of keys, values and, if a part has headers, of header keys and values. Each item of a column
+    has the partition of each of its rows."""
     keys = [(part.keys, of) for part, of in zip(parts, partitions, strict=True)]
     columns = [keys, [(part.values, of) for part, of in zip(parts, partitions, strict=True)]]
     with_headers = [
@@ -160,7 +162,7 @@ def _fill(
 
 
 def _begin(words: np.ndarray, at: np.ndarray, found: np.ndarray) -> None:
-    """Write the 0 with which offsets begin, and move `at` to the ends that follow it."""
+    """Write the 0 with which offsets begin, and advance `at` to the word after it."""
     words[at[found]] = 0
     at += 1
 

@@ -17,8 +17,8 @@ from keytail.format.codecs.errors import Buffer
 class BytesColumn:
     """A column of byte strings: `data[offsets[i]:offsets[i + 1]]` is the value of row i, unless it is null.
 
-    `data` is uint8, `offsets` int64 with one entry more than rows, `valid` bool: the buffers of an Arrow large
-    binary, except that Arrow's `valid` has one bit per row.
+    `data` is uint8; `offsets` is int64, with one element more than there are rows; `valid` is bool. These are the
+    buffers of an Arrow large binary array, except that Arrow's validity has one bit per row.
     """
 
     data: np.ndarray
@@ -47,8 +47,8 @@ class BytesColumn:
     ) -> BytesColumn:
         """Return rows [`start`, `start + n`) of an Arrow binary or string array, given its three buffers.
 
-        `wide`: offsets have 64 bits (Arrow's large types). `validity` has one bit per row, lowest first; None means
-        that nothing is null. Bytes are not copied. Raises ValueError for buffers that are too short for the rows.
+        `wide`: offsets have 64 bits (Arrow's large types). `validity` has one bit per row, the lowest bit first; None
+        means that no row is null. Bytes are not copied. Raises ValueError for buffers that are too short for the rows.
         """
         if n == 0:  # an empty array may have no offset at all
             return cls(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
@@ -66,16 +66,16 @@ class BytesColumn:
 
     @property
     def data_bytes(self) -> int:
-        """The number of bytes of the rows' values; `data` may contain others."""
+        """The number of bytes of the rows' values; `data` may contain more bytes."""
         return int(self.offsets[-1] - self.offsets[0])
 
     def rows(self, start: int, end: int) -> BytesColumn:
-        """Return the rows [start, end); the data are shared, not copied."""
+        """Return the rows [start, end); `data` is shared, not copied."""
         return BytesColumn(self.data, self.offsets[start : end + 1], self.valid[start:end])
 
     @classmethod
     def joined(cls, parts: Sequence[BytesColumn]) -> BytesColumn:
-        """Return the parts concatenated, copied."""
+        """Return a copy of the concatenated parts."""
         return cls(
             np.concatenate([part.data[part.offsets[0] : part.offsets[-1]] for part in parts]),
             _joined_offsets([part.offsets for part in parts]),
@@ -106,7 +106,7 @@ class HeadersColumn:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The range of rows of `keys` and `values` that are headers of this column's rows."""
+        """The range of items of `keys` and `values` that belong to the rows of this column."""
         return int(self.offsets[0]), int(self.offsets[-1])
 
     def rows(self, start: int, end: int) -> HeadersColumn:
@@ -115,7 +115,7 @@ class HeadersColumn:
 
     @classmethod
     def joined(cls, parts: Sequence[HeadersColumn]) -> HeadersColumn:
-        """Return the parts concatenated, copied."""
+        """Return a copy of the concatenated parts."""
         return cls(
             _joined_offsets([part.offsets for part in parts]),
             BytesColumn.joined([part.keys.rows(*part.span) for part in parts]),

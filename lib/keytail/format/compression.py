@@ -1,8 +1,8 @@
-"""Compresses and decompresses with the five codecs in Kafka's framing; accepts and refuses the same data as Kafka's
-readers.
+"""Compresses and decompresses data in Kafka's framing with its five codecs; accepts and refuses the same data as
+Kafka's readers.
 
-COMPRESSION.md beside this file specifies the bytes, `codecs/` implements them. Compressed output need not equal Kafka's
-byte for byte (library versions differ); framing and contents do.
+COMPRESSION.md beside this file specifies the bytes; `codecs/` implements the codecs. Framing and contents equal those
+of Kafka, but compressed bytes may differ, as they do between versions of a library.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def decompress(
     """Return the decompressed bytes of `data`, as an object that `np.frombuffer` accepts.
 
     Raises ValueError with the reason for data that Kafka's reader of that codec refuses; TooLarge for an output longer
-    than `limit_bytes`, detected before more than that is in memory. `data` is contiguous. `skip_header_checksum`
-    accepts any checksum of the lz4 header, since those of magic 0 are wrong (LEGACY.md 3).
+    than `limit_bytes`, before more than that is in memory. `data` is contiguous. `skip_header_checksum` accepts any
+    checksum of the lz4 header, since it is wrong in messages of magic 0 (LEGACY.md 3).
     """
     match codec_id:
         case 0:
@@ -43,7 +43,7 @@ def decompress(
     raise ValueError(f"unknown codec {codec_id}")
 
 
-# The levels that Kafka's configuration allows, by codec. For gzip it also allows -1, the default.
+# The levels that Kafka's configuration allows, by codec. For gzip, it also allows the default -1.
 LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
 
 
@@ -63,7 +63,7 @@ def check_level(codec_id: int, level: int | None) -> None:
 
 
 def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
-    """Return `data` in Kafka's framing; `level` None is the default of Kafka's codec (`check_level`)."""
+    """Return `data` compressed in Kafka's framing; `level` None is the default of Kafka's codec (`check_level`)."""
     match codec_id:
         case 0:
             return bytes(data)

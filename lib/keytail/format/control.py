@@ -1,7 +1,7 @@
 """Decodes the keys and values of control records (BATCH.md, "Control").
 
-The broker itself writes them, one per control batch: the end of a transaction, or information about a metadata log's
-leader, snapshot and voters. Errors are ValueError with the reason.
+Brokers write these records, one per control batch: the end of a transaction, or information about a metadata log's
+leader, snapshot and voters. Invalid data raises ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_COORDINATOR_EPOCH = -1
 
 
 class ControlType(IntEnum):
-    """The known types. A key may contain any other number; brokers skip such a record."""
+    """The known types of control records. A key may contain any other number; brokers skip such a record."""
 
     ABORT = 0
     COMMIT = 1
@@ -38,7 +38,7 @@ class ControlRecord:
 
 
 def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
-    """Decode key and value; versions above 0 are read as version 0, as in brokers."""
+    """Decode key and value; versions above 0 are decoded as version 0, as in brokers."""
     control_type = _unpack(_KEY, key, "control record key")
     if control_type not in (ControlType.ABORT, ControlType.COMMIT):
         return ControlRecord(control_type)

@@ -16,7 +16,8 @@ _MESSAGES: dict[int, tuple[str, Message]] = {
 
 
 def control_text(key: bytes | None, value: bytes | None, *, as_json: bool) -> str:
-    """Return the text that follows a control record's other fields; with `as_json` as members of a JSON object."""
+    """Return the text that follows the other fields of a control record; with `as_json`, as members of a JSON
+    object."""
     try:
         kind = parse_control_record(key, value).control_type
         if kind not in _MESSAGES:

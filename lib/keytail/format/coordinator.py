@@ -1,6 +1,6 @@
 """Prints the records of `__consumer_offsets` and `__transaction_state` as text (COORDINATOR.md).
 
-The key begins with the record type, the value with its version; one of Kafka's generated messages follows.
+A key begins with the record type, a value with its version; in both, one of Kafka's generated messages follows.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _version(data: bytes, name: str) -> int:
 
 
 def _open_members(group: dict[str, Any]) -> None:
-    """Decode subscription and assignment of a consumer group's members; those that cannot be decoded remain bytes."""
+    """Decode subscription and assignment of each member of a consumer group; invalid ones remain bytes."""
     if group["protocolType"] != "consumer":
         return
     for member in group["members"]:

@@ -24,11 +24,11 @@ from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import NONE, check_level, compress
 from keytail.kernels import encode as kernels
 
-MAX_BATCH_BYTES = 1 << 30  # the size before compression, since a batch is in memory while it is built
+MAX_BATCH_BYTES = 1 << 30  # maximum size of a batch before compression, since it is in memory while it is built
 MAX_BATCH_RECORDS = 2**31 - 1
 BATCH_BYTES = 16384  # the default of a producer's `batch.size`
-PART_BYTES = 4 << 20
-_PART_BATCHES = 1 << 14
+PART_BYTES = 4 << 20  # default of `Encoding.part_bytes`
+_PART_BATCHES = 1 << 14  # maximum number of batches per step
 
 _OFFSETS = "the offsets of the {} are not ascending or exceed their data"
 _REFUSALS = {
@@ -44,8 +44,8 @@ _REFUSALS = {
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """Records, one per row: `timestamps_ms` (int64, -1: none) and columns of the same length; without `headers`, no
-    record has headers."""
+    """Records, one per row: `timestamps_ms` (int64, -1: no timestamp) and columns of the same length. If `headers` is
+    None, no record has headers."""
 
     timestamps_ms: np.ndarray
     keys: BytesColumn
@@ -87,12 +87,12 @@ def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The parameters of `encode_batches`. `level` None is the codec's default. `log_append_time`: timestamps are append
-    times.
+    """The parameters of `encode_batches`. `level` None is the codec's default. `log_append_time`: the timestamps are
+    append times.
 
-    A batch has at most `batch_bytes` before compression, unless one record needs more, and `max_message_bytes` in the
-    log. Each step of `encode_batches` encodes about `part_bytes` before compression. Raises UsageProblem for an invalid
-    codec, level or limit.
+    A batch has at most `batch_bytes` before compression, unless one record needs more, and at most `max_message_bytes`
+    in the log. Each step of `encode_batches` encodes about `part_bytes` before compression. Raises UsageProblem for an
+    invalid codec, level or limit.
     """
 
     leader_epoch: int
@@ -123,12 +123,12 @@ class Encoding:
 def encode_batches(
     columns: RecordColumns, encoding: Encoding, base_offset: int, first_row: int = 0
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Return an iterator of batches with consecutive offsets from `base_offset` on: bytes, and rows of BATCH_TABLE.
+    """Return an iterator over batches with consecutive offsets from `base_offset` on: bytes, and BATCH_TABLE rows.
 
     Each step yields whole batches; the positions in its rows are relative to the first byte of that step. The caller
-    owns both arrays. In messages, the first row has the number `first_row`. Raises Refused for rows that no batch can
-    contain, before any byte is yielded; Refused for a record that exceeds `max_message_bytes` even when compressed,
-    when it is reached; UsageProblem for an invalid offset; ValueError if append times differ.
+    owns both arrays. In error messages, the first row has the number `first_row`. Raises Refused for a row that no
+    batch can contain, before anything is yielded; UsageProblem for an invalid offset; ValueError if append times
+    differ. The iterator raises Refused at a record that exceeds `max_message_bytes` even when compressed.
     """
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
         raise UsageProblem(
@@ -169,7 +169,7 @@ def _parts(
 
 
 def _compressed(plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of_offset_0: int) -> np.ndarray:
-    """Return the batches with compressed blocks, but without their headers, and update their rows.
+    """Return the batches with compressed blocks and room for their headers, and update their rows.
 
     A batch that only compression makes longer than `max_message_bytes` is left uncompressed (BATCH.md 6).
     """
@@ -196,8 +196,8 @@ def _compressed(plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of
 
 
 def _check(arrays: tuple, first_row: int, most_bytes: int) -> int:
-    """Return the size in bytes that the largest record needs for a batch of its own. Raises Refused if it is above
-    `most_bytes`, and for an invalid row."""
+    """Return the size in bytes of a batch with only the largest record. Raises Refused if it is above `most_bytes`, and
+    for an invalid row."""
     code, row, largest = kernels.check_records(*arrays, most_bytes)
     if code == kernels.RECORD_TOO_LARGE:
         raise _too_large(first_row + row, most_bytes, largest)
@@ -215,7 +215,7 @@ def _too_large(row: int, most_bytes: int, size_bytes: int) -> Refused:
 
 
 def _arrays(columns: RecordColumns) -> tuple:
-    """Return the columns for kernels: read-only and always of the same dtypes, so that kernels are compiled once."""
+    """Return the columns for kernels: read-only and always with the same dtypes, so that kernels are compiled once."""
     n, headers = len(columns), columns.headers
     _require_length("keys", columns.keys, n)
     _require_length("values", columns.values, n)

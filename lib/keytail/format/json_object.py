@@ -1,4 +1,4 @@
-"""Parses JSON objects that may have been damaged or edited."""
+"""Parses JSON objects that may be damaged or edited."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def parse_object(data: bytes | str) -> dict[str, Any]:
-    """Return the fields of a JSON object. Raises ValueError for anything else: text that is not JSON, JSON nested too
-    deeply to be parsed, or a value of another type."""
+    """Return the fields of a JSON object. Raises ValueError for anything else: text that is not JSON, JSON that is
+    nested too deeply, or a value of another type."""
     try:
         found = json.loads(data)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Reads messages of magic 0 and 1 as batches: fills their rows in the batch table, and converts records to version 2.
+"""Reads messages of magic 0 and 1 as batches: fills their rows of the batch table, and converts records to version 2.
 
 LEGACY.md beside this file specifies their layout. Everything, including inner checksums, is checked, because the
 records are written with new checksums. The caller adds file and byte position to an error.
@@ -33,7 +33,7 @@ _REASONS = {
     kernels.MESSAGE_MAGIC: "message has a magic byte other than 0 or 1",
     kernels.MESSAGE_CRC: "message has an invalid CRC",
     kernels.FIELD_TOO_LONG: "a message's key or value is longer than the message",
-    kernels.MESSAGE_COMPRESSED: "a message inside a compressed one is compressed itself",
+    kernels.MESSAGE_COMPRESSED: "a message inside a compressed message is compressed itself",
     kernels.OFFSETS_NOT_INCREASING: "offsets do not increase inside a compressed message",
     kernels.SPAN_TOO_LONG: "a compressed message spans more than 2^31 offsets",
     kernels.NEGATIVE_OFFSET: "message has a negative offset or the largest possible one",
@@ -54,8 +54,8 @@ class LegacyProblem(ValueError):
 class LegacyBatch:
     """One message with its inner messages, described as a version 2 batch.
 
-    `attributes` has codec and timestamp type as in version 2. `max_timestamp_ms` is the message's own timestamp,
-    which for a compressed one need not be the largest of its inner messages' timestamps. `is_uniform`: the inner
+    `attributes` has codec and timestamp type as in version 2. `max_timestamp_ms` is the timestamp of the message
+    itself, which in a compressed message need not be the largest of the inner timestamps. `is_uniform`: the inner
     messages have the magic of this message, and its offset is that of the last inner message.
     """
 
@@ -93,9 +93,9 @@ class _Opened:
 
 
 def summarize(raw: np.ndarray, start: int, size: int, limit_bytes: int = NO_LIMIT_BYTES) -> LegacyBatch:
-    """Return the message `raw[start:start + size]`, offset and size fields included, as a batch.
+    """Return the message `raw[start:start + size]`, which includes the offset and size fields, as a batch.
 
-    Raises ValueError with the reason for every error listed in LEGACY.md, TooLarge if it decompresses to more than
+    Raises ValueError for every error listed in LEGACY.md, and TooLarge if the message decompresses to more than
     `limit_bytes`.
     """
     opened = _open(raw, start, size, limit_bytes)
@@ -142,7 +142,7 @@ def summarize_rows(
     """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` is byte `chunk_position` of the file.
 
     Raises LegacyProblem for the first row that is invalid, or that begins at or below the last offset before it, and
-    TooLarge for one that decompresses to more than `limit_bytes`.
+    TooLarge for a row that decompresses to more than `limit_bytes`.
     """
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):
@@ -224,7 +224,7 @@ def _walk(opened: _Opened) -> np.ndarray:
 
 
 def _summary(opened: _Opened, found: np.ndarray) -> LegacyBatch:
-    """Return the message as a batch, with offsets by LEGACY.md 2."""
+    """Return the message as a batch, with offsets according to LEGACY.md 2."""
     first, last, offset = int(found[kernels.FIRST]), int(found[kernels.LAST]), opened.offset
     if opened.relative and offset == 0:
         end = last

@@ -1,8 +1,9 @@
-"""Decodes Kafka's generated messages by a table of their fields, and prints them as JSON (COORDINATOR.md, "Messages").
+"""Decodes Kafka's generated messages from a table of their fields, and prints them as JSON (COORDINATOR.md,
+"Messages").
 
-A schema is one line: `name:type` with `?` if null is allowed, `/3+` or `/1` for the versions that have the field,
-`#0` for the tag of a tagged field, `=-1` for its default; `[type]` is an array, `(fields)` a structure. Errors are
-ValueError with the reason.
+A schema is one line of fields `name:type`, followed by `?` if null is allowed, `/3+` or `/1` for the versions that have
+the field, `#0` for the tag of a tagged field, `=-1` for its default; `[type]` is an array, `(fields)` a structure.
+Invalid data raises ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LENGTHS = {"string": _NUMBERS["int16"], "bytes": _NUMBERS["int32"], "array": _N
 _ABSENT: Any = {"string": "", "bytes": b"", "uuid": bytes(16), "bool": False}
 _TOKEN = re.compile(r"[\[\]()]|[A-Za-z0-9]+:|[a-z0-9]+|\?|/[0-9]+\+?|#[0-9]+|=-?[a-z0-9]+")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-NEVER = 2**15  # a version that no message has
+NEVER = 2**15  # larger than every version of a message
 _TO_ESCAPE = re.compile('["\\\\\x00-\x1f]')
 
 
@@ -39,7 +40,7 @@ class Uuid(bytes):
 
 @dataclass
 class Buffer:
-    """Bytes and the current read position."""
+    """Bytes, and the position up to which they were read."""
 
     data: bytes
     at: int = 0
@@ -65,9 +66,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Field:
-    """A schema field.
+    """A field of a schema, in versions `first_version` to `last_version`. `tag` is None for an untagged field.
 
-    `kind` is the name of a scalar type, "array" or "struct"; `parts` has the item of an array, or the fields of a
+    `kind` is the name of a scalar type, "array" or "struct"; `parts` is the item of an array, or the fields of a
     struct.
     """
 
@@ -86,7 +87,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Message:
-    """The fields of a message; from version `flexible_from` on, lengths are compact and fields may be tagged."""
+    """The schema of a message. From version `flexible_from` on, lengths are compact and fields may be tagged."""
 
     fields: tuple[Field, ...]
     flexible_from: int
@@ -100,7 +101,7 @@ class Message:
         return _structure(buffer, self.fields, version, version >= self.flexible_from)
 
     def take_untagged(self, buffer: Buffer, version: int) -> dict[str, Any]:
-        """Return the untagged fields by name; tagged fields and all that follows remain unread in the buffer."""
+        """Return the untagged fields by name; tagged fields and everything after them remain unread in the buffer."""
         return _untagged(buffer, self.fields, version, version >= self.flexible_from)
 
 

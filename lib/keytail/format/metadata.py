@@ -1,8 +1,8 @@
 """Decodes records of the cluster metadata log: topics, partitions, configs and KRaft transactions (METADATA.md).
 
-Only the types that define a topic, its configuration and the cluster's version are decoded; all others are skipped by
-their number, so other data of a cluster, such as credentials, is not decoded. Errors are ValueError with the
-reason; `log/cluster/replay.py` computes the resulting state.
+Only the record types that define a topic, its configuration and the cluster's version are decoded; other types are
+skipped by their number, so other data of a cluster, such as credentials, is not decoded. Invalid data raises ValueError
+with the reason. `log/cluster/replay.py` computes the resulting state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SNAPSHOT_HEADER = struct.Struct(">hq")  # version, time of the last record cont
 
 
 class ResourceType(IntEnum):
-    """Type of the resource that a config belongs to; other types are not used here."""
+    """The type of the resource to which a config belongs; other types are not used here."""
 
     TOPIC = 2
     BROKER = 4
@@ -35,7 +35,7 @@ class ResourceType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic is created. Ids are written as in `partition.metadata`."""
+    """A topic is created. The id is text as in `partition.metadata`."""
 
     name: str
     topic_id: str
@@ -61,7 +61,7 @@ class PartitionChangeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConfigRecord:
-    """A config of a topic, a broker (named by its id) or all brokers (named ""); value None removes it."""
+    """A config of a topic, of a broker (`resource_name` is its id) or of all brokers (""); value None removes it."""
 
     resource_type: int
     resource_name: str
@@ -107,7 +107,7 @@ class OtherRecord:
 
     @property
     def is_known(self) -> bool:
-        """Whether `kafka_messages.py` lists the type. A known type is skipped because it does not concern topics."""
+        """Whether `kafka_messages.py` contains the type. A known type is skipped because it does not concern topics."""
         return self.record_type in METADATA
 
 
@@ -126,8 +126,8 @@ KnownRecord: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class NewerRecord:
-    """A record whose version is newer than the latest known one. `record` contains its leading fields, decoded as in
-    the latest known version: they identify the subject of the record. The other fields are unknown."""
+    """A record with a newer version than the latest known one. `record` has its leading fields, decoded as in the
+    latest known version; they identify the subject of the record. Its other fields are unknown."""
 
     record_type: int
     version: int
@@ -140,8 +140,8 @@ MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 def parse_record(data: bytes | None) -> MetadataRecord:
     """Decode the value of one record of the log. Raises ValueError if Kafka could not read it.
 
-    A record whose version is newer than the latest known one is returned as a `NewerRecord`; for this, ValueError is
-    raised if its known fields are invalid.
+    A record whose version is newer than the latest known one is returned as a `NewerRecord`. ValueError is also raised
+    if the known fields of such a record are invalid.
     """
     if data is None:
         raise ValueError("the record has no value")
@@ -158,7 +158,7 @@ def parse_record(data: bytes | None) -> MetadataRecord:
         return _newer(record_type, version, make(layout.take_untagged(buffer, newest)))
     record = make(layout.take(buffer, version))
     if buffer.at != len(data):
-        raise ValueError(f"{len(data) - buffer.at} bytes after the last field of a record")
+        raise ValueError(f"{len(data) - buffer.at} bytes follow the last field of a record")
     return record
 
 
@@ -191,7 +191,7 @@ def _id(uuid: bytes) -> str:
     return base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
 
 
-# The constructor of each type of record from its fields; all other types are OtherRecord.
+# By record type, a function that creates the record from its fields; other types become OtherRecord.
 _MAKERS: Mapping[int, Callable[[Mapping[str, Any]], KnownRecord]] = {
     2: lambda fields: TopicRecord(fields["name"], _id(fields["topicId"])),
     3: lambda fields: PartitionRecord(_id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"])),
@@ -211,7 +211,8 @@ _RECORDS = {record_type: (METADATA[record_type].message(), make) for record_type
 def parse_snapshot_header(value: bytes | None) -> int:
     """Return the time in ms of the last record in a snapshot, from the value of its first control record."""
     if value is None or len(value) < _SNAPSHOT_HEADER.size:
-        raise ValueError(f"the snapshot header has {0 if value is None else len(value)} bytes")
+        size_bytes = 0 if value is None else len(value)
+        raise ValueError(f"the snapshot header has {size_bytes} bytes, at least {_SNAPSHOT_HEADER.size} are required")
     version, last_ms = _SNAPSHOT_HEADER.unpack_from(value)
     if version < 0:
         raise ValueError(f"the snapshot header has invalid version {version}")
@@ -219,12 +220,13 @@ def parse_snapshot_header(value: bytes | None) -> int:
 
 
 def encode_topic_id(topic_id: str) -> bytes:
-    """Return a `partition.metadata` file, as a broker writes it."""
+    """Return the contents of a `partition.metadata` file, as a broker writes them."""
     return f"version: 0\ntopic_id: {topic_id}".encode()
 
 
 def parse_topic_id(data: bytes) -> str:
-    """Return the topic id in a `partition.metadata` file (NAMES.md)."""
+    """Return the topic id in the contents of a `partition.metadata` file (NAMES.md). Raises ValueError if they are
+    invalid."""
     lines = data.decode("ascii").split("\n")
     version, topic_id = (line.partition(": ") for line in [*lines, "", ""][:2])
     if (version[0], topic_id[0]) != ("version", "topic_id") or not version[2].strip().isdecimal():

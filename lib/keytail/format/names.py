@@ -1,4 +1,4 @@
-"""Builds and parses the names of the files and directories of a log dir; the only module that does.
+"""Builds and parses the names of the files and directories of a log dir.
 
 NAMES.md beside this file describes what each name means to a broker.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-# The suffix for the content of a file. The number before SNAPSHOT is an end offset, that before the others a base
-# offset.
+# The suffix for the content of a file. The number before SNAPSHOT is an end offset; before the other suffixes it is a
+# base offset.
 LOG = ".log"
 INDEX = ".index"
 TIME_INDEX = ".timeindex"
@@ -23,18 +23,18 @@ SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 INDEX_SUFFIXES = (INDEX, TIME_INDEX, TXN_INDEX)
 CONTENT_SUFFIXES = (*SEGMENT_SUFFIXES, SNAPSHOT)
 
-# The stage of such a file in a replacement, a suffix after the whole name.
+# The stage of such a file in a replacement: a suffix after the whole name.
 SWAP = ".swap"
 CLEANED = ".cleaned"
 DELETED = ".deleted"
 SCRATCH = ".clean"  # keytail's: brokers ignore it
-# State that a cleaning in several passes saves for the next pass; scratch only.
+# State that a cleaning in several passes saves for the next pass; only in scratch files.
 SURVIVORS = ".survivors"
 PROOF = ".proof"
-CELLS = ".cells"  # records that a task of an import has read, for the task that writes them; scratch only
-PREPARED = ".prepared"  # the record of a prepared compaction (compact/prepared/PREPARED.md); scratch only
+CELLS = ".cells"  # records that a task of an import has read, for the task that writes them; only in scratch files
+PREPARED = ".prepared"  # the record of a prepared compaction (compact/prepared/PREPARED.md); only in scratch files
 
-# Files of a log dir.
+# Names in a log dir.
 LOCK: Final = ".lock"
 PREPARE_LOCK: Final = ".keytail-prepare.lock"  # keytail's: brokers ignore it
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
@@ -70,7 +70,9 @@ class FileName:
     `kind`: "live" (a segment file or snapshot under its final name), "cleaned", "swap", "deleted" (Kafka's
     stages), "scratch" (keytail's own), "partition" (the two files without a number), "fatal" (a name that stops a
     broker, or makes it open a different file), "other" (ignored by brokers).
-    `suffix` is one of CONTENT_SUFFIXES, or "" if there is none.
+    `base_offset` is the number in the name; for a snapshot it is an end offset. `suffix` is one of CONTENT_SUFFIXES, in
+    scratch files also SURVIVORS, PROOF, CELLS or PREPARED; "" if there is none. `run_id` and `attempt` are those of a
+    scratch file.
     """
 
     name: str
@@ -83,7 +85,7 @@ class FileName:
 
 @dataclass(frozen=True)
 class PartitionDir:
-    """A partition directory by its name. In a `delete` or `stray` name the broker may have truncated the topic."""
+    """A partition directory, by its name. A broker may have truncated the topic of a `delete` or `stray` name."""
 
     topic: str
     partition: int
@@ -139,7 +141,7 @@ _STAGE_KINDS: dict[str | None, FileKind] = {
 
 
 def base_of_live(name: str) -> int | None:
-    """Return the number of a segment file or snapshot under its final name; None for any other name."""
+    """Return the offset in the final name of a segment file or snapshot; None for any other name."""
     number = name[:_OFFSET_DIGITS]
     if name[_OFFSET_DIGITS:] in _LIVE_SUFFIXES and number.isascii() and number.isdigit():
         offset = int(number)
@@ -166,7 +168,7 @@ def parse_file_name(name: str) -> FileName:
             return FileName(name, kind, offset, match["suffix"])
     if name.endswith(METADATA_SNAPSHOT + DELETED):
         return FileName(name, "other")
-    if name.endswith(DELETED):  # a broker deletes it at startup, whatever its stem
+    if name.endswith(DELETED):  # a broker deletes the file at startup, whatever precedes the suffix
         return FileName(name, "deleted")
     if name.endswith((*CONTENT_SUFFIXES, SWAP, CLEANED)):
         return FileName(name, "fatal")
@@ -176,8 +178,8 @@ def parse_file_name(name: str) -> FileName:
 def left_by_missing_segments(found: Iterable[str]) -> dict[int, str]:
     """Return the names of indexes and snapshots without a `.log` in a partition directory, one name per base offset.
 
-    They show that a segment began there, unless the segment before it contains that offset, or a broker was killed
-    while it removed a segment, or a replacement is unfinished (then the result is empty).
+    Each shows that a segment began there, unless the segment before contains that offset, or a broker was killed while
+    it removed a segment. If a replacement is unfinished, the result is empty.
 
     A snapshot is evidence only with brokers from 2.8 on, which write partition.metadata: they remove it with the
     segment that begins there, and indexes without a segment when they start.
@@ -199,7 +201,7 @@ _METADATA_SNAPSHOT = re.compile(rf"{_OFFSET}-(?P<epoch>[0-9]{{10}}){re.escape(ME
 
 
 def parse_metadata_snapshot(name: str) -> tuple[int, int] | None:
-    """Return end offset and epoch of a finished snapshot of the metadata log by its name; None for any other file."""
+    """Return the end offset and epoch in the name of a finished metadata snapshot; None for any other file name."""
     match = _METADATA_SNAPSHOT.fullmatch(name)
     if match is None or int(match["offset"]) > MAX_OFFSET:
         return None
@@ -216,11 +218,11 @@ def partition_dir(topic: str, partition: int) -> str:
 
 
 def parse_partition_dir(name: str) -> PartitionDir | None:
-    """Return the partition in directory `name` of a log dir, or None if no broker gives a partition this name.
+    """Return the partition in directory `name` of a log dir; None if it is no name of a partition directory.
 
-    A broker does not start if there is a directory with such a name, except REMOTE_INDEX_CACHE_DIR. The check is
-    stricter than a broker's, so that no other directory is taken for a partition: the topic name must be legal, and the
-    number must have neither a sign nor a leading zero.
+    If a log dir contains a directory for which this returns None, except REMOTE_INDEX_CACHE_DIR, a broker does not
+    start. The check is stricter than a broker's, so that no other directory is taken for a partition: the topic name
+    must be legal, and the number must have neither a sign nor a leading zero.
     """
     kind: DirKind = "normal"
     if name.endswith(("-delete", "-future", "-stray")):

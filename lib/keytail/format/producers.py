@@ -1,7 +1,7 @@
-"""Decodes and encodes the producer snapshot of a partition (`.snapshot`): a broker's state of each producer id.
+"""Decodes and encodes producer snapshots of a partition (`.snapshot`): a broker's state of each producer id.
 
 SNAPSHOT.md beside this file specifies the layout; `log/producers.py` decides which snapshot is used, and replays the
-log after it. Errors are ValueError with the reason.
+log after it. Invalid data raises ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ assert (_HEAD.size, _ENTRY.size) == (10, 46)
 class ProducerEntry:
     """The state of one producer id; -1 means "none" in every field but `offset_delta`.
 
-    `last_offset` is the last offset of its last data batch, whose base offset is `last_offset - offset_delta`.
+    `last_offset` is the last offset of the producer's last data batch, whose base offset is `last_offset -
+    offset_delta`.
     """
 
     producer_id: int

@@ -1,7 +1,7 @@
 """Decodes single records of v2 batches, in plain Python: for the metadata log and damaged batches.
 
 The layout is specified in BATCH.md, "Records". Kernels process whole batches; this module accepts and refuses the
-same bytes, but is a thousand times slower. Errors are ValueError with the reason.
+same bytes, but is a thousand times slower. Invalid data raises ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_VARLONG_BYTES = 10
 
 @dataclass(frozen=True)
 class Record:
-    """A record as stored, relative to its batch. `None` represents null; the key of a header is never null."""
+    """A record as stored, with deltas relative to its batch. None represents null; a header's key is never null."""
 
     timestamp_delta: int
     offset_delta: int
@@ -47,17 +47,17 @@ def _decode_groups(data: Buffer, position: int, end: int, most_bytes: int) -> tu
     value = 0
     for shift in range(0, 7 * most_bytes, 7):
         if position >= end:
-            raise ValueError("varint runs past the end")
+            raise ValueError("a varint extends beyond the end of the data")
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise ValueError(f"varint of more than {most_bytes} bytes")
+    raise ValueError(f"a varint has more than {most_bytes} bytes")
 
 
 class Fields(NamedTuple):
-    """The positions of a record's fields: start and length of each, where -1 is the length of null."""
+    """The positions of a record's fields: the start and the length of each field. The length of null is -1."""
 
     timestamp_delta: int
     offset_delta: int
@@ -115,11 +115,11 @@ def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
 def decode_records(block: Buffer, count: int) -> list[Record]:
     """Return the records of an uncompressed record block. Raises ValueError if it is not exactly `count` records."""
     if count < 0:
-        raise ValueError(f"record count {count}")
+        raise ValueError(f"the record count {count} is negative")
     records, at = [], 0
     for _ in range(count):
         record, at = decode_record(block, at)
         records.append(record)
     if at != len(block):
-        raise ValueError(f"{len(block) - at} bytes after the last of {count} records")
+        raise ValueError(f"{len(block) - at} bytes follow the last of {count} records")
     return records

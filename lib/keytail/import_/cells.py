@@ -1,9 +1,9 @@
-"""Implements the tasks of the strategy that bypasses the JVM: they read a slice of Parquet and divide it into cells.
+"""Implements the tasks of the strategy that bypasses the JVM: each reads a slice of Parquet and divides it into cells.
 
 A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition, ordered by
-place, are its records. Cells are in scratch files in partition directories, one file per slice, where the tasks that
-write partitions read them: log dirs are at the same path for all tasks. Spark's shuffle would copy the data in the JVM
-six times, which took 1.4 of 2.8 s of CPU time per million records.
+place, are all its records. Cells are in scratch files, one file per slice, in partition directories, because all tasks
+have log dirs at the same path; the tasks that write partitions read them there. Spark's shuffle would copy the data six
+times in the JVM, which took 1.4 of 2.8 s of CPU time per million records.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from keytail.log.fs import FileSystem
 PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bigint, size_bytes bigint"
 COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
 
-PART_BYTES = 16 << 20  # bytes of decoded records that are divided at a time
-# Rows of Parquet that are decoded at a time, whatever their size: as many as in Spark's own reader.
+PART_BYTES = 16 << 20  # maximum bytes of decoded records that are divided at a time
+# Maximum number of rows of Parquet that are decoded at a time: the same as in Spark's own reader.
 _MOST_ROWS = 4096
 _READ_BYTES = 1 << 20
 Numbers = tuple[np.ndarray, np.ndarray]  # partitions, and which of them are valid
@@ -41,8 +41,8 @@ _NO_PARTITION = -1  # for numbers that do not fit into an int, and for records t
 
 @dataclass(frozen=True)
 class Piece:
-    """A row group. `file_number` counts files in the order of their names, from 0; `first_row` is the number of its
-    first row in the file. Size and mtime are the file's when the driver read its footer."""
+    """A row group. `file_number` is the number of its file in the order of names, from 0; `first_row` is the number of
+    its first row in the file. Size and mtime are those of the file when the driver read its footer."""
 
     path: str
     file_number: int
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slice:
-    """The part of the source that one task reads. All slices, ordered by number, make up the source."""
+    """A part of the source that one task reads. All slices, in the order of `number`, are the whole source."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -112,7 +112,7 @@ def store_slice(
         finally:
             fs.close(fd)
     except BaseException:
-        with contextlib.suppress(OSError):  # otherwise, the driver or the next run removes it
+        with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes it
             fs.unlink(path)
         raise
     return stored
@@ -165,7 +165,7 @@ def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
 
 
 def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
-    """Yield batches of COUNTS_SCHEMA: the counts of the slice for each partition, including those that do not exist."""
+    """Yield batches of COUNTS_SCHEMA: counts of the slice by partition, including partitions that do not exist."""
     counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
     for piece in item.pieces:
         for part in _parts(piece, counted, n_partitions):
@@ -183,7 +183,8 @@ def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> I
 
 
 def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
-    """Return the partition of each record (int32): its own number if valid, else by its key, else by its turn."""
+    """Return the partition of each record (int32): its number in `own` if that is valid; if not, the partition of its
+    key; for a record without a key, its turn modulo `n_partitions`."""
     found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
     keyless = np.flatnonzero(~keys.valid)
     found[keyless] = (first_turn + keyless) % n_partitions
@@ -219,13 +220,13 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
         status = os.fstat(opened.fileno())
         if (status.st_size, status.st_mtime_ns) != (piece.size_bytes, piece.mtime_ns):
             raise Refused(
-                f"on host {os.uname().nodename} the file does not have the size and modification time that the driver "
-                "found",
+                f"on host {os.uname().nodename}, size or modification time of the file differ from those that the "
+                "driver found",
                 path=piece.path,
                 remedy="Import a source that is not written during the import, at the same path on all hosts",
                 slug="source-file-changed",
             )
-    # Buffered, because otherwise a column of a row group, which may be most of the file, is read as a whole.
+    # Without a buffer size, a column of a row group, which may be most of the file, is read at once.
     with as_caller():
         file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
     rows = max(1, min(_MOST_ROWS, PART_BYTES * piece.rows // max(piece.decoded_bytes, 1)))

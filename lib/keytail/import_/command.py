@@ -37,8 +37,8 @@ SourcePath = Annotated[
 ]
 FormatFlag = Annotated[Format, _source_flag(
     "--format",
-    "Format of SOURCE. parquet: the fastest without --sort-by, as no record passes through the JVM. json: one object "
-    "per line. delta: Spark fetches Delta's jars when it starts; under spark-submit, pass them to it.",
+    "Format of SOURCE. parquet is the fastest: without --sort-by, no record passes through the JVM. json: one object "
+    "per line. delta: Spark fetches Delta's jars when it starts; with spark-submit, pass the jars to it.",
     Format,
 )]
 KeyColumn = Annotated[str, _source_flag("--key-column NAME", "Column of the keys: binary or string.")]
@@ -61,13 +61,13 @@ PartitionColumn = Annotated[str | None, _source_flag(
 )]
 SortBy = Annotated[list[str] | None, _source_flag(
     "--sort-by A,B",
-    "Columns of SOURCE by which Spark sorts each partition. Without it, and among equal values, records of one file "
-    "keep their order.",
+    "Columns of SOURCE by which Spark sorts each partition. Without the flag, and among equal values, records of one "
+    "file keep their order.",
 )]
 OneTopic = Annotated[str, _target_flag("--topic NAME", "Full name of the topic.")]
 ReplicaLogDirs = Annotated[list[str] | None, _target_flag(
     "--replica-log-dirs DIR[,DIR]",
-    "Log dirs of another stopped broker that has replicas, which get the same bytes; repeat for each such broker.",
+    "Log dirs of another stopped broker; its replicas of the topic get the same bytes. Repeatable.",
 )]
 Append = Annotated[bool, _target_flag("--append", "Append to partitions that already have records.")]
 TopicId = Annotated[str | None, _target_flag(
@@ -75,12 +75,12 @@ TopicId = Annotated[str | None, _target_flag(
 )]
 PartitionCount = Annotated[int | None, _target_flag(
     "--partition-count N",
-    "Number of partitions of the topic, if the log dirs do not determine it. For a topic that does not exist yet, "
-    "all are created.",
+    "Number of partitions of the topic, if the log dirs do not determine it. If the topic does not exist yet, all its "
+    "partitions are created.",
     parser=o.within(1, 1_000_000),
 )]
 CodecFlag = Annotated[Codec | None, _target_flag(
-    "--codec", "Compression of the batches. Default: the topic's compression.type, else none.", Codec
+    "--codec", "Compression of the batches. Default: the topic's compression.type, or none.", Codec
 )]
 BatchBytes = Annotated[int | None, _target_flag(
     "--batch-bytes SIZE",
@@ -143,12 +143,12 @@ class Request:
     import_id: ImportId = None
     execute: o.Execute = False
     master: o.Master = None
-    submitted: bool = False  # the run is a job of spark-submit, which has the master
+    submitted: bool = False  # spark-submit runs this process and sets the master
 
     def __post_init__(self) -> None:
         if self.single_replica and self.replica_log_dirs:
             raise UsageProblem(
-                "--single-replica and --replica-log-dirs exclude each other",
+                "--single-replica and --replica-log-dirs cannot be combined",
                 remedy="Give --single-replica only if no partition of the topic has another replica",
                 slug="conflicting-flags",
             )
@@ -172,7 +172,7 @@ class ImportRow(OfPartition):
     log_bytes: Annotated[int | None, "size of the new segments, per replica"] = None
     segments: int | None = None
     first_offset: Annotated[int | None, "first offset of the imported records"] = None
-    end_offset: Annotated[int | None, "exclusive"] = None
+    end_offset: Annotated[int | None, "end of the imported offsets, exclusive"] = None
     replicas: int = 1
     import_id: str = ""
     notes: tuple[str, ...] = ()
@@ -181,7 +181,8 @@ class ImportRow(OfPartition):
 
 
 def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> int:
-    """Return 0 if no partition has a problem, 3 if some partitions were or can be imported, otherwise 1."""
+    """Return 0 if no partition has a problem; 3 if there are problems, but some partitions were or can be imported; 1
+    if none were or can be imported. `unchanged` partitions count as neither."""
     if all(row.status not in FAILURES for row in rows):
         return 0
     return 3 if any(row.status.startswith("imported") or row.status == "would-import" for row in rows) else 1
@@ -234,8 +235,7 @@ def _extras(request: Request) -> Needs:
 IMPORT = Command(
     name="import",
     also_called=("load", "bulk-load", "write", "produce", "ingest", "append"),
-    help="Write a table of records into partition directories, at the speed of the disk, for a broker to serve "
-    "afterwards.\n\n"
+    help="Write a table of records directly into partition directories of stopped brokers.\n\n"
     "Bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts the records for each partition.",
     request=Request,
     run="keytail.import_.driver:import_records",
@@ -246,7 +246,7 @@ IMPORT = Command(
     ),
     rows={"": ImportRow},
     statuses={
-        "would-import": Status("in a dry run: records would be imported", "done"),
+        "would-import": Status("dry run: with --execute, records would be imported", "done"),
         "imported": Status("the records were imported", "done"),
         "imported-before": Status("an earlier run of the same import has imported them"),
         "unchanged": Status("the source has no records for the partition"),

@@ -46,7 +46,8 @@ from keytail.run.spark.delta import session_settings
 from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 
-# Larger than a producer's 16 KiB: imported records are mostly read in bulk, and larger batches compress better.
+# Default of --batch-bytes. It exceeds a producer's 16 KiB: imported records are usually read in bulk, and larger
+# batches compress better.
 BATCH_BYTES = 128 << 10
 
 
@@ -65,7 +66,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
                 refuse_shared_storage(fs, request.all_log_dirs)
             run.enter_context(hold(request.all_log_dirs, fs))
             target = find_target(fs, request, is_reported=True)
-        # Closed after this run's session has stopped, while locks are still held.
+        # `at_end` is closed after this run's session has stopped, while locks are still held.
         at_end = run.enter_context(contextlib.ExitStack())
         with Reporter("import", [(f"{request.topic}-{item.number}", 0) for item in target.partitions]) as reporter:
             if not request.submitted and is_on_this_host(request.master):
@@ -85,8 +86,8 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
 def _opened(
     request: Request, local: LocalSource | None, n_partitions: int, run: contextlib.ExitStack, reporter: Reporter
 ) -> tuple[Here | Slices | Rows, Sequence[SourceFileFacts]]:
-    """Return the source with the strategy that reads it, and its files. Starts Spark, unless this process can read it.
-    """
+    """Return the source with the strategy that reads it, and its files. Starts Spark unless this process can read the
+    source."""
     here = source_here(local, request.source, n_partitions) if request.master is None else None
     if here is not None and local is not None:
         return here, files_here(local)
@@ -105,8 +106,8 @@ def _extra_settings(source: Source) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A partition with its plan, or with the reason why it has none. The plan is None in a dry run if the partition
-    does not exist yet.
+    """A partition with its plan, or with the reason why it has no plan. In a dry run, a partition that does not exist
+    yet has no plan either.
     """
 
     partition: Partition
@@ -246,10 +247,10 @@ def _execute(
 def _remove_late_scratch(
     fs: FileSystem, plans: Sequence[ImportPlan], run_id: str, is_local: bool, kind: Any, problem: Any, trace: Any
 ) -> None:
-    """Remove scratch that tasks wrote after the cleanup at the end of a run, before their session had stopped.
+    """Remove scratch files that tasks wrote after the cleanup at the end of a run, before their session had stopped.
 
-    Such tasks belong to a cancelled job; or, on a cluster, a copy of the task finished first, or its executor was lost.
-    After a successful run on one host there are none.
+    Such a task belongs to a cancelled job; on a cluster, it can also be the slower copy of a task, or a task of a lost
+    executor. After a successful run on one host there are none.
     """
     if problem is None and is_local:
         return

@@ -27,11 +27,11 @@ from keytail.log.fs import LOCAL
 from keytail.run.rates import HERE_BYTES
 from keytail.run.tasks import Outcome, run_attempt
 
-# Names this process's only attempt of each task.
+# The attempt name of each task: in this process, a task has only one attempt.
 _ATTEMPT = "h0"
-# A limit besides HERE_BYTES, since Parquet's dictionaries can store many records in few bytes.
+# Maximum number of records, besides HERE_BYTES: Parquet's dictionaries can store many records in few bytes.
 MOST_RECORDS = 1_000_000
-# The maximum number of footers that are read to find out whether the source is small.
+# Maximum number of footers that are read to find out whether the source is small.
 _MOST_FILES = 100
 
 
@@ -55,7 +55,7 @@ class Here:
         return [Load(number, *map(int, sums[number])) for number in sorted(sums)]
 
     def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
-        """Return the outcome of each partition that has records; those in `skipped` are left out."""
+        """Return the outcome of each partition that has records; partitions in `skipped` are left out."""
         found: list[list[cells.Cell]] = [[] for _ in range(self.n_partitions)]
         for item in self.slices:
             path = scratch.path(item, _ATTEMPT)
@@ -70,8 +70,8 @@ class Here:
 
 
 def source_here(local: LocalSource | None, source: Source, n_partitions: int) -> Here | None:
-    """Return the source if this process can and should read it: Parquet that needs none of Spark's rows and has at
-    most HERE_BYTES, as Parquet's footers count them, and MOST_RECORDS. Otherwise None."""
+    """Return the source if this process can and should read it: Parquet that does not require Spark's rows and has at
+    most HERE_BYTES, according to its footers, and MOST_RECORDS. Return None for any other source."""
     if local is None or not local.uris or len(local.uris) > _MOST_FILES:
         return None
     columns = chosen_columns(local.types, source.columns)

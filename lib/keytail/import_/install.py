@@ -1,8 +1,8 @@
-"""Appends imported segments to a partition, and copies of them to its other replicas.
+"""Appends imported segments to a partition, and copies of these segments to its other replicas.
 
 At every instant a broker that starts finds either all of an import in a partition or none of it; IMPORT.md beside this
-file lists the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and has planned
-(`plan.py`). New files get owner and mode from the partition directory, as scratch files do.
+file lists the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and has the plan
+(`plan.py`). New files, like scratch files, get owner and mode from the partition directory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, top
 
 
 def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
-    """Create the missing files of an empty partition, whose creation may have been interrupted."""
+    """Create the missing files of an empty partition whose creation may have been interrupted."""
     like = fs.stat(path)
     there = {entry.name for entry in fs.scan(path)}
     if names.PARTITION_METADATA not in there:
@@ -53,8 +53,8 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
 def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
     """Commit the tasks' segments in the first replica, copy them to the others, then move the checkpoints.
 
-    Raises Refused before the first change if any replica does not fit. After a kill at any moment, the next run's plan
-    finds which replicas have the import, and `finish` completes it.
+    Raises Refused before the first change if a replica does not permit an append. After a kill at any moment, the next
+    run's plan finds which replicas have the import, and `finish` completes it.
     """
     for replica in plan.replicas:
         _refuse_unfit(fs, replica)
@@ -73,7 +73,7 @@ def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, 
 
 
 def finish(fs: FileSystem, plan: ImportPlan, run_id: str) -> None:
-    """Complete an import that at least one replica has: copy it to the others, then move the checkpoints."""
+    """Complete an import that at least one replica has: copy it to the other replicas, then move the checkpoints."""
     record = plan.record
     assert record is not None
     pairs = list(zip(plan.replicas, plan.states, strict=True))
@@ -103,7 +103,7 @@ def _commit(
     record: ImportRecord,
     run_id: str,
 ) -> None:
-    """Commit `segments`, in the order of IMPORT.md. Their scratch files are durable, in the replica's directory.
+    """Commit `segments` in the order of IMPORT.md. Their scratch files are in the replica's directory and durable.
 
     After a system error, a replacement that has begun is finished or undone at once, if possible.
     """
@@ -134,7 +134,7 @@ def _commit(
     try:
         commit_group(fs, path, GroupOutput((record.base_offset,), tuple(segments), tuple(snapshots)))
     except OSError:
-        with contextlib.suppress(OSError, KeytailError):  # otherwise, the next run or a broker does it
+        with contextlib.suppress(OSError, KeytailError):  # if this fails, the next run or a broker does it
             recover(fs, path)
         raise
 
@@ -180,8 +180,8 @@ def _copy(fs: FileSystem, origin: str, target: str, like: FileStat) -> int:
 
 
 def _move_checkpoints(fs: FileSystem, facts: PartitionFacts, end_offset: int) -> None:
-    """Move recovery point and high watermark up to `end_offset`: everything below it is durable, on all replicas. A
-    broker that ran meanwhile may have moved them further."""
+    """Raise recovery point and high watermark to `end_offset`, since everything below it is durable on all replicas. A
+    broker that ran meanwhile may have raised them further."""
     key = (facts.topic, facts.partition)
     for name in (names.RECOVERY_POINT_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT):
         path = os.path.join(facts.log_dir, name)

@@ -1,7 +1,7 @@
 """Finds the format, the columns and the Parquet files of a source on this host, before Spark starts.
 
-Faults of the source are reported here if they are certain. If only Spark can read it (a URI, a pattern, a path on
-another file system, a file that pyarrow cannot read), Spark reports them.
+Faults of the source are reported here if they are certain. If only Spark can read the source (a URI, a pattern, a path
+on another file system, a file that pyarrow cannot read), Spark reports them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from keytail.errors import UsageProblem
 from keytail.format.json_object import parse_object
 from keytail.import_.source import Source, SourceFileFacts, check_types, chosen_columns
 
-# With these, a plain path may be on another file system than this host's.
+# If one of these variables is set, a plain path may be on another file system than this host's.
 _OTHER_FILE_SYSTEM = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
-# Characters of a path that Spark does not change, except for spaces. Others are encoded, or treated as a pattern.
+# Characters of a path that Spark does not change, except for spaces. It encodes others, or treats them as a pattern.
 _PLAIN_PATH = re.compile(r"[\w/.,=+@~ -]*", re.ASCII)
 _MOST_FILES = 100
 _MOST_JSON_BYTES = 16 << 20
-_PARQUET_STARTS = (b"PAR1", b"PARE")  # the second is that of an encrypted file
+_PARQUET_STARTS = (b"PAR1", b"PARE")  # the first bytes of a Parquet file, and of an encrypted one
 _TITLES = {"parquet": "Parquet", "delta": "a Delta table", "json": "JSON lines"}
 _KINDS = {
     "string": "string", "large_string": "string", "binary": "binary", "large_binary": "binary", "bool": "boolean",
@@ -40,8 +40,8 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class LocalSource:
-    """`types`: Spark's type of each column, "" if it is not known. `uris`: the files of Parquet as Spark lists them, in
-    their order; empty if only Spark can list them."""
+    """What is known of a source without Spark. `types`: Spark's type of each column, "" if it is unknown. `uris`: the
+    Parquet files as Spark lists them, in that order; empty if only Spark can list them."""
 
     types: Mapping[str, str]
     uris: tuple[str, ...] = ()
@@ -49,8 +49,8 @@ class LocalSource:
 
 @as_caller()
 def look(source: Source) -> LocalSource | None:
-    """Return what is known of the source without Spark, or None. Raises UsageProblem for a path that does not exist,
-    another format, and missing or wrong columns."""
+    """Return the facts about the source that are known without Spark, or None. Raises UsageProblem for a path that does
+    not exist, another format, and missing or wrong columns."""
     path = source.path
     if _PLAIN_PATH.fullmatch(path) is None or any(os.environ.get(name) for name in _OTHER_FILE_SYSTEM):
         return None
@@ -93,7 +93,7 @@ def _check_format(source: Source) -> None:
             raise _unreadable(
                 source,
                 f"{os.path.basename(first)} is not a Parquet file",
-                "Give --format of the source, which may be parquet, delta or json; convert other formats, such as CSV",
+                "Give the --format of the source: parquet, delta or json. Convert other formats, such as CSV",
             )
     elif source.format == "delta":
         raise _unreadable(source, "it is not a Delta table", "Give the directory that contains _delta_log")
@@ -105,7 +105,7 @@ def _check_format(source: Source) -> None:
 
 
 def _files(path: str) -> Iterator[str]:
-    """Yield the data files of the source, except empty ones and those that Spark ignores by their names."""
+    """Yield the data files of the source, except empty files and files that Spark ignores because of their names."""
     if not os.path.isdir(path):
         yield path
         return
@@ -118,8 +118,8 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _types_of_parquet(path: str) -> dict[str, str] | None:
-    """Return the columns of all files; None if they cannot be read, or are too many. Names of directories such as
-    `partition=3` are columns too."""
+    """Return the columns of all files; None if files cannot be read, or are too many. Directory names such as
+    `partition=3` are also columns."""
     types: dict[str, str] = {}
     for number, file in enumerate(_files(path)):
         if number == _MOST_FILES:
@@ -137,7 +137,7 @@ def _types_of_parquet(path: str) -> dict[str, str] | None:
 
 
 def _spark_type(kind: Any) -> str:
-    """Return the name of Spark's type for an Arrow type that was read from Parquet; "" for one that is not listed."""
+    """Return the name of Spark's type for an Arrow type that was read from Parquet; "" for an unknown type."""
     if pyarrow.types.is_dictionary(kind):
         kind = kind.value_type
     if pyarrow.types.is_timestamp(kind) and kind.unit in ("ms", "us"):
@@ -146,7 +146,8 @@ def _spark_type(kind: Any) -> str:
 
 
 def _types_of_delta(path: str) -> dict[str, str] | None:
-    """Return the columns by deltalake, which needs no JVM; None if it is not installed or cannot read the table."""
+    """Return the columns, read by deltalake, which needs no JVM; None if deltalake is not installed or cannot read the
+    table."""
     if importlib.util.find_spec("deltalake") is None:
         return None
     import deltalake  # noqa: PLC0415 (only for Delta)
@@ -162,7 +163,7 @@ def _types_of_delta(path: str) -> dict[str, str] | None:
 
 
 def _types_of_json(path: str) -> dict[str, str] | None:
-    """Return the names of all objects, without types; None if Spark has to parse the source."""
+    """Return the column names of all objects, without types; None if Spark has to parse the source."""
     files = list(_files(path))
     if sum(map(os.path.getsize, files)) > _MOST_JSON_BYTES:
         return None

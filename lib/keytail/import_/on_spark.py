@@ -1,4 +1,4 @@
-"""One run of an import: a strategy reads the source, one task writes each target partition, the driver commits.
+"""Runs an import: a strategy reads the source, one task writes each target partition, the driver commits.
 
 There are three strategies to pass records to the tasks that write: in this process (here.py), on Spark bypassing the
 JVM (slices.py) and through Spark's rows (rows.py). With each of them, a task gets the records of its partition as
@@ -36,7 +36,7 @@ from keytail.threads import Threads
 class ImportOutcome:
     """The result for one partition. `record` is None if the partition received no records or has a `problem`.
 
-    `earlier`: an earlier run had committed it.
+    `earlier`: an earlier run had committed the import.
     """
 
     plan: ImportPlan
@@ -61,9 +61,9 @@ def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
 
 @dataclass
 class Import:
-    """One run. `tasks` has the partitions to write, with the settings for each; `plans` has these and those that an
-    earlier run has committed; `refused` gives for other partitions why records for them cannot be written. `on_trace`
-    is called with the Python tracebacks of tasks."""
+    """One run. `tasks` has the settings for each partition to write; `plans` also has the partitions that an earlier
+    run has committed; `refused` has, for other partitions, the reason why they cannot be written. `on_outcome` is
+    called with each outcome, `on_trace` with the Python tracebacks of tasks."""
 
     records: Here | Slices | Rows
     plans: Sequence[ImportPlan]
@@ -76,7 +76,7 @@ class Import:
     fs: FileSystem = LOCAL
 
     def run(self) -> list[ImportOutcome]:
-        """Return an outcome for each plan, in their order. If one partition cannot be written, none is committed."""
+        """Return an outcome for each plan, in order. If a partition cannot be written, no partition is committed."""
         outcomes = []
         try:
             answers = self._write()
@@ -85,7 +85,7 @@ class Import:
             if problem is None and is_empty and not any(plan.record for plan in self.plans):
                 what = "the source has no rows, so there is nothing to import"
                 raise Refused(what, remedy="Check the source", slug="empty-source")
-            # Commits run in a separate thread: signals are delivered to this one, so they do not interrupt a commit.
+            # Commits run in a separate thread: signals are delivered to this thread, so they do not interrupt a commit.
             with Threads(1, "commits") as commits:
                 for plan in self.plans:
                     outcome = commits.submit(self._install, plan, answers.get(plan.partition), problem).result()

@@ -21,7 +21,7 @@ from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.values import from_bytes
 
 Records = Iterator[tuple[int, RecordColumns]]
-# Writes the records of the partition with the given number, under the name of the attempt.
+# A function of a partition number, its records and the name of the attempt that writes the records.
 WritePartition = Callable[[int, Records, str], Written | None]
 _ANSWER_SCHEMA = "partition int, answer binary"
 
@@ -30,7 +30,7 @@ def write_partition(
     number: int, records: Records, attempt: str, *, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Written | None:
     """Write the records of one partition to scratch files, in order; return None if there are none. Raises Refused for
-    a record of a partition that does not exist or has no task; `refused` gives the reason for the latter."""
+    a record of a partition that does not exist or has no task (`refused` has the reason)."""
     writer = None
     try:
         for partition, columns in records:
@@ -63,8 +63,9 @@ def write_on_spark(
     skipped: Collection[int],
     scratch: Scratch,
 ) -> dict[int, Outcome[Written]]:
-    """Return the outcome of each task by partition, without those that have no records. `by_partition` returns a frame
-    with one task for each partition, and the function that unpacks its batches. Raises KeytailError if a job fails."""
+    """Return the outcome of each task by partition; partitions without records are absent. `by_partition` returns a
+    frame with one task for each partition, and the function that unpacks its batches. Raises KeytailError if a job
+    fails."""
     try:
         name_jobs(spark.sparkContext, "import: records by partition")
         frame, unpack = by_partition(skipped, scratch)
@@ -74,7 +75,7 @@ def write_on_spark(
             rows = rows.collect()
     except Exception as lost:
         lines = [line for line in text_of(lost).splitlines() if line.strip()]
-        own = (line for line in lines if line.startswith("keytail.errors."))  # errors that a task that reads has raised
+        own = (line for line in lines if line.startswith("keytail.errors."))  # errors of tasks that read
         text = next(own, None) or next(
             (line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__
         )

@@ -1,4 +1,4 @@
-"""Decides whether and how records may be appended to a partition, without its leader.
+"""Decides whether and how records may be appended to a partition without its leader.
 
 Functions that take a file system read small files; all others are pure. IMPORT.md beside this file has the rules with
 their reasons and every state on disk; `install.py` carries out the plan.
@@ -61,10 +61,10 @@ ReplicaState = Literal["new", "committed", "done"]
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """The plan for one partition: its replicas, the first of which tasks write, each with its state.
+    """The plan for one partition: its replicas, each with its state; tasks write only the first replica.
 
-    Records get the offsets from `base_offset` on and the epoch `leader_epoch`. `record` is set if a replica already
-    has an import with the same id; then tasks write nothing, and the replicas that lack it get copies.
+    Records get the offsets from `base_offset` on and the epoch `leader_epoch`. `record` is set if a replica already has
+    an import with the same id; then tasks write nothing, and the replicas without that import get copies.
     """
 
     topic: str
@@ -150,8 +150,8 @@ def refusals(facts: PartitionFacts, rules: Rules) -> list[ErrorText]:
 def plan_import(
     replicas: Sequence[ReplicaFacts], import_id: str, *, append: bool, topic_id: str | None
 ) -> ImportPlan:
-    """Return the plan for the `replicas` of one partition; `refusals` must have returned no reasons for any of them.
-    `topic_id` is that of --topic-id or of the metadata log.
+    """Return the plan for the `replicas` of one partition, for which `refusals` must have returned no reasons.
+    `topic_id` is the id from --topic-id or the metadata log.
 
     Raises Refused if an import would lose or duplicate records, or leave the replicas permanently different.
     """
@@ -203,15 +203,15 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
         f"whether offsets {record.base_offset} to {record.end_offset} belong to that import",
         path=replica.path,
         offset=record.base_offset,
-        remedy=f"Look at them with `keytail lookup` or `keytail dump`. If they belong to it, leave this partition out; "
-        f"if not, remove {names.IMPORT_RECORD} from the directory and run again",
+        remedy="Look at these offsets with `keytail lookup` or `keytail dump`. If they belong to the import, leave out "
+        f"this partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
         slug="import-state-unknown",
     )
 
 
 def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
-    """Return the leader epoch for imported batches: the latest of any replica, else FIRST_LEADER_EPOCH. Raises Refused
-    if an epoch begins above the log end."""
+    """Return the leader epoch for imported batches: the latest epoch of any replica, or FIRST_LEADER_EPOCH. Raises
+    Refused if an epoch begins above the log end."""
     for replica in replicas:
         if replica.epochs and replica.epochs[-1][1] > log_end_offset:
             raise Refused(
@@ -228,14 +228,14 @@ def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> 
     """Return the epoch entries of a replica that is about to get batches of `leader_epoch` from `base_offset` on."""
     if epochs and epochs[-1][0] >= leader_epoch:
         return tuple(epochs)
-    # As when a broker assigns an epoch, an older one that begins at the same offset is removed: it has no records.
+    # As in a broker, an older epoch that begins at the same offset is removed: it has no records.
     return (*(entry for entry in epochs if entry[1] < base_offset), (leader_epoch, base_offset))
 
 
 def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
     found = {replica.topic_id: replica.path for replica in replicas if replica.topic_id is not None}
     if given is not None:
-        found.setdefault(given, "given, or in the metadata log")
+        found.setdefault(given, "from --topic-id or the metadata log")
     if len(found) > 1:
         listed = ", ".join(f"{topic_id} ({where})" for topic_id, where in found.items())
         raise Refused(
@@ -243,7 +243,7 @@ def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
         )
     if not found:
         raise Refused(
-            f"the directory has no {names.PARTITION_METADATA}; a broker with KRaft would treat it as stray",
+            f"the directory has no {names.PARTITION_METADATA}, and a broker with KRaft would treat it as stray",
             path=replicas[0].path,
             remedy="Give the topic id with --topic-id (kafka-topics.sh --describe shows it). With ZooKeeper and "
             "inter.broker.protocol.version below 2.8, topics have no id: produce the records instead",
@@ -255,13 +255,13 @@ def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
 def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
     """Return the producer snapshot at the log end, which records without a producer do not change.
 
-    Without any snapshot this assumes that there are no producers, as a broker does after a clean stop.
+    If there is no snapshot at all, there are no producers, as in a broker after a clean shutdown.
     """
     usable = [offset for offset in facts.snapshots if offset > facts.log_start_offset]
     path = os.path.join(facts.path, names.segment_file(facts.log_end_offset, names.SNAPSHOT))
     if not usable:
         return encode_snapshot(())
-    problem = "it is missing, although there are older ones"
+    problem = "it is missing, although there are older snapshots"
     if facts.log_end_offset in usable:
         data = fs.read_bytes(path, whole=True)
         try:
@@ -280,8 +280,8 @@ def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
 def refuse_unclosed(fs: FileSystem, facts: PartitionFacts) -> None:
     """Raise Refused unless the indexes of the active segment are as a broker leaves them when it stops or rolls.
 
-    They are not trimmed after a roll: with zeros at the end of a time index, retention would delete the segment; with
-    the last entry missing, retention could delete it too early.
+    The roll of an import does not trim them: with zeros at the end of a time index, retention would delete the segment;
+    without the last entry, retention could delete it too early.
     """
     segment = facts.segments[-1]
     why = unclosed_indexes(fs, facts.path, segment)

@@ -1,4 +1,4 @@
-"""Converts Arrow batches of records to the columns that are encoded; shared by all strategies of an import."""
+"""Converts Arrow batches of records to the columns that are encoded; used by all strategies of an import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.encode import RecordColumns
 
-# A function that divides an Arrow batch which a task receives into runs of records, each with its target partition.
+# A function that divides an Arrow batch of a task into runs of records, each with its target partition.
 Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 
@@ -28,7 +28,8 @@ class Load:
 
 
 def columns_of(batch: Any) -> RecordColumns:
-    """Convert an Arrow batch with key, value, optional timestamp (integer ms) and headers; bytes are not copied."""
+    """Convert an Arrow batch with key, value, and optionally timestamp (integer ms) and headers; bytes are not copied.
+    """
     names = batch.schema.names
     if "timestamp" in names:
         given = batch.column("timestamp")

@@ -1,7 +1,7 @@
 """Implements the strategy of an import through Spark's rows, for any source that Spark reads, sorted by any columns.
 
-Spark reads, finds the partition of each record, shuffles and sorts; every record passes through the JVM as a row.
-slices.py avoids that, for Parquet only.
+Spark reads the source, finds the partition of each record, shuffles and sorts; every record passes through the JVM as a
+row. slices.py avoids that, but only for Parquet.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from keytail.import_.source import Source
 from keytail.kernels.murmur2 import partition_of_keys
 from keytail.run.tasks import Outcome
 
-# Spark computes the size of the batch at each row, to keep it below maxBytesPerBatch. For columns with lists, the time
-# that takes grows with the number of rows: in batches of 10,000 it was 20 s per million rows.
+# Maximum number of rows of an Arrow batch. To keep a batch below maxBytesPerBatch, Spark computes its size at each row.
+# For columns with lists, that time grows with the number of rows: with batches of 10,000 it was 20 s per million rows.
 _BATCH_ROWS = "1000"
 
 
@@ -63,7 +63,7 @@ class Rows:
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
     def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
-        """Return the outcome of each partition that has records; those in `skipped` are left out."""
+        """Return the outcome of each partition that has records; partitions in `skipped` are left out."""
         return write_on_spark(self.spark, self.by_partition, write, skipped, scratch)
 
     def by_partition(self, skipped: Collection[int], scratch: object = None) -> tuple[Any, Unpack]:
@@ -84,7 +84,7 @@ class Rows:
 
 
 def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
-    """Yield the records of an Arrow batch in runs of equal partition, each with its partition."""
+    """Yield the records of an Arrow batch in runs with the same partition, each with that partition."""
     partitions = batch.column("partition").to_numpy()
     starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
     for start, end in pairwise(starts):
@@ -93,13 +93,14 @@ def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
 
 
 def with_partitions(records: Any, n_partitions: int) -> Any:
-    """Add the partition of each record: its own number, otherwise by its key, otherwise round-robin."""
+    """Add the partition of each record: its partition number; if it has none, by its key; without a key, round-robin.
+    """
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     def partitions(keys: Any) -> Any:
         return _partitions_of(keys, n_partitions)
 
-    # Spark infers the kind of UDF from these.
+    # Spark infers the kind of UDF from the annotations.
     partitions.__annotations__ = {"keys": pyarrow.Array, "return": pyarrow.Array}
     by_key = F.arrow_udf(partitions, "int")(F.col("key"))
     in_turn = F.pmod(F.col("turn"), F.lit(n_partitions)).cast("int")

@@ -20,15 +20,15 @@ from keytail.log.fs import FileSystem
 from keytail.log.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
-# Size of the data that is encoded at a time. The last batch is encoded again with later records, which takes little
-# time with this size.
+# Bytes of data that are encoded at a time. The last batch is encoded again with later records; with this size, that
+# takes little time.
 PART_BYTES = 8 << 20
 _RECORD_BYTES = 16  # approximate size of a record without its key, value and headers
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentsTask:
-    """The parameters for writing one partition. `leader_epoch`, `codec` and `level` are used for every batch."""
+    """The parameters for writing one partition. `leader_epoch`, `codec` and its `level` apply to every batch."""
 
     partition_path: str
     base_offset: int
@@ -75,7 +75,7 @@ class SegmentsWriter:
         self._log_bytes = 0
 
     def append(self, columns: RecordColumns) -> None:
-        """Add records. Those without a timestamp (-1) get the time of the import. Raises Refused for records that the
+        """Add records. Records without a timestamp (-1) get the time of the import. Raises Refused for records that the
         topic does not accept."""
         task = self._task
         if not len(columns):
@@ -95,7 +95,7 @@ class SegmentsWriter:
             self._encode(is_last=False)
 
     def _encode(self, is_last: bool) -> None:
-        """Write pending records; unless `is_last`, not those of the last batch, to which later records may be added."""
+        """Write pending records. Unless `is_last`, the last batch is not written: later records may be added to it."""
         task, columns = self._task, joined(self._pending)
         end, left = self._next + len(columns), 0
         encoding = Encoding(
@@ -173,6 +173,6 @@ class SegmentsWriter:
             self._made += self._current.made
             self._current = None
         for path in self._made:
-            with contextlib.suppress(OSError):  # otherwise, the driver or the next run removes it
+            with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes it
                 self._fs.unlink(path)
         self._made.clear()

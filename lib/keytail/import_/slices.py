@@ -31,7 +31,7 @@ from keytail.run.spark.engine import attempt_name
 from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
 
-# Sizes of a slice, decoded, according to Parquet's footers; a task needs a second or less for a slice.
+# Size and minimum size of a slice, decoded, according to Parquet's footers. A task needs at most a second for a slice.
 SLICE_BYTES = 64 << 20
 LEAST_SLICE_BYTES = 4 << 20
 _FOOTERS_AT_ONCE = 8
@@ -41,8 +41,8 @@ _KINDS = (_SMALL, _LARGE, _SMALL, pyarrow.string(), _LARGE, _LARGE)  # the types
 
 @dataclass(frozen=True)
 class Column:
-    """A required column as described by a footer: path, physical type and logical type of each leaf, and the Arrow type
-    of the column (for a dictionary, that of its values)."""
+    """A required column as a footer describes it: path, physical type and logical type of each leaf, and the Arrow type
+    of the column (for a dictionary, the type of its values)."""
 
     leaves: tuple[tuple[str, str, str], ...]
     arrow: str
@@ -88,7 +88,7 @@ class Slices:
         return str(self.spark.sparkContext.master).startswith("local")
 
     def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
-        """Return the outcome of each partition that has records; those in `skipped` are left out."""
+        """Return the outcome of each partition that has records; partitions in `skipped` are left out."""
         return write_on_spark(self.spark, self.by_partition, write, skipped, scratch)
 
     def by_partition(self, skipped: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
@@ -137,7 +137,7 @@ def _load(batch: Any, *, found: Sequence[Sequence[cells.Cell]]) -> Iterator[tupl
 
 
 def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | str:
-    """Return the source as slices, or why it must be read as Spark's rows. `frame` is the opened source."""
+    """Return the source as slices, or the reason why it must be read as Spark's rows. `frame` is the opened source."""
     types = dict(frame.dtypes)
     columns = chosen_columns(types, source.columns)
     uris = sorted(frame.inputFiles()) if source.format == "parquet" else []
@@ -153,8 +153,8 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
 def files_of(
     uris: Sequence[str], columns: Mapping[str, str], types: Mapping[str, str]
 ) -> list[SourceFile] | str:
-    """Read the footers of the files. Return them, or the reason why only Spark can read them. `columns` and `types`
-    (Spark's) are by role."""
+    """Read the footers of the files. Return the files, or the reason why only Spark can read them. `columns` (names)
+    and `types` (Spark's) are by role."""
     try:
         with Threads(_FOOTERS_AT_ONCE, "footers") as readers:
             paths = (unquote(urlsplit(uri).path) for uri in uris)
@@ -166,7 +166,7 @@ def files_of(
 
 
 def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str]) -> str | None:
-    """Return why only Spark's rows can read the source, or None, without opening any file."""
+    """Return the reason why only Spark's rows can read the source, or None. Opens no file."""
     if source.format != "parquet":
         return f"the source is {source.format}"
     if source.sort_by:
@@ -182,7 +182,7 @@ def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str])
         for folder in unquote(parts.path).split("/")[:-1]:
             name, is_one, _ = folder.partition("=")
             if is_one and unquote(name).lower() in wanted:
-                return f"column {unquote(name)} is in the names of directories"
+                return f"column {unquote(name)} is a partition column: its values are in directory names"
     return None
 
 
@@ -192,7 +192,7 @@ def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) 
         for role, kind in types.items():
             column, first = file.columns.get(role), files[0].columns.get(role)
             if column is None or first is None or column.leaves != first.leaves:
-                return f"the column for {role} is not the same in all of its files"
+                return f"the column for {role} is not the same in all files of the source"
             if not _is_known(role, kind, column):
                 leaves = ", ".join(" ".join(item) for item in column.leaves)
                 return f"its column for {role} has the type {column.arrow} ({leaves})"
@@ -204,7 +204,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 def _is_known(role: str, kind: str, column: Column) -> bool:
-    """Return whether Arrow is known to read the same values from `column` as Spark, for its role and kind."""
+    """Return whether Arrow is known to read the same values from `column` as Spark; `kind` is Spark's type."""
     _, physical, logical = column.leaves[0]
     if role in ("key", "value"):
         return len(column.leaves) == 1 and _is_bytes(physical, logical) and column.arrow in _BYTES
@@ -254,7 +254,7 @@ def _logical(leaf: Any) -> str:
 
 
 def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:
-    """Divide files into slices of about SLICE_BYTES; into smaller ones, down to LEAST_SLICE_BYTES, if there would be
+    """Divide files into slices of about SLICE_BYTES; into smaller slices, down to LEAST_SLICE_BYTES, if there would be
     fewer slices than `tasks`."""
     total = sum(group.decoded_bytes for file in files for group in file.row_groups)
     enough = min(SLICE_BYTES, max(LEAST_SLICE_BYTES, -(-total // max(tasks, 1))))

@@ -1,4 +1,4 @@
-"""Reads the source of an import as a DataFrame of records: roles, types and order of its columns.
+"""Opens the source of an import as a DataFrame of records, and determines the roles and types of its columns.
 
 Missing columns and columns of the wrong type are reported before any records are read.
 """
@@ -43,13 +43,13 @@ class Source:
 
 
 def records_of(frame: Any, source: Source) -> Any:
-    """Convert the frame that `opened` returns to records. The columns are key, value (binary), timestamp (bigint, ms),
+    """Convert the frame that `opened` returns to records. The columns are key, value (binary); timestamp (bigint, ms),
     headers (array of structs of binaries) and partition (int), if the source has them; `sort_0`, `sort_1`, ... with the
-    values of the columns `sort_by`; number and turn (bigint).
+    values of the columns `sort_by`; `number` and `turn` (bigint).
 
     `number` ascends in the order of the source; `turn` increases by 1 from record to record of a file. For Parquet both
-    are derived from the number of the file, in the order of names, and the number of the row in it, so they do not
-    depend on how Spark reads it.
+    are derived from the number of the file, in the order of names, and the number of the row in the file, so they do
+    not depend on how Spark reads the source.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
@@ -90,7 +90,7 @@ def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noq
 
 
 def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]:
-    """Return the source's column names by role (key, value, timestamp, headers, partition), for the columns it has.
+    """Return the names of the columns that the source has, by role (key, value, timestamp, headers, partition).
     Raises UsageProblem if a named column is missing."""
     chosen = {"key": columns.key, "value": columns.value}
     for role in ("key", "value"):
@@ -141,7 +141,7 @@ def opened(spark: Any, source: Source) -> Any:
             raise UsageProblem(
                 f"a line is not a JSON object: {visible(line[:100])}",
                 path=file,
-                remedy="Each line must be one whole JSON object: correct or remove those that are not, then run again",
+                remedy="Each line must be one whole JSON object: correct or remove other lines, then run again",
                 slug="malformed-json-line",
             ) from problem
         raise UsageProblem(
@@ -164,7 +164,7 @@ def _require(types: Mapping[str, str], name: str, flag: str) -> str:
     if name not in types:
         raise UsageProblem(
             f"the source has no column {name}",
-            remedy=f"Its columns are {', '.join(types)}: give the right one with {flag}",
+            remedy=f"Its columns are {', '.join(types)}: give the correct name with {flag}",
             slug="unknown-source-column",
         )
     return types[name]
@@ -172,7 +172,7 @@ def _require(types: Mapping[str, str], name: str, flag: str) -> str:
 
 def check_types(types: Mapping[str, str], columns: Mapping[str, str], sort_by: Sequence[str] = ()) -> None:
     """Raise UsageProblem if a column has a wrong type, or one of `sort_by` is missing. `types`: Spark's type of each
-    column, "" if it is not known; `columns`: names by role."""
+    column, "" if it is unknown; `columns`: names by role."""
     for role, name in columns.items():
         allowed, wanted, remedy = _ALLOWED[role]
         if types[name] and types[name] not in allowed:
@@ -197,7 +197,7 @@ _ALLOWED: dict[str, tuple[Collection[str], str, str]] = {
     "partition": (
         _WHOLE,
         "an integer",
-        "Convert or remove it; without it the keys determine the partitions, as in Kafka's producer",
+        "Convert or remove the column; without it the keys determine the partitions, as in Kafka's producer",
     ),
 }
 
@@ -234,13 +234,14 @@ def refuse_partitions_out_of_range(loads: Sequence[Any], topic: str, n_partition
         listed = ", ".join(str(load.partition) for load in wrong[:10])
         raise KeytailError(
             f"{sum(load.records for load in wrong)} records are for partitions that {topic} does not have: {listed}",
-            remedy=f"It has partitions 0 to {n_partitions - 1}: check the partition column of the source",
+            remedy=f"The topic has partitions 0 to {n_partitions - 1}: check the partition column of the source",
             slug="partition-out-of-range",
         )
 
 
 def _malformed_line(spark: Any, path: str) -> tuple[str, str] | None:
-    """Return the file and the text of a line that is not JSON; None if there is none, or the lines cannot be read."""
+    """Return the file and the text of a line that is not JSON; None if there is no such line, or lines cannot be read.
+    """
     try:
         lines = spark.read.text(path).select("_metadata.file_path", "value")
         found = lines.where("trim(value) <> '' and get_json_object(value, '$') is null").first()

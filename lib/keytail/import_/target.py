@@ -34,7 +34,7 @@ _SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "me
 @dataclass(frozen=True)
 class Partition:
     """One partition: for each replica its log dir and its directory (`entries`). A partition without a directory has no
-    entries yet, and `log_dirs` is where it will be created."""
+    entries yet, and will be created in `log_dirs`."""
 
     number: int
     log_dirs: tuple[LogDirFacts, ...]
@@ -51,7 +51,7 @@ class Target:
     n_partitions: int
     partitions: tuple[Partition, ...]
     topic_id: str | None
-    known: Topic | None  # the topic in the metadata log, if it is there
+    known: Topic | None  # the topic as in the metadata log; None if there is no metadata log or it lacks the topic
     brokers_of: dict[int, tuple[int | None, ...]]  # by partition: ids of the brokers whose directories were given
 
     def check_replicas(self, partition: Partition) -> None:
@@ -63,21 +63,21 @@ class Target:
                 raise Refused(
                     f"the partition has replicas on brokers {', '.join(map(str, wanted))}, but log dirs of brokers "
                     f"{', '.join(map(str, of))} were given: the replicas would differ permanently",
-                    remedy="Stop all brokers that have replicas, and give the log dirs of the others with "
-                    "--replica-log-dirs, once for each broker",
+                    remedy="Stop all brokers that have replicas, and give the log dirs of each further broker with a "
+                    "separate --replica-log-dirs",
                     slug="replica-log-dirs-mismatch",
                 )
         elif len(of) == 1 and not self.request.single_replica:
             raise Refused(
-                "it is not known whether the partition has other replicas, which would differ permanently: the log "
-                "dirs contain no metadata log",
-                remedy="If it has no other replicas, give --single-replica; otherwise stop all brokers that have one, "
-                "and give the log dirs of each other broker with --replica-log-dirs",
+                "it is unknown whether the partition has other replicas, which would differ permanently: the log dirs "
+                "contain no metadata log",
+                remedy="If it has no other replicas, give --single-replica. If it has some, stop their brokers, and "
+                "give the log dirs of each other broker with --replica-log-dirs",
                 slug="unknown-replicas",
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return name and level of the codec, from the flag, otherwise from the topic's compression.type."""
+        """Return name and level of the codec: that of the flag, or, if it is None, of the topic's compression.type."""
         of_topic = {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(
             str(self.values["compression.type"]), str(self.values["compression.type"])
         )
@@ -89,7 +89,7 @@ class Target:
     def notes_on(self, largest_timestamp_ms: int, now_ms: int) -> list[str]:
         retention_ms = self.values["retention.ms"]
         if "delete" in self.values["cleanup.policy"] and 0 <= retention_ms < now_ms - largest_timestamp_ms:
-            return [f"all records are older than retention.ms {retention_ms}: the broker will delete them soon"]
+            return [f"all records are older than retention.ms {retention_ms}: the broker will soon delete them"]
         return []
 
     def found_again(self, fs: FileSystem, partition: Partition) -> Partition:
@@ -105,7 +105,7 @@ class Target:
 
 def find_target(fs: FileSystem, request: Request, *, is_reported: bool = False) -> Target:
     """Return the target. Raises UsageProblem for a topic that neither exists nor is to be created; Refused if settings
-    are unknown. `is_reported`: see `with_metadata`."""
+    are unknown. `is_reported` is passed to `with_metadata`."""
     topic = request.topic
     _check_topic(request)
     by_broker = [survey_log_dirs(fs, dirs) for dirs in (request.log_dirs, *request.replica_log_dirs)]
@@ -148,7 +148,7 @@ def _check_topic(request: Request) -> None:
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
-    """Return the topic from the metadata log, if there is one."""
+    """Return the topic as in the metadata log; None if there is no metadata log."""
     topic, cluster, known = request.topic, configuration.cluster, None
     if cluster is not None and cluster.metadata is not None:
         known = cluster.metadata.topics.get(topic)
@@ -188,14 +188,14 @@ def _check_creatable(request: Request, number: int, topic_id: str | None) -> Non
     """Raise UsageProblem or Refused unless keytail can create the directory of the partition."""
     if topic_id is None:
         raise UsageProblem(
-            f"{request.topic}-{number} has no directory, and creating one requires the topic id",
+            f"{request.topic}-{number} has no directory, and its creation requires the topic id",
             remedy="Give --topic-id (kafka-topics.sh --describe shows it)",
             slug="no-topic-id",
         )
     if request.replica_log_dirs:
         raise Refused(
-            f"{request.topic}-{number} has no directory, and none is created for a partition with several replicas",
-            remedy="Start and stop the brokers, which create it",
+            f"{request.topic}-{number} has no directory, and keytail creates no partition with several replicas",
+            remedy="Start and stop the brokers, which create the directories",
             slug="no-partition-directory",
         )
 
@@ -250,7 +250,7 @@ def _partition_count(request: Request, known: Topic | None, found: dict[int, Any
     if sorted(found) != list(range(len(found))):
         raise UsageProblem(
             f"the log dirs contain partitions {', '.join(map(str, sorted(found)))} of {request.topic}, so the number "
-            "of its partitions, which determines the partition of each key, is not known",
+            "of its partitions, which determines the partition of each key, is unknown",
             remedy="Give --partition-count",
             slug="unknown-partition-count",
         )
@@ -258,7 +258,7 @@ def _partition_count(request: Request, known: Topic | None, found: dict[int, Any
 
 
 def _broker_id(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
-    """Return the id of the broker in the `meta.properties` files of its log dirs; None if there are no such files."""
+    """Return the broker's id in the `meta.properties` files of its log dirs; None if there are no such files."""
     numbers = set()
     for facts in dirs:
         path = os.path.join(facts.path, names.META_PROPERTIES)
@@ -266,8 +266,8 @@ def _broker_id(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
             numbers.add(parse_meta_properties(fs.read_bytes(path), path).node_id)
     if len(numbers) > 1:
         raise UsageProblem(
-            f"log dirs of brokers {', '.join(map(str, sorted(numbers, key=str)))} were given as those of one broker",
-            remedy="Give the log dirs of one broker with --log-dirs, and --replica-log-dirs once for each other broker",
+            f"log dirs of brokers {', '.join(map(str, sorted(numbers, key=str)))} were given as log dirs of one broker",
+            remedy="Give the log dirs of one broker with --log-dirs, and of each other with a --replica-log-dirs",
             slug="different-broker-ids",
         )
     return next(iter(numbers), None)

@@ -27,16 +27,16 @@ Partitions = Annotated[list[str] | None, o.run_flag(
     "--partitions T-0,T-1", "Show what runs did to these partitions, over time."
 )]
 Limit = Annotated[int, o.run_flag(
-    "--limit N", "Maximum number of runs or rows, latest first.", parser=o.within(1, 1_000_000)
+    "--limit N", "Maximum number of runs or rows to show: the latest.", parser=o.within(1, 1_000_000)
 )]
 Maintain = Annotated[bool, o.run_flag(
     "--maintain",
-    "Keep the ledger small: remove old rows, merge small files, and remove files that are no longer part of it after "
-    "a week. Without --execute it prints what it would do.",
+    "Keep the ledger small: remove old rows, merge small files, and after a week remove files that are no longer part "
+    "of it. Without --execute, print what would be done.",
 )]
 RetainDays = Annotated[int | None, o.run_flag(
     "--retain-days N",
-    "With --maintain: remove rows older than this number of days. Default: remove none.",
+    "With --maintain: remove rows older than this number of days. Default: remove no rows.",
     parser=o.within(1, 36_500),
 )]
 Execute = Annotated[bool, o.run_flag("--execute", "Carry out --maintain.")]
@@ -73,25 +73,25 @@ class RunRow:
     status: str
     error: ErrorText
     start_ms: int | None
-    end_ms: Annotated[int | None, "`null`: not recorded"]
+    end_ms: Annotated[int | None, "`null`: the end was not recorded"]
     log_dirs: tuple[str, ...] = ()
     partitions: Annotated[int | None, "number of partitions"] = None
-    counts: Annotated[Mapping[str, int], "by status"] = field(default_factory=dict)
+    counts: Annotated[Mapping[str, int], "number of partitions by status"] = field(default_factory=dict)
     bytes_before: int | None = None
     bytes_after: int | None = None
     records_before: int | None = None
     records_after: int | None = None
-    repaired_by: Annotated[str | None, "the run that found it interrupted"] = None
+    repaired_by: Annotated[str | None, "the run that found this run interrupted"] = None
     arguments: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     config: Annotated[Mapping[str, str], "settings that were given, and `--broker-version`"] = field(
         default_factory=dict
     )
-    now_ms: Annotated[int | None, "the time for all decisions of the run"] = None
-    broker: Annotated[str | None, "the broker that was down meanwhile; `null`: no downtime was recorded"] = None
-    down_at_ms: Annotated[int | None, "when its stop began"] = None
-    reachable_at_ms: Annotated[int | None, "when it answered again; `null`: not known"] = None
-    in_sync_at_ms: Annotated[int | None, "when all replicas were in sync again; `null`: not known"] = None
+    now_ms: Annotated[int | None, "the time on which all decisions of the run are based"] = None
+    broker: Annotated[str | None, "the broker that was down during the run; `null`: no downtime was recorded"] = None
+    down_at_ms: Annotated[int | None, "when the stop of the broker began"] = None
+    reachable_at_ms: Annotated[int | None, "when the broker answered again; `null`: unknown"] = None
+    in_sync_at_ms: Annotated[int | None, "when all replicas were in sync again; `null`: unknown"] = None
 
     @property
     def name(self) -> str:
@@ -135,14 +135,14 @@ class PartitionRow(OfPartition):
 
 @dataclass(frozen=True)
 class MaintainRow:
-    """One table of the ledger. Numbers are those of the whole table, except `removed_rows`."""
+    """One table of the ledger. Numbers are for the whole table, except `removed_rows`."""
 
     table: str
     status: str
     error: ErrorText = NO_ERROR
-    oldest_day: Annotated[str | None, "the first day whose rows are retained; `null`: all are"] = None
+    oldest_day: Annotated[str | None, "the first day whose rows are retained; `null`: all rows are retained"] = None
     rows: int | None = None
-    removed_rows: Annotated[int | None, "rows of earlier days"] = None
+    removed_rows: Annotated[int | None, "number of rows of earlier days"] = None
     files_before: int | None = None
     files_after: int | None = None
     bytes_before: int | None = None
@@ -251,12 +251,12 @@ def _downtime(run: RunRow) -> str:
     if run.broker is None:
         return ""
     in_sync = show.human_seconds(run.down_at_ms, run.in_sync_at_ms)
-    until = f"in sync after {in_sync}" if in_sync else "it is not known when all replicas were in sync again"
-    return f"{run.downtime or 'not known'} of broker {run.broker}, {until}"
+    until = f"in sync after {in_sync}" if in_sync else "it is unknown when all replicas were in sync again"
+    return f"{run.downtime or 'unknown'} of broker {run.broker}, {until}"
 
 
 def extras_of_reader(command: str, master: str | None) -> Needs:
-    """Yield the extras that a command needs to read a ledger: the package deltalake, or else Spark with Delta."""
+    """Yield the extras that a command needs to read a ledger: the package deltalake, or Spark with Delta."""
     if master is not None:
         yield "--master", DELTA
     elif HISTORY_EXTRA.missing() and DELTA.missing():
@@ -287,11 +287,11 @@ HISTORY = Command(
         "each table, with `--maintain`": MaintainRow,
     },
     statuses={
-        "done": Status("the run did everything", "done"),
-        "partly": Status("some partitions were not done, or the ledger lacks the result of some", "notable"),
-        "failed": Status("nothing was done, or maintenance of the table failed", "failed"),
+        "done": Status("the run completed all its work", "done"),
+        "partly": Status("some partitions were not done, or the ledger lacks some of their results", "notable"),
+        "failed": Status("nothing was done, or the maintenance of the table failed", "failed"),
         "interrupted": Status("the run recorded no outcome: it was stopped or killed, or is still running", "not done"),
-        "would-maintain": Status("in a dry run: the table would be maintained", "notable"),
+        "would-maintain": Status("dry run: with --execute, the table would be maintained", "notable"),
         "maintained": Status("the table was maintained", "done"),
     },
     show=show_rows,

@@ -27,8 +27,7 @@ INTERRUPTED = "interrupted"
 
 
 def history(request: Request) -> list[Any]:
-    """Return the requested rows: of runs, of one run and its partitions, of partitions over time, or of maintained
-    tables."""
+    """Return the requested rows: runs, one run and its partitions, partitions over time, or maintained tables."""
     _check(request)
     flags = ledger_at(request.ledger, request.delta_jars)
     if request.maintain:
@@ -44,7 +43,7 @@ def history(request: Request) -> list[Any]:
 def _check(request: Request) -> None:
     if (request.run_id is not None) + bool(request.partitions) + request.maintain > 1:
         raise UsageProblem(
-            "--run, --partitions and --maintain exclude each other",
+            "--run, --partitions and --maintain cannot be combined",
             remedy="Give only one of them",
             slug="conflicting-flags",
         )
@@ -58,7 +57,7 @@ def _check(request: Request) -> None:
 
 @contextlib.contextmanager
 def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Engine | None]:
-    """Yield an engine with a Spark session if one is needed, otherwise None."""
+    """Yield an engine with a Spark session, or None if no session is needed."""
     with contextlib.ExitStack() as run:
         if not (always or needs_spark() or master is not None):
             yield None
@@ -75,8 +74,8 @@ def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[R
 def run(
     flags: LedgerFlags, run_id: str, *, master: str | None = None, newest: bool = False
 ) -> tuple[RunRow, list[PartitionRow]]:
-    """Return one run, and a row for each of its partitions. `run_id` is its id, or a suffix that no other id has; with
-    `newest` the latest run with this suffix is returned. Raises UsageProblem if there is not exactly one."""
+    """Return one run, and a row for each of its partitions. `run_id` is its id, or a suffix that no other id has. With
+    `newest` the latest run with this suffix is returned. Raises UsageProblem if no run, or several runs, match."""
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
         ones = [item for item in known if item.run_id.endswith(run_id)]
@@ -85,7 +84,7 @@ def run(
             raise UsageProblem(
                 "the ledger has no runs",
                 path=flags.path,
-                remedy="Check --ledger; runs are recorded by commands with --ledger",
+                remedy="Check the path. A run is recorded if its command has --ledger with this path",
                 slug="no-single-run",
             )
         if len(ones) != 1:
@@ -94,7 +93,7 @@ def run(
             raise UsageProblem(
                 f"{what} {run_id}",
                 path=flags.path,
-                remedy=f"Give the id of one run; the latest are: {few}",
+                remedy=f"Give the id of one run; the latest runs are: {few}",
                 slug="no-single-run",
             )
         partitions = _read(flags, "partitions", {"run_id": ones[0].run_id}, engine)
@@ -104,7 +103,7 @@ def run(
 def runs_since(
     flags: LedgerFlags, since_ms: int, *, master: str | None = None
 ) -> tuple[list[RunRow], list[PartitionRow]]:
-    """Return the runs that began at or after that time, and a row for each partition of each."""
+    """Return the runs that began at or after `since_ms`, and a row for each of their partitions."""
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
         wanted = [item for item in known if (item.start_ms or 0) >= since_ms]
@@ -156,8 +155,8 @@ def _parsed(name: str) -> tuple[str, int]:
 
 
 def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
-    """Return one row for each run, in the order of their start; an outcome that a run recorded itself takes precedence
-    over one that another run found."""
+    """Return one row for each run, in the order of their start. An outcome that the run itself recorded takes
+    precedence over an outcome that another run found."""
     rows = list(rows)
     found = sorted((row for row in rows if row["event"] == DOWNTIME), key=lambda row: row["at"])
     downtimes = {row["run_id"]: row for row in found}  # the downtime that was recorded last
@@ -218,8 +217,8 @@ _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 
 def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_Pair]:
-    """Yield the intent and the outcome for each key. If there are several outcomes, one that the run recorded itself is
-    used, or else the first."""
+    """Yield the intent and the outcome for each key. If there are several outcomes, one that the run itself recorded is
+    used; if there is none, the first."""
     intents: dict[tuple, Mapping[str, Any]] = {}
     outcomes: dict[tuple, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: (bool(row["repaired_by"]), row["at"])):

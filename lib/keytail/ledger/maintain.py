@@ -18,9 +18,10 @@ from keytail.run.engine import Engine
 from keytail.run.spark.delta import alone, changed_settings
 from keytail.run.spark.engine import name_jobs
 
-# Delta's own default. Delta refuses a shorter time, because a reader or writer may still be using the files.
+# Age in hours at which unreferenced files are removed: Delta's default. Delta refuses a shorter time, because a reader
+# or writer may still be using the files.
 VACUUM_HOURS = 168
-# Spark's 200 tasks per shuffle, and Delta's for each step of a VACUUM, suit tables of terabytes.
+# The default numbers of tasks, 200 per shuffle of Spark and per step of a VACUUM of Delta, suit tables of terabytes.
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}
 
 

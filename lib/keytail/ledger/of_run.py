@@ -1,8 +1,8 @@
 """Implements `--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however it ends.
 
-The ledger is written by Spark if the run has a session anyway, otherwise by the deltalake package. A session is started
-only for the ledger if that package is not installed, or if the path is not on this host: the credentials and the way to
-commit are then settings of Spark.
+The ledger is written by Spark if the run has a session anyway; if not, by the deltalake package. A session is started
+only for the ledger if that package is not installed, or if the path is not on this host: credentials and the commit
+protocol are then settings of Spark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from keytail.run.engine import Engine
 
 _PACKAGES = ("pyspark", "delta-spark", "deltalake", "numba", "numpy", "pyarrow")
-# A key for spark-submit, as in conf/spark-delta.conf; Spark accepts only keys that begin with `spark`.
+# The key of the ledger's path in the conf of spark-submit, as in conf/spark-delta.conf; Spark accepts only keys that
+# begin with `spark`.
 _CONF_KEY = "spark.keytail.ledger"
 R = TypeVar("R", bound=Any)
 _STATUS = {0: "done", 3: "partly", 1: "failed"}
@@ -46,7 +47,7 @@ _STATUS = {0: "done", 3: "partly", 1: "failed"}
 
 @dataclass(frozen=True)
 class LedgerFlags:
-    """The ledger flags of the command line. `jars` is a folder of Delta's jars."""
+    """The ledger flags of the command line. `jars` is a folder with Delta's jars."""
 
     path: o.LedgerFlag = None
     jars: o.DeltaJars = None
@@ -67,7 +68,7 @@ class LedgerFlags:
         return replace(self, path=path)
 
     def extra(self, has_session: bool) -> Extra:
-        """Return the extra that is needed to write the ledger, in a run with a Spark session or without."""
+        """Return the extra that is needed to write the ledger; `has_session`: the run has a Spark session."""
         by_spark = has_session or self._is_remote() or (needs_spark() and not DELTA.missing())
         return DELTA if by_spark else HISTORY
 
@@ -75,7 +76,7 @@ class LedgerFlags:
         return self.path is not None and is_uri(self.path) and urlsplit(self.path).scheme != "file"
 
     def why_spark(self) -> str:
-        """Return why a run that needs no Spark starts it to write the ledger; empty if it does not start it."""
+        """Return why a run that does not need Spark starts Spark to write the ledger; empty if it does not."""
         if self.path is None:
             return ""
         if self._is_remote():
@@ -91,8 +92,8 @@ class LedgerFlags:
         return session_settings(self.jars)
 
     def in_session(self, engine: Engine, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """Return the flags for spark-submit's session, whose conf may name a ledger if the flags do not. Raises
-        UsageProblem if the session cannot write one."""
+        """Return the flags for spark-submit's session, whose conf may contain a ledger if the flags do not. Raises
+        UsageProblem if the session cannot write a ledger."""
         named = engine.session.sparkContext.getConf().get(_CONF_KEY)
         flags = self if self.path is not None or not named else replace(self, path=named).checked(fs, log_dirs)
         if flags.path is not None:
@@ -104,7 +105,7 @@ LedgerByFlags = Annotated[LedgerFlags, FromFlags(LedgerFlags)]
 
 
 def is_named_by(engine: Engine) -> bool:
-    """Return whether the conf of spark-submit's session names a ledger."""
+    """Return whether the conf of spark-submit's session contains a ledger."""
     return bool(engine.session.sparkContext.getConf().get(_CONF_KEY))
 
 
@@ -119,7 +120,7 @@ def is_uri(path: str) -> bool:
 
 
 def run_id_at(now_ms: int, run_id: str) -> str:
-    """Return the ledger's id for a run: the time, so that ids sort by it, and the id in its scratch files."""
+    """Return the ledger's id for a run: the time, by which ids are sorted, and the id in its scratch files."""
     at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
     return f"{at:%Y%m%dT%H%M%SZ}-{run_id}"
 
@@ -138,19 +139,19 @@ class Recording:
         return self.ledger is not None and self.ledger.lost
 
     def intend(self, rows: Sequence[Any]) -> None:
-        """Record the intent of a command that processes its partitions in one bundle; `rows` are any rows of
-        partitions. Raises KeytailError if it cannot be written."""
+        """Record the intent of a command that processes its partitions in one bundle; `rows` are rows of partitions of
+        any command. Raises KeytailError if the intent cannot be written."""
         if self.ledger is not None:
             self.ledger.intend(1, [_as_result(row) for row in rows])
 
     def end(self, rows: Sequence[Any], exit_status: int, made: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Record the results of such a command; `made` is the parameter of `Ledger.conclude`."""
+        """Record the results of a command that called `intend`; `made` is the parameter of `Ledger.conclude`."""
         self.rows, self.exit_status = [_as_result(row) for row in rows], exit_status
         if self.ledger is not None:
             self.ledger.conclude(1, self.rows, made)
 
     def recorded(self, rows: Sequence[R]) -> list[R]:
-        """Return the rows with `recorded` set, after the run has written everything to its ledger or failed to."""
+        """Return the rows with `recorded` set. Call it after the run has written, or failed to write, its ledger."""
         return [replace(row, recorded=not self.lost) for row in rows]
 
 
@@ -158,14 +159,14 @@ _SIZES = ("segments_before", "segments_after", "bytes_before", "bytes_after")
 
 
 def _as_result(row: Any) -> ResultRow:
-    """Convert any command's row of a partition to the fields that the ledger has columns for."""
+    """Convert any command's row of a partition to the fields for which the ledger has columns."""
     known: dict[str, Any] = {name: getattr(row, name, None) for name in (*_SIZES, "start_ms", "end_ms")}
     return ResultRow(row.topic, row.partition, row.log_dir, row.status, row.error, **known)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The facts about a run that a ledger records when it begins; `run_id` is the result of `run_id_at`."""
+    """The facts about a run that a ledger records when the run begins; `run_id` is the result of `run_id_at`."""
 
     command: str
     run_id: str
@@ -214,8 +215,8 @@ def recording(
 
 
 def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: FileSystem) -> None:
-    """Add the missing outcomes of earlier runs. A failure is only reported, and the next run retries: it must not
-    prevent this run."""
+    """Add the missing outcomes of earlier runs. A failure must not prevent this run, so it is only reported, and the
+    next run retries."""
     from keytail.ledger.repair import repair  # noqa: PLC0415 (brings in the kernels)
     from keytail.run.ended import first_line  # noqa: PLC0415 (as the line above)
 
@@ -234,10 +235,9 @@ def versions() -> Mapping[str, str]:
 
 
 def given_settings(configuration: Configuration) -> dict[str, str]:
-    """Return the settings that were given, by source and name (those of topics as TOPIC:NAME), for keys that keytail
-    knows.
+    """Return the settings that were given, by source and name (for a topic TOPIC:NAME), for keys that keytail knows.
 
-    The file of `--topic-configs` is included only by its path: it may have settings of thousands of topics.
+    The file of `--topic-configs` is included only by its path: it may contain settings of thousands of topics.
     `--broker-version` is also included.
     """
     given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}

@@ -16,7 +16,7 @@ class SparkTable:
         self._path = path
 
     def create(self, columns: Mapping[str, tuple[str, str]], properties: Mapping[str, str]) -> None:
-        """Create the table if it does not exist, partitioned by `day`; `columns` have a type and a comment each."""
+        """Create the table if it does not exist, partitioned by `day`; `columns` has type and comment of each."""
         from delta.tables import DeltaTable  # noqa: PLC0415 (brings in pyspark.sql)
 
         builder = DeltaTable.createIfNotExists(self._spark).location(self._path)
@@ -39,7 +39,7 @@ class SparkTable:
         self._spark.sql(f"ALTER TABLE delta.`{self._path}` ADD COLUMNS ({added})")
 
     def append(self, rows: Any, app_id: str, number: int) -> None:
-        """Append an Arrow table, unless the table already has append `number` of `app_id`, or a later one."""
+        """Append an Arrow table, unless append `number` of `app_id`, or a later append, is already in the table."""
         frame = self._spark.createDataFrame(rows).coalesce(1)
         writer = frame.write.format("delta").mode("append")
         writer = writer.option("txnAppId", app_id).option("txnVersion", number)

@@ -1,6 +1,6 @@
-"""Reads rows of a ledger, with the deltalake package if it is installed, otherwise with Spark.
+"""Reads rows of a ledger with the deltalake package; if it is not installed, with Spark.
 
-The package needs no JVM. Both return the same rows, those of each table's latest commit, as plain values.
+The package needs no JVM. Both return the same rows: those of each table's latest commit, as plain values.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger.tables import INTENT, OUTCOME, TABLES
 from keytail.run.ended import first_line
 
-# A column, and the text or one of the texts that it must be equal to.
+# By column: the string, or a collection of strings, of which the column must have one.
 Filters = Mapping[str, str | Collection[str]]
 
 
 def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:
-    """Return rows of one of the ledger's tables, as dictionaries by column; `spark` is needed if deltalake is not
-    installed.
+    """Return rows of one of the ledger's tables, as dictionaries by column; the session `spark` is needed if deltalake
+    is not installed.
 
     A column that an older table lacks is null. Raises UsageProblem if there is no ledger.
     """
@@ -35,7 +35,7 @@ def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> lis
 
 
 def intents_without_outcome(path: str, table: str, keys: Sequence[str], spark: Any = None) -> list[dict[str, Any]]:
-    """Return, as `read_rows`, the rows of intents for which there is no outcome with the same `keys`."""
+    """Return, in the form of `read_rows`, the rows of intents for which there is no outcome with the same `keys`."""
     equal = " AND ".join(f"intents.{key} = outcomes.{key}" for key in keys)
     query = (
         f"SELECT intents.* FROM (SELECT * FROM {{found}} WHERE event = '{INTENT}') AS intents "

@@ -1,7 +1,7 @@
 """Adds missing outcomes to the ledger, for bundles and runs that were killed or whose outcomes could not be written.
 
 The locks of the log dirs are held, so a run with an intent for these log dirs and no outcome is no longer running. Its
-result is determined from the disk, and the row names the run that did this.
+result is determined from the disk, and the row has the id of the run that did this.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Unfinished:
 
 
 def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
-    """Write outcomes for intents on these log dirs that have none; return their number. A path identifies a log dir
-    only on one host: intents of other hosts are ignored, unless the log dirs are on `shared_storage`."""
+    """Write outcomes for intents on these log dirs without an outcome; return their number. A path identifies a log dir
+    only on one host, so intents of other hosts are ignored unless the log dirs are on `shared_storage`."""
     host = None if shared_storage else ledger.host
     if ledger.engine.session is not None:
         name_jobs(ledger.engine.session.sparkContext, "ledger: missing outcomes of earlier runs")
@@ -71,7 +71,7 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -
         partition=intended.partition,
         log_dir=intended.log_dir,
         status="compacted" if is_done else "interrupted",
-        error=ErrorText(f"its outcome was lost; run {by_run} determined it from the disk"),
+        error=ErrorText(f"the outcome was lost; run {by_run} determined it from the disk"),
         first_dirty_offset=intended.first_dirty_offset,
         end_dirty_offset=cleaned_to if is_done else intended.end_dirty_offset,
         segments_before=intended.segments_before,

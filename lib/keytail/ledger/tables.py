@@ -1,8 +1,8 @@
 """Defines the columns of the ledger's three Delta tables, and converts rows to Arrow.
 
-Runs only append rows. `event` is `intent` for a row written before anything is done, `outcome` for one written after
-everything is done, and `downtime` for one that only has the downtime of a broker; LEDGER.md beside this file describes
-how they are read together.
+Runs only append rows. `event` is `intent` for a row written before anything is done, `outcome` for a row written after
+everything is done, and `downtime` for a row that only has the downtime of a broker. LEDGER.md beside this file
+describes how these rows are read together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keytail.run.rows import ResultRow
 VERSION = 1
 INTENT, OUTCOME, DOWNTIME = "intent", "outcome", "downtime"
 
-# Type names are Spark's. A column may be added later only if older rows may lack it.
+# Types have Spark's names. A new column may be added only if older rows may lack it.
 _KEY = {
     "day": ("date", "UTC day of `at`, by which the table is partitioned"),
     "run_id": ("string", "id of the run"),
@@ -59,8 +59,8 @@ RUNS = {
     **_REPAIRED,
     "broker": ("string", "for a downtime: the broker that was down"),
     "down_at_ms": ("bigint", "for a downtime: when the stop of the broker began"),
-    "reachable_at_ms": ("bigint", "for a downtime: when the broker answered again; null: not known"),
-    "in_sync_at_ms": ("bigint", "for a downtime: when all replicas were in sync again; null: not known"),
+    "reachable_at_ms": ("bigint", "for a downtime: when the broker answered again; null: unknown"),
+    "in_sync_at_ms": ("bigint", "for a downtime: when all replicas were in sync again; null: unknown"),
 }
 PARTITIONS = {
     **_KEY,
@@ -84,14 +84,14 @@ SEGMENTS = {
     "next_offset": ("bigint", "offset after its last batch"),
     "log_bytes": ("bigint", "size of the .log file"),
     "records": ("bigint", "number of records of producers"),
-    "tombstones": ("bigint", "number of these with a key and a null value"),
+    "tombstones": ("bigint", "number of these records with a key and a null value"),
     "min_timestamp_ms": ("bigint", ""),
     "max_timestamp_ms": ("bigint", ""),
     "batches_by_codec": ("map<string,bigint>", ""),
     "batches_by_magic": ("map<int,bigint>", ""),
     "xxh3_128": ("string", "digest of the .log file"),
     "index_status": ("string", "good, missing or bad"),
-    "error": ("string", "why the other columns are not known"),
+    "error": ("string", "why the other columns are unknown"),
     **_REPAIRED,
 }
 TABLES: Mapping[str, Mapping[str, tuple[str, str]]] = {"runs": RUNS, "partitions": PARTITIONS, "segments": SEGMENTS}
@@ -112,7 +112,7 @@ _OF_ROW = {field.name for field in fields(ResultRow)} & set(PARTITIONS)
 
 @dataclass(frozen=True)
 class Stamp:
-    """The fields that all rows of a run have: when, where and by which command. `at_ms` is the time of the row."""
+    """The fields that all rows of a run have: its id, host and command, and the time of the row (`at_ms`)."""
 
     run_id: str
     host: str

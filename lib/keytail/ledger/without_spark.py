@@ -1,4 +1,4 @@
-"""Writes one of the ledger's tables with the deltalake package, without a JVM. The table is the same as that of
+"""Writes one of the ledger's tables with the deltalake package, without a JVM. The table is the same as with
 on_spark.py.
 
 The package's threads keep the rights of the thread that first called it, so every call is made as the caller
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-# Delta's names of types for which Spark has another name.
+# Delta's type names that differ from Spark's, by Spark's name.
 _NAMES = {"bigint": "long", "int": "integer"}
 
 
@@ -60,7 +60,7 @@ class DeltalakeTable:
             mode="append",
             schema_mode="merge" if is_newer else None,  # columns of a newer keytail are null
             commit_properties=CommitProperties(
-                custom_metadata={"isBlindAppend": True},  # otherwise, Spark's DELETE considers the append a conflict
+                custom_metadata={"isBlindAppend": True},  # without this, the append is a conflict for Spark's DELETE
                 app_transactions=[Transaction(app_id, number, time.time_ns() // 1_000_000)],
             ),
         )
@@ -88,7 +88,7 @@ def _json_type(kind: str) -> Any:
 
 
 def _kind(found: Any) -> str:
-    """Return Spark's name for a type in Delta's JSON; right only for types that ledgers have."""
+    """Return Spark's name for a type in Delta's JSON; correct only for types that ledgers have."""
     if isinstance(found, str):
         return next((kind for kind, name in _NAMES.items() if name == found), found)
     if found["type"] == "array":

@@ -39,7 +39,8 @@ from keytail.run.rows import ResultRow
 from keytail.run.spark.delta import alone
 
 _VERSION_PROPERTY = "keytail.ledger.version"
-# Delta's errors for concurrent writers, after which a retry mostly succeeds; CommitFailedError is that of deltalake.
+# Parts of Delta's errors for concurrent writers, after which a retry usually succeeds; deltalake's is
+# CommitFailedError.
 _MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
 _ATTEMPTS = 8
 # Statuses of rows whose sizes before and after are added up for the run.
@@ -75,12 +76,12 @@ class _Waiting:
 
 
 class LedgerTable:
-    """One table to which one run appends: by Spark if the run has a session, otherwise by the deltalake package. Rows
-    that threads add during an append are written together by the next one.
+    """One table to which one run appends: with Spark if the run has a session, and with the deltalake package if not.
+    Rows that threads add during an append are written together by the next append.
 
-    Appends are numbered, and Delta is given the number: if `append` retries an append that succeeded in spite of an
-    error, nothing is added. If `append` fails and its caller appends the rows again, they have a new number: if the
-    first append succeeded after all, the table has them twice.
+    Appends are numbered, and the number is passed to Delta: if `append` retries an append that succeeded in spite of an
+    error, nothing is added. If `append` fails and its caller appends the rows again, they get a new number: if the
+    first append succeeded nevertheless, the table has the rows twice.
     """
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
@@ -97,8 +98,8 @@ class LedgerTable:
         """Create the table if it does not exist, and add columns that an older keytail did not have. Raises
         UsageProblem if it was created by a newer keytail, or does not belong to a ledger.
 
-        Another run may create it at the same time. Delta raises many different errors for a table that is being
-        created, so all of them are retried.
+        Another run may create the table at the same time. Delta raises many different errors for a table that is being
+        created, so the call is repeated after any of them.
         """
         with alone(self._folder):
             again(self._ensure, _is_of_delta)
@@ -211,8 +212,8 @@ class Ledger:
             raise _cannot("be written", self.path, problem, so) from problem
 
     def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
-        """Write what a bundle is about to do. Raises KeytailError if it cannot be written: the bundle must not be
-        started."""
+        """Write what a bundle is about to do. Raises KeytailError if that fails: the bundle must then not be started.
+        """
         try:
             stamp = self._stamp()
             self._tables["partitions"].append(partition_fields(stamp, INTENT, bundle, row) for row in rows)
@@ -226,8 +227,8 @@ class Ledger:
         made: Mapping[str, Sequence[int]] | None = None,
         **more: Any,
     ) -> None:
-        """Write the results of partitions; `made` contains the base offsets of segments that the run wrote, by the
-        partition's name. Rows that cannot be written are kept, and retried by `end`."""
+        """Write the results of partitions; `made` has the base offsets of the segments that the run wrote, by the
+        partition's name. If rows cannot be written, `end` tries again."""
         stamp = self._stamp()
         self._reported.update((row.log_dir, row.name) for row in rows)
         # Segments are written first, because an outcome implies that the rows of its segments exist.
@@ -313,7 +314,7 @@ def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:
     return KeytailError(
         f"the ledger cannot {what}: {first_line(problem)}; {so}",
         path=path,
-        remedy="Repair its file system, give --ledger another folder, or run without --ledger",
+        remedy="Repair the file system of the ledger, give --ledger another folder, or run without --ledger",
         slug="unwritable-ledger",
     )
 

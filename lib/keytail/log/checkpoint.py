@@ -2,7 +2,7 @@
 
 A broker takes a whole log dir offline for a syntax error in one of these files. Therefore a file that a broker could
 not read raises CorruptLog with the line number, and new contents are durable before they replace the file. The callers
-decide which offsets are right. If the lock of the log dir is lost, LockLost is raised and nothing is written.
+decide which offsets are correct. If the lock of the log dir is lost, LockLost is raised and nothing is written.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _changing: dict[str, _Changing] = {}
 
 
 def read_offsets(fs: FileSystem, path: str) -> Offsets:
-    """Return the offsets in a file by (topic, partition); none if it is missing or empty. Of duplicates, the last one
-    counts.
+    """Return the offsets in a file by (topic, partition); none if the file is missing or empty. The last of duplicate
+    entries counts.
     """
     offsets: Offsets = {}
     for number, line in _lines(_read(fs, path), path):
@@ -70,7 +70,7 @@ def read_offsets(fs: FileSystem, path: str) -> Offsets:
 
 
 def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
-    """Return leader epochs and their start offsets, in the file's order; none if it is missing or empty."""
+    """Return leader epochs and their start offsets, in the file's order; none if the file is missing or empty."""
     data = _read(fs, path)
     if plain := _PLAIN_EPOCHS.fullmatch(data):
         numbers = list(map(int, plain[2].split()))
@@ -89,7 +89,7 @@ def write_offsets(
 ) -> None:
     """Replace the file durably (temporary file, fsync, rename, fsync of the directory) by one with these entries.
 
-    Owner and mode are those of `like`, by default of the file that is replaced, or else of its directory.
+    Owner and mode are taken from `like`; by default from the file that is replaced, or its directory if it is missing.
     """
     _write(fs, path, encode_offsets(entries), like)
 
@@ -144,7 +144,7 @@ def update_offsets(
         together = list(file.waiting)
         try:
             write_offsets(fs, path, _changed(read_offsets(fs, path), together), like)
-        except BaseException:  # also after a signal: another thread must not write an abandoned change
+        except BaseException:  # even after a signal: another thread must not write an abandoned change
             file.waiting.remove(change)
             raise
         del file.waiting[: len(together)]
@@ -183,8 +183,7 @@ def _read(fs: FileSystem, path: str) -> bytes:
 
 
 def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of every entry. Makes the checks that Kafka makes, in its order, with that of the
-    count last.
+    """Yield line number and text of every entry. Makes Kafka's checks in Kafka's order; the count is checked last.
     """
     try:
         lines = _LINE_END.split(data.decode("utf-8"))

@@ -1,9 +1,9 @@
 """Reads a segment in chunks: about 8 MiB of whole batches, as a table of batches over an array of bytes.
 
 Chunks are passed from each processing step to the next. Headers and checksums are checked when a chunk is read;
-record blocks are opened on request (`records/opening.py`), because a batch without survivors need not be decompressed.
-Log files are read by `preadv` through `log/fs.py` into reused buffers, never mapped: truncating a mapped file would
-kill the process.
+record blocks are opened on request (`records/opening.py`), because a batch without retained records need not be
+decompressed. Log files are read by `preadv` through `log/fs.py` into reused buffers, never mapped: truncating a mapped
+file would kill the process.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SegmentReader:
         return prefetched(chunks) if self.is_longer_than_a_chunk(log_bytes - start) else chunks
 
     def is_longer_than_a_chunk(self, n_bytes: int) -> bool:
-        """Return whether prefetching saves time: starting a thread takes as long as processing a tenth of a chunk."""
+        """Return whether prefetching saves time. Starting a thread takes as long as processing a tenth of a chunk."""
         return n_bytes > self._chunk_bytes
 
     def chunks_without_prefetch(

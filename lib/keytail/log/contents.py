@@ -112,8 +112,8 @@ def _index_status(fs: FileSystem, partition_path: str, base_offset: int, next_of
 
 
 def _before_zeros(entries: np.ndarray) -> np.ndarray:
-    """Return the entries without the zeros at the end: a broker keeps the index files of its active segment at full
-    size."""
+    """Return the entries without the zero entries at the end: a broker preallocates the indexes of its active segment.
+    """
     used = np.flatnonzero(np.logical_or.reduce([entries[name] != 0 for name in entries.dtype.names or ()]))
     return entries[: used[-1] + 1 if len(used) else 0]
 

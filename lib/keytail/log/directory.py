@@ -20,8 +20,8 @@ _UNFINISHED = ("cleaned", "swap", "deleted")
 class Directory:
     """A partition directory and the names in it. During replacements all changes of names must use it, in one thread.
 
-    Call `refresh` before each replacement and `keep` after it. Raises Refused for a segment file name that is not a
-    regular file, and for one with which no broker starts. Do not use it any more after an error.
+    Call `refresh` before each replacement and `keep` after it; do not use the object after an error. `refresh` raises
+    Refused for a file with a Kafka name that is not regular, or with a name with which no broker starts.
     """
 
     def __init__(self, fs: FileSystem, path: str) -> None:
@@ -100,7 +100,7 @@ class Directory:
         return self.stat(name).size_bytes if name in self else 0
 
     def unlink(self, name: str, unlink: Callable[[str], None] | None = None) -> None:
-        """Remove the file by `unlink`, which is called with its path; default: the file system's `unlink`."""
+        """Remove the file by calling `unlink` with its path; by default the file system's `unlink`."""
         (unlink or self.fs.unlink)(os.path.join(self.path, name))
         self._remove(name)
 
@@ -139,7 +139,7 @@ def named_files(fs: FileSystem, path: str) -> list[FileName]:
         parsed = names.parse_file_name(entry.name)
         if parsed.kind != "other" and not entry.is_regular:
             raise Refused(
-                "not a regular file",
+                "this is not a regular file",
                 path=os.path.join(path, entry.name),
                 remedy="Move it away, then run again",
                 slug="not-a-regular-file",
@@ -152,7 +152,7 @@ def refuse_fatal(files: Iterable[FileName], path: str) -> None:
     for file in files:
         if file.kind == "fatal":
             raise Refused(
-                "a file name that no broker writes, and with which a broker does not start correctly",
+                "no broker writes a file with this name, and a broker does not start correctly while it exists",
                 path=os.path.join(path, file.name),
                 remedy="Find out what the file is, and move it out of the log dir",
                 slug="invalid-file-name",

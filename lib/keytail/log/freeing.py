@@ -12,7 +12,7 @@ from types import TracebackType
 
 from keytail.log.fs import FileSystem
 
-LARGE_BYTES = 8 << 20  # freeing this takes about 2 ms
+LARGE_BYTES = 8 << 20  # minimum size of a large file; freeing 8 MiB takes about 2 ms
 
 
 class Freeing:

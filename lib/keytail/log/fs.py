@@ -1,15 +1,15 @@
 """The only module that accesses log dirs: all reads and all changes.
 
 The modules of `files/`, which only this module imports, carry out the operations. Every path is resolved to a
-descriptor of its directory, without following links below a log dir (`files/paths.py`), and its last name is then used
-relative to that. Thus the owner of a log dir cannot redirect an operation of root to another place. New files and
-directories get the owner of an existing one, and new files are never executable.
+descriptor of its directory, without following links below a log dir (`files/paths.py`), and its last name is used
+relative to this descriptor. Thus the owner of a log dir cannot redirect an operation of root to another place. New
+files and directories get the owner of an existing one, and new files are never executable.
 
 Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks: one for
-operations that change something, and one for the others. A subclass can thus record it, stop before it, drop it or make
-it fail. Errors are the system's own OSError with the path and a description of the operation. `Refused` is raised only
-if a new file or directory cannot be given its owner, mode or labels, or if a new directory was replaced before it got
-them. The callers decide which operations to perform, and in which order.
+operations that change something, and one for the others. A subclass can thus record an operation, stop before it, drop
+it or make it fail. Errors are the system's own OSError with the path and a description of the operation. `Refused` is
+raised only if a new file or directory cannot be given its owner, mode or labels, or if a new directory was replaced
+before it got them. The callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from keytail.log.files.paths import READABLE_DIRECTORY
 
 T = TypeVar("T")
 
-# Errors of `link`: no hard links on this file system, no more of them for this file, or names on two file systems.
+# Errors of `link`: the file system has no hard links, the file already has the maximum number of links, or the two
+# names are on different file systems.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 # Descriptions of the operations, for errors.
@@ -138,7 +139,8 @@ class FileSystem:
         return self._look("stat", (path,), lambda: existing.size(path))
 
     def exists(self, path: str) -> bool:
-        """Return whether the name exists, whatever it refers to; raise any error that leaves this undecided."""
+        """Return whether the name exists, whatever it refers to; raise any other error, since it leaves this
+        undecided."""
         return self._look("exists", (path,), lambda: existing.exists(path))
 
     def unreadable(self, path: str) -> list[str]:
@@ -151,8 +153,8 @@ class FileSystem:
     def open_read(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor; never blocks on a FIFO.
 
-        Raises SymbolicLink or NotRegular for anything else, and ForeignFile if this process is root and the file does
-        not belong to the owner of its directory, which is another user.
+        Raises SymbolicLink or NotRegular for anything else, and ForeignFile if this process is root, the directory
+        belongs to another user, and the file belongs to a third.
         """
         return self._look("open_read", (path,), lambda: self._open_regular(path, existing.READ))
 
@@ -161,8 +163,8 @@ class FileSystem:
         return self._look("open_write", (path,), lambda: self._open_regular(path, existing.READ_AND_WRITE))
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
-        """Return a read-only mapping of the first `size_bytes` (at least 1) of an index file; it outlives the
-        descriptor.
+        """Return a read-only mapping of the first `size_bytes` (at least 1) of an index file; it remains valid when the
+        descriptor is closed.
 
         Bytes written by `write_at` are visible at once. If another process truncates the file, reading beyond its end
         kills this process, so files that others may truncate are read, not mapped.
@@ -178,7 +180,7 @@ class FileSystem:
         return self._look("read_into", (fd, view, position), lambda: self._read_into(fd, view, position))
 
     def read_at(self, path: str, position: int, length_bytes: int) -> bytes:
-        """Return up to `length_bytes` bytes from byte `position`; for a few bytes, such as a header."""
+        """Return up to `length_bytes` bytes from byte `position`. Intended for a few bytes, such as a header."""
         fd = self.open_read(path)
         try:
             buffer = bytearray(length_bytes)
@@ -187,7 +189,7 @@ class FileSystem:
             self.close(fd)
 
     def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
-        """Read a whole small file. `whole`: raise OSError if it ends before the size that it had when it was opened."""
+        """Return the contents of a small file. `whole`: raise OSError for fewer bytes than its size at opening."""
         fd = self.open_read(path)
         try:
             size_bytes = self.fd_size(fd) if whole else 0
@@ -245,7 +247,7 @@ class FileSystem:
     def create(self, path: str, like: FileStat | None) -> int:
         """Create a new empty file, open for appending. Raises FileExistsError if the name exists.
 
-        The file gets owner, group, mode and access ACL (both without execute bits) and security label of `like`. Raises
+        The file gets the owner, group, mode and access ACL (without execute bits) and security label of `like`. Raises
         Refused, and leaves no file, if that is not permitted. In a user's directory, root gives a file only to that
         user: if `like` belongs to another user, only its mode is used.
         """
@@ -283,7 +285,7 @@ class FileSystem:
         self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
 
     def fsync(self, fd: int) -> None:
-        """Make contents and metadata of an open file durable (not its name)."""
+        """Make contents and metadata of an open file durable, but not its name."""
         self._change("fsync", (fd,), lambda: os.fsync(fd))
 
     def fsync_dir(self, path: str) -> None:

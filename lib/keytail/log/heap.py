@@ -10,7 +10,7 @@ import ctypes
 import functools
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
-_LARGEST_KEPT_BYTES = 32 << 20  # the maximum that glibc accepts
+_LARGEST_KEPT_BYTES = 32 << 20  # larger blocks are returned to the system; the maximum that glibc accepts
 _KEPT_BYTES = 256 << 20
 
 
@@ -26,6 +26,6 @@ def keep_freed_memory() -> bool:
         mallopt = library.mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    # One heap for all threads: otherwise the memory that a short-lived thread freed is returned with its own heap.
+    # One heap for all threads: with its own heap, a short-lived thread would return its memory to the system.
     settings = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES))
     return sum(mallopt(parameter, value) for parameter, value in settings) == len(settings)

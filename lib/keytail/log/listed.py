@@ -1,4 +1,4 @@
-"""Reads segments as they were listed, while a running broker may clean them, remove them and append to the last one."""
+"""Reads segments as they were listed, while a running broker may clean or remove segments and append to the last."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ATTEMPTS = 3
 
 def retry_beside_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
     """Return the result of `look`, which lists segments and then reads them. If a broker may be running, retry on
-    KeytailError or OSError, since it may roll, clean or delete segments between the two. Raises the error of the last
-    attempt."""
+    KeytailError or OSError, since the broker may roll, clean or delete segments in between. Raises the error of the
+    last attempt."""
     for left in reversed(range(1 if clean_shutdown else _ATTEMPTS)):
         try:
             return look()
@@ -59,7 +59,7 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
             same = seen is not None and (seen.size_bytes, seen.mtime_ns) == (segment.log_bytes, segment.log_mtime_ns)
         if not same:
             raise Refused(
-                f"the segment is not the file that was listed, on host {os.uname().nodename}",
+                f"on host {os.uname().nodename}, the segment is not the file that was listed",
                 path=path,
                 remedy="A running broker may have cleaned or removed it, or this host may have other files there. Run "
                 "again, or use a copy of the log dir",
@@ -69,9 +69,9 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
 
 def whole_bytes(fs: FileSystem, path: str, base_offset: int, end_offset: int) -> int:
     """Return the byte position where the complete batches of the active segment end: a broker that is writing, or that
-    crashed, may leave an incomplete one.
+    crashed, may leave an incomplete batch.
 
-    Raises CorruptLog if they end before `end_offset`, which existed when the segment was listed.
+    Raises CorruptLog if the complete batches end before `end_offset`, which existed when the segment was listed.
     """
     end = log_end(fs, path, base_offset)
     if end.next_offset < end_offset:

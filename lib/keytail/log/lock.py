@@ -37,17 +37,17 @@ _held: dict[str, list[tuple[int, str]]] = {}
 
 
 class LockLost(Refused):
-    """The name `.lock` refers to another file than the locked one, or to none."""
+    """The name `.lock` no longer refers to the locked file."""
 
     default_slug = "lock-lost"
 
 
 @contextlib.contextmanager
 def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL, name: LockName = names.LOCK) -> Iterator[None]:
-    """Hold the locks of all log dirs, or of none. Raises Refused if one is already locked.
+    """Hold the locks of all log dirs, or of none. Raises Refused if a log dir is already locked.
 
-    `name` is that of the lock file: Kafka's, or keytail's own, by which only one run at a time prepares compactions in
-    a log dir, beside its broker (compact/prepared/PREPARED.md).
+    `name` is the name of the lock file: Kafka's, or keytail's own, which ensures that only one run at a time prepares
+    compactions in a log dir beside its broker (compact/prepared/PREPARED.md).
 
     The lock file is never removed, even if this call created it: a starting broker that had it open would lock a file
     without a name, while the next run locks a new one. A new lock file gets the owner of the log dir. If the process
@@ -69,8 +69,8 @@ def refuse_lost(fs: FileSystem, path: str) -> None:
         if _is_at(fs, fd, lock_path):
             continue
         raise LockLost(
-            "the lock file of the log dir was removed or replaced while this run held the lock: a broker or another "
-            "run may have started there; nothing more is changed",
+            "the lock file of the log dir was removed or replaced while this run held the lock, so a broker or another "
+            "run may have started there; this run changes nothing more",
             path=lock_path,
             remedy="Make sure that no broker runs on the log dir and find out what removed the file (a broker that is "
             "still stopping does). Then run again: the run continues where this one ended",
@@ -88,7 +88,7 @@ def _holding(path: str) -> list[tuple[int, str]]:
 
 
 def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Return whether any process, usually a broker, holds the lock now. Neither takes the lock nor creates the file.
+    """Return whether any process, usually a broker, holds the lock now. Does not take the lock or create the file.
 
     Also returns True if this cannot be determined: no permission to open the file, or no support by the system.
     """
@@ -109,8 +109,8 @@ def refuse_other_run(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> None:
 
 
 def can_detect_holder(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Return whether the system can report whether files of this directory are locked. Creates nothing: if there is no
-    file to test with, returns True."""
+    """Return whether the system can report whether files of this directory are locked; True if there is no file with
+    which to test that. Creates no file."""
     candidates = (os.path.join(log_dir, name) for name in (names.LOCK, names.META_PROPERTIES, names.CLEAN_SHUTDOWN))
     path = next((candidate for candidate in candidates if fs.exists(candidate)), None)
     return path is None or _is_locked(path, fs) is not None
@@ -123,8 +123,8 @@ def _is_locked(path: str, fs: FileSystem) -> bool | None:
 
 
 def _holder_pid(path: str, fs: FileSystem) -> int | None:
-    """Return the process that holds the lock, as the kernel reports it, or `_NOBODY`, also if the file does not exist;
-    None if this cannot be determined."""
+    """Return the process that holds the lock, as the kernel reports it; `_NOBODY` if no process does or the file does
+    not exist; None if this cannot be determined."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _hold_log_dir(log_dir: str, given: Sequence[str], fs: FileSystem, name: Lock
 
 
 def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
-    """Return a locked descriptor whose file still has the name: a broker that stops unlinks the file that it locked."""
+    """Return a locked descriptor whose file still has its name: a stopping broker unlinks the file that it locked."""
     for _ in range(_ATTEMPTS):
         like = fs.stat(log_dir)
         if not fs.exists(path):
@@ -219,7 +219,7 @@ def _is_at(fs: FileSystem, fd: int, path: str) -> bool:
 
 
 def _try_lock(fd: int) -> str | None:
-    """Try to take the lock; return None on success, else a description of the holder."""
+    """Try to take the lock; return None on success, and a description of the holder if another process has it."""
     wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         if hasattr(fcntl, "F_OFD_SETLK"):

@@ -102,7 +102,7 @@ def _log_dir_facts(
     homes: Mapping[tuple[str, int], int],
     moving: Mapping[tuple[str, int], str],
 ) -> LogDirFacts:
-    foreign = "a broker does not start on {}: directory {} is not a partition directory; move it away"
+    foreign = "a broker does not start on {}: its directory {} is not a partition directory; move that directory away"
     problems = [refusal(foreign.format(path, name), slug="foreign-directory")
                 for name in sorted(e.name for e, parsed in entries if parsed is None and _is_foreign(e))]  # fmt: skip
     checkpoints, unread = [], []
@@ -148,10 +148,10 @@ def _log_dir_facts(
 
 
 def foreign_dirs(entries: Sequence[DirEntry]) -> list[str]:
-    """Return the directories in a log dir's listing that keep a broker from starting."""
+    """Return the names of the directories in a log dir's listing that prevent a broker from starting."""
     return sorted(e.name for e in entries if _is_foreign(e) and names.parse_partition_dir(e.name) is None)
 
 
 def _is_foreign(entry: DirEntry | DirName) -> bool:
-    """Return whether an entry whose name is not a partition's keeps a broker from starting."""
+    """Return whether an entry whose name is not a partition name prevents a broker from starting."""
     return entry.is_dir and entry.name != names.REMOTE_INDEX_CACHE_DIR

@@ -34,9 +34,9 @@ class LogEnd:
 def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
     """Find the end of a log file by reading headers from its last index entry to the end of the file.
 
-    The index (by default the one of this log) only saves reading: if no batch begins at the position of its last entry,
-    or the batches from there on end below the entry's offset, headers are read from the start of the file. An
-    incomplete last batch, or bytes that are not a batch, are counted in `tail_bytes`.
+    The index (by default that of this log) only saves reading: if no batch begins at the position of its last entry, or
+    the batches from there on end below the entry's offset, headers are read from the start of the file. `tail_bytes`
+    includes an incomplete last batch, and bytes that are not a batch.
     """
     if index_path is None:
         index_path = os.path.join(os.path.dirname(log_path), names.segment_file(base_offset, names.INDEX))
@@ -79,7 +79,7 @@ def _walk(
     entry_offset: int | None = None,
 ) -> LogEnd | None:
     """Follow the headers from `position` on. Return None if the first batch begins above the index entry's offset, or
-    all batches end below it. (The entry's offset may be that of a later batch than the one at its position:
+    all batches end below it. (The batch with the entry's offset may follow the batch at the entry's position:
     format/INDEX.md, 8.)"""
     window, window_at, got = bytearray(min(_WALK_WINDOW_BYTES, size_bytes - position)), 0, 0
     next_offset, first, last_position = base_offset, True, -1

@@ -17,7 +17,7 @@ class Meter:
     phase: str = ""
 
 
-# A context variable (threads.py), because code far below the task reads, and other tasks read at the same time.
+# A context variable (threads.py): the code that reads does not know its task, and other tasks read at the same time.
 _meter: contextvars.ContextVar[Meter | None] = contextvars.ContextVar("meter", default=None)
 
 

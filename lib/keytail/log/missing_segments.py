@@ -11,7 +11,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.log_end import log_end
 from keytail.log.partition import PartitionFacts
 
-# A broker that rolls writes the snapshot and closes the segment at once, in either order.
+# Maximum time between the snapshot and the closing of the segment in one roll of a broker; either may be first.
 _ROLL_NS = 1_000_000_000
 
 
@@ -24,14 +24,15 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
         if name.endswith(names.SNAPSHOT):
             lookalike = (
                 " If `keytail audit` finds that another replica has no records there either, nothing is missing: the "
-                "broker was stopped at that offset as a follower, and its leader had compacted the following ones away."
+                "broker was stopped at that offset as a follower, and the leader then removed the next offsets by "
+                "compaction."
             )
         raise Refused(
-            f"the segment with base offset {offset} is missing: of its files there is {name}, but no .log",
+            f"the segment with base offset {offset} is missing: {name} exists, but its .log does not",
             path=facts.path,
-            remedy="Restore the file from a snapshot, or stop the broker and move the partition's directory out of "
-            "the log dir, so that the broker fetches it from another replica; verify describes the gap."
-            f"{lookalike} To continue without its records, remove all files that begin with {name.partition('.')[0]}",
+            remedy="Restore the .log from a backup. Or stop the broker, move the partition's directory out of the log "
+            "dir, and start the broker, which fetches it from another replica. `keytail verify` describes the gap."
+            f"{lookalike} To give up the missing records, remove all files that begin with {name.partition('.')[0]}",
             slug="segment-missing",
         )
 
@@ -53,7 +54,7 @@ def _is_missing(fs: FileSystem, facts: PartitionFacts, offset: int, name: str) -
 
 def _is_interrupted_roll(fs: FileSystem, facts: PartitionFacts, offset: int) -> bool:
     """Return whether the index files at `offset` are those of a segment that was about to be created at the log end:
-    they are empty, and no checkpoint is above. A broker that starts removes them."""
+    they are empty, and no checkpoint has a higher offset. A starting broker removes them."""
     if offset != facts.log_end_offset or max(facts.recovery_point, facts.high_watermark or 0) > offset:
         return False
     paths = [os.path.join(facts.path, names.segment_file(offset, suffix)) for suffix in names.INDEX_SUFFIXES]
@@ -64,9 +65,10 @@ def _is_of_a_stop(fs: FileSystem, path: str, offset: int, before: int, following
     """Return whether the files show that the snapshot at `offset`, where a gap of a compacted partition begins, was
     written when the broker stopped. `before` and `following` are the base offsets of the segments around the gap.
 
-    A broker that stops writes a snapshot at the log end. If its leader compacts the following offsets away until it
-    starts, the follower copies a gap from there on, and may roll. The segment before was then closed later than the
-    snapshot was written, and no producer in the snapshot at `following` has appended from `offset` on.
+    A broker that stops writes a snapshot at the log end. If its leader removes the next offsets by compaction before
+    the broker starts again, the follower copies a gap from there on, and may roll. Then the segment before the gap was
+    closed later than the snapshot was written, and no producer in the snapshot at `following` has appended from
+    `offset` on.
     """
     from keytail.format.producers import parse_snapshot  # noqa: PLC0415 (brings in the kernels, which few plans need)
 

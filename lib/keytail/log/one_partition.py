@@ -21,7 +21,7 @@ def survey(
     """Return the facts of the partition in the directory `path`, with the given checkpoint values.
 
     The log dir is not read: it is treated as not cleanly shut down and without a cleaner checkpoint. Raises Refused
-    if the directory's name is not that of a partition.
+    if the directory's name is not a partition name.
     """
     log_dir, name = os.path.split(os.path.abspath(path))
     parsed = names.parse_partition_dir(name)

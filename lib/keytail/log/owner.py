@@ -20,7 +20,7 @@ _ONE_AT_A_TIME = (
 
 
 class Owner(NamedTuple):
-    """User id and group id of the owner of `path`."""
+    """The user id and the group id of the owner of `path`."""
 
     uid: int
     gid: int
@@ -80,8 +80,8 @@ def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
 
 
 def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
-    """Return the user that a process that only reads these log dirs should work as: their owner if this process is
-    root, else its own user. Raises Refused if there are several owners."""
+    """Return the user as which a process that only reads these log dirs should work: their owner if this process is
+    root, and its own user if it is not. Raises Refused if there are several owners."""
     if os.geteuid() != 0:
         return acting_user.current()
     owner = one_owner((), [owner for path in log_dirs for owner in _owner_of_dir(fs, path)])
@@ -89,8 +89,8 @@ def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
 
 
 def one_owner(changed: Iterable[Owner], read: Iterable[Owner]) -> Owner | None:
-    """Return the one user other than root that owns all of `changed` and, apart from root, all of `read`; None if
-    root owns all. Raises Refused if there are several."""
+    """Return the user other than root that owns all of `changed`, and all of `read` except what root owns; None if root
+    owns everything. Raises Refused if there are several such users."""
     changed = list(changed)
     others = [owner for owner in (*changed, *read) if owner.uid != 0]
     for owner in changed if others else ():
@@ -149,8 +149,7 @@ def _user(owner: Owner) -> User:
         raise Refused(
             f"{_name(owner.uid)} owns the directory, its group is root's, and this system has no groups for that user",
             path=owner.path,
-            remedy="Change the group of the directory to the one that the broker runs with (chgrp), or run as that "
-            "user",
+            remedy="Change the group of the directory to the broker's group (chgrp), or run as that user",
             slug="unknown-user-groups",
         )
     return user

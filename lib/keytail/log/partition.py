@@ -42,13 +42,13 @@ class SegmentFacts(NamedTuple):
     index_bytes: int | None
     time_index_bytes: int | None
     txn_index_bytes: int | None
-    largest_timestamp_ms: int  # that of the last time index entry or, if it is missing or negative, the log's mtime
+    largest_timestamp_ms: int  # the last timestamp in the time index; the log's mtime if that is missing or negative
     first_batch_timestamp_ms: int  # max timestamp of the first batch; -1 if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """The facts of a partition for planning. With `problems` it must not be processed, and numbers may be 0."""
+    """The facts of a partition for planning. If it has `problems`, it must not be processed, and numbers may be 0."""
 
     topic: str
     partition: int
@@ -83,7 +83,7 @@ class PartitionEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogDirFacts:
-    """One log dir: its partitions, its checkpoints, and anything that keeps a broker from starting on it."""
+    """One log dir: its partitions, its checkpoints, and anything that prevents a broker from starting on it."""
 
     path: str
     partitions: tuple[PartitionEntry, ...]
@@ -109,7 +109,7 @@ class _Listing:
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
-    """Return the facts of one partition. Reasons against processing it are in `problems`, and not raised."""
+    """Return the facts of one partition. Reasons against processing it are returned in `problems`."""
     listing = _Listing()
     segments: tuple[SegmentFacts, ...] = ()
     end = LogEnd(0, 0, 0)
@@ -132,7 +132,7 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
 
 def refuse_unreadable(fs: FileSystem, path: str) -> None:
     """Raise Refused if this process is not allowed to read a file of the partition directory `path`: its contents are
-    then unknown, and neither damaged nor lost."""
+    then unknown, which is different from damaged or lost."""
     closed = [name for name in fs.unreadable(path) if names.parse_file_name(name).kind != "other"]
     if not closed:
         return
@@ -169,8 +169,8 @@ def refuse_damaged_end(facts: PartitionFacts) -> None:
 
 
 def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts | None:
-    """Do the same as `survey_partition` with a listing of the logs only: all index sizes are None, and a file's
-    modification time stands for the timestamps in it.
+    """Do the same as `survey_partition` with a listing of the logs only: all index sizes are None, and the modification
+    time of a file is used as its largest timestamp.
 
     This takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers to
     resolve; `survey_partition` then returns the details.
@@ -254,10 +254,10 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
             continue
         where = os.path.join(path, entry.name)
         if parsed.kind == "fatal":
-            text = f"a file name that no broker writes, and with which a broker does not start correctly: {where}"
+            text = f"no broker writes a file with this name, and a broker does not start correctly with it: {where}"
             listing.problems.append(refusal(text, slug="invalid-file-name"))
         elif not entry.is_regular:
-            listing.problems.append(refusal(f"not a regular file: {where}", slug="not-a-regular-file"))
+            listing.problems.append(refusal(f"this is not a regular file: {where}", slug="not-a-regular-file"))
         elif parsed.kind == "live" and parsed.base_offset is not None:
             if parsed.suffix == names.SNAPSHOT:
                 listing.snapshots.append(parsed.base_offset)
@@ -315,8 +315,8 @@ def last_time_entry(fs: FileSystem, path: str, size_bytes: int) -> tuple[int, in
 
 
 def max_timestamp_ms(header: bytes) -> int:
-    """Return the largest timestamp of a batch of any magic from its header; -1 if there is none (magic 0, or a header
-    that is not complete)."""
+    """Return the largest timestamp in the header of a batch of any magic; -1 if there is none (magic 0, or an
+    incomplete header)."""
     if len(header) <= _MAGIC_AT:
         return -1
     at = {1: _TIMESTAMP_V1_AT, 2: _MAX_TIMESTAMP_AT}.get(header[_MAGIC_AT])
@@ -342,8 +342,8 @@ def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: 
 
 
 def reasons_against_change(facts: PartitionFacts, remote_storage_enable: bool) -> list[ErrorText]:
-    """Return the reasons why records of the partition must be neither added nor removed, for rows; without those that
-    the survey found (`facts.problems`)."""
+    """Return the reasons, for rows, why records of the partition must be neither added nor removed, except the reasons
+    that the survey found (`facts.problems`)."""
     reasons = []
     if remote_storage_enable:
         text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"

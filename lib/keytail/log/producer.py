@@ -28,7 +28,7 @@ class SentBatch:
 
     @classmethod
     def of(cls, row: np.void) -> SentBatch:
-        """Create one from a row of BATCH_TABLE."""
+        """Return the batch that a row of BATCH_TABLE describes."""
         first, last = int(row["base_offset"]), int(row["last_offset"])
         sequence = int(row["base_sequence"])
         last_sequence = NO_SEQUENCE if sequence == NO_SEQUENCE else (sequence + last - first) % SEQUENCES

@@ -64,9 +64,9 @@ class ProducerStates:
 def _rows_that_count(rows: np.ndarray) -> np.ndarray:
     """Return the ascending numbers of the rows that suffice to reach the same state as all of them.
 
-    These are all control batches, and of each producer's data batches between two of them: the last one, and every
-    transactional one that is the first or follows a non-transactional one. Any other batch is superseded by the next,
-    and opens no transaction.
+    These are all control batches and, of the data batches of a producer between two control batches: the last batch,
+    and every transactional batch that is the first or follows a non-transactional batch. Any other batch is superseded
+    by the next one, and opens no transaction.
     """
     if not len(rows):
         return np.empty(0, np.int64)
@@ -125,8 +125,8 @@ def load_producers(
     now_ms: int,
 ) -> ProducerStates:
     """Return the state that a broker would have after loading the log at `now_ms`. Without a `reader`, one is created
-    only if it is needed: if the latest snapshot is at the log end, allocating its buffers would take longer than the
-    rest."""
+    only if it is needed: if the latest snapshot is at the log end, allocating its buffers would take longer than
+    everything else."""
     segments, log_end_offset = log.segments, log.log_end_offset
     found = newest_snapshot(fs, partition_path, log.snapshots, log_end_offset)
     if found is None and log.clean_shutdown:
@@ -147,7 +147,7 @@ def load_producers(
 
 @dataclass(frozen=True)
 class Unstable:
-    """Transactions are not settled from `offset` on; `why` describes the earliest of them."""
+    """Transactions are not settled from `offset` on; `why` describes the earliest such transaction."""
 
     offset: int
     why: str
@@ -158,8 +158,8 @@ def first_unstable(
 ) -> Unstable | None:
     """Return the start of the earliest transaction that is open or whose marker is not below the high watermark.
 
-    None if all transactions are settled. Without a high watermark, the log end is used. As for a broker that starts,
-    a transaction that ended before the latest snapshot was taken is settled, wherever its marker is.
+    None if all transactions are settled. Without a high watermark, the log end is used. As in a starting broker, a
+    transaction that ended before the latest snapshot was taken is settled, wherever its marker is.
     """
     limit = facts.log_end_offset
     if facts.high_watermark is not None:
@@ -172,7 +172,7 @@ def first_unstable(
     if producer_id >= 0:
         state = producers.states[producer_id]
         why = (
-            f"open transaction of producer id {producer_id}, epoch {state.epoch}, first offset {offset}, "
+            f"producer id {producer_id}, epoch {state.epoch}, has an open transaction with first offset {offset} and "
             f"age {duration_text(now_ms - state.timestamp_ms)}"
         )
     else:

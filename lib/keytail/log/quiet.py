@@ -1,4 +1,4 @@
-"""Reads and writes beside a running broker: keeps the page cache as it was, and gives way to other disk requests.
+"""Reads and writes beside a running broker: keeps the page cache as it was, and yields to other disk requests.
 
 A broker serves most fetches from the page cache. A preparation reads each segment several times, and would replace the
 pages that the broker's consumers need by pages of old segments. Therefore, pages that were not cached before a read are
@@ -22,7 +22,8 @@ PAGE_BYTES = mmap.PAGESIZE
 _UNLIMITED = 1 << 62
 _MAX_BLOCK_PAGES = 512  # of the page cache, in Linux with pages of 4 KiB
 
-# ioprio_set(2): its number, and the class of processes that get the disk only when no other process wants it.
+# ioprio_set(2): the number of the system call, the threads to which the priority applies, and the class of processes
+# that get the disk only when no other process wants it.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _OF_THIS_THREAD = (1, 0)
 _IDLE_CLASS = 3 << 13
@@ -59,7 +60,7 @@ class QuietFileSystem(PacedFileSystem):
 
 
 def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
-    """Return for each page of a file that contains some of these bytes whether it is in the page cache (bool).
+    """Return for each page that contains some of these bytes of a file whether it is in the page cache (bool array).
 
     Pages beyond the end of the file are not cached. All pages count as cached if the system does not report it:
     mincore(2) reports it only to users who may write to the file.

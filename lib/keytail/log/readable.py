@@ -1,4 +1,4 @@
-"""Determines from files alone up to which offset a consumer may read a partition's log."""
+"""Determines from the files alone up to which offset a consumer may read a partition's log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEVER_IDLE_MS = 2**62  # producers without an open transaction have no effect o
 
 @dataclass(frozen=True)
 class Readable:
-    """Offsets below `end_offset` may be read; `notes` are sentences about assumptions, or about what ends the range."""
+    """Offsets below `end_offset` may be read. `notes` describe assumptions, and why the range ends there."""
 
     end_offset: int
     notes: tuple[str, ...] = ()
@@ -24,8 +24,8 @@ class Readable:
 
 def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end: bool, now_ms: int) -> Readable:
     """Return the end of the readable range: the high watermark in the broker's checkpoint or, with `log_end`, the log
-    end. With `committed`, it is at most the last stable offset, at which the earliest open transaction begins; its age
-    at `now_ms` is reported.
+    end. With `committed`, the range ends at the last stable offset at the latest, where the earliest open transaction
+    begins; the age of that transaction at `now_ms` is reported.
 
     Raises Refused if there is no high watermark and `log_end` is not set, and if segments are being replaced or a
     replacement was interrupted: the listed segments may then not be the whole log. Raises CorruptLog if the log ends
@@ -66,7 +66,7 @@ def _refuse_half_replaced(facts: PartitionFacts) -> None:
         raise Refused(
             "a replacement of segments is in progress or was interrupted: segments may be missing",
             path=os.path.join(facts.path, swaps[0]),
-            remedy="If a broker is running, try again. Otherwise start a broker or run `keytail compact --execute` on "
-            "this partition: both finish the replacement",
+            remedy="If a broker is running, try again. If none is, start a broker or run `keytail compact --execute` "
+            "on this partition: both finish the replacement",
             slug="unfinished-replacement",
         )

@@ -22,7 +22,8 @@ from keytail.log.swap import NEEDED, finish
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A replacement that recovery finishes: the bases of its `.log.swap` files, and the end of its offset range."""
+    """A replacement that recovery finishes: the base offsets of its `.log.swap` files, and the end of its offset range.
+    """
 
     bases: tuple[int, ...]
     end: int
@@ -85,7 +86,7 @@ def _refuse_unresolvable(files: list[FileName], path: str) -> None:
         if file.base_offset in deleted or is_finishing:
             raise Refused(
                 "a `.cleaned` file makes this `.swap` file invalid, but its source is already marked for deletion or "
-                "is replaced by other `.swap` files: a broker that starts on this loses its records",
+                "is replaced by other `.swap` files: a broker that starts now loses the records",
                 path=os.path.join(path, file.name),
                 remedy="Copy the partition directory, then remove its `.cleaned` files and run again",
                 slug="invalid-swap-without-source",
@@ -97,8 +98,8 @@ def _is_log_swap(file: FileName) -> bool:
 
 
 def _void(files: list[FileName]) -> set[str]:
-    """Return the names of the `.swap` files at or above the lowest `.cleaned`: they belong to a replacement that was
-    not committed."""
+    """Return the names of the `.swap` files at or above the lowest `.cleaned` file: they belong to a replacement that
+    was not committed."""
     cleaned = [file.base_offset for file in files if file.kind == "cleaned" and file.base_offset is not None]
     if not cleaned:
         return set()
@@ -110,7 +111,7 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
     """Return the replacements to finish, in ascending order.
 
     Each is finished within its own offset range. A broker treats all `.log.swap` files as one range and deletes
-    everything in between, which is right for the outputs of one replacement.
+    everything in between, which is correct only for the outputs of one replacement.
     """
     found: list[_Left] = []
     live, deleted, void = logs(files, "live"), logs(files, "deleted"), _void(files)
@@ -138,7 +139,7 @@ def _refuse_half_renamed(path: str, live: set[int], deleted: set[int], before: _
     if between and first not in live and first not in deleted:
         raise Refused(
             f"a broker was stopped while it renamed the new segments {first} to {base}, and it is unknown whether "
-            "this one is new or was to be replaced; a broker that starts deletes it",
+            "this segment is new or was to be replaced; a broker that starts deletes it",
             path=os.path.join(path, names.segment_file(min(between), names.LOG)),
             remedy="Copy the partition directory before a broker starts on it",
             slug="half-renamed-segments",
@@ -163,7 +164,7 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
     """Remove void `.swap` files, durably, before the `.cleaned` file that makes them void. The `.log.swap` files are
-    removed after the other `.swap` files, which a broker before 3.0 removes only together with those."""
+    removed last, because a broker before 3.0 removes the other `.swap` files only together with their `.log.swap`."""
     done = []
     void = [file for file in files if file.name in _void(files)]
     for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
@@ -196,7 +197,7 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
             swap = names.segment_file(base, suffix + names.SWAP)
             if swap in present:
                 fs.unlink(os.path.join(path, swap))
-        done.append(f"left {log} without indexes: some of them were missing")
+        done.append(f"left {log} without indexes, because some index files were missing")
     replaced = {
         file.base_offset
         for file in files
@@ -213,7 +214,7 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
 
 def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
     """Rename `.swap` files of indexes whose log already has its final name, and of snapshots. Index files without a log
-    are removed, and so are those that a broker before 3.0 has rebuilt, because they may not match the current log."""
+    are removed, and so are indexes that a broker before 3.0 has rebuilt, because they may not match the current log."""
     done = []
     files = named_files(fs, path)
     present = {file.name for file in files}
@@ -254,7 +255,7 @@ def _sweep(fs: FileSystem, path: str) -> list[str]:
         base = file.base_offset
         if file.kind != "live" or base is None or base not in removed:
             continue
-        # A snapshot at or above the last segment may be that of the log end: never remove it.
+        # A snapshot at or above the last segment may be the snapshot at the log end: never remove it.
         if file.suffix in names.INDEX_SUFFIXES or (file.suffix == names.SNAPSHOT and base < newest):
             fs.unlink(os.path.join(path, file.name))
             done.append(f"removed {file.name}: its segment was replaced")

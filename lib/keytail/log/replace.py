@@ -50,7 +50,7 @@ class SnapshotFile:
 class GroupOutput:
     """The segments that replace the sources of one group, both in ascending order.
 
-    The first has the base of the first source; the bases of the others are above it and below the segment that
+    The first segment has the base offset of the first source; the others begin above it and below the segment that
     follows the last source. `snapshots` are new producer snapshots, above the previous log end.
     """
 
@@ -72,12 +72,12 @@ def commit_group(
 ) -> None:
     """Replace the group's sources by its outputs. Unlinking the guard (SWAP.md) is the commit.
 
-    An output after the first whose base offset is that of a source begins a new part. The parts are committed one after
-    the other, the outputs of a part together. The scratch files must be durable and proven. Raises KeytailError or
+    An output after the first that has the base offset of a source begins a new part. The parts are committed one after
+    the other, each with all its outputs at once. The scratch files must be durable and proven. Raises KeytailError or
     Refused, before anything is changed, if the directory or a scratch file is not as expected; and, before the next
     part begins, if the lock of the log dir is lost. A later OSError leaves a state that `recover` resolves. `unlink`
     removes the `.deleted` files of sources; by default it is that of `fs`. For many groups of one partition pass the
-    same `directory`: it is listed for the first one only.
+    same `directory`: it is listed for the first group only.
     """
     directory = directory or Directory(fs, partition_path)
     ends = _check_before(directory, group)
@@ -88,7 +88,7 @@ def commit_group(
 
 
 def parts(group: GroupOutput) -> list[GroupOutput]:
-    """Divide the group at every output that begins where a source does.
+    """Divide the group at every output that begins where a source begins.
 
     Offsets do not overlap, so outputs below that offset come only from the sources below it. In each part, no output
     after the first begins where a source does; a recovery recognises by this which outputs belong together.
@@ -107,8 +107,8 @@ def parts(group: GroupOutput) -> list[GroupOutput]:
 def _commit_part(
     directory: Directory, group: GroupOutput, end: int, unlink: Callable[[str], None] | None
 ) -> None:
-    """Commit one part of a group. `end` is the highest next offset of the outputs. The guard has the lowest base, so
-    that it makes all outputs void."""
+    """Commit one part of a group. `end` is the highest next offset of the outputs. The guard has the lowest base
+    offset, so that it makes all outputs void."""
     guard = names.guard_file(group.base_offset)
     source_log = os.path.join(directory.path, names.segment_file(group.base_offset, names.LOG))
     directory.make_empty(guard, directory.fs.stat(source_log))
@@ -180,8 +180,8 @@ def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
 
 
 def _refuse_gaps(fs: FileSystem, path: str, part: GroupOutput, ends: dict[int, int]) -> None:
-    """Raise KeytailError for a source between two outputs: brokers before 3.0 replace by each output only the
-    segments that overlap it, so that source would be retained."""
+    """Raise KeytailError for a source between two outputs: a broker before 3.0 would retain it, because it replaces
+    only the segments that overlap an output."""
     for before, after in itertools.pairwise(out.base_offset for out in part.segments):
         end = max(ends[before], before + 1)
         for source in part.source_bases:
@@ -199,7 +199,7 @@ def _refuse_gaps(fs: FileSystem, path: str, part: GroupOutput, ends: dict[int, i
 
 
 def _check_output(fs: FileSystem, path: str, out: OutputSegment, below: int) -> int:
-    """Return the next offset of the output, which must not exceed `below`, the base of the next segment."""
+    """Return the next offset of the output, which must not exceed `below`, the base offset of the next segment."""
     by_suffix = _check_files(fs, path, out)
     log_path = os.path.join(path, by_suffix[names.LOG].name)
     end = log_end(fs, log_path, out.base_offset, os.path.join(path, by_suffix[names.INDEX].name))

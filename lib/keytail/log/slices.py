@@ -30,10 +30,10 @@ from keytail.log.records.table import RecordTable
 
 @dataclass(frozen=True)
 class LogSlice:
-    """Bytes `start` to before `stop` of a segment, of which the offsets `from_offset` to below `end_offset` are wanted.
+    """Bytes `start` to before `stop` of a segment; wanted are its offsets from `from_offset` to below `end_offset`.
 
-    `segment` is the file as it was listed; with `is_last` it is the active one. The data after the slice begins at
-    offset `next_offset` or above (None: there is none). `aborted` are all entries of transaction indexes (TXN_ENTRY,
+    `segment` is the file as it was listed; with `is_last` it is the active segment. The data after the slice begins at
+    offset `next_offset` or above (None: no data follows). `aborted` are all entries of transaction indexes (TXN_ENTRY,
     native byte order) that concern the slice, sorted by producer and first offset; None if aborted data is treated like
     other data.
     """
@@ -65,7 +65,7 @@ def slices_of(
     slice_bytes: int,
     aborted: np.ndarray | None = None,
 ) -> list[LogSlice]:
-    """Return slices of about `slice_bytes` that cover all batches with offsets of the range, in log order.
+    """Return slices of about `slice_bytes` that cover all batches with offsets in the range, in log order.
 
     If an index is missing, or has a position at which no batch begins, its segment is one slice. `aborted` is
     the result of `read_aborted`.
@@ -112,7 +112,7 @@ def _slice_bounds(
         return whole
     offsets, positions = _index(fs, partition_path, segment, n_bytes)
     first = int(np.searchsorted(offsets, from_offset, side="right")) - 1
-    # The entry with the first batch that ends at or above the end may cover offsets below it; the next one does not.
+    # The entry of the first batch that ends at or above the end may cover offsets below the end; the next does not.
     end_slot = int(np.searchsorted(offsets, end_offset)) + 1
     slots = [first] if first >= 0 else []
     last = int(positions[end_slot]) if end_slot < len(positions) else n_bytes
@@ -158,8 +158,8 @@ def _index(
 def _ends_of_batches(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
 ) -> list[int] | None:
-    """Return the last offset of the batch at each position, from its header; None if no batch begins at one of them, or
-    a batch begins above the offset of its entry (which may be that of a later batch: format/INDEX.md, 8).
+    """Return the last offset of the batch at each position, from its header; None if no batch begins at a position, or
+    a batch begins above the offset of its entry (a later batch may have that offset: format/INDEX.md, 8).
     """
     found: list[int] = []
     if not len(offsets):
@@ -220,7 +220,7 @@ def _refuse_below_segment(chunk: Chunk, piece: LogSlice) -> None:
 
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
-    """Yield the wanted records of producers, some thousands at a time; a table is valid until the next is requested.
+    """Yield the wanted data records, some thousands at a time; a table is valid until the next one is requested.
     Raises the same errors as `batches`, and CorruptLog if the transaction index lacks a transaction that was aborted.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()

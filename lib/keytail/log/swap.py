@@ -1,5 +1,5 @@
-"""Completes a replacement from committed `.swap` files on; shared by replacement and recovery. SWAP.md in this
-directory has the order of the steps and the reasons."""
+"""Completes a replacement whose `.swap` files are committed; used by replacement and recovery. SWAP.md in this
+directory gives the order of the steps and the reasons."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def finish(
     replaced: Iterable[int],
     unlink: Callable[[str], None] | None = None,
 ) -> None:
-    """Complete a replacement from committed `.log.swap` files on; `replaced` are the bases of the sources.
+    """Complete a replacement whose `.log.swap` files are committed; `replaced` are the base offsets of the sources.
 
-    A recovery by a broker or by keytail knows only the outputs, and retains sources at or above `end`. These are
-    removed in ascending order, one by one: a tombstone in a later source must not be removed before the records that
-    it deletes.
+    A recovery by a broker or by keytail knows only the outputs, and retains sources at or above `end`. Therefore those
+    sources are removed in ascending order, one by one: a tombstone in a later source must not be removed before the
+    records that it deletes.
     """
     bases = sorted({*outputs, *replaced})
     _set_sources_aside(directory, bases, outputs, end)
@@ -76,9 +76,9 @@ def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
     """Give each output its final names beside its `.swap` names, by hard links, durably. Return False, with nothing
     changed, on a file system without hard links.
 
-    A broker that finds both removes the final names within the offset range of the outputs and renames the `.swap`
-    files. Files of an empty output, and snapshots, may be outside of that range. They are copied, because renaming one
-    link over another link to the same file has no effect.
+    A broker that finds both names removes the final names within the offset range of the outputs and renames the
+    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. They are copied, because
+    renaming one link over another link to the same file has no effect.
     """
     given: list[str] = []
     for file in _swap_files(directory, outputs):
@@ -95,7 +95,7 @@ def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
                     raise
                 for name in given:
                     directory.unlink(name)
-                # Durably: beside a `.log` with its final name, recovery would treat them as rebuilt by a broker.
+                # Durably: beside a final `.log`, recovery would treat index files as rebuilt by a broker.
                 directory.fsync()
                 return False
         given.append(live)
@@ -126,7 +126,7 @@ def _rename_to_final_names(directory: Directory, outputs: Sequence[int]) -> None
     for base in outputs:
         _promote(directory, names.segment_file(base, names.LOG + names.SWAP))
         directory.fsync()
-    # The indexes after the logs: beside a `.log.swap`, an index with its final name would be treated as the source's.
+    # Indexes after logs: beside a `.log.swap`, an index with its final name would be treated as an index of the source.
     for file in _swap_files(directory, outputs):
         _promote(directory, file.name)
 

@@ -1,6 +1,6 @@
-"""Determines the transactions of a partition before anything is rewritten: aborted data and unneeded markers.
+"""Determines the aborted data and the unneeded markers of a partition before anything is rewritten.
 
-A tracker follows checked batch headers and control records in log order. Its small result then determines for any
+A tracker follows checked batch headers and control records in log order. Its result is small, and determines for any
 batch, in any order, whether the batch may be discarded (format/CLEANING.md, "Transactions"). Aborted transactions are
 taken from the `.txnindex` files unless the log contradicts them.
 """
@@ -36,8 +36,8 @@ class Contradiction(Exception):
 def read_aborted(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], log_start_offset: int
 ) -> np.ndarray:
-    """Return all entries (TXN_ENTRY, native byte order) that end at or above the log start offset, sorted by first
-    offset.
+    """Return all entries of transaction indexes (TXN_ENTRY, native byte order) that end at or above the log start
+    offset, sorted by first offset.
 
     Values that cannot be an entry are omitted: the log shows whether one is missing or wrong.
     """
@@ -61,7 +61,8 @@ def sorted_entries(entries: np.ndarray, log_start_offset: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Transactions:
-    """The result of the pass over the log. Intervals are sorted by producer id and first offset."""
+    """The result of the pass over the log. `entries` are the correct index entries. The arrays `interval_...` describe
+    aborted data, sorted by producer id and first offset; `marker_...` all markers; `kept_...` the retained entries."""
 
     entries: np.ndarray
     interval_producer: np.ndarray

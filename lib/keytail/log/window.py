@@ -29,7 +29,7 @@ class Window:
         self._prefetched = np.empty(0, dtype=np.uint8)
         self._reader: Threads | None = None
         self._coming: Future[int] | None = None
-        self._coming_at = 0  # its byte position in the file
+        self._coming_at = 0  # byte position of the prefetched bytes in the file
         self._coming_bytes = 0
         self._fd = -1
         self.path = ""

@@ -1,6 +1,6 @@
 """Writes new segments under scratch names: log, offset index and time index, durable and with modification times.
 
-`OutputWriter` takes the surviving batches of consecutive sources and closes an output when a limit is reached, at the
+`OutputWriter` takes the retained batches of consecutive sources and closes an output when a limit is reached, at the
 boundary of a source if possible. Scratch files end in `.clean`, have the run and the attempt in their names and are
 ignored by brokers; `log/replace.py` gives them their final names.
 """
@@ -61,7 +61,7 @@ class Appends(Protocol):
 
 
 class SegmentWriter:
-    """Writes one new segment: `append` batches in order, then `seal` it."""
+    """Writes one new segment: call `append` with batches in order, then `seal`."""
 
     def __init__(
         self, fs: FileSystem, path_of: Callable[[str], str], base_offset: int, like: FileStat, limits: Limits
@@ -100,7 +100,7 @@ class SegmentWriter:
         self._fs.close(fd)
 
     def append(self, data: np.ndarray, table: np.ndarray) -> int:
-        """Append the bytes of whole batches (BATCH_TABLE rows) until a limit is reached; return how many were taken.
+        """Append whole batches (`table` rows over `data`) until a limit is reached; return how many were appended.
 
         Sets the rows' positions in this segment. An empty segment takes a batch of any size.
         """
@@ -109,7 +109,7 @@ class SegmentWriter:
             table["last_offset"] - self.base_offset <= MAX_RELATIVE_OFFSET
         )
         taken = len(table) if fits.all() else int(np.argmin(fits))
-        # A batch larger than the limit gets a segment of its own; one beyond the offset range needs another base.
+        # A batch above the size limit gets its own segment; a batch beyond the offset range needs another base offset.
         span = int(table["last_offset"][0]) - self.base_offset
         if taken == 0 and self.size_bytes == 0 and span <= MAX_RELATIVE_OFFSET:
             taken = 1
@@ -140,7 +140,7 @@ class SegmentWriter:
         self._indexer.reset_to(mark.index)
 
     def seal(self, mtime_ms: int, txn_index: bytes) -> OutputSegment:
-        """Write the indexes, set all modification times to `mtime_ms` and make the contents of the files durable.
+        """Write the indexes, set all modification times to `mtime_ms` and make the contents of all files durable.
 
         A `.txnindex` is written only if `txn_index` has entries.
         """
@@ -175,11 +175,11 @@ class SegmentWriter:
 class OutputWriter:
     """Writes all outputs of one partition and attempt, from sources in ascending order.
 
-    Call `start_output` with the first source of an output, `start_source` with each further one, and `append` with the
-    batches of the last started source; at the end `finish` or `discard`. `txn_index(from, to)` returns the transaction
-    index of an output with the offsets [from, to). `splits` counts the outputs that had to end inside a source. The
-    sources are in `partition_path`; the outputs are too, unless `scratch_path` is given. New files get the attributes
-    that `like_of` returns for the paths of sources.
+    Call `start_output` with the first source of an output, `start_source` with each further source, and `append` with
+    the batches of the last started source; at the end, call `finish` or `discard`. `txn_index(from, to)` returns the
+    transaction index of an output with the offsets [from, to). `splits` counts the outputs that had to end inside a
+    source. The sources are in `partition_path`; the outputs too, unless `scratch_path` is given. New files get the
+    attributes that `like_of` returns for the paths of sources.
     """
 
     writes_with: type[SegmentWriter] = SegmentWriter
@@ -249,7 +249,7 @@ class OutputWriter:
         return self.writes_with(self._fs, self._path_of(base_offset), base_offset, like, self._limits)
 
     def start_output(self, source: Source) -> None:
-        """Start `source`, and with it a new output with its base offset; the current output, if any, is closed."""
+        """Start `source` and a new output with its base offset; close the current output, if there is one."""
         self._close(source.base_offset)
         self._begin_group()
         self._current = self._open(source.base_offset, source.base_offset)
@@ -257,7 +257,7 @@ class OutputWriter:
         self._mark = None
 
     def start_source(self, source: Source) -> None:
-        """Start `source`: the batches appended from now on are its batches."""
+        """Start `source`, to which the batches appended from now on belong."""
         assert self._current is not None
         self._mark = self._current.mark()
         self._sources.append(source)
@@ -279,7 +279,7 @@ class OutputWriter:
                     self._split_inside_source(int(table["base_offset"][0]))
 
     def _split_at_source(self) -> None:
-        """Move the last source, with the batches appended so far, to an output of its own."""
+        """Move the batches of the last source that were appended so far to a new output."""
         assert self._current is not None and self._mark is not None
         old, mark, source = self._current, self._mark, self._sources[-1]
         self._coming = new = self._open(source.base_offset, source.base_offset)
@@ -306,7 +306,7 @@ class OutputWriter:
         self._before = (self.splits, self.size_bytes, self.records, self._closed_bytes)
 
     def drop_group(self) -> int:
-        """Remove the files of the current group; return the base of its first source, from which to start again."""
+        """Remove the files of the current group; return the base offset of its first source, where to start again."""
         assert self._current is not None
         first = self._sources[0].base_offset
         self._current.abandon()
@@ -345,8 +345,7 @@ class OutputWriter:
         self._current = None
 
     def finish(self, end_offset: int) -> tuple[GroupOutput, ...]:
-        """Make all outputs durable. Return a `GroupOutput` for each group, to be given to `commit_group` in this
-        ascending order."""
+        """Make all outputs durable. Return a `GroupOutput` for each group, in ascending order, for `commit_group`."""
         self._close(end_offset)
         return tuple(GroupOutput(tuple(bases), tuple(segments)) for bases, segments in self._groups)
 

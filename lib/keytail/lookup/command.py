@@ -19,8 +19,8 @@ from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
 
-_LATEST_MS = 253_402_300_800_000  # the year 10000, which datetime does not support
-_PREVIEW_CHARACTERS = 60  # characters of a key or value in a table
+_LATEST_MS = 253_402_300_800_000  # the start of the year 10000, which datetime does not support
+_PREVIEW_CHARACTERS = 60  # maximum number of characters of a key or value in a table
 
 Offset = Annotated[int | None, o.run_flag(
     "--offset N", "Find the first record at or after this offset.", parser=o.within(0, o.LONG_MAX)
@@ -63,12 +63,12 @@ class LookupRow(OfPartition):
     codec: str | None = None
     segment: Annotated[int | None, "base offset of the segment"] = None
     key: Annotated[str | None, "the whole key as text; `null` if it is null or not UTF-8"] = None
-    key_base64: Annotated[str | None, "the whole key in base64 if it is not UTF-8; otherwise `null`"] = None
+    key_base64: Annotated[str | None, "the whole key in base64; `null` if it is null or UTF-8"] = None
     value: Annotated[str | None, "like `key`"] = None
     value_base64: Annotated[str | None, "like `key_base64`"] = None
     control: Annotated[str | None, "the type of a marker, such as `COMMIT` or `ABORT`"] = None
-    reason: Annotated[str, "why nothing, or another offset, was found"] = ""
-    notes: Annotated[tuple[str, ...], "what is wrong with the indexes, and what a broker returns"] = ()
+    reason: Annotated[str, "why no record, or a record at another offset, was found"] = ""
+    notes: Annotated[tuple[str, ...], "problems of the indexes, and what a broker returns"] = ()
     steps: Annotated[tuple[str, ...], "the steps of the search, with `--explain`"] = ()
 
 
@@ -147,13 +147,13 @@ LOOKUP = Command(
     rows={"": LookupRow},
     statuses={
         "found": Status("a record was found"),
-        "none": Status("no record at or after the offset or time"),
+        "none": Status("there is no record at or after the offset or time"),
         "out-of-range": Status("the offset is not in the log"),
-        "corrupt": Status("damaged bytes, with file and position", "failed"),
-        "refused": Status("files that may not be read", "not done"),
+        "corrupt": Status("the log has damaged bytes; `error` has file and position", "failed"),
+        "refused": Status("a file may not be read", "not done"),
         "failed": Status("something else went wrong", "failed"),
     },
-    exits={0: "if the lookup succeeded in every partition, whether it found a record or not"},
+    exits={0: "if the lookup succeeded in every partition, with or without a record"},
     show=show_rows,
     exit_status=exit_status,
     reads_records=True,

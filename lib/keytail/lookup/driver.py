@@ -23,7 +23,7 @@ def lookup(request: Request, fs: FileSystem = LOCAL) -> list[LookupRow]:
     """Return a row for each chosen partition, for one offset or one time."""
     if request.offset is not None and request.timestamp is not None:
         raise UsageProblem(
-            "--offset and --timestamp exclude each other", remedy="Give one of them", slug="conflicting-flags"
+            "--offset and --timestamp cannot be combined", remedy="Give one of them", slug="conflicting-flags"
         )
     if request.offset is None and request.timestamp is None:
         raise UsageProblem(
@@ -99,7 +99,7 @@ def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
 
 
 def _text_or_base64(data: bytes | None) -> tuple[str | None, str | None]:
-    """Return a key or value as text if it is UTF-8, otherwise in base64, as `dump` prints it."""
+    """Return a key or value as (text, None) if it is UTF-8; if not, as (None, base64), as `dump` prints it."""
     if data is None:
         return None, None
     try:

@@ -32,7 +32,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _WrongEntry(Exception):
-    """Raised if no batch at or below an offset index entry's offset begins at the entry's position."""
+    """Raised if no batch that begins at or below an offset index entry's offset is at the entry's position."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class FoundRecord:
 class Search:
     """One search: its readers, and the steps that it reports.
 
-    `trusts_indexes`: search as a broker that starts on the files as they are; otherwise as if invalid indexes had been
-    rebuilt.
+    `trusts_indexes`: search like a broker that starts on the files as they are. If False, search as if invalid indexes
+    had been rebuilt.
     """
 
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
@@ -109,8 +109,8 @@ class Search:
             text += f"None is at or before {spell_time(timestamp_ms)}: the search begins at base offset {base}."
         else:
             text += (
-                f"The last one not after {spell_time(timestamp_ms)} is in slot {at.slot}: up to offset {at.offset} no "
-                f"timestamp is above {spell_time(at.timestamp_ms)}, so the search can begin there."
+                f"The last entry not after {spell_time(timestamp_ms)} is in slot {at.slot}: up to offset {at.offset} "
+                f"no timestamp is above {spell_time(at.timestamp_ms)}, so the search can begin there."
             )
         self.add_step(text)
         return at
@@ -131,11 +131,11 @@ class Search:
                 return self._begin(number)
             at = index.lookup(offset)
             text = f"{name} has {_count(len(index), 'entry', 'entries')}, each with the last offset of a batch, or of "
-            text += "a set of batches, and the byte where that begins. "
+            text += "a set of batches, and the byte position where the batch or set begins. "
         if at.slot < 0:
             text += f"None is at or below {offset}: reading begins at byte 0."
         else:
-            text += f"The last one not above {offset} is in slot {at.slot}: offset {at.offset}, byte {at.position}."
+            text += f"The last entry not above {offset} is in slot {at.slot}: offset {at.offset}, byte {at.position}."
         self.add_step(text)
         return at
 
@@ -147,9 +147,9 @@ class Search:
             return self._scan(number, floor, min_offset, min_timestamp_ms)
         except _WrongEntry:
             name = self.indexes.file(number, names.INDEX)
-            broker = "uses it and reads from there; its answer is unknown"
+            broker = "uses the entry and reads from there; its answer is unknown"
             if self.indexes.is_recovered(number):
-                broker = "that starts after this unclean shutdown rebuilds the index; a running one uses it"
+                broker = "that starts after this unclean shutdown rebuilds the index; a running broker uses the entry"
             else:
                 self.indexes.is_unknown = True
             self.indexes.note(
@@ -166,7 +166,7 @@ class Search:
         if min_timestamp_ms is not None:
             column, least = "max_timestamp_ms", min_timestamp_ms
             what = f"largest timestamp before {spell_time(least)}"
-        passed = reported = 0  # batches in earlier chunks; batches that the steps have mentioned
+        passed = reported = 0  # numbers of batches: in earlier chunks, and mentioned in steps
         for chunk in self._chunks(number, floor):
             for row in np.flatnonzero(chunk.table[column] >= least):
                 batch = chunk.table[row]
@@ -227,10 +227,10 @@ class Search:
         return None
 
     def _chunks(self, number: int, floor: OffsetEntry) -> Iterator[Chunk]:
-        """Yield the chunks of a segment from the index entry `floor` on. Raises _WrongEntry unless a batch begins at
-        its position, at or below its offset.
+        """Yield the chunks of a segment from the index entry `floor` on. Raises _WrongEntry unless a batch that begins
+        at or below its offset is at its position.
 
-        The entry's offset may be the end of a later batch (format/INDEX.md, 8).
+        The entry's offset may be the last offset of a later batch (format/INDEX.md, 8).
         """
         segment = self.facts.segments[number]
         path = os.path.join(self.facts.path, self.indexes.file(number, names.LOG))
@@ -255,7 +255,8 @@ class Search:
         return OffsetEntry(-1, self.facts.segments[number].base_offset, 0)
 
     def _largest_of_tail(self, number: int) -> int:
-        """Return the largest timestamp of a segment that is being written, from its last entries and later batches."""
+        """Return the largest timestamp of a segment that is being written, from its last index entries and the batches
+        after them."""
         if self.indexes.is_rebuilt(number):
             return self._largest_from(number, self._begin(number))
         with self.indexes.open(OffsetIndex, number, names.INDEX) as offsets:
@@ -277,7 +278,8 @@ class Search:
 
 
 def spell_time(timestamp_ms: int) -> str:
-    """Return for example `1700000000000 (2023-11-14T22:13:20.000Z)`; no date for a negative or too large timestamp."""
+    """Return for example `1700000000000 (2023-11-14T22:13:20.000Z)`, without a date for a negative or too large
+    time."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Decides which indexes of a partition's segments are usable, and notes what a broker does with the others.
+"""Decides which indexes of a partition's segments are usable, and notes what a broker does with unusable indexes.
 
 The decision is based on listings, sizes and the indexes themselves; wrong entries are detected when the log is read.
 The rules are those of format/INDEX.md, "What a broker does with missing or bad index files".
@@ -21,9 +21,10 @@ IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
 
 
 class SegmentIndexes:
-    """The indexes of a partition's segments, which are numbered from 0. `notes` has problems of indexes that were used.
+    """The indexes of a partition's segments, which are numbered from 0. `notes` are problems of requested indexes.
 
-    `trusts_indexes`: use them like a broker that starts on the files as they are; otherwise invalid ones are not used.
+    `trusts_indexes`: use indexes like a broker that starts on the files as they are. If False, invalid indexes are not
+    used.
     """
 
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
@@ -52,13 +53,13 @@ class SegmentIndexes:
         if segment.index_bytes is None and segment.log_bytes > 0:
             self.note(
                 f"{self.file(number, names.INDEX)} is missing: the segment was read instead. A broker that starts "
-                f"rebuilds all its indexes and returns the same. {REBUILD}"
+                f"rebuilds all indexes of the segment and returns the same. {REBUILD}"
             )
         return segment.index_bytes is None
 
     def is_readable(self, number: int) -> bool:
-        """Return whether, by its size and last entry, the time index of a closed segment is usable; otherwise the
-        segment must be read."""
+        """Return whether the time index of a closed segment is usable, according to its size and last entry. If not,
+        the segment must be read."""
         if self.is_rebuilt(number):
             return False
         problem = _time_index_problem(self.facts.segments[number])
@@ -68,7 +69,7 @@ class SegmentIndexes:
         return self._trusts_indexes and not self.is_recovered(number)
 
     def is_recovered(self, number: int) -> bool:
-        """Return whether a starting broker rebuilds its indexes after an unclean shutdown, whatever their content."""
+        """Return whether a starting broker rebuilds the segment's indexes because of an unclean shutdown."""
         bases = [segment.base_offset for segment in self.facts.segments[number + 1 :]]
         end = bases[0] if bases else self.facts.log_end_offset
         return not self.facts.clean_shutdown and end > self.facts.recovery_point
@@ -103,8 +104,7 @@ class SegmentIndexes:
 
 
 def _time_index_problem(segment: SegmentFacts) -> str:
-    """Return what is wrong with the time index of a closed segment, by its size and last entry only; empty if nothing.
-    """
+    """Return what is wrong with the time index of a closed segment, according to its size and last entry; or ""."""
     if segment.time_index_bytes is None:
         return "is missing" if segment.log_bytes > 0 else ""
     entries = segment.time_index_bytes // TIME_ENTRY.itemsize
@@ -113,5 +113,5 @@ def _time_index_problem(segment: SegmentFacts) -> str:
     if segment.largest_timestamp_ms == 0 and (entries > 1 or segment.first_batch_timestamp_ms > 0):
         return "ends with zeros, which a broker reads as the largest timestamp 0"
     if segment.largest_timestamp_ms < segment.first_batch_timestamp_ms:
-        return "ends with a timestamp below that of the first batch"
+        return "ends with a timestamp below the timestamp of the first batch"
     return ""

@@ -1,8 +1,8 @@
 """Finds an offset or a time in a partition as a broker does, and reports every step with its numbers.
 
 The rules are those of format/INDEX.md, "Look-ups". If an index is missing or full of zeros, its segment is read
-instead, as if the index had been rebuilt. If a broker that starts on these files would find something else, the result
-reports that.
+instead, as if the index had been rebuilt. The result reports if a broker that starts on these files would find
+something else.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from keytail.log.partition import PartitionFacts
 from keytail.lookup.search import FoundRecord, Search, spell_time
 
 Status = Literal["found", "none", "out-of-range"]
-_MOST_NAMED = 3
+_MOST_NAMED = 3  # maximum number of passed segments that a step lists
 
 
 @dataclass(frozen=True)
 class Lookup:
     """The result of a lookup, and how it was found.
 
-    `reason`: why there is no record, or not the requested one; `notes`: problems of the files, and what a broker that
-    starts on them returns; `steps`: sentences in the order of the search.
+    `reason`: why no record was found, or a record at another offset. `notes`: problems of the files, and what a broker
+    that starts on them returns. `steps`: sentences in the order of the search.
     """
 
     status: Status
@@ -36,7 +36,8 @@ class Lookup:
 
 
 def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
-    """Find the first record at or after `offset`, as a fetch from there does. Raises CorruptLog if it reads damage."""
+    """Find the first record at or after `offset`, as a fetch from there does. Raises CorruptLog for damage on its
+    way."""
     search = Search(fs, facts)
     start, end = facts.log_start_offset, facts.log_end_offset
     if not start <= offset <= end:
@@ -54,17 +55,17 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
         floor = search.offset_floor(number, offset)
         record = search.scan(number, floor, offset, None)
         if record is not None:
-            gap = f"no record has offset {offset} (removed by compaction, or never written): this is the next one"
+            gap = f"no record has offset {offset} (removed by compaction, or never written): this is the next record"
             return _answer(search, "found", "" if record.offset == offset else gap, record)
         if number + 1 < len(bases):
-            search.add_step("The segment has no such record; the next one is read from its start.")
+            search.add_step("The segment has no such record; the next segment is read from its start.")
     return _answer(search, "none", f"there is no record from offset {offset} to the log end offset {end}")
 
 
 def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
     """Find the first record at or after a time (0 or more), or none, as `offsetsForTimes` does.
 
-    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog if it reads damage.
+    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog for damage on its way.
     """
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)
@@ -121,6 +122,6 @@ def _answer(search: Search, status: Status, reason: str, record: FoundRecord | N
 
 
 def _some(passed: list[str]) -> str:
-    """Return the texts of the last _MOST_NAMED passed segments, and how many more there are."""
+    """Return the descriptions of the last _MOST_NAMED passed segments, and the number of further ones."""
     left_out = f"{len(passed) - _MOST_NAMED} more, then " if len(passed) > _MOST_NAMED else ""
     return left_out + "; ".join(passed[-_MOST_NAMED:])

@@ -41,7 +41,7 @@ class PreparedRow(OfPartition):
     partition: Annotated[int, ""]
     log_dir: Annotated[str, ""]
     status: Annotated[str, ""]
-    error: Annotated[ErrorText, "why it cannot be committed, or could not be discarded"] = NO_ERROR
+    error: Annotated[ErrorText, "why the preparation cannot be committed, or was not discarded"] = NO_ERROR
     run_id: Annotated[str | None, "the run that prepared it"] = None
     prepared_ms: Annotated[int | None, "the time on which its decisions are based"] = None
     end_dirty_offset: Annotated[int | None, "the end of the compacted offsets, exclusive"] = None
@@ -51,7 +51,7 @@ class PreparedRow(OfPartition):
 
 
 def _time(time_ms: int) -> str:
-    """Return the time in a preparation's record as text; the owner of the log dir can have written any number there."""
+    """Return the time in a preparation's record as text. The owner of the log dir may have written any number there."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000))
     except (OverflowError, ValueError, OSError):
@@ -94,9 +94,9 @@ PREPARED = Command(
     examples=(f"keytail prepared {BROKER}", f"keytail prepared {BROKER} --discard --execute"),
     rows={"": PreparedRow},
     statuses={
-        "ready": Status("`compact --execute` commits it", "done"),
-        "stale": Status("something has changed, as stated in `error`: `compact --execute` discards it", "skipped"),
-        "discarded": Status("with `--discard`: its files were removed", "done"),
+        "ready": Status("`compact --execute` commits the preparation", "done"),
+        "stale": Status("`compact --execute` discards the preparation, for the reason in `error`", "skipped"),
+        "discarded": Status("with `--discard`: the files of the preparation were removed", "done"),
         **FAILURES,
     },
     show=_show,

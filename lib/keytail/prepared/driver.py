@@ -28,8 +28,7 @@ from keytail.run.rows import status_of
 
 
 def prepared(request: Request, fs: FileSystem = LOCAL) -> list[PreparedRow]:
-    """Return a row for each chosen partition with a preparation. Discards the preparations if the request asks for it.
-    """
+    """Return a row for each chosen partition with a preparation. Discards the preparations if that is requested."""
     rules = Rules(check_clock(request.now_ms, False, True), force=True, high_watermark=request.high_watermark)
     with contextlib.ExitStack() as run:
         chosen = choose(fs, request.choice)
@@ -93,7 +92,7 @@ def _judge(
     record, reason = read_record(fs, entry.path, [file.name for file in found])
     if record is not None:
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
-        # The message format that the committing run will use is not known here.
+        # The message format of the committing run is unknown here.
         planned = replace(planned, message_format=record.basis.message_format)
         basis = record.basis
         reason = checked(

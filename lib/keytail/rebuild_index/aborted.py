@@ -1,8 +1,8 @@
 """Computes the transaction indexes that a log should have, from the few batches that determine them.
 
 Each task that reads a part of a log returns the batches that are needed (`Needed`). From all of these batches in the
-order of the log, and the entries on disk, `right_entries` computes the right entries. What can be derived from a log,
-and which entries are trusted beyond that, is described in format/CLEANING.md, "Where the indexes are wrong".
+order of the log, and the entries on disk, `right_entries` computes the correct entries. format/CLEANING.md, "Where the
+indexes are wrong", describes what can be derived from a log, and which other entries are trusted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keytail.kernels.batch_header import CONTROL, TRANSACTIONAL, TRANSACTIONAL_O
 from keytail.kernels.transactions import ABORT, COMMIT
 from keytail.log.transactions import Contradiction, TransactionTracker, sorted_entries
 
-# If more rows are buffered, rows that later ones have made unnecessary are removed.
+# Number of buffered rows above which rows are removed that later rows have made unnecessary.
 _MANY_ROWS = 1 << 16
 
 
@@ -29,9 +29,9 @@ class Needed:
     """Selects the batches of a part of a log that show which transactions were aborted in it, or that contain one of
     the `asked` offsets.
 
-    Of the data between two markers of a producer, these are the first batch, and the first that reaches the log start
-    offset. Without an abort in the part, batches between a producer's first and last marker are omitted: they do not
-    affect entries of other parts.
+    Of the data between two markers of a producer, the first batch is needed, and the first batch that reaches the log
+    start offset. If the part contains no ABORT marker, batches between a producer's first and last marker are omitted:
+    they do not affect entries of other parts.
     """
 
     def __init__(self, asked: np.ndarray, log_start_offset: int) -> None:
@@ -53,7 +53,7 @@ class Needed:
         self._rows += len(self._parts[-1])
         if self._rows > _MANY_ROWS:
             rows = self._first_of_runs(np.concatenate(self._parts))
-            self._parts, self._rows = [rows], len(rows) // 2  # only half are counted, so that the next removal is later
+            self._parts, self._rows = [rows], len(rows) // 2  # half are counted, to delay the next removal
 
     def rows(self) -> np.ndarray:
         """Return the needed batches, in order."""
@@ -101,9 +101,10 @@ def right_entries(
 ) -> np.ndarray:
     """Return all entries (TXN_ENTRY, native, in the order of their markers) that the indexes of a log should have.
 
-    `parts` are the needed batches of its parts, in order; `known` the entries on disk, by first offset; `first_offset`
-    the base offset of its first segment. Entries below the log start offset are not served, and a cleaned log contains
-    less evidence for them. They are retained nevertheless, because the log start offset may be lost.
+    `parts` are the needed batches of the log's parts, in order; `known` are the entries on disk, by first offset;
+    `first_offset` is the base offset of its first segment. Entries below the log start offset are not served, and a
+    cleaned log contains less evidence for them. They are retained nevertheless, because the log start offset may be
+    lost.
     """
     rows = np.concatenate([*parts, np.empty(0, BATCH_TABLE)])
     entries = _entries(rows, known, log_start_offset)

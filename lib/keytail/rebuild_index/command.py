@@ -37,8 +37,8 @@ RebuildAll = Annotated[bool, o.run_flag(
 )]
 Truncate = Annotated[bool, o.safety_flag(
     "--truncate",
-    "Truncate the invalid end of a log after a crash, as a broker would at startup, and print what is lost. Only above "
-    "the recovery point, and only if the broker did not stop cleanly.",
+    "Truncate the invalid end of a log after a crash, as a broker would at startup, and print what is lost. Possible "
+    "only above the recovery point, and only if the broker did not stop cleanly.",
 )]
 
 
@@ -55,7 +55,7 @@ class Request:
     master: o.Master = None
     shared_storage: o.SharedStorage = False
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
-    submitted: bool = False  # the run is a job of spark-submit, which has the master
+    submitted: bool = False  # spark-submit runs this process and sets the master
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class RebuildRow(OfPartition):
 
 def exit_status(rows: Sequence[RebuildRow], request: Request | None = None) -> int:
     """Return 0 if nothing is wrong any more; 1 if something is still wrong or no partition could be processed; 3 if
-    some partitions could not be processed, or the ledger lacks the results of some."""
+    some partitions could not be processed, or the ledger lacks the results of some partitions."""
     if status := exit_status_of(rows):
         return status
     if any(row.status == "would-rebuild" or row.error for row in rows):
@@ -124,8 +124,8 @@ def _is_plain(row: RebuildRow) -> bool:
 
 
 def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
-    """Print a line for each partition, then one for each segment with a finding, then totals. Many sound partitions are
-    only counted."""
+    """Print a line for each partition, then a line for each segment with a finding, then totals. If many partitions are
+    sound, they are only counted."""
     title = "Index files" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
     segments = [
@@ -135,7 +135,7 @@ def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
         for row in shown for segment in row.segments if segment.status != "sound"
     ]  # fmt: skip
     print_below(rows, [*notes_of(shown), *segments])
-    if shown or not rows:  # otherwise, the line above has the same sum
+    if shown or not rows:  # if all rows were only counted, the line above has the same sum
         print_line(f"\n{total(rows)}")
 
 
@@ -145,7 +145,7 @@ def next_step(rows: Sequence[RebuildRow], request: Request) -> str:
     if any(row.status in FAILURES for row in rows):
         return "Partitions that were not rebuilt are unchanged; the reasons and remedies are given above."
     if any(row.status == "rebuilt" and row.error for row in rows):
-        return "Next: run again with --truncate, or start the broker, which truncates the torn logs too."
+        return "Next: run again with --truncate, or start the broker, which also truncates the torn logs."
     return "Next: start the broker." if any(row.status == "rebuilt" for row in rows) else ""
 
 
@@ -161,7 +161,7 @@ REBUILD_INDEX = Command(
     rows={"": RebuildRow},
     statuses={
         "sound": Status("nothing is wrong", "done"),
-        "would-rebuild": Status("in a dry run: files would be rebuilt", "notable"),
+        "would-rebuild": Status("dry run: with --execute, files would be rebuilt", "notable"),
         "rebuilt": Status("files were rebuilt", "done"),
         **FAILURES,
         "refused": Status("something cannot be repaired; `segments` and `notes` list what was rebuilt", "not done"),

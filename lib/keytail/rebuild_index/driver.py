@@ -44,7 +44,7 @@ def rebuild(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[RebuildRow], None] = lambda row: None
 ) -> list[RebuildRow]:
     """Return a row for each chosen partition, in the order of the log dirs. `on_row` is called with the row of each
-    examined partition, as it ends."""
+    examined partition when it is done."""
     with contextlib.ExitStack() as run:
         choose(fs, request.choice)  # invalid flags are reported before any lock is taken
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
@@ -138,7 +138,7 @@ def _plan(
     request: Request,
     run_id: str,
 ) -> _Examined:
-    """Survey and plan one partition; an executing run first resolves what an interrupted run left in it."""
+    """Survey and plan one partition; an executing run first resolves leftovers of an interrupted run in it."""
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []
     try:
@@ -191,7 +191,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
             status = "rebuilt" if outcome.installed else "would-rebuild"
         if result.torn is not None:
             remedy = "With --execute, this run truncates" if plan.settings.truncate else "Use --truncate to truncate"
-            error = ErrorText(truncation_text(result.torn, f"{remedy} it before a broker starts"))
+            error = ErrorText(truncation_text(result.torn, f"{remedy} the log before a broker starts"))
     if outcome.rest.refused:
         status, error = "refused", joined(outcome.rest.refused)
     if outcome.problem is not None:

@@ -1,4 +1,4 @@
-"""Checks whether the index files of a segment are valid for its log, even if they differ from those of a recovery.
+"""Checks whether index files of a segment that differ from those of a recovery are nevertheless valid for its log.
 
 A broker that was restarted while a segment was active, or that ran with another `index.interval.bytes`, leaves other
 entries than a recovery does, and so does Kafka before 4.0; all of these entries are valid (format/INDEX.md, 2 and 8).
@@ -17,8 +17,8 @@ from keytail.log.chunk import SegmentReader
 from keytail.log.records.opening import Chunk
 from keytail.log.records.scan import RecordScanner
 
-# An index is incomplete if it has no entry for more than this, and more than _INTERVALS times the sum of the interval
-# and the largest batch.
+# An index is incomplete if more bytes of the log than this have no entry, and more than _INTERVALS times the sum of the
+# interval and the largest batch.
 UNINDEXED_BYTES = 1 << 20
 _INTERVALS = 4
 
@@ -33,11 +33,11 @@ def why_wrong(
     index_interval_bytes: int,
     is_in_use: bool,
 ) -> tuple[str, str]:
-    """Return what is wrong with each of the two files, according to the batches of the segment; "" for a valid file.
-    `reader` reads `chunks`.
+    """Return what is wrong with the offset index and the time index, according to the batches of the segment; "" for a
+    valid file. `reader` reads `chunks`.
 
     `is_in_use`: a broker writes to the segment. Its files have room after their entries, and its time index lacks the
-    entry that closes it.
+    closing entry.
     """
     offsets = _OffsetEntries(
         parse_offset_index(_used(offset_index, OFFSET_ENTRY, is_in_use)), "position", "relative_offset"
@@ -73,7 +73,7 @@ def why_wrong(
 
 
 class _Batches:
-    """The batches of a chunk, with relative offsets, and the records inside of batches that index entries name.
+    """The batches of a chunk with relative offsets, and the records inside of batches to which index entries refer.
 
     `reached`: the largest timestamp up to each batch; `rises`: whether the batch reached it first.
     """
@@ -90,10 +90,10 @@ class _Batches:
         self._offsets = self._times_ms = np.empty(0, np.int64)
 
     def rows_of(self, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row that contains or follows each offset, at most the last row; and whether the offset is inside
-        the batch, not at its end.
+        """Return the row that contains or follows each offset (the last row if there is none), and whether the offset
+        is inside the batch, not at its end.
 
-        Of a message of magic 0 or 1, an entry names only the last offset.
+        An entry for a message of magic 0 or 1 has its last offset, never an offset inside.
         """
         rows = np.minimum(np.searchsorted(self.last, offsets), len(self.last) - 1)
         is_inside = (self.first[rows] <= offsets) & (offsets < self.last[rows])
@@ -110,7 +110,7 @@ class _Batches:
             for opened in reader.open_rows(self.chunk, wanted):
                 for portion in scanner.portions(self.chunk, opened):
                     at = portion.records["offset"] - self._base_offset
-                    # Of several records of a batch, the last one is stored.
+                    # Of several records of a batch, the last assignment counts.
                     self._last_record[portion.records["row"]] = at
                     named = np.isin(at, offsets)
                     found.append(at[named])
@@ -120,14 +120,14 @@ class _Batches:
         self._offsets, self._times_ms, self._is_open = np.concatenate(found), np.concatenate(times_ms), True
 
     def end_with(self, offsets: np.ndarray) -> np.ndarray:
-        """Return whether each offset is the last of a batch, or of a batch's records."""
+        """Return whether each offset is the last offset of a batch, or of the records in a batch."""
         rows, inside = self.rows_of(offsets)
         if self._is_open:
             inside &= self._last_record[rows] == offsets
         return (self.last[rows] == offsets) | inside
 
     def have(self, offsets: np.ndarray, times_ms: np.ndarray) -> np.ndarray:
-        """Return whether each offset is the last of a batch, or belongs to a record with the timestamp beside it."""
+        """Return whether each offset is the last offset of a batch, or that of a record with the given timestamp."""
         rows, inside = self.rows_of(offsets)
         if self._is_open and len(self._offsets):
             at = np.minimum(np.searchsorted(self._offsets, offsets), len(self._offsets) - 1)
@@ -138,8 +138,8 @@ class _Batches:
 
 
 class _Entries:
-    """The entries of one index. `take` selects the entries for a chunk; `inside` has their offsets that are inside of a
-    batch, not at its end; `compare` sets `why` to the problem of the first wrong entry."""
+    """The entries of one index. `take` selects the entries for a chunk, and those of their offsets that are inside of a
+    batch, not at its end (`inside`); `compare` sets `why` to the problem of the first wrong entry."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         self.keys = entries[key].astype(np.int64)
@@ -172,12 +172,12 @@ class _Entries:
 
 
 class _OffsetEntries(_Entries):
-    """Offset index entries, by position. Each names the last offset of the batch at its position, or of a later batch
+    """Offset index entries, by position. Each has the last offset of the batch at its position, or of a later batch
     before the next entry's position."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         super().__init__(entries, key, value)
-        self._waits = False  # whether the last entry so far names an offset after the batches so far
+        self._waits = False  # whether the last entry so far has an offset after the batches so far
 
     def take(self, batches: _Batches) -> None:
         self._advance(int(batches.positions[-1]))
@@ -210,8 +210,8 @@ class _OffsetEntries(_Entries):
 
 
 class _TimeEntries(_Entries):
-    """Time index entries, by offset. Each contains the largest timestamp so far, and names the last offset of the batch
-    that reached it first, or the offset of the record."""
+    """Time index entries, by offset. Each has the largest timestamp so far, and the last offset of the batch that had
+    it first, or the offset of the record."""
 
     def take(self, batches: _Batches) -> None:
         self._advance(int(batches.last[-1]))

@@ -1,7 +1,7 @@
 """Compares the `leader-epoch-checkpoint` of a partition with its log (format/NAMES.md, "Leader epochs").
 
-A batch shows the latest offset at which its epoch can begin. A lack of batches does not show that there was no such
-epoch, because a cleaned log has epochs without batches. Therefore, entries below the log end are retained, newer epochs
+A batch shows the latest offset at which its epoch can begin. An epoch without batches may have existed, because
+cleaning removes batches. Therefore, entries below the log end are retained, newer epochs
 are added as by a recovering broker, and entries at or above the log end are removed. The caller reads the log and the
 file.
 """
@@ -25,7 +25,7 @@ Epoch: TypeAlias = tuple[int, int]  # leader epoch, start offset
 
 @dataclass(frozen=True, slots=True)
 class EpochsPlan:
-    """Planned entries, and how they differ from the current ones. With a `problem` the file is not changed."""
+    """Planned entries, and how they differ from the current entries. With a `problem` the file is not changed."""
 
     entries: tuple[Epoch, ...]
     added: tuple[Epoch, ...] = ()
@@ -38,7 +38,8 @@ class EpochsPlan:
 
 
 def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
-    """Return leader epochs above `latest` in a BATCH_TABLE, ascending, each with the base offset of its first batch.
+    """Return the leader epochs above `latest` in a BATCH_TABLE, ascending, each with the base offset of its first
+    batch.
 
     As in a broker's recovery, a batch below an epoch that was seen before it adds nothing. Lists of consecutive tables
     may simply be concatenated: `plan_epochs` skips epochs that are not newer.
@@ -50,8 +51,8 @@ def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
 
 
 def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset: int) -> EpochsPlan:
-    """Plan the entries of the file. `entries` are the current ones, from `read_epochs`; `seen` are the epochs of the
-    log, or of any last part of it, in order."""
+    """Plan the entries of the file. `entries` are its current entries, from `read_epochs`; `seen` are the epochs of the
+    log, or of a part of it that ends at the log end, in order."""
     entries = tuple(entries)
     for (epoch, start), (later, later_start) in itertools.pairwise(entries):
         if later <= epoch or later_start <= start:

@@ -1,8 +1,8 @@
-"""Rebuilds the index files of one segment from its log, and compares them with those on disk.
+"""Rebuilds the index files of one segment from its log, and compares them with the files on disk.
 
 `index_segment` is one task. A large segment can be divided into slices that several tasks read (`slices_of`, `scan`,
-`finish`): the joined entries are those of one pass. A `.txnindex` needs the whole log; a pass over a segment returns
-the batches needed for it (aborted.py). New files get scratch names; partition.py renames them.
+`finish`): the joined entries are the same as those of one pass. A `.txnindex` depends on the whole log; a pass over a
+segment returns the batches that are needed for it (aborted.py). New files get scratch names; partition.py renames them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SegmentTask:
     """One segment, and everything that a task needs to know about its partition.
 
     No batch may reach `end_offset`. `asked_offsets` are the offsets in entries of the partition's transaction indexes.
-    `torn_tail`: the log may end with bytes that are not a batch. `is_in_use`: a broker may be writing to it.
+    `torn_tail`: the log may end with bytes that are not a batch. `is_in_use`: a broker may be writing to the log.
     `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: write replacements for wrong
     files.
     """
@@ -124,10 +124,10 @@ class SegmentResult:
 
 def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...]:
     """Return slices of about `slice_bytes`, each beginning at an entry of the offset index; one slice if there is no
-    such index.
+    offset index.
 
     The index may be wrong: `finish` checks that the batches of each slice end where the next slice starts, and that the
-    next slice begins with a complete batch at or below the entry's offset. Otherwise it reads the segment again.
+    next slice begins with a complete batch at or below the entry's offset. If not, it reads the segment again.
     """
     whole = (Slice(0, task.log_bytes),)
     if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):
@@ -172,9 +172,9 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
-    """Append the result of reading the next slice. Its entries are valid from the first one on that the chain of
-    entries from the segment's first batch reaches. That is the first entry of the slice if the index used for slicing
-    is the one that a recovery would write.
+    """Append the result of the next slice. Its entries are valid from the first entry on that the chain of entries from
+    the segment's first batch reaches. That is its very first entry if the index used for slicing is the one that a
+    recovery would write.
     """
     if whole.indexer.next_gets_entry:
         whole.indexer.join(part.indexer)
@@ -189,7 +189,7 @@ def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
 
 
 def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
-    """Read the headers of a slice in one pass, checking every batch. Damage ends the pass, and is part of the
+    """Read the headers of a slice in one pass, checking every batch. Damage ends the pass, and is returned in the
     result."""
     refuse_changed_segment(fs, task)
     limit_bytes = _NO_LIMIT_BYTES if part.start else task.segment_index_bytes
@@ -261,7 +261,7 @@ def _refuse_range(task: SegmentTask, chunk: Chunk) -> None:
 
 
 def refuse_changed_segment(fs: FileSystem, task: SegmentTask) -> None:
-    """Refuse a segment whose file is not the planned one; a segment in use may have grown."""
+    """Raise Refused if the file of the segment is not the file that was planned; a segment in use may have grown."""
     path = task.path(names.LOG)
     if task.is_in_use and fs.exists(path) and fs.stat(path).size_bytes >= task.log_bytes:
         return
@@ -287,8 +287,8 @@ def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:
 def _judge(
     fs: FileSystem, task: SegmentTask, found: Scan, offset_index: bytes, time_index: bytes
 ) -> tuple[FileVerdict, ...]:
-    """Compare both files with those of a recovery. A file with other bytes is sound if its entries are valid, unless
-    `rebuild_all` is set."""
+    """Compare both index files with those of a recovery. A file with other bytes is sound if its entries are valid,
+    unless `rebuild_all` is set."""
     wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
     existing = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
     reasons = dict.fromkeys(wanted, "differs from what a recovery writes")

@@ -1,9 +1,9 @@
 """Processes one partition: creates its tasks, combines their results, and installs the new files.
 
-`segment_tasks` defines what is to be read, by any number of tasks; `settle` combines their results and checks the
-transaction indexes; `truncate` truncates a torn tail, after which everything is read again; `install` renames new index
-files; `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. The caller of an
-executing run holds the locks; in any other run nothing is written here.
+`segment_tasks` defines what is to be read, by any number of tasks. `settle` combines their results and checks the
+transaction indexes. `truncate` truncates a torn tail, after which everything is read again. `install` renames new index
+files. `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. In an executing run the
+caller holds the locks; in a dry run nothing is written here.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class PartitionResult:
 
 @dataclass(frozen=True)
 class Rest:
-    """Sentences about snapshots and leader epochs: what is wrong, what was repaired, and what cannot be repaired."""
+    """Sentences about snapshots and leader epochs: `wrong` is or was repaired, `refused` cannot be repaired."""
 
     wrong: tuple[str, ...] = ()
     refused: tuple[ErrorText, ...] = ()
@@ -104,7 +104,7 @@ class Rest:
 
 
 def plan_partition(fs: FileSystem, facts: PartitionFacts, settings: RebuildSettings) -> PartitionPlan:
-    """Plan the rebuild. Reads the transaction indexes, which are small, and no log."""
+    """Plan the rebuild. Reads the transaction indexes, which are small, but no log."""
     return PartitionPlan(facts, settings, read_aborted(fs, facts.path, facts.segments, 0))
 
 
@@ -135,7 +135,7 @@ def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
 
 
 def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]) -> PartitionResult:
-    """Combine the results of all segments, transaction indexes included, as far as the log is intact.
+    """Combine the results of all segments, including transaction indexes, as far as the log is intact.
 
     Raises the damage of a segment that no broker would truncate.
     """
@@ -165,7 +165,7 @@ def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]
 
 def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResult) -> Truncation:
     """Return where a broker would truncate the log. If a broker would not truncate it, raise the damage; with
-    --truncate raise the reason instead, since the remedies of the damage include --truncate."""
+    --truncate, raise the reason instead, since a remedy of the damage is --truncate."""
     facts = plan.facts
     assert result.damage is not None
     tail = torn_tail(fs, facts.path, facts.segments[number], result.next_offset, result.damage)
@@ -192,7 +192,7 @@ def truncate(
 
 
 def truncation_text(torn: Truncation, remedy: str = "") -> str:
-    """Describe what a truncation has removed, or with a remedy what it would remove."""
+    """Describe what a truncation has removed; with a `remedy`, what it would remove."""
     lost = "no known offset"
     if torn.lost_end > torn.next_offset:
         lost = f"offsets {torn.next_offset} to {torn.lost_end - 1}"
@@ -210,7 +210,7 @@ def truncation_text(torn: Truncation, remedy: str = "") -> str:
 
 
 def _check_txn_index_entries(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
-    """Return the verdict, or None if there is no such file and none is needed."""
+    """Return the verdict on the `.txnindex`, or None if there is no such file and none is needed."""
     wanted = encode_txn_index(entries)
     data = read_if_there(fs, task, names.TXN_INDEX)
     served = entries[entries["last_offset"] >= task.log_start_offset]
@@ -251,7 +251,7 @@ def _count(entries: np.ndarray) -> str:
 
 
 def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> None:
-    """Rename every new file, and remove transaction indexes that should not exist.
+    """Rename every new index file to its final name, and remove transaction indexes that should not exist.
 
     If a `.index` is missing, a broker rebuilds all three indexes; if it exists and the `.timeindex` does not, the
     broker uses an empty time index. So the `.index` is renamed last.
@@ -286,7 +286,7 @@ def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) ->
     if epochs.problem:
         why = f"{names.LEADER_EPOCHS} contradicts the log and is not changed: {epochs.problem}"
         return replace(rest, refused=(*rest.refused, refusal(why, slug="epochs-contradict-log")))
-    # A broker that stops cleanly may leave an entry for an epoch that begins at the log end, and has no batch yet.
+    # A broker that stops cleanly may leave an entry for an epoch that begins at the log end and has no batch yet.
     retained = result.log_end_offset if plan.facts.clean_shutdown else -1
     behind = [epoch for epoch in epochs.dropped if epoch[1] != retained]
     if not epochs.added and not behind:

@@ -1,8 +1,8 @@
-"""Rebuilds missing or damaged producer snapshots of a partition from older ones and the log.
+"""Rebuilds missing or damaged producer snapshots of a partition from older snapshots and the log.
 
 A snapshot with a valid checksum is never changed. A snapshot is rebuilt only from sources that cannot lack a
 producer: the latest older snapshot and the batches after it, or the log alone if every offset from 0 on is still in it
-(format/SNAPSHOT.md, "Which snapshots can be rebuilt"). All others are refused, with the reason.
+(format/SNAPSHOT.md, "Which snapshots can be rebuilt"). Any other snapshot is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keytail.log.producers import ProducerStates
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSurvey:
-    """The snapshots of a partition by offset, ascending."""
+    """The offsets of a partition's snapshots, ascending, by their state."""
 
     good: tuple[int, ...]
     missing: tuple[int, ...]  # offsets at which a broker would have a snapshot
@@ -59,7 +59,7 @@ def wanted_snapshots(
 def survey_snapshots(
     fs: FileSystem, partition_path: str, present: Sequence[int], wanted: Sequence[int]
 ) -> SnapshotSurvey:
-    """Read the snapshots that exist (`present`) and compare them with those that should exist."""
+    """Read the snapshots that exist (`present`), and compare their offsets with those that should exist (`wanted`)."""
     good = {offset for offset in present if _is_right(fs, partition_path, offset)}
     return SnapshotSurvey(
         good=tuple(sorted(good)),
@@ -76,10 +76,10 @@ def make_snapshots(
     log_start_offset: int,
     survey: SnapshotSurvey,
 ) -> Iterator[tuple[SnapshotRow, bytes]]:
-    """Yield each of `survey.to_make`, ascending, with its new contents (empty if there is a problem).
+    """Yield a row for each offset of `survey.to_make`, ascending, with the new contents (empty if there is a problem).
 
-    Reads the log from the latest good snapshot before each of them; a replay continues to the next one, so no segment
-    between them is read again. Changes no file: `put_snapshot` writes the contents.
+    Reads the log from the latest good snapshot before each offset. A replay continues to the next offset, so no segment
+    is read twice. Changes no file: `put_snapshot` writes the contents.
     """
     replay = _Replay(fs, reader, partition_path, segments, log_start_offset)
     for offset in survey.to_make:
@@ -101,10 +101,10 @@ def make_snapshots(
 def put_snapshot(
     fs: FileSystem, partition_path: str, offset: int, data: bytes, *, like: FileStat, run_id: str, attempt: str
 ) -> None:
-    """Write the new contents under the snapshot's name, replacing a damaged file if there is one: durable, then
-    renamed.
+    """Write the new contents durably, then rename the file to the snapshot's name, replacing a damaged file if there is
+    one.
 
-    Owner and mode are those of `like`, a file of the partition.
+    Owner and mode are taken from `like`, a file of the partition.
     """
     scratch = os.path.join(partition_path, names.scratch_file(offset, run_id, attempt, names.SNAPSHOT))
     fs.put_file(os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT)), data, like, scratch)
@@ -165,7 +165,7 @@ class _Replay:
         self._at = max(self._at, offset)
 
     def why_not_all(self, offset: int) -> str:
-        """Return why producers below `offset` may be missing; "" if none can be."""
+        """Return why producers below `offset` may be missing; "" if none can be missing."""
         if self.source is not None:
             return ""
         what = "no older snapshot is valid, and the log alone does not contain all producers: "

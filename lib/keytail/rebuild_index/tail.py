@@ -30,10 +30,10 @@ _NOT_TRUNCATED_REMEDY = f"Nothing was changed. {CORRUPT_HELP['re-fetch']}. {CORR
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """The position where a segment stops being valid. `what` describes the damage there.
+    """The position at which a segment stops being valid. `what` describes the damage there.
 
-    `broker_truncates`: a broker that recovers the segment truncates it here too. A broker does not check everything
-    that a reader can find wrong.
+    `broker_truncates`: a broker that recovers the segment also truncates it here. A broker does not check everything
+    that a reader checks.
     """
 
     base_offset: int
@@ -48,8 +48,8 @@ class TornTail:
 class Truncation:
     """A planned truncation and its consequences. Offsets from `next_offset` to `lost_end` are lost.
 
-    `lost_end` follows from the headers after the tear, or is the high watermark if that is higher: the replica once
-    reached it. Checkpoints are None if they do not change. `removed` contains file names.
+    `lost_end` follows from the headers after the tear, or is the high watermark if that is higher, because the replica
+    once reached it. A checkpoint is None if it does not change. `removed` contains file names.
     """
 
     tail: TornTail
@@ -58,7 +58,7 @@ class Truncation:
     removed_segments: tuple[int, ...]
     cleaner_checkpoint: int | None
     high_watermark: int | None
-    acknowledged_until: int | None  # lost offsets below this one were below the high watermark
+    acknowledged_until: int | None  # lost offsets below this were below the high watermark
 
     @property
     def next_offset(self) -> int:
@@ -81,7 +81,7 @@ def torn_tail(
 
 
 def _broker_truncates(fs: FileSystem, path: str, position: int, log_bytes: int) -> bool:
-    """Return whether a broker's recovery rejects these bytes as a batch: TAIL.md has the list."""
+    """Return whether a broker's recovery rejects the bytes at `position` as a batch (TAIL.md lists the cases)."""
     head = fs.read_at(path, position, min(_LEAST_BYTES, log_bytes - position))
     if len(head) < _LEAST_BYTES:
         return True
@@ -101,8 +101,8 @@ def _broker_truncates(fs: FileSystem, path: str, position: int, log_bytes: int) 
 
 
 def plan_truncation(facts: PartitionFacts, tail: TornTail, file_names: Collection[str]) -> Truncation:
-    """Return what a truncation at `tail` removes. Raises CorruptLog if truncation is not the right repair of the
-    damage.
+    """Return what a truncation at `tail` removes. Raises CorruptLog if truncation is not the correct repair of
+    the damage.
 
     `file_names` is the listing of the partition directory.
     """
@@ -155,10 +155,10 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
 def truncate_tail(
     fs: FileSystem, facts: PartitionFacts, torn: Truncation, *, hosted: Collection[tuple[str, int]]
 ) -> None:
-    """Truncate the log, in the order of TAIL.md. The segment is left without index files.
+    """Truncate the log, in the order that TAIL.md specifies. Afterwards the segment has no index files.
 
     `hosted` are the partitions of the log dir, whose entries are retained in its cleaner checkpoint. If the process is
-    killed at any moment, the same truncation can be found, planned and made again.
+    killed at any moment, a new run finds the same truncation and makes it.
     """
     log_path = os.path.join(facts.path, names.segment_file(torn.tail.base_offset, names.LOG))
     _refuse_unfit(fs, log_path, torn)
@@ -170,8 +170,8 @@ def truncate_tail(
     if torn.high_watermark is not None:  # the file also has entries of future replicas, so all entries are kept
         path = os.path.join(facts.log_dir, names.HIGH_WATERMARK_CHECKPOINT)
         update_offset(fs, path, key, torn.high_watermark, hosted=None)
-    # The logs are removed durably first: a broker that starts reads the epochs of a log without an index before those
-    # of the logs below it.
+    # The logs are removed durably first: a broker that starts reads the epochs of a log without an index before the
+    # epochs of the logs below it.
     for is_log in (True, False):
         _unlink(fs, facts.path, (name for name in reversed(torn.removed) if name.endswith(names.LOG) == is_log))
     # The indexes are removed last: a broker that finds no index rebuilds it, truncates the log in the process, and then
@@ -191,18 +191,18 @@ def _refuse_unfit(fs: FileSystem, log_path: str, torn: Truncation) -> None:
     size_bytes = facts.size_bytes
     if facts.links > 1:
         raise Refused(
-            f"the file has {facts.links} hard links, and truncation would change it under all its names; nothing was "
-            "changed",
+            f"the file has {facts.links} hard links, and truncation would change it under all its names, so nothing "
+            "was changed",
             path=log_path,
-            remedy="If another name belongs to a backup (`cp -l`, or the backup that keytail keeps for `undo`), first "
-            "replace the file under this name by a copy: `cp -p X.log X.log.copy`, then `mv X.log.copy X.log`. A "
-            "broker that starts would truncate it under all its names too",
+            remedy="If another name belongs to a backup (made by `cp -l`, or by keytail for `undo`), first replace the "
+            "file under this name by a copy: `cp -p X.log X.log.copy`, then `mv X.log.copy X.log`. A starting broker "
+            "would also truncate the file under all its names",
             slug="segment-has-hard-links",
         )
     if size_bytes != torn.tail.log_bytes:
         raise Refused(
-            f"the segment changed since it was read: it has {size_bytes} bytes, and had {torn.tail.log_bytes}; nothing "
-            "was changed",
+            f"the segment has changed since it was read: it had {torn.tail.log_bytes} bytes and now has {size_bytes}; "
+            "nothing was changed",
             path=log_path,
             remedy="Another process writes to this directory; stop it and run again",
             slug="segment-changed",

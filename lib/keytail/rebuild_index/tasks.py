@@ -1,7 +1,7 @@
-"""Drives an index rebuild: runs segments and slices of many partitions as tasks, then completes each partition.
+"""Drives an index rebuild: processes segments and slices of many partitions in tasks, then completes each partition.
 
-Tasks read logs and write scratch files only. Results that need all segments of a partition, and the renaming of new
-files, are handled here, in the driver. The caller holds the locks of an executing run.
+Tasks only read logs and write scratch files. The driver computes the results that depend on all segments of a
+partition, and renames the new files. In an executing run the caller holds the locks.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from keytail.run.tasks import Outcome, as_problem, run_attempt
 from keytail.run.watching import sending_progress
 from keytail.threads import Threads
 
-# The maximum size of a bundle: large enough to use all cores of a cluster, small enough that a killed run loses little
-# work.
+# Maximum size of the logs in a bundle: large enough to use all cores of a cluster, small enough that a killed run loses
+# little work.
 BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
 # Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
 SLICE_BYTES = 256 << 20
-_TASKS_A_CORE = 3
-_CHUNKS_A_CORE = 8
+_TASKS_A_CORE = 3  # with fewer segments per core than this, large segments are divided into slices
+_CHUNKS_A_CORE = 8  # number of Spark tasks per core into which the work of a bundle is divided
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Work:
 
 @dataclass(frozen=True)
 class PartitionOutcome:
-    """The outcome for one partition: its result, or the problem that prevented it. `installed`: new files have been
-    renamed.
+    """The outcome for one partition: its result, or the problem that prevented it. `installed`: the new files have
+    their final names.
 
     `done_truncation`: the truncation that was made before `result` was determined.
     """
@@ -88,10 +88,10 @@ class PartitionOutcome:
 
 @dataclass
 class Rebuild:
-    """One run over many partitions. `on_outcome` is called with each outcome as it ends, one at a time; `on_trace` with
-    a task's Python traceback. Without an engine everything runs in this process. `hosted` contains the partitions of
-    each log dir, whose entries are retained in its checkpoints. `shared_storage` states that no broker can reach log
-    dirs that are on a network file system."""
+    """One run over many partitions. `on_outcome` is called with each outcome when it is known, one at a time;
+    `on_trace` with a task's Python traceback. By default everything runs in this process. `hosted` contains the
+    partitions of each log dir, whose entries are retained in its checkpoints. `shared_storage` states that no broker
+    can reach log dirs that are on a network file system."""
 
     plans: Sequence[PartitionPlan]
     engine: Engine = field(default_factory=ThisProcess)
@@ -109,12 +109,12 @@ class Rebuild:
         assert truncated <= self.hosted.keys(), "a truncation needs the partitions of its log dir"
 
     def run(self) -> list[PartitionOutcome]:
-        """Return an outcome for each plan, in their order."""
+        """Return an outcome for each plan, in the order of the plans."""
         done: dict[str, PartitionOutcome] = {}
         largest_first = sorted(self.plans, key=lambda plan: plan.log_bytes, reverse=True)
         bundles = list(in_bundles(largest_first, lambda plan: plan.log_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
         self._cores = self.engine.parallel_tasks
-        # While the driver completes one bundle, the tasks of the next one run.
+        # While the driver completes one bundle, the tasks of the next bundle run.
         threads = 2 if self.engine.has_workers else 1
         with Threads(threads, "bundles") as pool:
             started = [pool.submit(self._run_bundle, bundle) for bundle in bundles]
@@ -160,7 +160,8 @@ class Rebuild:
         return [self._finish(plan, [outcomes[_key(task)] for task in segment_tasks(plan)], start_ms) for plan in plans]
 
     def _slices(self, task: SegmentTask, n_tasks: int) -> Sequence[Slice | None]:
-        """Return slices only if there are few segments for the cores: a join reads the entries a second time."""
+        """Return the slices of the segment. It is divided only if there are fewer segments than the cores can process,
+        because a join processes the entries a second time."""
         if n_tasks >= _TASKS_A_CORE * self._cores or self._cores == 1:
             return (None,)
         slices = slices_of(self.fs, task, self.slice_bytes)
@@ -189,8 +190,8 @@ class Rebuild:
             raise KeytailError("interrupted", slug="run-interrupted")
 
     def _on_workers(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
-        """Run several pieces of work per task, as one alone may take less than a task's overhead. If a worker dies, the
-        pieces of its task are run again, each by itself."""
+        """Run several pieces of work per task, since one piece may take less time than a task's overhead. If a worker
+        dies, the pieces of its task are run again, each in its own task."""
         target = sum(item.size_bytes for item in work) // (_CHUNKS_A_CORE * self._cores)
         portions = list(in_bundles(work, lambda item: item.size_bytes, target))
         found: list[Outcome[Any]] = []
@@ -242,7 +243,7 @@ class Rebuild:
         return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
 
     def _truncate(self, plan: PartitionPlan, torn: Truncation, start_ms: int) -> PartitionOutcome:
-        """Truncate the log first, then process the partition again, which is then intact."""
+        """Truncate the log, then process the partition, which is then intact, again."""
         remove_scratch(self.fs, plan.facts.path, plan.settings.run_id)
         again = truncate(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
         [outcome] = self._run_bundle([replace(again, settings=replace(again.settings, truncate=False))])
@@ -261,7 +262,7 @@ def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
 def do_on_worker(
     portion: Sequence[Work], attempt: str, *, shared_storage: bool = False
 ) -> list[Outcome[SegmentResult | Scan]]:
-    """Do the work of one Spark task: each piece of work has its own outcome."""
+    """Do the work of one Spark task; return the outcome of each piece of work."""
 
     def one(work: Work, attempt: str) -> SegmentResult | Scan:
         if work.task.execute and not shared_storage:

@@ -1,4 +1,4 @@
-"""Draws charts of bars and lines as SVG. Their colours are variables of the page's style, so that they follow the
+"""Draws charts of bars and lines as SVG. The colours are variables of the page's style, so that charts follow the
 reader's light or dark mode.
 """
 
@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-WIDTH = 317  # in units of the SVG, whose text has a height of 10; the page scales the chart to its own width
+WIDTH = 317  # width of a chart in units of the SVG, whose text has a height of 10; the page scales the chart
 _TEXT, _GAP = 10, 4
 _INK, _FAINT = "var(--ink)", "var(--faint)"
 # Widths of characters in DejaVu Sans, one of the widest fonts that browsers use for system-ui, as shares of the height.
@@ -18,7 +18,8 @@ _NARROW, _WIDE = frozenset("fijlrtI.,:;'|![]()-/ "), frozenset("mwMW@%")
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `first` (left or bottom) to `last`, with a text at each tick. `scale` is applied to all values."""
+    """An axis from `first` (left or bottom) to `last`. `ticks` are pairs of a value and its caption. `scale` is applied
+    to all values."""
 
     first: float
     last: float
@@ -34,7 +35,7 @@ class Axis:
 
 
 def numbers(largest: float, most: int, *, are_whole: bool = False) -> list[tuple[float, str]]:
-    """Return ticks at round numbers from 0 to `largest`: at most `most` + 1."""
+    """Return ticks at round numbers from 0 to `largest`, at most `most` + 1 of them."""
     least = largest / most
     power = 10.0 ** math.floor(math.log10(least))
     step = next(n * power for n in ((1, 2, 5, 10) if are_whole else (1, 2, 2.5, 5, 10)) if n * power >= least)
@@ -61,7 +62,7 @@ class Chart:
         )
 
     def add(self, tag: str, text: str = "", **attributes: str | float) -> None:
-        """Add an element of SVG. Numbers are in units of the SVG; an underscore in a name stands for a hyphen."""
+        """Add an SVG element. Numbers are in units of the SVG; underscores in names become hyphens."""
         known = {
             name.replace("_", "-"): value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
             for name, value in attributes.items()
@@ -69,7 +70,7 @@ class Chart:
         ET.SubElement(self._svg, tag, known).text = text or None
 
     def bar(self, x: tuple[float, float], y: tuple[float, float], colour: str, edge: str = "none") -> None:
-        """Draw a bar between two values of each axis."""
+        """Draw a bar between two values on each axis."""
         (left, low), (right, high) = self.place(x[0], y[0]), self.place(x[1], y[1])
         self.add("rect", x=min(left, right), y=min(low, high), width=abs(right - left), height=abs(high - low),
                  style=f"fill:{colour};stroke:{edge};stroke-width:.5")  # fmt: skip

@@ -19,7 +19,7 @@ ReportFile = Annotated[
 Since = Annotated[str | None, o.run_flag(
     "--since MS-OR-TIME",
     "Include all runs that began at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z. "
-    "Default, if --run is not given either: the latest run.",
+    "Default, without --run: only the latest run.",
 )]
 
 

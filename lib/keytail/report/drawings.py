@@ -1,6 +1,7 @@
 """Draws the charts of a report.
 
-Each function returns the text of one `<svg>`. Names in it are shortened; the tables beside it show them in full.
+Each function that draws returns an `<svg>` element as text. Names in charts are shortened; the tables beside the charts
+contain the full names.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s
 
 
 def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
-    """Draw one bar per topic: its retained and reclaimed bytes; for a plan, its clean and dirty bytes."""
+    """Draw one bar per topic with its retained and reclaimed bytes; for a plan, with its clean and dirty bytes."""
     chart = _rows(
         "Bytes by topic", [_short(item.topic) for item in sums], _bytes(max(item.bytes_before for item in sums))
     )
@@ -62,7 +63,7 @@ def phases(found: Sequence[tuple[str, float, int]]) -> str:
 
 
 def key_sizes(sizes: Sequence[Size]) -> str:
-    """Draw two bars for each size: its share of all keys, and of all records."""
+    """Draw two bars for each size: its share of all keys, and its share of all records."""
     keys, records = sum(item.keys for item in sizes), sum(item.records for item in sizes)
     step = -(-len(sizes) // _MOST_SIZES_NAMED)
     names = [(n, _binary(item.most)) for n, item in enumerate(sizes)][::step]
@@ -83,8 +84,8 @@ def _binary(number: int) -> str:
 
 
 def segment_map(partition: Partition, now_ms: int) -> str:
-    """Draw one bar per segment, in the order of offsets: its width is the segment's bytes, its height the age, and its
-    colour the share of live records."""
+    """Draw one bar per segment, in the order of offsets: its width is the segment's size, its height the segment's age,
+    and its colour the share of live records."""
     parts = [part for part in partition.detail.parts if part.log_bytes]
     ages = [max(now_ms - part.largest_timestamp_ms, 0) for part in parts]
     size, unit = next(((s, u) for s, u in _UNITS_OF_AGE if max(ages) >= 2 * s), _UNITS_OF_AGE[-1])
@@ -105,7 +106,7 @@ def segment_map(partition: Partition, now_ms: int) -> str:
 
 
 def live_class(part: Part) -> int | None:
-    """Return one of five classes, by the share of records that are retained; None if they were not counted."""
+    """Return one of five classes, from 0 to 4, by the share of retained records; None if records were not counted."""
     if part.records is None or part.records_kept is None:
         return None
     if not part.records:
@@ -127,7 +128,7 @@ def _colour(partition: Partition, part: Part) -> str:
 
 
 def legend(drawn: Sequence[Partition]) -> list[tuple[str, str]]:
-    """Return, for each colour that these maps use, the class of its swatch and a text."""
+    """Return, for each colour in the maps of these partitions, its name and its meaning."""
     used = {_colour(item, part) for item in drawn for part in item.detail.parts if part.log_bytes}
     words = [(f"live-{n}", f"{20 * n} to {20 * n + 20} % live") for n in range(5)]
     words += [
@@ -145,7 +146,7 @@ def _short(name: str) -> str:
 
 
 def _rows(title: str, names: Sequence[str], across: Axis) -> Chart:
-    """Return an empty chart for one horizontal bar per name, from the top down."""
+    """Return an empty chart with room for one horizontal bar per name, from the top down."""
     down = Axis(len(names), 0, [(n + 0.5, name) for n, name in enumerate(names)], has_grid=False)
     return Chart(title, _SPACE + _BAR * len(names), across, down)
 

@@ -13,8 +13,7 @@ Kind = Literal["good", "left", "bad"]
 
 
 def kind_of(status: str) -> Kind:
-    """Return the kind of a status. `bad`: an error; `left`: nothing is broken, but it may be of interest; `good`:
-    anything else."""
+    """Return the kind of a status. `bad`: an error; `left`: no error, but of possible interest; `good`: any other."""
     if statuses.is_failure(status):
         return "bad"
     return "left" if statuses.kind_of(status) in ("skipped", "notable") else "good"
@@ -24,8 +23,8 @@ def kind_of(status: str) -> Kind:
 class Finding:
     """One defect of a partition, and its remedy.
 
-    `broker`: what a broker that starts does with the defect; `start_loses`: whether it loses or hides acknowledged
-    records.
+    `broker`: the reaction of a broker that starts with the defect; `start_loses`: whether it loses or hides
+    acknowledged records.
     """
 
     severity: str
@@ -38,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Partition:
-    """One row of a command. A number that was not counted is None. `row` contains the fields of --output json."""
+    """One row of a command. Numbers that were not counted are None. `row` has the fields of --output json."""
 
     name: str
     topic: str
@@ -81,7 +80,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Downtime:
-    """How long a broker was down: from when its stop began to its first answer. Unknown times are None."""
+    """The downtime of a broker, from the beginning of its stop to its first answer. Unknown times are None."""
 
     broker: str
     down_at_ms: int | None
@@ -99,9 +98,9 @@ class Downtime:
 class Report:
     """One run, or several runs of a ledger.
 
-    `ended_early` is the reason why the run did not complete, empty if it did. `arguments` are the original command
-    line: code that shows them must mask secrets (masking.py). `settings` are those that were given, for keys that
-    keytail knows. `notes` are sentences about the whole.
+    `ended_early` is the reason why the run did not complete; empty if it did. `arguments` are the original command
+    line: code that shows them must mask secrets (masking.py). `settings` are the settings that were given, for keys
+    that keytail knows. `notes` are sentences about the whole run.
     """
 
     title: str

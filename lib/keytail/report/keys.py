@@ -1,4 +1,4 @@
-"""Computes the data on keys for a page: the hottest keys of the run, and how many keys have how many records.
+"""Computes the data on keys for a page: the hottest keys of the run, and the distribution of records over keys.
 
 The same key in two partitions is counted as two keys: each has its own records to compact.
 """
@@ -19,7 +19,8 @@ TableOf = tuple[tuple[str, ...], int, list[list[Cell]]]  # heads, number of text
 
 
 class Size(NamedTuple):
-    """`keys` keys have at most `most` records each, and more than half of `most`; `records` in total."""
+    """A class of keys by number of records: `keys` keys have more than half of `most` and at most `most` records each;
+    together they have `records` records."""
 
     text: str
     most: int
@@ -28,7 +29,7 @@ class Size(NamedTuple):
 
 
 def by_size(found: Sequence[Partition]) -> list[Size]:
-    """Return the sizes up to the largest that any key has; empty if nothing was counted."""
+    """Return the sizes up to that of the key with the most records; empty if nothing was counted."""
     counted = [counts for _, counts in _counted(found)]
     keys = [sum(of_size) for of_size in zip(*(item.keys for item in counted), strict=True)]
     records = [sum(of_size) for of_size in zip(*(item.records for item in counted), strict=True)]
@@ -37,7 +38,8 @@ def by_size(found: Sequence[Partition]) -> list[Size]:
 
 
 def hottest(found: Sequence[Partition], most: int = HOTTEST) -> list[tuple[Partition, HotKey]]:
-    """Return the keys with the most records of all partitions. Their lists are merged only until `most` are found."""
+    """Return the keys with the most records of all partitions. The partitions' lists are merged only until `most` keys
+    are found."""
     of_each = ([(item, hot) for hot in counts.hottest] for item, counts in _counted(found))
     merged = heapq.merge(*of_each, key=lambda pair: (-pair[1].records, pair[0].name, -pair[1].offset))
     return list(islice(merged, most))
@@ -65,7 +67,7 @@ def _sentence(found: Sequence[Partition], sizes: Sequence[Size]) -> str:
     older = records - keys
     return (
         f"{records:,} records of {keys:,} keys in {partitions:,} partition{'' if partitions == 1 else 's'}: "
-        f"{older:,} of them ({100 * older / records:.0f}\u00a0%) have a newer record of the same key."
+        f"{older:,} of these records ({100 * older / records:.0f}\u00a0%) have a newer record of the same key."
     )
 
 
@@ -109,7 +111,8 @@ def _sizes(found: Sequence[Partition]) -> TableOf:
 
 
 def _by_topic(found: Sequence[Partition]) -> TableOf:
-    """Return a row per topic, most records first; no rows for a single topic, which the other tables cover."""
+    """Return a row per topic, in descending order of records; no rows for a single topic, which the other tables
+    cover."""
     topics: dict[str, list[Partition]] = defaultdict(list)
     for item, counts in _counted(found):
         if sum(counts.keys):

@@ -1,4 +1,4 @@
-"""Creates the report of runs from their ledger, which contains no phases and no segments."""
+"""Creates the report of runs from their ledger. A ledger contains no phases and no segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_report(request: Request) -> int:
     """Write the page of the requested runs; return the exit status."""
     if request.run_id is not None and request.since is not None:
         raise UsageProblem(
-            "--run and --since exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+            "--run and --since cannot be combined", remedy="Give only one of them", slug="conflicting-flags"
         )
     since_ms = None if request.since is None else parse_time(request.since, "--since")
     refuse_file(LOCAL, request.file, (), "FILE.html")
@@ -40,14 +40,14 @@ def write_report(request: Request) -> int:
 def report_of_ledger(
     flags: LedgerFlags, run_id: str | None, since_ms: int | None, *, master: str | None = None
 ) -> Report:
-    """Return the report of one run (the latest if none is given), or of all runs since a time. Raises UsageProblem if
-    there is none."""
+    """Return the report of one run (the latest if no id is given), or of all runs since a time. Raises UsageProblem if
+    there is no such run."""
     if since_ms is None:
         return of_run(*history.run(flags, run_id or "", master=master, newest=run_id is None))
     runs, rows = history.runs_since(flags, since_ms, master=master)
     if not runs:
         raise UsageProblem(
-            "the ledger has no run since that time",
+            "the ledger has no run that began at or after --since",
             path=flags.path,
             remedy="Give an earlier --since",
             slug="no-run-since",
@@ -110,6 +110,6 @@ def _run_facts(run: RunRow) -> dict[str, str]:
         "host": run.host,
         "command": run.command,
         "status": run.status,
-        "downtime": f"{run.downtime or 'not known'} ({run.broker})" if run.broker is not None else "",
+        "downtime": f"{run.downtime or 'unknown'} ({run.broker})" if run.broker is not None else "",
         "reason": run.error,
     }

@@ -1,4 +1,4 @@
-"""Converts the rows of a command to facts of a report, by the field names that the rows of all commands share."""
+"""Converts the rows of a command to the facts of a report, by field names that the rows of all commands use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def partitions(rows: Iterable[Any]) -> tuple[Partition, ...]:
 
 
 def partition(row: Any) -> Partition:
-    """Convert any command's row that has a name and a status."""
+    """Convert a row of any command; the row must have a name and a status."""
     known: dict[str, Any] = {name: getattr(row, name, None) for name in _SAME}
     before, after = _bytes(row)
     problem = getattr(row, "problem", None)
@@ -88,7 +88,7 @@ def _findings(row: Any) -> Iterator[Finding]:
         yield Finding("error", f"{name}: {WHAT[name]}", where)
     for gap in getattr(row, "not_compared", ()):
         where = f"{gap['path']}, byte position {gap['byte_position']}"
-        yield Finding("error", f"could not be compared: {gap['what']}", where)
+        yield Finding("error", f"offsets could not be compared: {gap['what']}", where)
 
 
 def _segments(row: Any) -> tuple[Any, ...]:

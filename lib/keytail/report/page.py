@@ -1,4 +1,4 @@
-"""Renders the report of a run as one HTML page, which needs no other file and no network."""
+"""Renders the report of a run as one HTML page that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from keytail.report.facts import Partition, Report
 HERE = Path(__file__).parent
 TOPICS_DRAWN = 20
 MAPS_DRAWN = 6
-MOST_ROWS = 500  # rows in a table; the raw rows include all
+MOST_ROWS = 500  # maximum number of rows in a table; the raw rows are complete
 MOST_REASONS = 100
-MOST_NAMES = 2000  # names in one reason
+MOST_NAMES = 2000  # maximum number of names in one reason
 MOST_SLOWEST = 15
 
 
 @dataclass(frozen=True)
 class Table:
-    """`numbers` are the indexes of numeric columns. A cell is its text and, if it differs, the value to sort it by."""
+    """A table of the page. `numbers` are the indexes of numeric columns. A cell is its text and the value by which it
+    is sorted (None: its text). `total` is the number of rows, of which `rows` may contain only the first."""
 
     name: str
     heads: tuple[str, ...]
@@ -46,7 +47,7 @@ class Table:
 
 
 def page(report: Report) -> str:
-    """Return the whole page. Everything in it that comes from names or errors is escaped and contains no secrets."""
+    """Return the whole page. Names and error messages in it are escaped, and contain no secrets."""
     import jinja2  # noqa: PLC0415 (optional)
     from markupsafe import Markup  # noqa: PLC0415 (the same)
 
@@ -117,8 +118,8 @@ def _times(report: Report) -> dict[str, str]:
     if len(report.downtimes) == 1:
         [down] = report.downtimes
         times["broker stopped"] = _time(down.down_at_ms)
-        times["broker reachable"] = _time(down.reachable_at_ms) or "not known"
-        times["replicas in sync"] = _time(down.in_sync_at_ms) or "not known"
+        times["broker reachable"] = _time(down.reachable_at_ms) or "unknown"
+        times["replicas in sync"] = _time(down.in_sync_at_ms) or "unknown"
     known = [
         partition for partition in report.partitions if partition.start_ms is not None and partition.end_ms is not None
     ]
@@ -133,8 +134,8 @@ def _times(report: Report) -> dict[str, str]:
 
 
 def _horizons(report: Report) -> dict[str, Any]:
-    """Return the numbers of removed tombstones and markers, and of batches with a delete horizon, of which the first
-    and the last one are included."""
+    """Return the number of removed tombstones and markers, the number of batches with a delete horizon, and the first
+    and the last of these horizons."""
     found = [partition for partition in report.partitions if partition.detail.horizon_batches is not None]
     waiting = [item for item in found if item.detail.horizon_batches]
     firsts = [item.detail.first_horizon_ms for item in waiting if item.detail.first_horizon_ms is not None]
@@ -169,8 +170,8 @@ def _tables(report: Report) -> dict[str, Table]:
 
 
 def _table(name: str, heads: Sequence[str], words: int, rows: list[list[Any]], total: int | None = None) -> Table:
-    """Return a table. The first `words` columns are text. Cells are texts, or pairs of a text and a number to sort by.
-    Empty columns are omitted."""
+    """Return a table. The first `words` columns are text. A cell is a text, or a pair of a text and a number by which
+    it is sorted. Empty columns are omitted."""
     cells = [[cell if isinstance(cell, tuple) else (cell, None) for cell in row] for row in rows[:MOST_ROWS]]
     having = [n for n in range(len(heads)) if any(row[n][0] for row in cells)]
     return Table(
@@ -281,7 +282,7 @@ def _waiting(found: Sequence[Partition]) -> Table:
 
 
 def _partitions(found: Sequence[Partition]) -> Table:
-    """Return the table of partitions: those that are not done first, then those with the most bytes."""
+    """Return the table of partitions: first partitions that are not done, then those with the most bytes."""
     order = {"bad": 0, "left": 1, "good": 2}
     ranked = sorted(found, key=lambda item: (order[item.kind], -(item.reclaimed_bytes or 0), -(item.bytes_before or 0)))
     many_dirs = len({item.log_dir for item in found}) > 1
@@ -356,7 +357,7 @@ def _about_map(partition: Partition) -> str:
 
 
 def _raw(found: Sequence[Partition]) -> str:
-    """Return a JSON array with one row per line, without unknown values, escaped as the text of an element."""
+    """Return a JSON array with one row per line, without unknown values, escaped as text of an HTML element."""
     lines = [json.dumps(_without_secrets(_known(item.row))) for item in found]
     return html.escape("[\n" + ",\n".join(lines) + "\n]", quote=False)
 

@@ -1,4 +1,4 @@
-"""Computes a report's verdict, reasons and sums by topic and phase."""
+"""Computes a report's verdict, its reasons, and its sums by topic and by phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ORDER = {"corrupt": 0, "damaged": 0, "failed": 1, "differs": 1, "error": 1, "in
 
 @dataclass(frozen=True)
 class Reason:
-    """Partitions with the same message except for names and numbers; `example` is the message of the first one, and
+    """Partitions whose messages differ only in names and numbers; `example` is the message of the first partition, and
     `where` its place."""
 
     status: str
@@ -48,12 +48,12 @@ class TopicSums:
 
 
 def count(number: int, what: str) -> str:
-    """Return text such as `1 partition` or `3 partitions`."""
+    """Return for example `1 partition` or `3 partitions`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def verdict(report: Report) -> tuple[Level, str]:
-    """Return a sentence or two about the run, and how serious its result is."""
+    """Return how serious the result of the run is, and one or more sentences about it."""
     found = report.partitions
     bad = sum(item.kind == "bad" for item in found)
     message = (
@@ -70,11 +70,11 @@ def verdict(report: Report) -> tuple[Level, str]:
 
 
 def next_step(report: Report) -> str:
-    """Return the next step of the run, or the place of the remedies on the page."""
+    """Return the next step of the run, or a sentence about where the remedies are on the page."""
     if report.next_step:
         return report.next_step
     if any(partition.kind == "bad" for partition in report.partitions):
-        verify = "; `keytail verify` reports what a broker does with damaged files, and how to repair them"
+        verify = "; `keytail verify` reports what a broker does with damaged files, and the remedies"
         more = "" if report.command == "verify" else verify
         return f"The remedy is given with each reason below{more}."
     examined = report.command in ("verify", "audit") and report.partitions and not report.ended_early
@@ -124,7 +124,7 @@ def _about_change(report: Report) -> str:
         return f"No compaction is due in {everything}. Nothing was changed."
     if not report.execute:
         dirty = sum(item.detail.dirty_bytes or 0 for item in due)
-        of_it = f", {human_bytes(dirty)} of it dirty" if dirty else ""
+        of_it = f", of which {human_bytes(dirty)} are dirty" if dirty else ""
         size = human_bytes(_sum(due, "bytes_before"))
         return f"{len(due):,} of {everything} would be compacted: {size} to read{of_it}. Nothing was changed."
     changed = [item for item in found if item.status == "compacted" or item.reclaimed_bytes]
@@ -152,7 +152,8 @@ def _sum(found: Iterable[Partition], name: str) -> int:
 
 
 def reasons(found: Sequence[Partition]) -> list[Reason]:
-    """Return everything that was skipped, refused, corrupt or failed, and every finding, the most serious first."""
+    """Return the reasons of all partitions that were skipped, refused, corrupt or failed, and all findings, the most
+    serious first."""
     groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
     advice: dict[tuple[str, str, str, str], tuple[str, str]] = {}
     for item in found:
@@ -185,15 +186,14 @@ def _reasons_of(partition: Partition) -> Iterable[tuple[str, str, str, str, str]
 
 
 def _without_names(text: str, partition: Partition) -> str:
-    """Return a text that is equal for partitions with the same message."""
+    """Return the text without names and numbers, so that it is equal for partitions with the same message."""
     if partition.log_dir:
         text = text.replace(partition.log_dir, "DIR")
     return alike(text, partition.name if partition.topic else "")
 
 
 def by_topic(found: Sequence[Partition]) -> list[TopicSums]:
-    """Return the sums of each topic. Topics with the most reclaimed bytes are first, or else those with the most dirty
-    bytes, or else the largest."""
+    """Return the sums of each topic, in descending order of reclaimed bytes, then of dirty bytes, then of size."""
     groups: dict[str, list[Partition]] = defaultdict(list)
     for item in found:
         if item.topic:
@@ -227,8 +227,8 @@ def dirty_ratio(partition: Partition) -> float | None:
 
 
 def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
-    """Return for each phase the seconds of all tasks together, and the log bytes of the partitions for which these are
-    known."""
+    """Return each phase with the seconds of all tasks together, and the log bytes of the partitions for which seconds
+    are known."""
     seconds: dict[str, float] = {}
     size: Counter[str] = Counter()
     for item in found:
@@ -239,7 +239,7 @@ def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
 
 
 def that_matter(found: Sequence[Partition], most: int) -> list[Partition]:
-    """Return at most `most` partitions with known segments: those with the most reclaimed, or else dirty, bytes."""
+    """Return at most `most` partitions with known segments, in descending order of reclaimed, then of dirty bytes."""
     drawn = [item for item in found if len(item.detail.parts) and sum(part.log_bytes for part in item.detail.parts)]
     return sorted(drawn, key=lambda item: (-(item.reclaimed_bytes or 0), -(item.detail.dirty_bytes or 0),
                                           -(item.bytes_before or 0)))[:most]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Implements `--report FILE.html`: writes the page of a run when its command has ended, for whatever reason.
+"""Implements `--report FILE.html`: writes the page of a run when its command ends, for whatever reason.
 
 If the page cannot be written, this is reported, and the exit status becomes 1 if it would have been 0; the results of
 the run are not affected.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Page:
-    """The facts that a command provides about its run; `rows` are those known so far."""
+    """The facts that a command provides about its run; `rows` are the rows that are known so far."""
 
     command: str
     title: str = ""
@@ -58,7 +58,7 @@ class Page:
 
 @contextlib.contextmanager
 def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[Page]:
-    """Write the page when the context ends: by the command's exit, by a stop, or by an error that ends the run.
+    """Write the page when the context ends: because the command exits, is stopped, or ends with an error.
 
     Raises UsageProblem, before anything is done, if the path is in a log dir, no file can be created there, or packages
     are missing. A run that ends with a usage error has no page.

@@ -17,7 +17,7 @@ from keytail.cli.table import PARTITION, STATUS, TOOK, Column, about_each, print
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
 
-_MOST_LINES = 40
+_MOST_LINES = 40  # maximum number of lines that are printed below the table for one partition
 
 To = Annotated[str, o.flag(
     "--to DIR", "Directory for the new partition directories: empty or new, and outside of every log dir."
@@ -43,8 +43,8 @@ class Loss:
     kind: Annotated[
         str,
         "`damaged` (bytes that are not an intact batch), `missing-segment` (it has index files, but no log), `tail` "
-        "and `head` (according to checkpoints the log had more records than the files), `gap` (between two segments), "
-        "`repeated` and `zeros` (bytes without contents of their own)",
+        "and `head` (according to checkpoints the log had records that are not in the files), `gap` (between two "
+        "segments), `repeated` (a batch that is also elsewhere), `zeros` (only zero bytes)",
     ]
     file: str
     start_byte: int
@@ -88,11 +88,11 @@ class SalvageRow(OfPartition):
     gap_offsets: Annotated[int, "offsets in these gaps"] = 0
     left_out: Annotated[
         int,
-        "batches that were not saved although they can be read, or might be: their checksum is right, the search ended "
-        "before the file did, or the file may not be opened",
+        "number of batches that were not saved although they are or may be readable: their checksum is correct, the "
+        "search ended before the end of the file, or the file may not be opened",
     ] = 0
     losses: tuple[Loss, ...] = ()
-    transactions: Annotated[tuple[OpenTransaction, ...], "those that are open at a loss or at the end of the log"] = ()
+    transactions: Annotated[tuple[OpenTransaction, ...], "transactions that are open at a loss or at the log end"] = ()
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
@@ -104,7 +104,8 @@ class SalvageRow(OfPartition):
 
 def exit_status(rows: Sequence[SalvageRow], request: Request | None = None) -> int:
     """Return 0 if everything readable was or would be written, and a dry run found no losses; 1 if a dry run found
-    losses or batches to leave out, or all partitions failed; 3 if some failed, or readable batches were left out."""
+    losses or batches to leave out, or all partitions failed; 3 if some partitions failed, or readable batches were left
+    out."""
     if status := exit_status_of(rows):
         return status
     if any(row.status == "would-salvage" and (row.left_out or not row.is_whole) for row in rows):
@@ -134,7 +135,7 @@ _COLUMNS: tuple[Column[SalvageRow], ...] = (
 
 
 def show_rows(rows: Sequence[SalvageRow], request: Request) -> None:
-    """Print a line for each partition, then the losses of each, then totals."""
+    """Print a line for each partition, then the losses of each partition, then totals."""
     print_rows("Salvage" if request.execute else "Dry run: nothing was written", _COLUMNS, rows)
     print_below(rows, about_each((row.name, line) for row in rows for line in _lines(row)))
     print_line(f"\n{total(rows)}")
@@ -143,7 +144,7 @@ def show_rows(rows: Sequence[SalvageRow], request: Request) -> None:
 def _lines(row: SalvageRow) -> list[str]:
     lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes, *_about_end(row)]
     if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES:] = [f"{len(lines) - _MOST_LINES} more lines; --output json shows all"]
+        lines[_MOST_LINES:] = [f"{len(lines) - _MOST_LINES} more lines; --output json shows all lines"]
     return lines
 
 
@@ -151,7 +152,7 @@ def _about_end(row: SalvageRow) -> list[str]:
     lines = []
     if row.gaps:
         lines.append(
-            f"{row.gap_offsets:,} offsets missing in {row.gaps:,} gaps between intact batches, as after compaction"
+            f"{row.gap_offsets:,} offsets are missing in {row.gaps:,} gaps between intact batches, as after compaction"
         )
     if row.last_batch_end is not None and row.last_batch_end != row.log_end_offset:
         lines.append(
@@ -187,14 +188,14 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
     done = [row for row in rows if row.status == "salvaged"]
     if not request.execute:
         return (
-            "This was a dry run: nothing was written. If another replica is intact, use that one. To write the intact "
-            "batches of this replica, run the same command with --execute."
+            "This was a dry run: nothing was written. If another replica is intact, use that replica. To write the "
+            "intact batches of this one, run the same command with --execute."
         )
     if not done:
         return ""
     lines = [
-        "What to do now. If another replica is intact, use that one: move this partition's directory out of the "
-        "log dir, and the broker fetches it again when it starts. Otherwise, with the broker stopped:"
+        "What to do now. If another replica is intact, move this partition's directory out of the log dir: the "
+        "broker fetches the partition again when it starts. If no replica is intact, stop the broker, then:"
     ]
     damaged = [os.path.join(row.log_dir, row.name) for row in done]
     if len(done) == 1:
@@ -208,15 +209,15 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
         lines.append("  2. move the new directories there, with owner and mode as before:")
         lines += [f"    {row.to} to {old}" for row, old in zip(done, damaged, strict=True)]
     lines += [
-        "  3. do not change the checkpoints of the log dir: log start and log end are as before, unless a line above "
-        "reports a change",
+        "  3. do not change the checkpoints of the log dir: log start offset and log end offset are as before, unless "
+        "a line above reports a change",
         "  4. run keytail verify, then start the broker",
     ]
     if any(item.at_offset is None for row in done for item in row.transactions):
         lines.append(
-            "  5. end the transactions that are open at the end of a log and whose producer no longer exists; "
-            "otherwise no read_committed consumer gets past them: kafka-transactions.sh abort --topic T --partition P "
-            "--start-offset FIRST"
+            "  5. end the transactions that are open at the end of a log and whose producer no longer exists: "
+            "kafka-transactions.sh abort --topic T --partition P --start-offset FIRST. read_committed consumers cannot "
+            "read beyond an open transaction"
         )
     return "\n".join(lines)
 
@@ -225,8 +226,8 @@ SALVAGE = Command(
     name="salvage",
     also_called=("repair", "rescue", "save", "recover", "recovery", "fix"),
     help="Save the intact batches of damaged partitions to another directory, and list what is lost.\n\n"
-    "Use it if nothing else can repair a partition, and no other replica has it. The log dirs are only read. Without "
-    "--execute it lists what would be lost, and the exit status is 1 if anything would be.",
+    "Use it if nothing else can repair a partition, and no other replica has the data. The log dirs are only read. "
+    "Without --execute it lists what would be lost, and the exit status is 1 if anything would be lost.",
     request=Request,
     run="keytail.salvage.driver:salvage",
     examples=(
@@ -235,7 +236,7 @@ SALVAGE = Command(
     ),
     rows={"": SalvageRow},
     statuses={
-        "would-salvage": Status("in a dry run: the intact batches would be saved", "notable"),
+        "would-salvage": Status("dry run: with --execute, the intact batches would be saved", "notable"),
         "salvaged": Status("the intact batches are in the new directory", "done"),
         "refused": Status("keytail does not act on this state; nothing was written", "not done"),
         "failed": Status("something else went wrong; run again", "failed"),

@@ -33,8 +33,8 @@ from keytail.salvage.write import NewPartition
 def salvage(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[SalvageRow], None] = lambda row: None
 ) -> list[SalvageRow]:
-    """Salvage the chosen partitions; without `execute` only scan them. Returns a row for each, by log dir; `on_row` is
-    called with each of them as it ends."""
+    """Salvage the chosen partitions; without `execute` only scan them. Returns a row for each partition, by log dir;
+    `on_row` is called with each row when its partition is done."""
     chosen = choose(fs, request.choice)
     with as_caller():
         target = os.path.realpath(request.to)

@@ -28,7 +28,7 @@ from keytail.salvage.sources import LogFile, Sources, find_sources
 from keytail.salvage.write import NewPartition
 
 _MAX_SPAN = 2**31
-# A larger number in a damaged checkpoint is ignored: no log reaches this offset.
+# A larger number in a checkpoint is treated as damaged and ignored: no log reaches this offset.
 _LARGEST_PLAUSIBLE_OFFSET = 2**62
 
 
@@ -148,8 +148,8 @@ class _Salvaged:
         result.left_out += scan.left_out + scan.gave_up
         if scan.left_out:
             result.notes.append(
-                f"{source.name}: {scan.left_out} batches with a valid checksum are left out, for the reasons given "
-                "with the losses"
+                f"{source.name}: {scan.left_out} batches with a valid checksum are left out; the losses list the "
+                "reasons"
             )
         if scan.gave_up:
             result.notes.append(

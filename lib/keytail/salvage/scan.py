@@ -29,7 +29,8 @@ _READ_BYTES = 8 << 20
 _PAGE_BYTES = 4096
 _ROWS = 1 << 14
 _MOST_CODEC = 4
-# Limits of the bytes whose CRC a search through damage computes: only crafted data has many that look like batches.
+# A search through damage computes the CRC of at most this many bytes, plus _SEARCH_TIMES the size of the file: only
+# crafted data has many bytes that look like batches.
 _LEAST_SEARCH_BYTES = 1 << 30
 _SEARCH_TIMES = 16
 
@@ -54,8 +55,8 @@ ZEROS = "all zeros"
 class Hole:
     """Bytes [start, end) of a file that are in no intact batch, and the reason.
 
-    They are between the batch with last offset `last_before` and that with base offset `first_after` (None: there is no
-    such batch in the file). `is_empty`: nothing was lost with them.
+    They are between the batch with last offset `last_before` and the batch with base offset `first_after` (None: the
+    file has no such batch). `is_empty`: nothing was lost with these bytes.
     """
 
     start: int
@@ -73,11 +74,11 @@ class FileScan:
     raw: np.ndarray
     table: np.ndarray
     holes: tuple[Hole, ...]
-    left_out: int = 0  # batches with a valid CRC that are not intact, except repeated ones
+    left_out: int = 0  # number of batches with a valid CRC that are not intact, without repeated batches
     gave_up: bool = False  # the search ended at its limit of bytes, before the end of the file
 
     def runs(self) -> Iterator[np.ndarray]:
-        """Yield the bytes of the intact batches, adjacent ones together."""
+        """Yield the bytes of the intact batches; adjacent batches are one array."""
         if not len(self.table):
             return
         starts = self.table["position"]
@@ -161,7 +162,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _batches(raw: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[tuple[int, str]], bool]:
-    """Return the batches with a valid CRC, in file order; where each damage begins, and what it is; and whether the
+    """Return the batches with a valid CRC, in file order; the position and the kind of each damage; and whether the
     search ended at its limit."""
     rows, out, found = np.empty(_ROWS, BATCH_TABLE), np.zeros(4, np.int64), np.zeros(2, np.int64)
     most = _LEAST_SEARCH_BYTES + _SEARCH_TIMES * len(raw)
@@ -209,7 +210,8 @@ def _good_old(raw: np.ndarray, table: np.ndarray) -> int:
 def _kept(
     raw: np.ndarray, table: np.ndarray, low: int, high: int, problems: list[tuple[int, str]]
 ) -> np.ndarray:
-    """Return the rows that are intact and consistent with each other; add the others to `problems`."""
+    """Return the rows that are intact and consistent with each other; add the problems of the other rows to `problems`.
+    """
     why = _wrong_rows(raw, table, low, high)
     good = np.ones(len(table), bool)
     for row, text in why.items():
@@ -224,9 +226,9 @@ def _kept(
         at = min(int(np.searchsorted(kept["base_offset"], row["base_offset"])), len(kept) - 1)
         position, text = int(row["position"]), _REPEATED
         if any(kept[at][name] != row[name] for name in ("base_offset", "last_offset", "crc", "size_bytes")):
-            text = f"offsets {row['base_offset']} to {row['last_offset']} are out of order, or in another batch too"
+            text = f"offsets {row['base_offset']} to {row['last_offset']} are out of order, or also in another batch"
         elif position < kept["position"][at] and (at == 0 or position > kept["position"][at - 1]):
-            position = int(kept["position"][at])  # of two equal batches, the first is retained
+            position = int(kept["position"][at])  # the first of two equal batches is retained
             kept[at] = row
         problems.append((position, text))
     return kept
@@ -244,7 +246,8 @@ def _chain(table: np.ndarray, low: int) -> np.ndarray:
 
 
 def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict[int, str]:
-    """Return why rows with a valid CRC are not intact. Completes rows of compressed messages of magic 0 and 1."""
+    """Return, by row, why rows with a valid CRC are not intact. Completes the rows of compressed messages of magic 0
+    and 1."""
     why: dict[int, str] = {}
     codecs = table["attributes"] & CODEC_MASK
     is_old = table["magic"] < 2
@@ -289,7 +292,7 @@ def _packed_problem(raw: np.ndarray, row: np.void) -> str:
             base_timestamp_ms=int(row["base_timestamp_ms"]), max_timestamp_ms=int(row["max_timestamp_ms"]),
             attributes=int(row["attributes"]), state=np.zeros(STATE_SIZE, np.int64),
         )  # fmt: skip
-    except Refused:  # the batch is too large to be checked, but its CRC is right
+    except Refused:  # the batch is too large to be checked, but its CRC is correct
         return ""
     except ValueError as problem:
         return f"its records cannot be decompressed: {problem}"
@@ -320,6 +323,6 @@ def _holes(
             end,
             int(table["last_offset"][n - 1]) if n else None,
             int(table["base_offset"][n]) if n < len(table) else None,
-            why if len(lost) < 2 else f"{why}; {len(lost)} places",
+            why if len(lost) < 2 else f"{why}; damaged at {len(lost)} places",
             is_empty=bool(texts) and not lost,
         )

@@ -1,4 +1,4 @@
-"""Selects the files of a damaged partition directory that contain its log, as a broker that starts would.
+"""Selects the files of a damaged partition directory that contain its log, as a starting broker would.
 
 Reads listings, and the headers of outputs of an interrupted replacement. Nothing is changed; contradictions in the
 directory become notes. The rules are in log/SWAP.md ("How a broker from 3.0 on treats file names").
@@ -27,9 +27,9 @@ class LogFile:
 
 @dataclass(frozen=True)
 class Sources:
-    """The log files of a partition, ascending; the base offsets of segments without a usable log; the offsets of
-    snapshots; notes on files that are not used; and the base offsets of segments whose `.log` is not a regular file
-    (such as a link), but may lead to readable data."""
+    """The log files of a partition, ascending (`logs`); the base offsets of segments without a usable log
+    (`lost_bases`); the offsets of snapshots; `notes` on files that are not used; and the base offsets of segments whose
+    `.log` is not a regular file, such as a link, and may lead to readable data (`not_taken`)."""
 
     logs: tuple[LogFile, ...]
     lost_bases: tuple[int, ...]

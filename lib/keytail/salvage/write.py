@@ -1,6 +1,6 @@
-"""Writes the directory of a salvaged partition: segments, then the files derived from them; then renames it.
+"""Writes the directory of a salvaged partition: segments, then the files derived from them. Then renames the directory.
 
-Until it is complete, the directory has a name that makes a broker fail at startup, so that it is never used as a
+Until it is complete, the directory has a name with which a broker fails at startup, so that it is never used as a
 partition. Everything is durable before the final rename.
 """
 
@@ -68,7 +68,8 @@ class NewPartition:
         self._is_made = True
 
     def _like(self, stat: FileStat) -> FileStat | None:
-        """Return `stat`, or None if this process cannot give files that owner; the operator then sets it later."""
+        """Return `stat`, or None if this process cannot give files that owner; the operator then sets the owner
+        later."""
         try:
             self._fs.refuse_unless_like(stat)
         except Refused:
@@ -101,8 +102,8 @@ class NewPartition:
     def finish(
         self, snapshots: Sequence[int], index_interval_bytes: int, segment_index_bytes: int
     ) -> list[str]:
-        """Write indexes, snapshots and small files durably, then rename the directory. Returns notes on what is
-        missing or was rebuilt. Raises KeytailError if the written logs are damaged."""
+        """Write indexes, snapshots and small files durably, then rename the directory. Returns notes on files that are
+        missing or were rebuilt. Raises KeytailError if the written logs are damaged."""
         notes = self._copy_metadata()
         self._copy_snapshots(snapshots)
         plan = self._plan(index_interval_bytes, segment_index_bytes)
@@ -183,7 +184,7 @@ class NewPartition:
     def _put_last_snapshot(self, plan: PartitionPlan, log_end_offset: int) -> list[str]:
         """Write a snapshot of the producers at the log end, as a broker determines them when it recovers the log.
 
-        Without any snapshot, a broker starts after a clean stop without producers and open transactions.
+        Without any snapshot, a broker that starts after a clean shutdown assumes no producers and no open transactions.
         """
         snapshots = [
             name.base_offset
@@ -202,11 +203,11 @@ class NewPartition:
         if snapshots:
             return []
         return [
-            f"no valid snapshot exists: the producers at the log end are the {len(producers.states)} found in the log"
+            f"no valid snapshot exists: the {len(producers.states)} producers at the log end are those in the log"
         ]
 
     def _put_epochs(self, results: Sequence[SegmentResult]) -> list[str]:
-        """Write the source's leader epochs, unless the log contradicts them. Newer ones are added later."""
+        """Write the source's leader epochs, unless the log contradicts them. Newer epochs are added later."""
         seen = [epoch for result in results for epoch in result.epochs]
         path = os.path.join(self._source.path, names.LEADER_EPOCHS)
         try:

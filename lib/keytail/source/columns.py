@@ -22,7 +22,7 @@ _MOST_MS = 2**63 // 1000 - 1  # the largest timestamp of Spark
 
 
 def record_batches(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
-    """Yield Arrow batches of the records of producers. The Arrow schema has some of RECORD_COLUMNS.
+    """Yield Arrow batches of the data records of `pieces`. The Arrow schema has some of RECORD_COLUMNS.
 
     Keys, values and headers are gathered only if the schema has them.
     """
@@ -87,7 +87,8 @@ _CODEC_NAMES = np.array([*CODECS, *(f"unknown {code}" for code in range(len(CODE
 
 
 def _timestamp_types(table: np.ndarray) -> np.ndarray:
-    """Return timestamp types of rows of BATCH_TABLE, as in a consumer: 0 producer's, 1 broker's, -1 none."""
+    """Return the timestamp types of BATCH_TABLE rows as a consumer does: 0 for the producer's time, 1 for the broker's,
+    -1 for none."""
     kinds = ((table["attributes"] & LOG_APPEND_TIME) != 0).astype(np.int32)
     return np.where(table["magic"] == 0, np.int32(-1), kinds)
 
@@ -100,7 +101,7 @@ def _micros(times_ms: np.ndarray, offsets: np.ndarray, piece: Piece) -> np.ndarr
             f"timestamp {times_ms[at]} is out of range for Spark's timestamp type",
             path=piece.slice.path,
             offset=int(offsets[at]),
-            remedy="To read without this timestamp, set option columns to the other columns",
+            remedy="To read without this timestamp, set the option columns to the names of the other columns",
             slug="timestamp-out-of-range",
         )
     return times_ms.astype(np.int64) * 1000

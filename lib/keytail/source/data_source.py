@@ -32,7 +32,7 @@ class _Share(InputPartition):
     """The slices that one task reads."""
 
     pieces: tuple[Piece, ...]
-    user: User  # the user that a task which runs as root becomes
+    user: User  # a task that runs as root becomes this user
 
     def __init__(self, pieces: tuple[Piece, ...], user: User) -> None:
         super().__init__(None)
@@ -40,8 +40,8 @@ class _Share(InputPartition):
 
 
 class _LogSource(DataSource):
-    """The base class of both sources. It has no pushFilters, with which pyspark 4.2 gives wrong results in the second
-    query on a DataFrame; options limit what is read."""
+    """The base class of both sources. It has no pushFilters, because with it pyspark 4.2 gives wrong results in the
+    second query on a DataFrame. Options limit the range that is read."""
 
     columns: Mapping[str, DataType]
     of_records: bool

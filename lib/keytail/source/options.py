@@ -1,5 +1,4 @@
-"""Parses the options of the `kafka-log` data sources. Their names are those of Spark's own Kafka source, if it has such
-an option.
+"""Parses the options of the `kafka-log` data sources. If Spark's own Kafka source has such an option, its name is used.
 
 No file is read. SOURCE.md has the table for users.
 """
@@ -35,9 +34,9 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True)
 class Bound:
-    """The start or end of a read: one offset or time for all partitions, or one for each of those in `of`.
+    """The start or end of a read: one offset or time for all partitions, or one for each partition in `of`.
 
-    `offset` and the offsets of `of` may be EARLIEST or LATEST. With `timestamps` they are times, in ms.
+    `offset` and the offsets in `of` may be EARLIEST or LATEST. With `timestamps` they are times, in ms.
     """
 
     timestamps: bool
@@ -106,7 +105,7 @@ def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOp
 
 def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
     """Return the options by their names as spelled in NAMES, since Spark passes names in lower case. Raises
-    UsageProblem for an unknown name, and for one that is given twice."""
+    UsageProblem for an unknown name, and for an option that is given twice."""
     spelled = {name.lower(): name for name in NAMES}
     spelled.update(_OTHER_NAMES)
     options: dict[str, str] = {}
@@ -160,7 +159,7 @@ def _pattern(text: str | None) -> str | None:
 
 
 def _one_of(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """Return the value of an option. It must be one of `values`, the first of which is the default."""
+    """Return the value of an option. It must be one of `values`, of which the first is the default."""
     value = options.get(name, values[0]).lower()
     if value not in values:
         raise UsageProblem(
@@ -192,7 +191,7 @@ def _assigned(options: Mapping[str, str]) -> frozenset[TopicPartition]:
     lists = all(isinstance(numbers, list) for numbers in found.values())
     if not lists or not any(found.values()):
         raise UsageProblem(
-            "option assign must list the partitions of each topic, and at least one partition",
+            "option assign must list the partitions of each topic, in total at least one partition",
             remedy='Give JSON such as {"a": [0, 1], "b": [2]}',
             slug="invalid-option-value",
         )
@@ -207,7 +206,7 @@ def _json(name: str, text: str) -> dict[str, Any]:
 
 
 def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
-    """Return the start or end. A time takes precedence over times by partition, and these over offsets, as in Spark."""
+    """Return the start or end. As in Spark, a time takes precedence over times by partition, and these over offsets."""
     name = f"{which}Timestamp"
     if name in options:
         return Bound(True, _number(name, options[name], at_least=0))

@@ -1,7 +1,7 @@
-"""Plans a read of the `kafka-log` data sources: the range of offsets of each partition, and slices of the log.
+"""Plans a read of the `kafka-log` data sources: the range of offsets in each partition, and slices of the log.
 
-It runs in the process in which Spark plans a query. It reads listings, checkpoints and indexes; and, to find a time or
-a transaction, the batches around it.
+Runs in the process in which Spark plans a query. Reads listings, checkpoints and indexes, and, to find a time or a
+transaction, the batches around it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]
 
 
 def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:
-    """Raise UsageProblem if named topics or partitions are missing, or if offsets by partition are not given for
+    """Raise UsageProblem if requested topics or partitions are missing, or if offsets by partition are not given for
     exactly the partitions that are read."""
     found = {(entry.topic, entry.partition) for entry in chosen}
     topics = {topic for topic, _ in found}
@@ -75,12 +75,12 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
         if bound.of and bound.of.keys() != found:
             different = sorted(bound.of.keys() ^ found)
             topic, number = different[0]
-            how = "names" if different[0] in bound.of else "does not name"
+            how = "contains" if different[0] in bound.of else "does not contain"
             raise UsageProblem(
-                f"the option of {which} offsets {how} {topic}-{number}, but it must name exactly the partitions that "
+                f"the option of {which} offsets {how} {topic}-{number}, but must contain exactly the partitions that "
                 "are read",
-                remedy=f"Name them all and no others, with {EARLIEST} for the earliest and {LATEST} for the latest "
-                "offset",
+                remedy=f"Give an offset for each of these partitions and no others: {EARLIEST} for the earliest, "
+                f"{LATEST} for the latest",
                 slug="offsets-partition-mismatch",
             )
 
@@ -127,7 +127,7 @@ def _start(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit:
             raise UsageProblem(
                 f"{facts.topic}-{facts.partition} has no record at or after the starting time {asked}",
                 path=facts.path,
-                remedy="To read nothing of such a partition, set startingOffsetsByTimestampStrategy to latest",
+                remedy="To read no records of such a partition, set startingOffsetsByTimestampStrategy to latest",
                 slug="no-record-at-time",
             )
         return limit.end_offset if found is None else found
@@ -138,7 +138,7 @@ def _start(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit:
             f"{facts.topic}-{facts.partition} starts at offset {facts.log_start_offset}, after the starting offset "
             f"{asked}: the records between them have been removed",
             path=facts.path,
-            remedy="Start there, or set failOnDataLoss to false to read the records that are left",
+            remedy="Start at that offset, or set failOnDataLoss to false to read the remaining records",
             slug="offset-before-log-start",
         )
     return max(asked, facts.log_start_offset)
@@ -157,7 +157,7 @@ def _end(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: R
             f"{facts.topic}-{facts.partition} can be read only up to offset {limit.end_offset}, before the ending "
             f"offset {asked}{why}",
             path=facts.path,
-            remedy="End there, or set failOnDataLoss to false to read the records that exist",
+            remedy="End at that offset, or set failOnDataLoss to false to read the records that exist",
             slug="offset-after-readable-end",
         )
     return min(asked, limit.end_offset)

@@ -1,4 +1,4 @@
-"""Defines the columns of the `kafka-log` data sources by name and type, and the schema of a read.
+"""Defines the columns of the `kafka-log` data sources with names and types, and the schema of a read.
 
 The columns of records are those of Spark's own Kafka source (SOURCE.md).
 """
@@ -69,7 +69,7 @@ def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *
 
 
 def check_asked(columns: Mapping[str, T.DataType], schema: T.StructType) -> None:
-    """Raise UsageProblem if a schema that the user has given has other names or types."""
+    """Raise UsageProblem if a column of a schema that the user has given has an unknown name or another type."""
     for field in schema:
         wanted = columns.get(field.name)
         if wanted is None:

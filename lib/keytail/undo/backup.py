@@ -1,8 +1,8 @@
 """Backs up the files that a replacement of segments removes, so that the replacement can be undone.
 
-An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest of these
-and of the files that replace them. It is durable before the first file is replaced. The directory of the run has a
-marker file, by which `forget` recognises directories that it may remove.
+An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest that
+lists these files and the files that replace them. It is durable before the first file is replaced. The directory of the
+run has a marker file, by which `forget` recognises directories that it may remove.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keytail.log.fs import NO_LINKS, FileStat, FileSystem
 from keytail.log.replace import GroupOutput
 from keytail.undo.manifest import MANIFEST, BackupFile, Manifest, parts_of, read_manifest, write_manifest
 
-MARKER = "keytail-backup"  # a file in the directory of a run
+MARKER = "keytail-backup"  # name of the marker file in the directory of a run
 
 _BUFFER_BYTES = 4 << 20
 _NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
@@ -42,7 +42,7 @@ class Backup:
 
 @dataclass(frozen=True)
 class Entry:
-    """The backup of one partition by one run. If it has no manifest, its creation or its removal was interrupted.
+    """The backup of one partition by one run. Without a manifest, its creation or its removal was interrupted.
 
     `held_bytes` is the size of the files without another hard link, which are freed when the entry is removed.
     """
@@ -114,7 +114,7 @@ def keep(
 
 
 def add_groups(fs: FileSystem, path: str, groups: Iterable[GroupOutput]) -> None:
-    """Add the parts of a further pass to the manifest, durably, before they are replaced."""
+    """Add the parts of a further pass to the manifest, durably, before the pass replaces segments."""
     manifest = read_manifest(fs, path)
     write_manifest(fs, path, replace(manifest, parts=(*manifest.parts, *parts_of(groups))))
 
@@ -131,7 +131,7 @@ def _refuse_without_indexes(partition_path: str, source_bases: Iterable[int], fi
             name = names.segment_file(base, suffix)
             if name not in files:
                 raise Refused(
-                    "a segment without this file could not be restored, so its backup is refused",
+                    "this file is missing; a segment without it could not be restored, so its backup is refused",
                     path=os.path.join(partition_path, name),
                     remedy="Rebuild the file with `keytail rebuild-index --execute`, then run again",
                     slug="segment-without-index",
@@ -181,7 +181,7 @@ def _keep_file(fs: FileSystem, backup: Backup, partition_path: str, path: str, n
         size_bytes, digest_hex = digest_file(fs, source, sync=True)
     if size_bytes != facts.size_bytes:
         raise Refused(
-            f"the file changed during the run: it has {size_bytes} bytes, and had {facts.size_bytes}",
+            f"the file changed during the run: it had {facts.size_bytes} bytes and now has {size_bytes}",
             path=source,
             remedy="Another process writes to this directory; stop it and run again",
             slug="file-changed",
@@ -199,7 +199,7 @@ def other_file_system(directory: str) -> Refused:
 
 
 def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple[int, str]:
-    """Copy a file durably, with owner, mode and mtime of `like`; return size and digest (XXH3-128) of the copy."""
+    """Copy a file durably, with the owner, mode and mtime of `like`; return size and digest (XXH3-128) of the copy."""
     digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
     from_fd = fs.open_read(source)
     try:
@@ -245,7 +245,8 @@ def entries(fs: FileSystem, directory: str) -> list[Entry]:
 
 
 def entry_directories(fs: FileSystem, directory: str) -> list[str]:
-    """Return the directories of runs in `directory`, each followed by those of its entries, sorted by name."""
+    """Return the directories of runs in `directory`, each followed by the directories of its entries, sorted by
+    name."""
     found = []
     for run in sorted(fs.scan_names(directory)):
         if not run.is_dir:
@@ -283,15 +284,15 @@ def refuse_foreign(fs: FileSystem, path: str) -> None:
             f"the directory is not a backup created by keytail: there is neither the file {MARKER} in the directory of "
             f"the run nor a {MANIFEST} of this run and partition",
             path=path,
-            remedy="Nothing was removed. Give the directory that was given to --keep-originals; if this is an "
-            "incomplete backup by an older version of keytail, remove it yourself",
+            remedy="Nothing was removed. Give the directory that was given to --keep-originals. If this is an "
+            "incomplete backup by an older version of keytail, remove it by hand",
             slug="not-a-backup",
         )
     for file in fs.scan(path):
         known = file.name in (MANIFEST, MANIFEST + names.TEMPORARY)
         if not file.is_regular or not (known or names.parse_file_name(file.name).kind == "live"):
             raise Refused(
-                "unexpected file in a backup",
+                "the backup contains a file that keytail does not create",
                 path=os.path.join(path, file.name),
                 remedy="Move it away, then run again; nothing was removed",
                 slug="unexpected-file-in-backup",
@@ -332,9 +333,9 @@ def _has_own_manifest(fs: FileSystem, path: str) -> bool:
 
 
 def forget(fs: FileSystem, path: str) -> None:
-    """Remove an entry, and with the last one the directory of its run. After an interruption it can be called again.
+    """Remove an entry, and with the last entry the directory of its run. After an interruption it can be called again.
 
-    The manifest is removed last, since it names the files. Raises Refused, with nothing removed, if keytail did not
+    The manifest is removed last, since it lists the files. Raises Refused, with nothing removed, if keytail did not
     create the entry, or if it contains files that `keep` does not create.
     """
     refuse_foreign(fs, path)

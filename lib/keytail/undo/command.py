@@ -32,8 +32,8 @@ from keytail.run.rows import OfPartition
 
 State = Literal["kept", "undone", "partly undone", "unfinished"]
 
-_MOST_LINES = 40
-_MOST_NAMES = 5
+_MOST_LINES = 40  # maximum number of differences that are printed for one partition
+_MOST_NAMES = 5  # maximum number of partitions that are listed for one run
 
 OriginalsDirectory = Annotated[str, o.flag("--originals DIR", "Directory that was given with --keep-originals.")]
 Run = Annotated[str | None, o.flag("--run ID", "Id of the run, as printed by `compact` and by --list.")]
@@ -46,7 +46,8 @@ Forget = Annotated[bool, o.flag(
 )]
 Execute = Annotated[bool, o.flag(
     "--execute",
-    "Change files. Without it the command prints what it would do. The broker must be stopped, except for --forget.",
+    "Change files. Without this flag the command prints what it would do. The broker must be stopped, except for "
+    "--forget.",
 )]
 
 
@@ -77,7 +78,7 @@ class Request:
 
     @property
     def is_list(self) -> bool:
-        """Whether runs are to be listed, and none is to be undone or forgotten."""
+        """Whether runs are to be listed, instead of one being undone or forgotten."""
         return self.run_id is None or self.list_runs
 
 
@@ -149,8 +150,8 @@ _COLUMNS_OF_RUNS: tuple[Column[BackedUpRun], ...] = (
 
 
 def show_rows(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request) -> None:
-    """Print a line for each run; or for each partition, then the reasons, with a line for each difference, then
-    totals."""
+    """Print a line for each run of a list; for an undo, a line for each partition, then the reasons, a line for each
+    difference, and totals."""
     kept = [row for row in rows if isinstance(row, BackedUpRun)]
     if request.is_list and not kept:
         print_line(escape(f"No backups in {request.originals}."))
@@ -183,7 +184,7 @@ def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
         todo = "remove the backup, " if request.forget else "undo the run, stop the broker, and "
         return f"This was a dry run. To {todo}run the same command with --execute."
     if statuses & FAILURES.keys():
-        return "What is not reported as done is unchanged; the reasons are given above."
+        return "Partitions that are not reported as done are unchanged; the reasons are given above."
     if "undone" in statuses:
         return "Next, run `keytail verify`, then start the broker. `--forget` removes the backup of the run."
     return ""
@@ -203,10 +204,10 @@ UNDO = Command(
     ),
     rows={"each partition of the run": UndoRow, "each run, in the list": BackedUpRun},
     statuses={
-        "would-undo": Status("in a dry run: the partition would be restored", "done"),
+        "would-undo": Status("dry run: with --execute, the partition would be restored", "done"),
         "undone": Status("the partition was restored", "done"),
-        "clean": Status("nothing is to be undone"),
-        "would-forget": Status("in a dry run: the backup would be removed", "notable"),
+        "clean": Status("there is nothing to undo"),
+        "would-forget": Status("dry run: with --execute, the backup would be removed", "notable"),
         "forgotten": Status("the backup was removed", "done"),
         **FAILURES,
         "corrupt": Status("a file of the backup or its manifest is damaged", "failed"),

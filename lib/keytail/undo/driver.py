@@ -31,19 +31,21 @@ from keytail.undo.command import BackedUpRun, Request, State, UndoRow
 from keytail.undo.manifest import Manifest
 from keytail.undo.partition import bytes_to_copy, check_backup, decide, read_state, restore
 
-# The existing partitions, by log dir and name.
+# The existing partitions, by log dir and partition name.
 Places: TypeAlias = dict[tuple[str, str], tuple[LogDirFacts, PartitionEntry]]
 
 
 def run(
     request: Request, on_row: Callable[[UndoRow], None] = lambda row: None
 ) -> Sequence[UndoRow] | Sequence[BackedUpRun]:
-    """Do what the flags request: list the runs that have a backup, or undo or forget one."""
+    """List the runs that have a backup, or undo or forget one run, as the flags request."""
     if not request.is_list:
         return undo(request, on_row=on_row)
     if request.forget or request.execute:
         raise UsageProblem(
-            "--list excludes --forget and --execute" if request.run_id else "--forget and --execute require --run",
+            "--list cannot be combined with --forget or --execute"
+            if request.run_id
+            else "--forget and --execute require --run",
             remedy="Omit --list" if request.run_id else "Give a run that --list shows",
             slug="conflicting-flags" if request.run_id else "missing-flag",
         )
@@ -79,7 +81,7 @@ def undo(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[UndoRow], None] = lambda row: None
 ) -> list[UndoRow]:
     """Undo or forget a run. Returns a row for each requested partition, in the order of their names; `on_row` is called
-    with each of them as it ends."""
+    with each row when its partition is done."""
     chosen = _chosen(request, _entries(fs, request))
     if request.forget:
         forgotten = []
@@ -113,7 +115,7 @@ def undo(
 def _entries(fs: FileSystem, request: Request) -> list[Entry]:
     try:
         originals = os.path.realpath(request.originals)
-        # The owner of an entry can edit its manifest, so it is used only with the rights of that user.
+        # The owner of an entry can edit its manifest, so the manifest is used only with the rights of that user.
         work_as_owner(fs, request.log_dirs, (originals, *entry_directories(fs, originals)))
         return entries(fs, originals)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -138,7 +140,7 @@ def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
     for name in request.partitions:
         if name not in {entry.name for entry in of_run}:
             raise UsageProblem(
-                f"--partitions names {name}, but the backup of run {request.run_id} does not contain it",
+                f"--partitions contains {name}, but the backup of run {request.run_id} does not",
                 path=request.originals,
                 remedy="Choose partitions of this run, which `keytail undo --originals DIR` lists",
                 slug="no-backup-of-partition",
@@ -147,7 +149,7 @@ def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
 
 
 def _where_it_is(entry: Entry, places: Places, log_dirs: Sequence[str]) -> Entry:
-    """Return the entry, with its log dir replaced by the one of `log_dirs` that has the partition now, if any does."""
+    """Return the entry; if one of `log_dirs` contains the partition now, with that log dir in the manifest."""
     of_name = [log_dir for log_dir in log_dirs if (log_dir, entry.name) in places]
     if entry.manifest is None or not of_name:
         return entry
@@ -215,7 +217,7 @@ def _undone(
     check_backup(fs, manifest, entry.path, decision.parts)
     logs = {name: file.size_bytes for name, file in found.files.items() if name.endswith(".log")}
     before = {kept.name: kept.size_bytes for kept in manifest.files if kept.name.endswith(".log")}
-    # Segments from the end of the run's range on, such as the active one, which `compact` counts too.
+    # Segments from the end of the run's range on, such as the active segment, which `compact` also counts.
     rest = {name: size for name, size, _ in fs.scan_sizes(manifest.partition_path, ".log").sized if name not in logs}
     row = replace(
         row,
@@ -250,14 +252,15 @@ def _manifest(entry: Entry) -> Manifest:
         raise CorruptLog(
             f"the backup manifest belongs to run {entry.manifest.run_id}, partition {entry.manifest.name}",
             path=entry.path,
-            remedy="Move it back to the backup that it belongs to",
+            remedy="Move the manifest back to the backup to which it belongs",
             slug="manifest-of-another-run",
         )
     return entry.manifest
 
 
 def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) -> list[str]:
-    """Resolve leftovers of an interrupted run. Returns notes; raises Refused if the partition must not be changed."""
+    """Resolve leftovers of an interrupted run. Returns a note for each action. Raises Refused if the partition must not
+    be changed."""
     if (manifest.log_dir, manifest.name) not in places:
         raise Refused(
             "the partition no longer exists in the log dir that it had in the run",

@@ -1,6 +1,6 @@
-"""Reads and writes the manifest of a backup: the files before the run, and those that replace them.
+"""Reads and writes the manifest of a backup: the files before the run, and the files that replace them.
 
-The manifest is a JSON file and is replaced atomically. Only one version of it is supported.
+The manifest is a JSON file and is replaced atomically. Only one version of its format is supported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.replace import GroupOutput, parts
 from keytail.log.small_file import replace_file
 
-_LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest that can be printed
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest time that can be printed
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -58,9 +58,10 @@ class Part:
 class Manifest:
     """The contents of an entry.
 
-    `end_offset` is the base offset of the first segment that the run does not replace. The checkpoints are those before
-    the run; the leader epochs are those that begin below `end_offset`. `next_checkpoint` is the value to which the run
-    sets the cleaner checkpoint at its end. `parts` are ascending; those of later passes come later.
+    `end_offset` is the base offset of the first segment that the run does not replace. The checkpoint entries are those
+    before the run (None: no entry); the leader epochs are those that begin below `end_offset`. `next_checkpoint` is the
+    value to which the run sets the cleaner checkpoint at its end. `parts` are ascending within each pass, in the order
+    of the passes. `kept_ms` and `undone_ms` are the times of the backup and of its restoration.
     """
 
     run_id: str
@@ -87,7 +88,7 @@ class Manifest:
 
     @cached_property
     def files_by_base(self) -> dict[int, list[BackupFile]]:
-        """Return `files` by the base offset in their names, in order."""
+        """The `files` by the base offset in their names, in order."""
         found: dict[int, list[BackupFile]] = {}
         for kept in self.files:
             base = names.parse_file_name(kept.name).base_offset
@@ -97,7 +98,7 @@ class Manifest:
 
 
 def parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
-    """Return the commits in which the groups are replaced."""
+    """Return the parts, each a commit, in which the groups are replaced."""
     return tuple(
         Part(
             part.source_bases,
@@ -131,7 +132,7 @@ def read_manifest(fs: FileSystem, path: str) -> Manifest:
             raise Refused(
                 f"the backup manifest has version {version}, but this keytail supports only version {_VERSION}",
                 path=file,
-                remedy="Use the version of keytail that created it",
+                remedy="Use the version of keytail that created the backup",
                 slug="unsupported-manifest-version",
             )
         fields["files"] = tuple(BackupFile(**kept) for kept in fields["files"])
@@ -147,8 +148,8 @@ def read_manifest(fs: FileSystem, path: str) -> Manifest:
         raise CorruptLog(
             f"invalid backup manifest: {error}",
             path=file,
-            remedy="Nothing was changed. To restore the partition by hand, use the files beside the manifest: they are "
-            "those that the run replaced",
+            remedy="Nothing was changed. To restore the partition by hand, use the files beside the manifest: the run "
+            "replaced these files",
             slug="invalid-manifest",
         ) from error
 
@@ -160,7 +161,7 @@ def _check(manifest: Manifest, path: str) -> None:
     """
     run, name = os.path.split(path)
     if (manifest.name, manifest.run_id) != (name, os.path.basename(run)):
-        raise ValueError("its run or partition is not that of its directory")
+        raise ValueError("its run or partition differs from the names of its directories")
     if not isinstance(manifest.topic, str) or not os.path.isabs(manifest.log_dir) or "\0" in manifest.log_dir:
         raise ValueError("it has no valid topic or log dir")
     files: list[BackupFile | LeftFile] = [*manifest.files, *(left for part in manifest.parts for left in part.left)]
@@ -168,7 +169,7 @@ def _check(manifest: Manifest, path: str) -> None:
         parsed = names.parse_file_name(file.name)
         if parsed.kind != "live" or parsed.base_offset is None:
             raise ValueError("it lists a file that does not belong to a segment")
-    os.fsencode(manifest.log_dir)  # this raises ValueError for characters that no path can have
+    os.fsencode(manifest.log_dir)  # raises ValueError for characters that no path can have
     optional = (manifest.cleaner_checkpoint, manifest.log_start_checkpoint, manifest.undone_ms)
     numbers = [manifest.partition, manifest.kept_ms, manifest.end_offset, manifest.next_checkpoint]
     numbers += [number for number in optional if number is not None]

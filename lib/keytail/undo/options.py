@@ -75,7 +75,7 @@ def announce_backup(backup: Backup) -> None:
 
 
 def report_backup(fs: FileSystem, backup: Backup, run_id: str) -> None:
-    """Print to standard error where the run has kept a backup, if any."""
+    """Print to standard error where the run has kept its backup, if it has one."""
     if fs.exists(os.path.join(backup.directory, run_id)):
         _print_backup(backup, f"The backup of run {run_id} is", run_id)
 

@@ -1,8 +1,8 @@
 """Restores a partition to its state before a run that kept a backup of it.
 
-Pure functions decide, from the run's manifest and the files on disk, whether the partition may be restored, and what is
-left to do. Restoring may be interrupted at any moment; UNDO.md beside this file has the order, and every state on disk.
-The caller holds the locks and has resolved leftovers (`recover.recover`).
+Pure functions decide, from the run's manifest and the files on disk, whether the partition may be restored, and what
+remains to be done. Restoring may be interrupted at any moment; UNDO.md beside this file describes the order of the
+steps, and every state on disk. The caller holds the locks and has resolved leftovers (`recover.recover`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to restore in one partition. `parts` are to be restored in this order, which is the reverse of the run's.
+    """What to restore in one partition. `parts` are restored in this order, which is the reverse of the run's order.
 
     If there are `differences` (sentences), nothing may be changed. `cleaner_checkpoint` is the target value of the
     entry (None: it is removed); `moves_checkpoint` is true if the current value is different.
@@ -67,8 +67,8 @@ class Decision:
 
 
 def decide(manifest: Manifest, found: PartitionState) -> Decision:
-    """Decide what to restore. Each part must have either the files that the run left or those from before the run;
-    segments that the run has not reached must have the latter. Anything else is one of the `differences`."""
+    """Decide what to restore. Each part must have either the files that the run left or the files from before the run;
+    a segment that the run has not reached must have the latter. Anything else is added to `differences`."""
     differences: list[str] = []
     todo: list[Part] = []
     expected: set[str] = set()
@@ -97,7 +97,7 @@ def decide(manifest: Manifest, found: PartitionState) -> Decision:
 
 
 def _units(manifest: Manifest) -> list[Part]:
-    """Return the parts, ascending, and a part without new files for each segment that the manifest has in no part."""
+    """Return the parts, and a part without new files for each segment that is in no part, ascending."""
     in_parts = {base for part in manifest.parts for base in part.source_bases}
     rest = {base for kept in manifest.files if (base := _base(kept.name)) not in in_parts and _is_log(kept.name)}
     return sorted([*manifest.parts, *(Part((base,), ()) for base in rest)], key=lambda part: part.source_bases)
@@ -126,8 +126,7 @@ def _files_before(manifest: Manifest, part: Part) -> dict[str, BackupFile]:
 
 
 def _files_left(part: Part, before: Mapping[str, BackupFile]) -> dict[str, BackupFile | LeftFile]:
-    """Return the files that the run left, including the producer snapshots at the new base offsets, which are retained.
-    """
+    """Return the files that the run left, including the retained producer snapshots at the new base offsets."""
     bases = {_base(file.name) for file in part.left}
     stay = {name: kept for name, kept in before.items() if _is_snapshot(name) and _base(name) in bases}
     return {**stay, **{file.name: file for file in part.left}}
@@ -139,7 +138,7 @@ def _replaced_sources(
     before: Mapping[str, BackupFile],
     left: Mapping[str, BackupFile | LeftFile],
 ) -> tuple[int, ...] | None:
-    """Return the base offsets of the replaced segments if the new ones are in place; otherwise None.
+    """Return the base offsets of the replaced segments; None if the new segments are not in place.
 
     After an interrupted replacement the last sources may still exist, above the end of the new segments.
     """
@@ -173,9 +172,9 @@ def _differences(files: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile 
             if not _is_snapshot(name):
                 found.append(f"{name} is missing")
         elif files[name].size_bytes != wanted[name].size_bytes:
-            found.append(f"{name} has {files[name].size_bytes} bytes, and had {wanted[name].size_bytes} after the run")
+            found.append(f"{name} has {files[name].size_bytes} bytes; after the run it had {wanted[name].size_bytes}")
         elif not files[name].holds(wanted[name]):
-            found.append(f"{name} has other contents than after the run")
+            found.append(f"the contents of {name} differ from those after the run")
     return found
 
 
@@ -190,18 +189,18 @@ def _of_checkpoints(manifest: Manifest, found: PartitionState, target: int | Non
     differences = []
     if found.cleaner_checkpoint not in (target, manifest.cleaner_checkpoint, manifest.next_checkpoint):
         differences.append(
-            f"{names.CLEANER_CHECKPOINT} has {_entry(found.cleaner_checkpoint)}, "
-            f"and had offset {manifest.next_checkpoint} after the run"
+            f"{names.CLEANER_CHECKPOINT} has {_entry(found.cleaner_checkpoint)}; "
+            f"after the run it had offset {manifest.next_checkpoint}"
         )
     first = min((_base(kept.name) for kept in manifest.files), default=0)
     was, now = (max(entry or 0, first) for entry in (manifest.log_start_checkpoint, found.log_start_checkpoint))
     if was != now:
-        text = f"the log start offset is {now}, and was {was} before the run ({names.LOG_START_CHECKPOINT})"
+        text = f"the log start offset is {now}; before the run it was {was} ({names.LOG_START_CHECKPOINT})"
         differences.append(text)
     if found.leader_epochs != manifest.leader_epochs:
         differences.append(
-            f"{names.LEADER_EPOCHS} has {_epochs(found.leader_epochs)} below offset {manifest.end_offset}, and had "
-            f"{_epochs(manifest.leader_epochs)} before the run"
+            f"{names.LEADER_EPOCHS} has {_epochs(found.leader_epochs)} below offset {manifest.end_offset}; before the "
+            f"run it had {_epochs(manifest.leader_epochs)}"
         )
     return differences
 
@@ -235,9 +234,9 @@ def read_state(fs: FileSystem, manifest: Manifest) -> PartitionState:
         where = os.path.join(path, entry.name)
         if not entry.is_regular:
             raise Refused(
-                "not a regular file",
+                "this is not a regular file",
                 path=where,
-                remedy="Move it away, then run again; nothing was changed",
+                remedy="Nothing was changed. Move it away, then run again",
                 slug="not-a-regular-file",
             )
         digest_hex = digest_file(fs, where)[1] if entry.size_bytes in known.get(entry.name, ()) else ""
@@ -270,7 +269,7 @@ def check_backup(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable
 
 
 def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> int:
-    """Return how many bytes restoring the parts must copy; hard links need no copy."""
+    """Return how many bytes must be copied to restore the parts; files that can be linked are not copied."""
     partition = fs.stat(manifest.partition_path)
     kept = [file for part in parts for file in _files_before(manifest, part).values()]
     facts = [(file, fs.stat(os.path.join(entry, file.name))) for file in kept]
@@ -278,11 +277,11 @@ def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterabl
 
 
 def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, now_ms: int) -> None:
-    """Carry out the decision. After an interruption at any moment, `decide` returns what is left to do.
+    """Carry out the decision. After an interruption at any moment, `decide` returns what remains to be done.
 
-    The cleaner checkpoint is moved first: a broker's cleaner treats records below it as clean, but the restored ones
-    are not. Parts are restored from the latest to the oldest, so that a tombstone or marker is restored before the
-    records that it deletes.
+    The cleaner checkpoint is moved first: a broker's cleaner treats records below it as clean, but the restored records
+    are not clean. Parts are restored from the latest to the oldest, so that a tombstone or marker is restored before
+    the records that it deletes.
     """
     if decision.moves_checkpoint:
         checkpoint = os.path.join(manifest.log_dir, names.CLEANER_CHECKPOINT)
@@ -325,8 +324,8 @@ def _put_back(directory: Directory, manifest: Manifest, entry: str, part: Part) 
 
 
 def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, partition: FileStat) -> None:
-    """Link or copy a file of the backup to a scratch file. The owner in the manifest is not used: anyone who can write
-    the manifest could choose the owner of a file."""
+    """Link or copy a file of the backup to a scratch file. The owner in the manifest is not used: with it, anyone who
+    can write the manifest could choose the owner of a file."""
     facts = fs.stat(source)
     if _may_link(kept, facts, partition):
         try:
@@ -344,8 +343,8 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, pa
 
 
 def _may_link(kept: BackupFile, facts: FileStat, partition: FileStat) -> bool:
-    """Return whether a file of the backup can be linked into the log: it is on the same file system, its owner, mode
-    and mtime are unchanged, and a copy would get the same owner and mode."""
+    """Return whether a file of the backup can be linked into the log: whether it is on the same file system, its owner,
+    mode and mtime are unchanged, and a copy would get the same owner and mode."""
     if partition.uid not in (0, facts.uid) or facts.mode & ~0o666:
         return False
     same = (facts.uid, facts.gid, facts.mode, facts.mtime_ns) == (kept.uid, kept.gid, kept.mode, kept.mtime_ns)

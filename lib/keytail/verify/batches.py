@@ -1,4 +1,4 @@
-"""Reads the batches of a partition's segments, which the kernel checks, and adds the findings.
+"""Reads the segments of a partition, calls the kernel that checks their batches, and adds the findings.
 
 Valid batches are passed to the caller, which compares the log with other files.
 """
@@ -43,14 +43,14 @@ _KINDS = {
 # A batch with a wrong timestamp is otherwise valid.
 _HARMLESS = {codes.RECORD_TIMESTAMP, codes.MAX_TIMESTAMP_OFF}
 
-# It is called with a segment's base offset, and the rows and runs that the kernel (kernels/verify/batches.py) wrote.
+# Called with a segment's base offset, and with the rows and runs that the kernel (kernels/verify/batches.py) wrote.
 OnBatches = Callable[[int, np.ndarray, np.ndarray], None]
 
 
 class BatchWalk:
     """Reads and checks the segments of one partition, in the order of their base offsets. `only_ends`: of each segment,
-    only the batches from its last offset index entry on are read, unless a broker that starts reads all of it, or the
-    place of a finding at its end must be determined.
+    only the batches from its last offset index entry on are read, unless a starting broker reads the whole segment, or
+    the place of a finding at its end must be determined.
     """
 
     def __init__(self, scope: Scope, on_result: OnBatches, *, only_ends: bool = False) -> None:
@@ -69,7 +69,7 @@ class BatchWalk:
 
     @property
     def last_offset(self) -> int:
-        """The last offset of all batches so far; -1 before the first."""
+        """The last offset of all batches so far; -1 before the first batch."""
         return int(self._state[columns.LAST_OFFSET])
 
     @property
@@ -100,8 +100,8 @@ class BatchWalk:
             self._inspect(bounds, entries)
 
     def _has_good_end(self, bounds: tuple[int, int], entries: Entries) -> bool:
-        """Check only the batches from the last offset index entry on. If anything is found there, restore the state
-        before and return False: the finding and its place are known only after the whole segment is read.
+        """Check only the batches from the last offset index entry on. If anything is found there, restore the earlier
+        state and return False: the finding and its place are known only after the whole segment is read.
         """
         scope, state, on_batches, bytes_read = self.scope, self._state.copy(), self._on_batches, self.bytes_read
         passed: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -119,8 +119,8 @@ class BatchWalk:
         return True
 
     def _inspect(self, bounds: tuple[int, int], entries: Entries, first: tuple[int, int] = (0, 0)) -> bool:
-        """Check the segment from the batch on to which the `first` entries of its indexes refer (the beginning, if both
-        are 0); return whether its end was reached. `bounds`: its base offset, and that of the next segment."""
+        """Check the segment from the batch to which the `first` entries of its indexes refer (from the beginning if
+        both are 0); return whether its end was reached. `bounds`: the base offsets of this and the next segment."""
         base, next_base = bounds
         self._base, batches_before = base, self.batches
         log = names.segment_file(base, names.LOG)

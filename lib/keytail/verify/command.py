@@ -33,7 +33,7 @@ class Request:
     _: KW_ONLY
     only_ends: OnlyEnds = False
     master: o.Master = None
-    submitted: bool = False  # the run is a job of spark-submit, which has the master
+    submitted: bool = False  # spark-submit runs this process and sets the master
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class VerifyRow:
     findings: Annotated[
         tuple[dict[str, Any], ...],
         "each with `kind`, `severity`, `what`, `path`, `byte_position`, `offset`, `broker` (how a broker reacts), "
-        "`remedy` and `start_loses` (whether a broker that starts on it loses or hides acknowledged records)",
+        "`remedy` and `start_loses` (whether a broker that starts with it loses or hides acknowledged records)",
     ] = ()
     start_ms: int | None = None
     end_ms: int | None = None
@@ -81,7 +81,7 @@ _COLUMNS: tuple[Column[VerifyRow], ...] = (
 
 
 def show_rows(rows: Sequence[VerifyRow], request: Request) -> None:
-    """Print a line for each partition, then every finding with its place, those with the same remedy together."""
+    """Print a line for each partition, then every finding with its place, grouped by remedy."""
     print_rows("Verified", _COLUMNS, rows)
     unread = [row for row in rows if row.error and (not row.findings or row.status == "refused")]
     print_paragraph([(row.name, row.status, row.error) for row in unread])
@@ -144,8 +144,8 @@ VERIFY = Command(
         "sound": Status("nothing is wrong", "done"),
         "suspect": Status("warnings only", "notable"),
         "damaged": Status("errors, which `findings` lists", "failed"),
-        "failed": Status("could not be read to the end", "failed"),
-        "refused": Status("files that may not be read, or other files than were listed", "not done"),
+        "failed": Status("the partition could not be read to the end", "failed"),
+        "refused": Status("a file may not be read, or the files are not those that were listed", "not done"),
     },
     exits={1: "if anything is wrong"},
     show=show_rows,

@@ -42,8 +42,8 @@ _END_BYTES = int(SEGMENT_S * VERIFIED_BYTES_PER_S)
 class VerifyTask:
     """One partition directory, and the offsets that its log dir's checkpoints have for it.
 
-    `live`: a broker may be writing to it, so its tail is not checked. Otherwise `seen` describes the files that the
-    driver saw there: a task on a host that sees other files raises Refused (None: they are not compared).
+    `live`: a broker may be writing to it, so its tail is not checked. If not, `seen` describes the files that the
+    driver saw there: a task on a host that sees other files raises Refused (None: the files are not compared).
     """
 
     path: str
@@ -55,8 +55,8 @@ class VerifyTask:
 
     @property
     def read_bytes(self) -> int:
-        """The approximate number of bytes that are read; the end of a segment counts as the number of bytes that take
-        the same time.
+        """The approximate number of bytes that are read; with `only_ends`, the end of a segment counts as the number of
+        bytes that are verified in the same time.
         """
         ends = self.seen.segments * _END_BYTES if self.only_ends and self.seen is not None else self.size_bytes
         return min(ends, self.size_bytes)

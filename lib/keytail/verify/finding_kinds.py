@@ -1,5 +1,5 @@
-"""Lists the kinds of findings about a segment: its batches and its indexes. A kind has a text, a severity, the reaction
-of a broker, and the remedy.
+"""Lists the kinds of findings about a segment: its batches and its indexes. A kind has a message, a severity, the
+reaction of a broker, and the remedy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _CLEANER_STOPS = "Serves the data before it; its cleaner marks the partition as 
 _SERVED_TWICE = "Serves records twice or out of order"
 _WRONG_FETCH = "Uses it: fetches and lookups start at a wrong position"
 _WRONG_TIME = "Uses it: lookups by time and retention by time give wrong results"
-_OF_1970 = "Treats the segment as one of 1970: retention by time deletes it at once"
+_OF_1970 = "Treats the segment as written in 1970: retention by time deletes it at once"
 _FROM_START = "Uses it: every lookup reads the segment from its start"
 _TRUNCATED_HERE = Recovery(
     "error",
@@ -36,8 +36,8 @@ _BATCHES = {
         "warning",
         "the active segment ends inside a batch: its last {left} bytes are not a complete batch",
         "Appends after them: the data that it then writes cannot be read",
-        "Remove .kafka_cleanshutdown: then the broker, or `keytail rebuild-index --truncate`, truncates them",
-        Recovery("warning", "Truncates them when it starts"),
+        "Remove .kafka_cleanshutdown: then the broker, or `keytail rebuild-index --truncate`, removes the batch",
+        Recovery("warning", "Removes the incomplete batch when it starts"),
         start_loses="yes",
     ),
     "size": _log(
@@ -91,7 +91,7 @@ _BATCHES = {
         "warning",
         "a record has the timestamp {timestamp}, below -1",
         "Serves it; its cleaner marks the partition as uncleanable if it has to rewrite the batch",
-        "Leave it, or produce a new record with its key",
+        "Leave the record, or produce a new record with its key",
     ),
     "max-timestamp": Kind(
         "error",
@@ -108,13 +108,13 @@ _BATCHES = {
     "control": Kind(
         "error",
         "a control batch of a producer is neither a COMMIT nor an ABORT marker",
-        "Fails to load the partition when it has to replay it",
+        "Fails to load the partition when it has to replay the batch",
         REFETCH,
     ),
     "transaction": Kind(
         "error",
         "a batch is not transactional, but its producer {producer} has had an open transaction since offset {first}",
-        "Fails to load the partition when it has to replay it",
+        "Fails to load the partition when it has to replay the batch",
         REFETCH,
     ),
 }
@@ -137,7 +137,7 @@ _OFFSET_INDEX = {
     ),
     "index-offset": _index(
         "error",
-        "no batch from byte position {position} to that of the next entry ends with the entry's offset",
+        "no batch between byte position {position} and the next entry's position ends with the entry's offset",
         _WRONG_FETCH,
         "at-end",
     ),
@@ -147,7 +147,7 @@ _TIME_INDEX = {
     "time-index-missing": _index(
         "error",
         "the time index is missing",
-        "Creates an empty one: the segment's age is then that of its file, and lookups by time miss the segment",
+        "Creates an empty time index: the segment then has the age of its file, and lookups by time miss it",
     ),
     "time-index-zeros": _index("error", "the time index consists of {count} entries of zeros", _OF_1970, "yes"),
     "time-index-untrimmed": _index("error", "the time index ends with {count} entries of zeros", _OF_1970, "yes"),
@@ -195,7 +195,7 @@ _TXN_INDEX = {
     "txn-stable-offset": _index(
         "error",
         "the last stable offset {stated} is above offset {most}: a later aborted transaction has data there, "
-        "or its own marker ends there",
+        "or the entry's own marker ends there",
         "Stops its search at this entry, and serves records of aborted transactions to read_committed consumers",
         "yes",
     ),

@@ -22,10 +22,11 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of finding. `what` and `broker` may contain names of facts in braces.
+    """One kind of finding. `what` and `broker` may contain names of facts in braces. `recovered` applies instead of
+    `severity` and `broker` if a starting broker recovers the segment.
 
-    `start_loses`: whether a broker that starts on it loses, hides or makes unreadable records that were acknowledged
-    or that it acknowledges afterwards; VERIFY.md gives the reason for each kind.
+    `start_loses`: whether a broker that starts with this problem loses, hides or makes unreadable records that were
+    acknowledged or that it acknowledges afterwards; VERIFY.md gives the reason for each kind.
     """
 
     severity: Severity
@@ -37,13 +38,13 @@ class Kind:
 
 
 REFETCH = (
-    "Restore the segment from a replica or a backup; or, if other replicas are in sync, stop the broker and move the "
-    "partition's directory out of the log dir, so that the broker fetches it again when it starts; or, if no other "
-    "replica has the data, save the intact batches by `keytail salvage --to DIR`"
+    "Restore the segment from a replica or a backup. Or, if other replicas are in sync: stop the broker, and move the "
+    "partition's directory out of the log dir; the broker fetches it again when it starts. If no other replica has "
+    "the data, save the intact batches by `keytail salvage --to DIR`"
 )
 _REBUILD_EPOCHS = (
-    "Stop the broker and run `keytail rebuild-index --execute`, which adds missing epochs and removes those beyond the "
-    "log"
+    "Stop the broker and run `keytail rebuild-index --execute`, which adds missing epochs and removes those above the "
+    "log end"
 )
 _RESOLVE = "Run `keytail compact --execute`, which completes or undoes the replacement, as a starting broker does"
 _MOVE = "Move it out of the directory"
@@ -62,9 +63,9 @@ _FILES = {
     ),
     "not-regular": Kind(
         "error",
-        "not a regular file",
+        "this is not a regular file",
         "Follows a link, and treats anything else as missing; keytail uses neither",
-        "Replace it with the file itself",
+        "Replace a link with the file that it points to; move anything else out of the directory",
     ),
     "too-large": Kind(
         "error",
@@ -73,7 +74,7 @@ _FILES = {
         REFETCH,
     ),
     "orphan": Kind(
-        "warning", "an index file without its segment", _DELETED, "Remove it, unless its segment is to be restored"
+        "warning", "the index file has no segment", _DELETED, "Remove it, unless its segment is to be restored"
     ),
     "segment-missing": Kind(
         "error",
@@ -85,8 +86,8 @@ _FILES = {
     "segment-perhaps-missing": Kind(
         "warning",
         "a segment may be missing at the offset in this file's name: offsets {first} to {last} have no batch. A "
-        "follower that was stopped at that offset, and whose leader had compacted the following offsets away, has the "
-        "same files",
+        "follower that was stopped at that offset, and whose leader removed the following offsets by compaction, has "
+        "the same files",
         "Starts and deletes this file",
         "Compare the partition with another replica by `keytail audit`. If records are missing here, look for the "
         f"segment's files and put them back. {REFETCH}",
@@ -108,19 +109,19 @@ _FILES = {
     ),
     "leftover-cleaned": Kind(
         "warning",
-        "a file of a cleaning, or of the beginning of a replacement of segments, that was interrupted",
+        "the file is from an interrupted cleaning, or from an interrupted replacement of segments",
         _DELETED,
         _RESOLVE,
     ),
     "leftover-swap": Kind(
         "warning",
-        "a file of a replacement of segments that was interrupted",
-        "Replaces the segments that it covers with it when it starts",
+        "the file is from an interrupted replacement of segments",
+        "When it starts, replaces the segments that the file covers with the file",
         _RESOLVE,
     ),
     "leftover-swap-void": Kind(
         "warning",
-        "a file of a replacement of segments that was interrupted; the .cleaned file of base offset {guard} makes it "
+        "the file is from an interrupted replacement of segments; the .cleaned file of base offset {guard} makes it "
         "invalid",
         _DELETED,
         _RESOLVE,
@@ -137,7 +138,7 @@ _FILES = {
     "leftover-deleted": Kind("warning", "the file is marked for deletion", _DELETED, "No action is needed"),
     "leftover-scratch": Kind(
         "warning",
-        "a scratch file of a keytail run that was interrupted",
+        "the file is a scratch file of an interrupted keytail run",
         "Ignores it",
         "No action is needed: the next `keytail compact --execute` removes it",
     ),
@@ -153,7 +154,7 @@ _FILES = {
     "owner": Kind(
         "warning",
         "the file belongs to {owner}, but its directory to {user}",
-        "Cannot change its owner or mode; fails on it if the group's permissions are not sufficient",
+        "Cannot change the file's owner or mode; fails if the group's permissions on it are not sufficient",
         _OWN,
     ),
     "shrunk": Kind(
@@ -162,7 +163,7 @@ _FILES = {
         "",
         "Run again when nothing writes to the directory",
     ),
-    "more": Kind("error", "{count} more findings in this file", "", ""),
+    "more": Kind("error", "this file has {count} more findings", "", ""),
 }
 
 _PRODUCERS = {
@@ -173,7 +174,7 @@ _PRODUCERS = {
     "snapshot-beyond": Kind(
         "error",
         "the producer snapshot is above the log end offset {end}",
-        "Deletes it when it starts, and before that the snapshot at the log end offset",
+        "When it starts, deletes the snapshot at the log end offset, and then this one",
         "Remove it, if the log end offset is correct",
     ),
     "snapshot-entry": Kind(
@@ -233,7 +234,7 @@ _CLAIMS = {
         "error",
         "the offset in {checkpoint}, {value}, is above the log end offset {end}",
         "Deletes all segments when it starts",
-        "Find out whether segments are missing; if none is, correct the entry before the broker starts",
+        "Find out whether segments are missing; if none are, correct the entry before the broker starts",
         start_loses="yes",
     ),
     "recovery-point": Kind(
@@ -262,7 +263,7 @@ _CLAIMS = {
 _LOG_DIR = {
     "checkpoint-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line that the message names"),
     "foreign-directory": Kind(
-        "error", "a directory whose name is not that of a partition", "Does not start", "Move it out of the log dir"
+        "error", "the directory's name is not a partition name", "Does not start", "Move it out of the log dir"
     ),
     "two-homes": Kind(
         "error",

@@ -1,4 +1,4 @@
-"""Collects the findings of an inspection: one problem each, with its place, the reaction of a broker, and the remedy.
+"""Collects the findings of an inspection. Each is a problem with its place, the reaction of a broker, and the remedy.
 
 The kinds are listed in `finding_kinds.py`. The number of findings per file is limited, so that one bad file does not
 hide the others.
@@ -23,7 +23,7 @@ class Finding:
     """One problem and its place. `broker` describes what a broker does if it starts with this problem, or serves
     the affected data.
 
-    `kind` is a key of KINDS; `severity` is "error", or "warning" for problems that cost time and no data.
+    `kind` is a key of KINDS; `severity` is "error", or "warning" for problems that cost time but no data.
     `start_loses`: a broker that starts with this problem loses or hides acknowledged records (VERIFY.md).
     """
 
@@ -51,7 +51,7 @@ class Findings:
     unindexed: frozenset[str] = frozenset()
     found: list[Finding] = field(default_factory=list)
     _by_file: Counter[str] = field(default_factory=Counter)
-    # Files with findings that were only counted and of which one is such a loss.
+    # Files for which a finding that was only counted has `start_loses`.
     _losing: set[str] = field(default_factory=set)
 
     def add(
@@ -64,10 +64,10 @@ class Findings:
         recovered: bool = False,
         **facts: int | str,
     ) -> None:
-        """Add a finding; only count it if the file has MOST_A_FILE already. `facts` fill the placeholders of the texts.
+        """Add a finding; only count it if the file has MOST_A_FILE already. `facts` fill the placeholders of messages.
 
         `file`: a name in the directory, "" for the directory itself, or an absolute path. `recovered`: a broker
-        recovers its segment when it starts.
+        recovers the file's segment when it starts.
         """
         self._by_file[file] += 1
         loses = self._start_loses(KINDS[kind], file, recovered)

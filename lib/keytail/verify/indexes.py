@@ -13,7 +13,7 @@ from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, p
 from keytail.kernels.verify import columns
 from keytail.verify.scope import Scope
 
-_UNINDEXED_BYTES = 1 << 20
+_UNINDEXED_BYTES = 1 << 20  # a larger segment of several batches must have offset index entries
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Entries:
         return len(self.offsets) + len(self.times)
 
     def last_in_order(self) -> tuple[int, int]:
-        """Return the number of the last offset entry, and of the first time entry that may refer to its batch or to a
-        later one; both are 0 if there is at most one offset entry."""
+        """Return the number of the last offset entry, and that of the first time entry that may refer to the same batch
+        or a later one; both are 0 if there is at most one offset entry."""
         at = max(len(self.offsets) - 1, 0)
         return at, int(np.searchsorted(self.time_offsets, self.offsets[at])) if at else 0
 
@@ -131,7 +131,7 @@ def _ascending(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_
 
 def check_ends(scope: Scope, entries: Entries, state: np.ndarray, batches: int) -> None:
     """After a complete walk, add findings about index entries that matched no batch, and about missing entries of a
-    closed segment. `state` is that of the kernel, `batches` the number of batches in the segment.
+    closed segment. `state` is the kernel's state, `batches` the number of batches in the segment.
     """
     base, active = entries.base, scope.is_active(entries.base)
     unmet, largest_timestamp_ms = int(state[columns.INDEX_AT]), int(state[columns.MAX_TIMESTAMP])

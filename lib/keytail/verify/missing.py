@@ -29,7 +29,7 @@ class MissingSegments:
 
     def after_segment(self, base: int, records: int | None, last_offset: int) -> None:
         """Add a segment: its base offset, its number of records (None if not counted), and the last offset of the log
-        up to its end."""
+        up to the segment's end."""
         end = max(last_offset + 1, base)
         self._ends.append(end)
         self._are_dense = self._are_dense and records == end - base
@@ -56,13 +56,13 @@ class MissingSegments:
                 self._scope.findings.add("offsets-missing", log, 0, first, **facts)
 
     def _left_files(self) -> dict[int, str]:
-        """Return, by offset, a file that shows that a segment began there. Empty after an unclean shutdown."""
+        """Return, by offset, a file that shows that a segment began there; none after an unclean shutdown."""
         return names.left_by_missing_segments(self._scope.files) if self._scope.claims.clean_shutdown else {}
 
     def _may_be_of_a_shutdown(self, file: str) -> bool:
         """Return whether a file at the start of a gap may be the snapshot that a follower wrote at its log end when it
-        was stopped. If its leader had compacted the following offsets away, its next segment begins behind them. That
-        requires a compacted topic.
+        was stopped. If the leader then removed the following offsets by compaction, the follower's next segment begins
+        above them. That requires a compacted topic.
         """
         return file.endswith(names.SNAPSHOT) and self._scope.claims.cleaner is not None
 
@@ -72,8 +72,8 @@ class MissingSegments:
         return self._scope.claims.recovery_point is not None and self._scope.is_recovered(base)
 
     def _was_never_compacted(self, below: int) -> bool:
-        """Return whether all of this holds: the partition has no cleaner checkpoint (neither has a copy of some
-        directories); each segment has a record at every offset; below the offset `below`, there is a record that a
+        """Return whether all of this holds: the partition has no cleaner checkpoint (a copy of some directories
+        has none either); each segment has a record at every offset; below the offset `below`, there is a record that a
         cleaner would have removed.
         """
         return self._scope.claims.cleaner is None and self._are_dense and self._has_removable(below)

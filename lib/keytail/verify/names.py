@@ -48,7 +48,7 @@ def check_names(scope: Scope) -> None:
 
 
 def _check_swaps(scope: Scope, parsed: Iterable[names.FileName]) -> None:
-    """Add findings about `.swap` files, which are complete unless a `.cleaned` has the same or a lower base offset."""
+    """Add findings about `.swap` files, which are complete unless a `.cleaned` file has the same or a lower offset."""
     parsed = list(parsed)
     guard = min((n.base_offset for n in parsed if n.kind == "cleaned" and n.base_offset is not None), default=None)
     covered = {n.base_offset for n in parsed if n.kind == "live" and n.suffix == names.LOG}

@@ -1,7 +1,7 @@
 """Compares the producer batches of a log with its producer snapshots and transaction indexes.
 
-A cleaned log contains less than was ever written, so only what cleaning preserves is checked: a batch in the log was
-written, a marker is removed only after its data, and a transaction's entry only with its marker (VERIFY.md).
+Cleaning removes records, so only what it preserves is checked: every batch in the log was written before the snapshots
+above it, a marker is removed only after its data, and a transaction's entry only with its marker (VERIFY.md).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ProducerChecks:
             first = first_after
 
     def _is_outside(self, row: np.ndarray, number: int) -> bool:
-        """Return whether the last row is data outside a transaction while one is open."""
+        """Return whether the last row is data outside a transaction while its producer has one open."""
         return (
             row[columns.ROW_ATTRIBUTES] & TRANSACTIONAL_OR_CONTROL == 0
             and row[columns.ROW_LAST] >= self._scope.log_start
@@ -114,7 +114,7 @@ class ProducerChecks:
         for still_open in map(int, np.flatnonzero(opened >= 0)):
             producer = self._ids[still_open]
             if producer not in known:
-                reason = f"it has no entry, but in the log its transaction is open since offset {opened[still_open]}"
+                reason = f"it has no entry, but in the log its transaction was opened at offset {opened[still_open]}"
                 self._scope.findings.add("snapshot-entry", file, None, at, producer=producer, reason=reason)
 
     def _read_snapshot(self, at: int, parse: Callable[[bytes], T]) -> T | None:
@@ -174,8 +174,8 @@ class ProducerChecks:
             self._highest_stable = stable, file, TXN_ENTRY.itemsize * i
 
     def _read_index(self, base: int) -> np.ndarray | None:
-        """Return the entries, empty if there is no file. None if it cannot be read, has an invalid entry, or may
-        contain entries of batches that were not read (running broker)."""
+        """Return the entries; none if there is no file. Return None if the file cannot be read, has an invalid entry,
+        or may contain entries of batches that were not read (running broker)."""
         file = names.segment_file(base, names.TXN_INDEX)
         if file not in self._scope.files:
             return np.empty(0, TXN_ENTRY)
@@ -208,7 +208,7 @@ class ProducerChecks:
 
     def close(self, log_end_offset: int, *, is_valid: bool, is_whole: bool = True) -> None:
         """Check the remaining snapshots after all batches; `is_valid`: all batches up to the log end are valid.
-        `is_whole`: they were all read; otherwise entries of snapshots are not compared with them."""
+        `is_whole`: all batches were read; if not, entries of snapshots are not compared with them."""
         for at in self._snapshots:
             if at > log_end_offset and not self._scope.live and is_valid:
                 file = names.segment_file(at, names.SNAPSHOT)
@@ -225,9 +225,10 @@ class ProducerChecks:
 def _impossibility(entry: ProducerEntry, at: int) -> str:
     """Return why no broker writes such an entry into a snapshot at offset `at`; empty if a broker may write it."""
     if entry.last_offset >= at:
-        return f"its last offset {entry.last_offset} is not below the snapshot's"
+        return f"its last offset {entry.last_offset} is not below the offset of the snapshot"
     if entry.current_txn_first_offset >= at:
-        return f"its open transaction begins at offset {entry.current_txn_first_offset}, not below the snapshot's"
+        first = entry.current_txn_first_offset
+        return f"its open transaction begins at offset {first}, which is not below the offset of the snapshot"
     if entry.last_offset >= 0 and not 0 <= entry.offset_delta <= entry.last_offset:
         return (
             f"its last batch, which ends with offset {entry.last_offset}, has an offset delta of {entry.offset_delta}"
@@ -252,9 +253,9 @@ def _contradiction(entry: ProducerEntry, state: np.ndarray) -> str:
         )
     current = entry.current_txn_first_offset
     if opened >= 0 and current < 0:
-        return f"it has no open transaction, but in the log one is open since offset {opened}"
+        return f"it has no open transaction, but in the log one has been open since offset {opened}"
     if opened >= 0 and current > opened:
         return f"its open transaction begins at offset {current}, but in the log at offset {opened} or before"
     if 0 <= current < marker:
-        return f"its transaction is open since offset {current}, but in the log it ended at offset {marker}"
+        return f"its transaction has been open since offset {current}, but in the log it ended at offset {marker}"
     return ""

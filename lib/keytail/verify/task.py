@@ -75,7 +75,7 @@ def _inspect(fs: FileSystem, path: str, claims: Claims, live: bool, only_ends: b
     producers, epochs = ProducerChecks(scope), EpochCheck(scope)
 
     def on_batches(base: int, rows: np.ndarray, runs: np.ndarray) -> None:
-        if not only_ends:  # they also need the earlier batches
+        if not only_ends:  # these checks also need the earlier batches
             producers.on_batches(base, rows)
         epochs.on_batches(base, runs)
 

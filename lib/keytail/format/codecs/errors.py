@@ -1,4 +1,4 @@
-"""Defines the errors of codecs, for data that Kafka's readers refuse and for data that need too much memory."""
+"""Defines the errors of codecs for data that Kafka's readers refuse, and for data that need too much memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LARGER_REMEDY = (
     "times as much memory, or leave this partition to the broker's log cleaner"
 )
 _WINDOW_REMEDY = (
-    "The compression window is larger than 128 MiB, which Kafka's own readers refuse too; no flag changes this limit. "
+    "The compression window is larger than 128 MiB, which Kafka's own readers also refuse; no flag changes this limit. "
     "The partition was not changed: check the compression settings of the producer"
 )
 
 
 class TooLarge(Refused):
-    """Data that a broker can read but that needs more memory than allowed; never reported as damage."""
+    """Raised for data that a broker can read, but that need more memory than allowed. They are no damage."""
 
     default_slug = "too-large"
 
@@ -29,7 +29,7 @@ def too_long(limit_bytes: int) -> NoReturn:
 
 
 def of_library(codec: str, problem: Exception) -> Exception:
-    """Return the exception to raise for an error of a codec's library: MemoryError, TooLarge, or ValueError for data
+    """Return the exception to raise for an error of a codec's library: MemoryError; TooLarge; or ValueError, for data
     that cannot be decompressed."""
     text = str(problem)
     if "not enough memory" in text or "llocation" in text:

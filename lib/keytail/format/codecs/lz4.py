@@ -12,9 +12,9 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM 
 _LZ4_RESERVED = 0x03
 _LZ4_STORED = 0x80000000
 _LZ4_END_MARK = bytes(4)
-LZ4_LEVEL = 9  # for this level Kafka uses the fast compressor, for any other one the slow compressor
+LZ4_LEVEL = 9  # Kafka's default. For this level Kafka uses the fast compressor, for any other level the slow one
 _LZ4_LEAST_SLOW_LEVEL = 3  # below this level, the library uses its fast compressor
-_LZ4_FIRST_SIZE_CODE = 4  # means 64 KiB; each following code, up to 7, means four times as much
+_LZ4_FIRST_SIZE_CODE = 4  # the code of block size 64 KiB; each following code, up to 7, means four times the size
 
 
 def _plain_lz4_headers() -> dict[tuple[int, int], bytes]:
@@ -50,7 +50,7 @@ def to_lz4(data: Buffer, level: int) -> bytes:
 
 
 def with_old_lz4_checksum(frame: bytes) -> bytes:
-    """Return an lz4 frame made by `compress`, with the header checksum of messages of magic 0 (LEGACY.md 3)."""
+    """Return an lz4 frame made by `compress`, with the header checksum that messages of magic 0 have (LEGACY.md 3)."""
     assert frame.startswith(_LZ4_HEADER)
     return _OLD_LZ4_HEADER + frame[len(_LZ4_HEADER) :]
 
@@ -70,7 +70,7 @@ def unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
 
 
 def lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
-    """Return the first frame of `data`, in a form that the library accepts, and the most bytes that it can contain."""
+    """Return the first frame of `data`, in a form that the library accepts, and the maximum size of its contents."""
     view = memoryview(data)
     header = bytes(view[:7])
     plain_header = _LZ4_HEADERS.get((header[4], header[5])) if len(header) == 7 else None
@@ -112,7 +112,7 @@ def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
 
 
 def _walk_lz4_blocks(view: memoryview, start: int, flags: int, block_bytes: int) -> tuple[int, int]:
-    """Return the position of the end mark after the blocks, and the most bytes that the blocks can contain."""
+    """Return the position of the end mark after the blocks, and the maximum size of their contents."""
     at, end, most_bytes = start, len(view), 0
     checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
     while at + 4 <= end:

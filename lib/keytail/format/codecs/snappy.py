@@ -47,7 +47,7 @@ def unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
 
 
 def snappy_chunks(view: memoryview) -> list[memoryview]:
-    """Return the raw snappy block of each chunk; of data without Kafka's framing, all of it as one block."""
+    """Return the raw snappy block of each chunk; data without Kafka's framing is one block."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
     blocks, at, end = [], _XERIAL_HEADER_BYTES, len(view)

@@ -18,7 +18,7 @@ _ZSTD_SINGLE_SEGMENT, _ZSTD_CHECKSUM = 0x20, 0x04
 
 
 class _Contexts(threading.local):
-    """zstd's working memory, allocated once per thread: it is large, and only one call at a time can use it."""
+    """The working memory of zstd, allocated once per thread: it is large, and only one call at a time can use it."""
 
     def __init__(self) -> None:
         self.packers: dict[int, zstandard.ZstdCompressor] = {}
@@ -51,7 +51,7 @@ def unzstd(data: Buffer, limit_bytes: int) -> bytes:
 
 
 def zstd_frames(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield start and end of each frame, and the most bytes that its blocks can contain."""
+    """Yield start and end of each frame, and the maximum size of the contents of its blocks."""
     at = 0
     while at < len(view):
         word = int.from_bytes(view[at : at + 4], "little")
@@ -75,7 +75,7 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
         if declared > limit_bytes:
             too_long(limit_bytes)
     try:
-        # One byte more than allowed, to distinguish a frame of exactly `limit_bytes` from a longer one.
+        # One byte more than allowed, to distinguish a frame of exactly `limit_bytes` from a longer frame.
         room = max(1, min(most_bytes, limit_bytes + 1))
         if declared == 0:
             # The library's shortcut for empty content checks neither blocks nor checksum.
@@ -94,7 +94,7 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
 
 
 def _walk_zstd_frame(view: memoryview, start: int) -> tuple[int, int]:
-    """Return the end of the frame at `start`, and the most bytes that its blocks can contain."""
+    """Return the end of the frame at `start`, and the maximum size of the contents of its blocks."""
     if start + 6 > len(view) or int.from_bytes(view[start : start + 4], "little") != _ZSTD_MAGIC:
         raise ValueError("zstd: no frame header" if not start else f"zstd: no frame at byte {start}")
     descriptor = view[start + 4]

@@ -1,7 +1,7 @@
 """The segment to which batches are appended: its log, the two indexes that grow with it, and its transaction index.
 
-rolling.py decides what goes into it; this module writes and indexes a set of batches, and closes the segment as a
-broker does. APPEND.md specifies when each file is created, and what is durable when.
+rolling.py decides which batches are appended to it; this module writes and indexes a set of batches, and closes the
+segment as a broker does. APPEND.md specifies when each file is created, and what is durable when.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class ActiveSegment:
         self._opened = RollState(self.base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
 
     def append(self, data: np.ndarray, table: np.ndarray, plan: IndexPlan) -> None:
-        """Write a set (bytes, and rows with their positions in this segment) and the index entries planned for it."""
+        """Write a set of batches and the planned index entries. `data` are its bytes, `table` its BATCH_TABLE rows with
+        positions in this segment."""
         offsets, times = self.open_indexes()
         if self.size_bytes == 0:
             self._first_timestamp_ms = int(table["max_timestamp_ms"][0])
@@ -136,7 +137,7 @@ class ActiveSegment:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close all files as they are, even if the system reports an error for one."""
+        """Close all files without changing them, even if closing one of them fails."""
         with ExitStack() as files:
             if self._fd >= 0:
                 files.callback(self._fs.close, self._fd)

@@ -19,7 +19,8 @@ _CHUNK_BYTES = 1 << 20
 
 
 def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> PartitionFacts:
-    """Return the facts of a closed log in the directory `path`, or of an empty directory. Raises Refused otherwise."""
+    """Return the facts of a closed log in the directory `path`, or of an empty directory. Raises Refused if the log was
+    not closed cleanly, or the directory has other files of a log."""
     _refuse_claimed(fs, path)
     facts = survey(path, log_start_offset=log_start_offset, fs=fs)
     if facts.segments:
@@ -32,8 +33,8 @@ def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> Partition
 def _refuse_claimed(fs: FileSystem, path: str) -> None:
     if fs.exists(os.path.join(os.path.dirname(os.path.abspath(path)), names.CLEAN_SHUTDOWN)):
         raise Refused(
-            f"cannot append to this log: {names.CLEAN_SHUTDOWN} marks a clean shutdown: after a crash of this process, "
-            "a broker that starts would trust incomplete writes",
+            f"cannot append to this log: {names.CLEAN_SHUTDOWN} marks a clean shutdown; after a crash of this process, "
+            "a starting broker would trust incomplete writes",
             path=path,
             remedy="Remove that file first, as a broker does when it starts, and sync the log dir",
             slug="clean-shutdown-file-exists",
@@ -54,7 +55,7 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
             _refuse(facts.path, f"an index of the segment with base offset {segment.base_offset} is missing", remedy)
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
-    # No batch is left that a snapshot could describe.
+    # The log retains no batch that a snapshot could describe.
     is_without = end <= facts.log_start_offset and end not in facts.snapshots
     if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
         what = f"there is no valid producer snapshot at the log end offset {end}, or there is one above it"
@@ -74,10 +75,10 @@ def unclosed_indexes(fs: FileSystem, partition_path: str, segment: SegmentFacts)
     index, time_index = (names.segment_file(segment.base_offset, suffix) for suffix in (names.INDEX, names.TIME_INDEX))
     index_path, time_index_path = (os.path.join(partition_path, name) for name in (index, time_index))
     if not (fs.exists(index_path) and fs.exists(time_index_path)):
-        return "one of them is missing"
+        return "one index is missing"
     index_bytes, time_index_bytes = fs.size(index_path), fs.size(time_index_path)
     if index_bytes % OFFSET_ENTRY.itemsize or time_index_bytes % TIME_ENTRY.itemsize:
-        return "one of them ends within an entry"
+        return "one index ends within an entry"
     position = 0
     if index_bytes:
         entry = fs.read_at(index_path, index_bytes - OFFSET_ENTRY.itemsize, OFFSET_ENTRY.itemsize)

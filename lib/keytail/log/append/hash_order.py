@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _FIRST_BUCKETS = 16
-_MOST_IDS_PER_BUCKET = 8  # with one more, a table of fewer than 64 buckets is doubled
-_MOST_DOUBLED_BUCKETS = 64
+_MOST_IDS_PER_BUCKET = 8  # maximum number of ids in a bucket; if it is exceeded, a table of fewer than 64 is doubled
+_MOST_DOUBLED_BUCKETS = 64  # a table with this many buckets is not doubled because of a full bucket
 
 
 def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
     """Return distinct producer ids, given in insertion order, in the table's order.
 
-    `in_front`: the ids are inserted by `computeIfAbsent`, where the latest id is the first in its bucket, and the table
-    is doubled if it was too full before. If eight ids or more share one of 64 buckets, a broker's order may differ.
+    `in_front`: the ids are inserted by `computeIfAbsent`, which puts the latest id first in its bucket, and doubles the
+    table if it was too full before. If eight ids or more share one of 64 buckets, a broker's order may differ.
     """
     buckets = _FIRST_BUCKETS
     for count, producer_id in enumerate(producer_ids, 1):

@@ -1,4 +1,4 @@
-"""Reads, checks and, for a leader, stamps sets of batches to be appended. No file is touched.
+"""Reads and checks sets of batches to be appended; for a leader, assigns offsets and epochs. No file is touched.
 
 APPEND.md beside this file specifies what a leader and a follower refuse, and what neither checks.
 """
@@ -37,7 +37,7 @@ class Incoming:
 
     @property
     def as_one_row(self) -> np.ndarray:
-        """The whole set as one row, by which a roll is decided if the set is appended as a whole."""
+        """The set as one row, from which a roll is decided if the set is appended as a whole."""
         row = self.table[-1:].copy()
         row["size_bytes"] = len(self.data)
         row["max_timestamp_ms"] = self.table["max_timestamp_ms"].max()

@@ -1,4 +1,4 @@
-"""Plans the index entries of batches to be appended, and how many batches fit before an index is full.
+"""Plans the index entries of batches to be appended, and determines how many batches fit before an index is full.
 
 Nothing is written here. The rules are those of format/INDEX.md, section 2; APPEND.md beside this file specifies what
 a full index means for a segment.
@@ -47,7 +47,8 @@ class IndexPlan:
 
 
 def plan_entries(table: np.ndarray, base_offset: int, state: IndexState, interval_bytes: int) -> IndexPlan:
-    """Return the index entries for these batches (BATCH_TABLE rows with their positions), as many as have room."""
+    """Return the index entries for as many of these batches (BATCH_TABLE rows with positions) as the indexes can hold.
+    """
     values = state.values.copy()
     offsets, times = np.empty((len(table), 2), np.int64), np.empty((len(table), 2), np.int64)
     out = np.zeros(4, np.int64)
@@ -60,7 +61,7 @@ def plan_entries(table: np.ndarray, base_offset: int, state: IndexState, interva
 
 
 def plan_until_full(table: np.ndarray, base_offset: int, state: IndexState, interval_bytes: int) -> IndexPlan:
-    """Return the plan of `plan_entries` for the batches up to the one that fills an index, but at least one."""
+    """Return the plan of `plan_entries` for the batches up to the first that fills an index; at least for one batch."""
     plan = plan_entries(table, base_offset, state, interval_bytes)
     if plan.rows == len(table) and not plan.state.is_full:
         return plan

@@ -76,7 +76,7 @@ def truncate_from_end(entries: Sequence[tuple[int, int]], end_offset: int) -> Ep
 
 
 def truncate_from_start(entries: Sequence[tuple[int, int]], start_offset: int) -> Epochs:
-    """Return the entries without those that end before `start_offset`; the one that contains it begins there."""
+    """Return the entries without those that end before `start_offset`; the entry that contains it begins there."""
     removed = [epoch for epoch, start in entries if start <= start_offset]
     kept = [(epoch, start) for epoch, start in entries if start > start_offset]
     return [(removed[-1], start_offset), *kept] if removed else kept

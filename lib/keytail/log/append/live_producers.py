@@ -20,7 +20,7 @@ from keytail.log.append.hash_order import hash_order
 from keytail.log.index.files import AbortedTransaction
 from keytail.log.producer import SEQUENCES, Producer, SentBatch
 
-BATCHES_KEPT = 5  # number of latest batches of each producer that are retained to recognise one that is sent again
+BATCHES_KEPT = 5  # number of latest batches that are retained per producer, to recognise a batch that is sent again
 _NOTHING_WRITTEN = "No batch of this set was written"
 
 
@@ -28,8 +28,8 @@ _NOTHING_WRITTEN = "No batch of this set was written"
 class CheckedSet:
     """The changes that batches make: `producers` by id, `open_transactions`, and new entries of the transaction index.
 
-    Only the first `rows` batches are included. On a leader, these may not be all: if `duplicate` is set, the next batch
-    was sent before, and `duplicate` is that batch in the log.
+    Only the first `rows` batches are included. On a leader, further batches may follow: if `duplicate` is set, the next
+    batch was sent before, and `duplicate` describes it in the log.
     """
 
     rows: int
@@ -56,8 +56,8 @@ class LiveProducers:
         return [self.producers[producer_id].entry(producer_id) for producer_id in hash_order(list(self.producers))]
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
-        """Return the changes that these batches make. On a leader, each batch is a separate set and is checked;
-        otherwise, all are one set.
+        """Return the changes that these batches make. On a leader, each batch is a separate set and is checked; on
+        a follower, all are one set.
 
         Raises Refused for batches that a broker refuses.
         """
@@ -147,7 +147,7 @@ class _Change:
         if as_leader:
             _refuse_sequence(producer, row)
         if producer.txn_first_offset >= 0 and not row["attributes"] & TRANSACTIONAL:
-            _refuse(row, f"this batch is not part of the transaction open since offset {producer.txn_first_offset}")
+            _refuse(row, f"this batch is not part of the transaction that begins at offset {producer.txn_first_offset}")
         after = producer.after_data(row, BATCHES_KEPT)
         if after.txn_first_offset != producer.txn_first_offset:
             self._open[after.txn_first_offset] = int(row["producer_id"])
@@ -177,7 +177,7 @@ def _refuse_marker(producer: Producer, row: np.void, *, as_leader: bool) -> None
     if row["coordinator_epoch"] < producer.coordinator_epoch:
         _refuse(
             row,
-            f"coordinator epoch {row['coordinator_epoch']} of the marker is older than the current one, "
+            f"coordinator epoch {row['coordinator_epoch']} of the marker is older than the current epoch "
             f"{producer.coordinator_epoch}",
         )
 

@@ -25,7 +25,7 @@ from keytail.log.partition import PartitionFacts
 
 
 class OpenLog:
-    """The segments, leader epochs, producers and end of a log. Call `begin` or `load` first."""
+    """An open log: its segments, leader epochs, producers and end. Call `begin` or `load` first."""
 
     def __init__(
         self, fs: FileSystem, facts: PartitionFacts, config: AppendConfig, rng: random.Random, now_ms: int
@@ -93,7 +93,7 @@ class OpenLog:
             self._settle(run.table, part)
 
     def append_set(self, taken: Incoming, checked_set: CheckedSet, now_ms: int) -> None:
-        """Append all of `taken` to one segment; roll first if due."""
+        """Append all of `taken` to one segment; roll first if a roll is due."""
         self.epochs.add(taken.table)
         if self.rolls_before(taken.as_one_row, now_ms):
             self.roll(int(taken.table["base_offset"][0]), now_ms)
@@ -104,7 +104,7 @@ class OpenLog:
         self._settle(taken.table, checked_set)
 
     def handle_duplicate(self, same: Incoming, now_ms: int) -> None:
-        """Record the leader epoch and roll if due, because a broker detects a duplicate only after that."""
+        """Record the leader epoch, and roll if due: a broker detects a duplicate only after these two steps."""
         self.epochs.add(same.table)
         if self.rolls_before(same.table, now_ms):
             self.roll(int(same.table["base_offset"][0]), now_ms)

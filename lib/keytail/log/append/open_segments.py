@@ -19,7 +19,7 @@ from keytail.log.partition import SegmentFacts
 
 
 class OpenSegments:
-    """The segments' base offsets, ascending; the last is that of `active`. Call `create` or `reopen` first."""
+    """The segments' base offsets, ascending, and the active segment. Call `create` or `reopen` first."""
 
     def __init__(
         self, fs: FileSystem, directory: str, config: AppendConfig, like: FileStat, rng: random.Random
@@ -60,10 +60,10 @@ class OpenSegments:
         self._active = ActiveSegment.reopen(self._fs, self._directory, opened, self._config, self._like)
 
     def roll(self, base_offset: int, now_ms: int) -> bool:
-        """Close the active segment durably and create the next one; return whether it was created.
+        """Close the active segment durably and create the next one; return whether a segment was created.
 
-        Returns False if the active segment already has that base offset: it is empty, and is reset. The caller makes
-        the name of the new segment durable.
+        Returns False if the active segment already has that base offset: such a segment is empty, and is reset. The
+        caller makes the name of the new segment durable.
         """
         active = self.active
         if base_offset == active.base_offset:
@@ -73,8 +73,7 @@ class OpenSegments:
             path = self._path(base_offset, suffix)
             if self._fs.exists(path):
                 self._fs.unlink(path)
-        # It is durable before the next one exists, because a broker that recovers this segment and truncates it deletes
-        # later ones.
+        # It must be durable before the next segment exists: a broker that truncates it in a recovery deletes the next.
         active.close()
         self.create(base_offset, now_ms)
         return True

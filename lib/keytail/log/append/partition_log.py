@@ -2,8 +2,8 @@
 
 After each append, roll and close, the files equal those of a broker for the same batches, settings and times, byte
 for byte. APPEND.md beside this file specifies what is written when, what is durable when, how a broker treats a log
-that was not closed, and what is not done here. The caller is responsible for locks, the checkpoints of the log dir
-and `partition.metadata`.
+that was not closed, and what is not done here. The caller is responsible for the lock and the checkpoints of the log
+dir, and for `partition.metadata`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Closed:
     """The entries that the log dir's checkpoints need for a closed partition.
 
     `recovery_point` goes into `recovery-point-offset-checkpoint`; `log_start_offset` into
-    `log-start-offset-checkpoint` unless it is None: it is set only if it is above the first segment's base.
+    `log-start-offset-checkpoint` unless it is None: it is set only if it is above the base offset of the first segment.
     """
 
     log_end_offset: int
@@ -58,10 +58,10 @@ class Closed:
 
 
 class PartitionLog:
-    """The log of one partition, open for appending. A context manager that closes it.
+    """The log of one partition, open for appending; a context manager that closes the log.
 
-    Created by `open`. After an error while files are changed, it refuses all operations and cannot be closed, only
-    abandoned; its files are then as after a broker's crash.
+    Created by `open`. After an error while files are changed, it refuses all operations and can only be abandoned; its
+    files are then as after a broker's crash.
     """
 
     def __init__(self, log: OpenLog) -> None:
@@ -84,7 +84,7 @@ class PartitionLog:
         """Open the log in the directory `path`, or create one if there is no segment; forget expired producers.
 
         Raises Refused for a log that was not closed cleanly, and while the log dir claims a clean shutdown (APPEND.md,
-        "Before a log is opened"). A new log begins at `log_start_offset`; for an existing one, give the offset in the
+        "Before a log is opened"). A new log begins at `log_start_offset`; for an existing log, give the offset in the
         checkpoint.
         """
         facts = survey_closed(fs, path, log_start_offset)
@@ -102,10 +102,10 @@ class PartitionLog:
     # Appending
 
     def append(self, batches: bytes | np.ndarray, *, leader_epoch: int, now_ms: int) -> Appended:
-        """Append whole batches as a leader: each is a set of its own, and gets the next offsets and the leader epoch.
+        """Append whole batches as a leader: each is a separate set, and gets the next offsets and the leader epoch.
 
         Their own offsets are ignored. Markers are treated as sent by a transaction coordinator. Raises Refused or
-        CorruptLog if a leader would refuse a batch. Then no batch was appended, except those before a duplicate.
+        CorruptLog if a leader would refuse a batch. No batch was then appended, except the batches before a duplicate.
         """
         self._refuse_if_broken()
         if leader_epoch < 0:
@@ -136,7 +136,8 @@ class PartitionLog:
         """Append whole batches as a follower: one set, with the leader's offsets, to one segment.
 
         The batches must begin at or above the log end offset. The first batch with an epoch above `leader_epoch`, and
-        all after it, are omitted. Raises Refused or CorruptLog for what a follower refuses; then nothing was written.
+        all later ones, are omitted. Raises Refused or CorruptLog if a follower would refuse a batch; then nothing was
+        written.
         """
         self._refuse_if_broken()
         taken = incoming.as_follower(batches, self.log_end_offset, leader_epoch, self.config)
@@ -190,7 +191,7 @@ class PartitionLog:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """The base offsets, ascending; the last one is that of the active segment."""
+        """The base offsets of the segments, ascending; the last segment is the active one."""
         return tuple(self._log.segments.bases)
 
     @property
@@ -223,7 +224,7 @@ class PartitionLog:
     # Durability
 
     def flush_if_due(self, now_ms: int) -> bool:
-        """Flush if `flush.messages` or `flush.ms` require it; return whether they did. Every append calls this."""
+        """Flush if `flush.messages` or `flush.ms` require it; return whether they do. Every append calls this."""
         self._refuse_if_broken()
         due = is_flush_due(self.log_end_offset, self.recovery_point, self._log.last_flush_ms, now_ms, self.config)
         if due:
@@ -231,7 +232,7 @@ class PartitionLog:
         return due
 
     def flush(self, *, now_ms: int) -> None:
-        """Make everything up to the log end offset durable; it becomes the recovery point."""
+        """Make everything up to the log end offset durable; this offset becomes the recovery point."""
         self._refuse_if_broken()
         self._effects(lambda: self._log.flush(now_ms))
 

@@ -1,6 +1,6 @@
 """Keeps the producers of an open log, and writes their snapshots: `ProducerState`.
 
-live_producers.py applies batches. APPEND.md beside this file specifies when a snapshot is taken and which ones are
+live_producers.py applies batches. APPEND.md beside this file specifies when a snapshot is taken and when one is
 removed; format/SNAPSHOT.md specifies its bytes.
 """
 

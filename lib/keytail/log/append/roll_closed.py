@@ -20,7 +20,8 @@ from keytail.log.writer import make_empty_segment
 
 
 def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:
-    """Return why the files at the end of the log are not as a broker leaves them when it stops; "" if they are."""
+    """Return how the files at the end of the log differ from those that a stopping broker leaves, and the remedy; "" if
+    they do not."""
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
     if found is None or found[0] != end or max(facts.snapshots) != end:
@@ -34,14 +35,13 @@ def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:
 def roll(fs: FileSystem, partition_path: str, active: SegmentFacts, base_offset: int) -> SegmentFacts:
     """Make the active segment durable, and create an empty one at `base_offset`, the log end offset; return its facts.
 
-    Call it only if `why_not_closed` returned nothing. Raises Refused if the log is not the file that was surveyed.
+    Call it only if `why_not_closed` returned nothing. Raises Refused if the `.log` has changed since it was surveyed.
     After an OSError, the new files are removed as far as possible.
     """
     log_path = _path(partition_path, active.base_offset, names.LOG)
     refuse_lost(fs, partition_path)
     refuse_changed(fs, log_path, active.log_bytes, active.log_mtime_ns)
-    # This is done before the new segment exists, because a broker that recovers this one and truncates it deletes later
-    # ones.
+    # It must be durable before the new segment exists: a broker that truncates it in a recovery deletes the new one.
     for suffix in names.SEGMENT_SUFFIXES:
         path = _path(partition_path, active.base_offset, suffix)
         if fs.exists(path):

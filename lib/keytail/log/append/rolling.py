@@ -71,7 +71,7 @@ class AppendConfig:
 
 @dataclass(frozen=True)
 class RollState:
-    """The facts about the active segment by which a roll is decided.
+    """The facts about the active segment that decide whether it is rolled.
 
     `first_timestamp_ms` is the max timestamp of its first batch; in an empty segment it has no meaning. `created_ms` is
     when this process created or opened it.
@@ -86,9 +86,9 @@ class RollState:
 
 
 def batches_before_roll(roll_state: RollState, table: np.ndarray, config: AppendConfig, now_ms: int) -> int:
-    """Return how many batches (BATCH_TABLE rows), each appended on its own, go into the segment before it must end.
+    """Return how many batches (BATCH_TABLE rows), each appended separately, fit into the segment before it must end.
 
-    0 means that it ends before the first of them. Indexes that become full meanwhile are not considered. A set that is
+    0 means that it ends before the first batch. Indexes that become full meanwhile are not considered. A set that is
     appended as a whole is one row, with its size, its largest timestamp and its last offset.
     """
     if roll_state.indexes_full:
@@ -114,7 +114,7 @@ def are_full(offset_entries: int, time_entries: int, max_offset_entries: int, ma
 
 
 def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:
-    """Return a random number of ms, by which a segment ends before its age limit; 0 if no jitter is configured."""
+    """Return the random time in ms by which a segment ends before its age limit; 0 if no jitter is configured."""
     limit = min(config.segment_jitter_ms, config.segment_ms)
     return rng.randrange(limit) if limit > 0 else 0
 

@@ -43,7 +43,7 @@ _RESTORE = "Restore it from another controller or a backup, or give the topic se
 
 @dataclass(frozen=True)
 class ClusterMetadata:
-    """The contents of the metadata log when it was read, with the requested configs only, by their names in the log."""
+    """The contents of the metadata log when it was read: all topics, and the requested configs by name."""
 
     path: str
     topics: Mapping[str, Topic]
@@ -53,13 +53,13 @@ class ClusterMetadata:
     as_of_offset: int  # offset of the last record read; -1 if there is none
     as_of_ms: int  # when that record was written
     features: Mapping[str, int] = field(default_factory=dict)  # levels by name, including metadata.version
-    # Reasons why their settings are uncertain, by name.
+    # For topics with uncertain settings, the reason, by topic name.
     uncertain_topics: Mapping[str, str] = field(default_factory=dict)
     unknown_types: tuple[int, ...] = ()  # types of records that were skipped because they are unknown
 
 
 def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
-    """Return the directory of the metadata log, or None. Raises Refused if there are several: no broker starts then."""
+    """Return the directory of the metadata log, or None. Raises Refused if there are several: no broker would start."""
     paths = [os.path.join(log_dir, METADATA_DIR) for log_dir in dict.fromkeys(log_dirs)]
     found = [path for path in paths if fs.exists(path)]
     if len(found) > 1:
@@ -109,8 +109,8 @@ def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collecti
 
 def _unreadable(path: str, problem: KeytailError | OSError) -> Refused:
     remedy = (
-        "If a broker is running, try again. Otherwise start and stop it once: it repairs its metadata log or reports "
-        "why it cannot"
+        "If a broker is running, try again. If none is, start and stop it once: it repairs its metadata log or "
+        "reports why it cannot"
     )
     if isinstance(problem, KeytailError):
         return Refused(
@@ -301,10 +301,10 @@ def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Bat
         for opened in reader.open_rows(chunk, np.ones(len(table), bool)):
             if opened.is_piece:
                 raise Refused(
-                    "a batch of the metadata log is larger than any that a controller writes",
+                    "a batch of the metadata log is larger than any batch that a controller writes",
                     path=path,
                     byte_position=int(table["position"][opened.first]),
-                    remedy="Nothing was changed. Use `keytail dump` to find out what wrote it",
+                    remedy="Nothing was changed. Use `keytail dump` to find out what wrote the batch",
                     slug="metadata-batch-too-large",
                 )
             for row in range(opened.first, opened.end):
@@ -334,7 +334,7 @@ def _batch(path: str, row: np.void, block: bytes) -> _Batch:
 
 
 def _replay(batch: _Batch, replay: Replay, *, settled: bool) -> None:
-    """Apply the records of the batch, except of a control batch (leaders, voters, snapshots)."""
+    """Apply the records of the batch, unless it is a control batch (leaders, voters, snapshots)."""
     if batch.control:
         return
     try:

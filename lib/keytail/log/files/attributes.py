@@ -15,7 +15,7 @@ ACCESS_ACL = "system.posix_acl_access"
 SECURITY_LABELS = ("security.selinux", "security.SMACK64")
 KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
 
-# Errors of file systems that have no extended attributes, or where they cannot be read.
+# Errors of file systems without extended attributes, or whose extended attributes cannot be read.
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
 
 
@@ -150,9 +150,9 @@ def attributes_of(target: str | int) -> tuple[tuple[str, bytes], ...]:
 
 
 def owner_and_user(path: Any) -> str:
-    """Return the end of an access error: the owner and mode of the file, and the user that this process works as.
+    """Return the end of an access error message: the file's owner and mode, and the user as which this process works.
 
-    If the file is absent or cannot be reached, the nearest directory above it is described; empty if nothing is known.
+    If the file is absent or cannot be reached, the nearest directory above it is described. The result may be empty.
     """
     at = path if isinstance(path, str) else ""
     while at and at != os.path.dirname(at):

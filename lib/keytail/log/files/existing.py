@@ -161,7 +161,7 @@ def link(source: str, target: str) -> None:
 
 
 def read_all(fd: int) -> bytes:
-    """Read to the end of the file. Raises OSError if it has more than MOST_SMALL_BYTES: a sparse file needs no disk
+    """Return the whole contents. Raises OSError if the file has more than MOST_SMALL_BYTES: a sparse file needs no disk
     space, but could fill the memory."""
     portions: list[bytes] = []
     size_bytes = os.fstat(fd).st_size

@@ -1,4 +1,4 @@
-"""Creates files and directories for `log/fs.py`, with owner, mode and labels of an existing one."""
+"""Creates files and directories for `log/fs.py`, with the owner, mode and labels of an existing file or directory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def refuse_unless_like(like: FileStat) -> None:
             f"keytail works as {_user_name(user)}, which is not in "
             f"the {_group_name(like.gid)} of the files",
             path=like.path,
-            remedy=f"Give the files a group of that user (`id {name}` lists them), with which the broker runs: chgrp; "
-            "or, if the broker runs with their group, add the user to it (usermod -aG) and log in again",
+            remedy=f"If the broker runs with a group of that user (`id {name}` lists its groups), give the files that "
+            "group (chgrp). If it runs with the group of the files, add the user to it (usermod -aG) and log in again",
             slug="files-of-another-group",
         )
     if is_another():
@@ -67,8 +67,8 @@ def create(path: str, at: int, name: str, like: FileStat | None) -> int:
 
 def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
     """Return `like` with the owner that a new file in `directory` gets: the directory's owner, unless it is root.
-    Root gives a file in a user's directory to that user, never to a third user or with the labels of a third user's
-    file.
+    In a user's directory, root gives the file to that user, never to a third user, and never with the labels of a third
+    user's file.
 
     In a directory of root, only root can have created the file of `like`. A process that root started and that works
     as another user creates all files for that user, even next to files of root.
@@ -81,8 +81,8 @@ def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
 
 
 def mkdir(path: str, at: int, name: str, like: FileStat) -> None:
-    """Create a directory like `like`. The owner of its parent can replace it, so the owner is changed only while it is
-    empty and belongs to this process's user; otherwise Refused is raised."""
+    """Create a directory with the attributes of `like`. The owner of the parent can replace the new directory, so
+    Refused is raised unless it is still empty and belongs to this process's user."""
     os.mkdir(name, 0o700, dir_fd=at)
     try:
         fd = os.open(name, READABLE_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
@@ -108,7 +108,7 @@ def _exchanged(path: str) -> Refused:
 
 def _make_like(fd: int, path: str, like: FileStat) -> None:
     """Apply owner, attributes and mode of `like`. The owner comes first, because changing it clears mode bits; the ACL
-    comes before the mode, because both set the group bits, to the same value. Raises Refused if that is not permitted.
+    comes before the mode, because both set the group bits. Raises Refused if the system does not permit a change.
     """
     try:
         now = os.fstat(fd)
@@ -120,7 +120,7 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
             wanted[ACCESS_ACL] = _without_execute(wanted[ACCESS_ACL])
         present = dict(attributes_of(fd))
         for name in present.keys() - wanted.keys():
-            # The new file inherited it from the directory's default ACL; labels are only replaced.
+            # The new file inherited the ACL from the directory's default ACL. Labels are replaced, never removed.
             if name == ACCESS_ACL:
                 os.removexattr(fd, name)
         for name, value in wanted.items():
@@ -131,8 +131,8 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
         raise Refused(
             f"cannot give a new file the owner, mode and labels of {like.path}: {error.strerror}",
             path=path,
-            remedy=f"Run as {_user_name(like.uid)} (the files belong to {_owner(like)}) or root. If started as root, "
-            "keytail works as the owner of the log dir: the files must belong to that user and one of its groups",
+            remedy=f"Run as {_user_name(like.uid)} or root; the files belong to {_owner(like)}. If it is started as "
+            "root, keytail works as the owner of the log dir: the files must belong to that user and one of its groups",
             slug="cannot-set-file-attributes",
         ) from error
 

@@ -26,7 +26,7 @@ _OF_A_LOG_DIR = (
     names.LOG_START_CHECKPOINT,
     names.HIGH_WATERMARK_CHECKPOINT,
 )
-_MOST_LINKS = 40  # the limit of Linux
+_MOST_LINKS = 40  # maximum number of links in a path, as in Linux
 
 _OPENAT2 = 437  # the system call has the same number on all architectures
 _AT_FDCWD = -100
@@ -65,7 +65,7 @@ def open_directory(path: str, flags: int = DIRECTORY) -> int:
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        # There is a link, or no openat2, or a container forbids it.
+        # The path contains a link, or there is no openat2, or a container forbids it.
         if number in (errno.ELOOP, errno.ENOSYS, errno.EPERM):
             return _walk(path, flags)
         if number != errno.EINTR:
@@ -105,7 +105,7 @@ def _walk(path: str, flags: int) -> int:
 
 
 def _may_follow(link: os.stat_result, directory_fd: int) -> bool:
-    """Return whether a link in this directory can be trusted to lead where the caller intended.
+    """Return whether the link in this directory can be trusted to lead where the caller intended.
 
     A link in a log dir is never trusted. For root, link and directory must both belong to root: the owner of a
     directory can replace a link at any moment. For other users the system checks permissions; the link must not belong

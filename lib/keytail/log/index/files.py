@@ -123,10 +123,10 @@ class TimeIndex(PresizedIndex):
         return self._count >= self._max_entries - 1
 
     def maybe_append(self, timestamp_ms: int, offset: int, *, closing: bool = False) -> bool:
-        """Write the entry if its timestamp is larger than the last one; return whether it was written.
+        """Write the entry if its timestamp is above that of the last entry; return whether it was written.
 
-        Raises KeytailError if the index is full, unless this is the `closing` entry of the segment, and if the
-        timestamp or offset is below that of the last entry.
+        Raises KeytailError if the timestamp or offset is below that of the last entry, or if the index is full; the
+        `closing` entry of the segment may use the last slot.
         """
         self._refuse_read_only()
         if self.is_full and not closing:
@@ -197,7 +197,7 @@ class TransactionIndex:
         return int(last["last_offset"][0]) if end else -1
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Append an entry to the file. Raises KeytailError if its marker is not after that of the last entry."""
+        """Append an entry to the file. Raises KeytailError if its marker is not above the marker of the last entry."""
         last_offset = self.last_offset
         if aborted.last_offset <= last_offset:
             self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)
@@ -212,8 +212,8 @@ class TransactionIndex:
     def collect(self, fetch_from: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
         """Return the aborted transactions that a consumer needs for the offsets from `fetch_from` to `upper` - 1.
 
-        Also return whether they are complete: if not, the search continues in the next segment (format/INDEX.md,
-        "Look-ups").
+        Also return whether the list is complete; if it is not, the search continues in the next segment
+        (format/INDEX.md, "Look-ups").
         """
         entries = self.entries()
         beyond = np.flatnonzero(entries["last_stable_offset"] >= upper)
@@ -228,7 +228,7 @@ class TransactionIndex:
             self._change(self._fs.fsync)
 
     def sanity_check(self) -> None:
-        """Raise CorruptLog at the first slot that cannot belong to this segment or cannot follow the one before."""
+        """Raise CorruptLog at the first slot that cannot belong to this segment or cannot follow the previous slot."""
         entries = self.entries()
         last = entries["last_offset"]
         bad = (entries["version"] != 0) | (last < self.base_offset) | (entries["first_offset"] > last)

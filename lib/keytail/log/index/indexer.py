@@ -13,10 +13,10 @@ from keytail.kernels import index as kernels
 
 
 class SegmentIndexer:
-    """Collects the index entries of the segment with `base_offset`: add every batch once, in order, then `close` it.
+    """Collects the index entries of the segment with `base_offset`: add every batch once, in order, then call `close`.
 
-    With `part`, it indexes a part of the segment, whose first batch is assumed to get an offset entry, and is later
-    joined to the indexer of the preceding batches. It is small enough to be sent to another host.
+    With `part`, it indexes a part of the segment, whose first batch is assumed to get an offset entry; the indexer of
+    the preceding batches later joins it. It is small enough to be sent to another host.
     """
 
     stored_fields = ("_base", "_interval", "_max_offset_entries", "_max_time_entries", "_state", "_offsets", "_times")
@@ -80,7 +80,7 @@ class SegmentIndexer:
         return bool(at < len(positions) and positions[at] == self.last_entry_position)
 
     def join(self, part: SegmentIndexer) -> None:
-        """Continue with the entries of `part` after the last one so far, and with its state.
+        """Continue with the entries of `part` after the last entry so far, and with the state of `part`.
 
         The first batch of `part` must follow all batches so far and get an entry (`next_gets_entry`), or the last
         offset entry so far must be in `part` (`meets`).

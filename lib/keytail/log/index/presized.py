@@ -26,7 +26,7 @@ class PresizedIndex:
     """Base class of the offset and the time index: a preallocated file of fixed-size entries, ascending by their first
     field.
 
-    Created by `open` (read-only) or `open_for_append`; a context manager that closes it.
+    Created by `open` (read-only) or `open_for_append`; a context manager that closes the file.
     """
 
     _kind: ClassVar[str]
@@ -46,7 +46,7 @@ class PresizedIndex:
 
     @classmethod
     def open(cls, fs: FileSystem, path: str, base_offset: int, *, active: bool = False) -> Self:
-        """Open the file for look-ups: all whole entries, mapped, without validation.
+        """Open the file for look-ups: all whole entries are mapped, without validation.
 
         `active`: a broker may be writing to the segment. The zeros after the entries are then left out, and the file
         is read, not mapped, since the broker truncates it when the segment is closed.
@@ -115,7 +115,7 @@ class PresizedIndex:
     def append_rows(self, rows: np.ndarray) -> None:
         """Append entries (int64[n, 2]: the columns as stored) in one write.
 
-        Raises KeytailError, and writes nothing, if they do not all fit or do not ascend.
+        Raises KeytailError, and writes nothing, if the entries do not all fit or do not ascend.
         """
         self._refuse_read_only()
         if not len(rows):
@@ -142,7 +142,7 @@ class PresizedIndex:
         self._fs.fsync(self._fd)
 
     def trim(self) -> None:
-        """Truncate the file of a closed segment to its entries, durably. It is then for look-ups only."""
+        """Truncate the file of a closed segment to its entries, durably. The index then serves look-ups only."""
         self._refuse_read_only()
         size_bytes = self._count * self._layout.size
         self._map(size_bytes)
@@ -152,14 +152,14 @@ class PresizedIndex:
         self._close_file()
 
     def close(self) -> None:
-        """Close the file as it is; that of an active segment keeps its full size."""
+        """Close the file as it is; the file of an active segment keeps its full size."""
         self._map(0)
         self._count = self._max_entries = 0
         if self._fd >= 0:
             self._close_file()
 
     def sanity_check(self) -> None:
-        """Raise CorruptLog at the first slot that cannot follow the previous one, or at an incomplete last entry."""
+        """Raise CorruptLog at the first slot that cannot follow the previous slot, or at an incomplete last entry."""
         if self._odd_bytes:
             at = self._count * self._layout.size
             self._corrupt(f"{self._odd_bytes} bytes after slot {self._count - 1} are not a complete entry", at)
@@ -192,7 +192,7 @@ class PresizedIndex:
         assert not self._goes_back(second).any()
 
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
-        """Return for each entry but the first whether its second field cannot follow the previous one."""
+        """Return for each entry but the first whether its second field cannot follow that of the previous entry."""
         raise NotImplementedError
 
     def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -228,8 +228,8 @@ class PresizedIndex:
         relative = offset - self.base_offset
         if not 0 <= relative <= MAX_RELATIVE_OFFSET:
             self._refuse(
-                f"relative offset {relative} to base offset {self.base_offset} is out of range: an entry holds 0 to "
-                f"{MAX_RELATIVE_OFFSET}",
+                f"offset {offset} is out of range: an entry holds offsets up to {MAX_RELATIVE_OFFSET} above the base "
+                f"offset {self.base_offset}",
                 offset,
                 CLOSE_FIRST,
             )

@@ -27,7 +27,7 @@ def check_block(
 
     `data` is the compressed block; the other arguments are fields of the batch's header.
 
-    Raises ValueError if the codec cannot decompress it, Refused for a record of more than `max_record_bytes`.
+    Raises ValueError if the codec cannot decompress the block, Refused for a record of more than `max_record_bytes`.
     """
     codec, times = attributes & CODEC_MASK, (base_timestamp_ms, max_timestamp_ms)
     try:

@@ -11,10 +11,10 @@ from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
 from keytail.log.chunk import Chunk, OpenedRows
 
-# Keys of a portion: the number in a chunk with records of 64 bytes. With fewer keys it takes longer: waking the thread
-# that looks them up takes as long as looking up thousands of keys.
+# Maximum number of keys in a portion: as many as a chunk has with records of 64 bytes. Smaller portions take longer:
+# waking the thread that looks up the keys takes as long as thousands of look-ups.
 _KEYS = 1 << 17
-_RECORDS_AT_ONCE = 1 << 10  # few enough that they and their bytes remain in the private cache of a core
+_RECORDS_AT_ONCE = 1 << 10  # number of records parsed at a time, so that they remain in the private cache of a core
 
 
 class _Columns:
@@ -29,9 +29,9 @@ class KeyPortion:
     """The hashed keys of the records in the opened rows of a chunk from `first_row` to before `end_row`.
 
     `ordinals[i]` is `first_ordinal` of the record's row plus the record's number in the batch; or -1 if the record does
-    not belong in the map, because it has no key or is below the start offset. `keyless` is the number of records from
-    that offset on without a key; the first of them is at `first_keyless_offset`. The portion after the next one
-    overwrites the arrays.
+    not belong in the map, because it has no key or is below the start offset. `keyless` is the number of records
+    without a key from the start offset on; the first of them is at `first_keyless_offset`. The portion after the next
+    one overwrites the arrays.
     """
 
     chunk: Chunk

@@ -75,13 +75,13 @@ class Chunk:
 
 @dataclass
 class OpenedRows:
-    """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted ones available.
+    """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted rows.
 
-    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the place of its
-    block there, in bytes.
-    A block that is too large for memory is returned in pieces, each as an OpenedRows of that row alone. Then `table`
-    is that of the chunk, except that record count and last offset of the row are those of the piece; `records_before`
-    is the number of records in earlier pieces, and more follow unless `is_end`.
+    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position and the
+    size of its block there, in bytes.
+    A block that is too large for memory is returned in pieces, each as an OpenedRows of that row alone. Its `table` is
+    the table of the chunk with the record count and last offset of the piece in that row. `records_before` is the
+    number of records in earlier pieces; more pieces follow unless `is_end`.
     """
 
     first: int
@@ -99,11 +99,12 @@ class OpenedRows:
         return self.table is not None
 
     def of(self, chunk: Chunk) -> Chunk:
-        """Return the chunk, with the rows of this piece if it is one."""
+        """Return the chunk; for a piece, with its `table`."""
         return chunk if self.table is None else replace(chunk, table=self.table)
 
     def from_here(self, first: np.ndarray) -> np.ndarray:
-        """Return `first`, the number of each row's first record, with that of the piece's first record in its row."""
+        """Return `first`, the number of each row's first record; for a piece, with the number of its own first record.
+        """
         if not self.records_before:
             return first
         first = first.copy()
@@ -156,8 +157,8 @@ class BlockOpener:
         """Open the record blocks of the rows that `wanted` (bool) selects, in parts that cover all rows in order.
 
         Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part
-        after the next one overwrites; a part has about `arena_bytes`, or one block of at most WHOLE_BLOCK_BYTES, or a
-        piece of a larger one. Raises CorruptLog for a block that its codec cannot decompress, Refused for a record,
+        after the next one overwrites. A part has about `arena_bytes`, or one block of at most WHOLE_BLOCK_BYTES, or a
+        piece of a larger block. Raises CorruptLog for a block that its codec cannot decompress, Refused for a record,
         or a message of magic 0 and 1, of more than `max_record_bytes`.
         """
         table = chunk.table

@@ -30,8 +30,8 @@ _NO_DELTA_LIMIT = 2**31  # larger than every offset delta
 
 @dataclass(frozen=True)
 class Piece:
-    """`block[:n_bytes]` contains the records of a batch with numbers `first` to `first + count - 1`; `last_delta` is
-    the largest offset delta so far.
+    """A part of a batch's records: `block[:n_bytes]` contains the records with numbers `first` to `first + count - 1`;
+    `last_delta` is the largest offset delta so far.
 
     The last piece has all remaining bytes and counts all remaining records, even if the two disagree.
     """
@@ -63,9 +63,9 @@ class RecordStream:
     def take(
         self, most: int, room_bytes: int, up_to_delta: int = _NO_DELTA_LIMIT
     ) -> tuple[np.ndarray, int, int]:
-        """Return (block, bytes, records): the next whole records, at most `most`, as many as fit into `room_bytes` but
-        at least one. Returns no records if the next one has a delta above `up_to_delta`, is not a record, or is
-        incomplete.
+        """Return (block, bytes, records) of the next whole records: at most `most`, and as many as fit into
+        `room_bytes` but at least one. Returns no records if the next record has a delta above `up_to_delta`, is
+        invalid, or is incomplete.
 
         `last_delta` is the largest offset delta so far. Raises ValueError if the codec cannot decompress the block,
         and for decreasing offsets; Refused for a record of more than `max_record_bytes`.
@@ -98,8 +98,8 @@ class RecordStream:
         return arena, end, count
 
     def rest(self) -> tuple[np.ndarray, int]:
-        """Return (block, bytes) of the last `take`, extended by the available bytes after it: at least one if any
-        remain."""
+        """Return (block, bytes) of the last `take`, extended by the available bytes after it; by at least one byte if
+        any remain."""
         self._fill(self._filled + 1 if self._used == self._filled else self._filled)
         self._used = self._filled
         return self._arenas[0], self._filled
@@ -140,7 +140,7 @@ class RecordStream:
         self._used, self._filled = 0, left
 
     def _fill(self, n_bytes: int) -> None:
-        """Fill the arena up to `n_bytes`, if the block has as many."""
+        """Fill the arena up to `n_bytes`, or up to the end of the block."""
         arena = self._arenas[0]
         if len(arena) < n_bytes:
             self._arenas[0] = np.empty(n_bytes, np.uint8)

@@ -14,7 +14,7 @@ from keytail.kernels import records as kernels
 from keytail.log.chunk import Chunk, OpenedRows
 from keytail.log.records.table import RecordTable
 
-PORTION_RECORDS = 8192
+PORTION_RECORDS = 8192  # maximum number of records of a portion; a batch with more records is one portion
 _NO_BITS = np.zeros(1, np.uint8)
 
 
