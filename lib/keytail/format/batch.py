@@ -45,7 +45,7 @@ NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_CONTROL_TYPE = -1
 
-# One row per batch, in native byte order: the input of every processing step (`log/chunk.py`).
+# One row per batch, in native byte order: the input of every processing step (`log/records/chunk.py`).
 BATCH_TABLE = np.dtype(
     [
         ("position", "i8"),  # byte position of the batch in its segment file

@@ -9,7 +9,7 @@ import numpy as np
 
 from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
-from keytail.log.chunk import Chunk, OpenedRows
+from keytail.log.records.chunk import Chunk, OpenedRows
 
 # Keys of a portion: the number in a chunk with records of 64 bytes. With fewer keys it takes longer: waking the thread
 # that looks them up takes as long as looking up thousands of keys.
