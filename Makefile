@@ -134,9 +134,9 @@ bundle: $(VENV)/.commands  ## build a .tar of wheels for hosts without a network
 	@echo "$(BUNDLE).tar: unpack it on the host, and there: sh $(notdir $(BUNDLE))/install.sh /opt/keytail"
 
 reference: venv  ## generate the pages REFERENCE, ERRORS and ROWS from the program
-	$(BIN)/python -m keytail.main.reference > lib/keytail/main/REFERENCE.md
-	$(BIN)/python -m keytail.main.reference_errors > lib/keytail/main/ERRORS.md
-	$(BIN)/python -m keytail.main.reference_rows > lib/keytail/cli/ROWS.md
+	$(BIN)/python -m tests.main.reference > lib/keytail/main/REFERENCE.md
+	$(BIN)/python -m tests.main.reference_errors > lib/keytail/main/ERRORS.md
+	$(BIN)/python -m tests.main.reference_rows > lib/keytail/cli/ROWS.md
 
 golden: venv  ## generate the golden logs again with a real broker (only if they must change: they are committed)
 	$(BIN)/python -m tests.golden.generate --overwrite

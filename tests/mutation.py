@@ -68,8 +68,8 @@ CORE = {
         "compact/write_phase/passes.py", "kernels/pieces.py", "kernels/rewriting/*.py",
     ),
     "proof": ("compact/proof/*.py", "kernels/proof/*.py", "kernels/walk.py"),
-    "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
-    "recovery": ("log/recover.py",),
+    "swap": ("log/replacement/directory.py", "log/replacement/replace.py", "log/replacement/swap.py"),
+    "recovery": ("log/replacement/recover.py",),
 }  # fmt: skip
 # Its kernels do not belong to the core, and mutants would change how all kernels are cached.
 NOT_RUN = {"tests/kernels/test_jit.py"}

@@ -25,7 +25,7 @@ from keytail.compact.task import SourceCounts
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.control import ControlType
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile
 from keytail.run.tasks import Outcome
 from keytail.values import NotAValue, from_bytes, from_parts, to_bytes, to_parts
 
@@ -129,10 +129,13 @@ def test_a_pickle_is_not_run(tmp_path: Path) -> None:
         ([["os:system", []]], {"of": 0, "is": []}),
         ([["subprocess:Popen", ["args"]]], {"of": 0, "is": ["id"]}),
         ([["keytail.run.tasks:attempt_one", []]], {"of": 0, "is": []}),
-        ([["keytail.log.replace:os.path", []]], {"of": 0, "is": []}),
+        ([["keytail.log.replacement.replace:os.path", []]], {"of": 0, "is": []}),
         ([["keytail.run.spark.isolation:LocalDirs", ["paths"]]], {"of": 0, "is": [[]]}),
-        ([["keytail.log.replace:CleanFile", ["suffix", "name"]]], {"of": 0, "is": ["", ""]}),
-        ([["keytail.log.replace:CleanFile", ["suffix", "name", "size_bytes", "digest_hex"]]], {"of": 0, "is": [1]}),
+        ([["keytail.log.replacement.replace:CleanFile", ["suffix", "name"]]], {"of": 0, "is": ["", ""]}),
+        (
+            [["keytail.log.replacement.replace:CleanFile", ["suffix", "name", "size_bytes", "digest_hex"]]],
+            {"of": 0, "is": [1]},
+        ),
         ([["keytail.no.module:X", []]], {"of": 0, "is": []}),
         ([["keytail..x:X", []]], {"of": 0, "is": []}),
         ([], {"of": 0, "is": []}),

@@ -18,17 +18,17 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from keytail.log.heap import keep_freed_memory
 
 from keytail.compact import cleaner
 from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.log.checkpoint import update_offset
-from keytail.log.freeing import Freeing
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.heap import keep_freed_memory
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import survey_partition
+from keytail.log.replacement.freeing import Freeing
 from keytail.rebuild_index.tasks import Rebuild
 from tests.bench.limits import limits
 from tests.bench.memory import peak_private

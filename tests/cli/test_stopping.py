@@ -28,7 +28,7 @@ from keytail.errors import KeytailError
 from keytail.expire import driver as expire_driver
 from keytail.log.fs import LOCAL
 from keytail.log.lock import is_held
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.main import running
 from keytail.rebuild_index import driver as rebuild_index_driver
 from keytail.run.ended import SparkEnded

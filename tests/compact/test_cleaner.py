@@ -19,8 +19,8 @@ from keytail.format.batch import BATCH_TABLE
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.kernels.batches import OK, index_batches
 from keytail.log import writer
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.records.scan import RecordScanner
 from tests.chance import SEED, draws

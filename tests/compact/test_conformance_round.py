@@ -19,11 +19,11 @@ from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.task import CleaningResult
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.index import parse_offset_index, parse_time_index
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import SegmentFacts, survey_partition
+from keytail.log.records.chunk import SegmentReader
 from tests.compact.logs import RandomLog, task_for, write_log
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment

@@ -17,9 +17,9 @@ from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.detail import MOST_PARTS, Part, detail_of_result, parts_of
 from keytail.compact.task import SourceCounts
 from keytail.format.batch import BATCH_TABLE
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
+from keytail.log.records.chunk import SegmentReader
 from tests.chance import SEED, draws
 from tests.compact.test_passes import random_task
 from tests.interop.conftest import fast_dir  # noqa: F401

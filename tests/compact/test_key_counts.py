@@ -38,8 +38,8 @@ from keytail.compact.map_phase.offset_map import SLOT_BYTES, OffsetMap
 from keytail.compact.proof.keys import LEAST_MEMORY_BYTES, most_keys
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
 from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_stages import some_log, write_indexes

@@ -13,9 +13,9 @@ from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import execution as compaction
 from keytail.errors import KeytailError
-from keytail.log.directory import Directory
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.recover import recover
+from keytail.log.replacement.directory import Directory
+from keytail.log.replacement.recover import recover
 from keytail.undo.command import Request as UndoRequest
 from keytail.undo.driver import undo
 from tests.bench.commits import SETTINGS, Counting, make

@@ -20,9 +20,9 @@ from keytail.compact import cleaner
 from keytail.format.batch import HEADER_BYTES
 from keytail.format.compression import compress
 from keytail.kernels.native import crc32c
-from keytail.log.chunk import CHUNK_BYTES, SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
+from keytail.log.records.chunk import CHUNK_BYTES, SegmentReader
 from tests.bench.memory import peak_private
 from tests.compact.logs import RandomLog, task_for, write_log
 from tests.hostile.bombs import bomb_batch, tiny_records, value_records

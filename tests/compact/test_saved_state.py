@@ -17,7 +17,7 @@ from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL
-from keytail.log.replace import CleanFile
+from keytail.log.replacement.replace import CleanFile
 from tests.compact.test_passes import ACTIVE, task_of
 from tests.test_values import Attack
 

@@ -9,8 +9,8 @@ import pytest
 from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.compact.map_phase.survivors import Followers, SurvivorBuilder
 from keytail.compact.plan import segments_between
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.transactions import NATIVE_ENTRY, TransactionTracker
 from tests.chance import chance, draws

@@ -37,7 +37,7 @@ from keytail.log.partition import (
     survey_partition,
 )
 from keytail.log.producers import first_unstable
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.run.engine import ThisProcess
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome, run_attempt

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.indexing import index_files
 from tests.reference.loader import Loaded, LoadedSegment, load, load_before_3

@@ -22,7 +22,7 @@ from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import LOCAL, FileStat, FileSystem
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import PartitionFacts, survey_partition
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from tests.chance import SEED
 from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, log_of, offsets_of, txn_index, write_segment

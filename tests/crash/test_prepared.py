@@ -34,7 +34,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import hosted, survey_log_dirs
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.producers import first_unstable
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.run.engine import ThisProcess
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome, run_attempt

@@ -12,7 +12,7 @@ import pytest
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import hosted, survey_log_dirs
 from keytail.log.partition import survey_partition
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from tests.chance import SEED

@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.recover import recover
+from keytail.log.replacement import replace
+from keytail.log.replacement.recover import recover
 from tests.chance import SEED
 from tests.crash.driver import EVERY_FAULT, Counts, State, digest_of, few_in_check, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION, Group, Partition, txn_index

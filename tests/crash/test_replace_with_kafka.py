@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from keytail.log import replace
-from keytail.log.recover import recover
+from keytail.log.replacement import replace
+from keytail.log.replacement.recover import recover
 from tests.chance import SEED
 from tests.crash.driver import (
     EVERY_FAULT,
@@ -29,7 +29,7 @@ from tests.crash.test_compaction import SHAPES
 from tests.crash.test_replace import CASES
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka, KafkaError
-from tests.log.test_swap_states import ROWS, Dir
+from tests.log.replacement.test_swap_states import ROWS, Dir
 from tests.reference.loader import Loaded, load
 
 CONFIGS = {"cleanup.policy": "compact", "segment.index.bytes": "8192", "index.interval.bytes": "50"}

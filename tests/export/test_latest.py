@@ -15,8 +15,8 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.export import latest as module
 from keytail.export.latest import LatestTask, find_latest, latest_records, slices_of
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
 from tests.chance import SEED
 from tests.growing_log import GrowingLog
 from tests.in_pieces import take_in_pieces

@@ -20,8 +20,8 @@ from keytail.format.compression import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from keytail.format.encode import MAX_BATCH_BYTES, Encoding, RecordColumns
 from keytail.format.encode import encode_batches as encode
 from keytail.kernels import batches as batch_kernels
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.scan import RecordScanner
 from tests.chance import draws
 from tests.reference.batches import Rec, all_records, decode_log

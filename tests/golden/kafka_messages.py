@@ -1,10 +1,10 @@
-"""Writes `lib/keytail/format/kafka_messages.py` from the message definitions in Kafka's jars.
+"""Writes `lib/keytail/format/kafka_messages.json` from the message definitions in Kafka's jars.
 
-    python -m tests.golden.kafka_messages          writes the module
+    python -m tests.golden.kafka_messages          writes the file
     python -m tests.golden.kafka_messages --check  fails if it differs from what would be written
 
-Kafka's jars contain the JSON definitions that its protocol generator reads. Each becomes a line of fields in the
-notation of `format/messages.py`.
+Kafka's jars contain the JSON definitions that its protocol generator reads. Each becomes a line: its name, its latest
+version, its first flexible version, and its fields in the notation of `format/messages.py`.
 """
 
 from __future__ import annotations
@@ -12,33 +12,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-import textwrap
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from keytail.format.messages import NEVER
 from tests.interop.kafka import kafka_jars
 
-MODULE = Path(__file__).parents[2] / "lib/keytail/format/kafka_messages.py"
+PATH = Path(__file__).parents[2] / "lib/keytail/format/kafka_messages.json"
 _STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*')
 _VERSIONS = re.compile(r"(\d+)(?:-(\d+)|(\+))?")
 _CONTROL = ("LeaderChangeMessage", "SnapshotHeaderRecord", "SnapshotFooterRecord", "KRaftVersionRecord", "VotersRecord")
 _PROTOCOL = {"subscription": "ConsumerProtocolSubscription", "assignment": "ConsumerProtocolAssignment"}
-_HEAD = '''"""The fields of Kafka {version}'s own records, generated from its message definitions. Do not edit.
-
-Written by `python -m tests.golden.kafka_messages`. The notation is that of `format/messages.py`.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-from keytail.format.messages import NEVER, Definition
-
-# fmt: off
-'''
 
 
 def definitions(jar_paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
@@ -96,25 +82,13 @@ def line(definition: Mapping[str, Any]) -> tuple[int, int, str]:
     )
 
 
-def _table(name: str, comment: str, rows: Iterable[tuple[int | str, Mapping[str, Any]]]) -> Iterator[str]:
-    yield f"\n# {comment}"
-    rows = sorted(rows)
-    yield f"{name}: Mapping[{type(rows[0][0]).__name__}, Definition] = {{"
-    for key, definition in rows:
-        newest, flexible_from, fields = line(definition)
-        flexible = "NEVER" if flexible_from == NEVER else flexible_from
-        pieces = textwrap.wrap(fields, 108, break_long_words=False, break_on_hyphens=False, drop_whitespace=False)
-        yield f"    # {definition['name']}"
-        yield (
-            f"    {json.dumps(key)}: Definition({newest}, {flexible}, "
-            + "\n        ".join(f'"{piece}"' for piece in ["", *pieces][len(pieces) <= 1 :] or [""])
-            + "),"
-        )
-    yield "}"
+def _table(name: str, rows: Iterable[tuple[int | str, Mapping[str, Any]]]) -> str:
+    lines = [f"{json.dumps(str(key))}: {json.dumps([item['name'], *line(item)])}" for key, item in sorted(rows)]
+    return f'"{name}": {{\n' + ",\n".join(lines) + "\n}"
 
 
-def module(found: Mapping[str, Mapping[str, Any]], version: str) -> str:
-    """Return the text of the module."""
+def tables(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the text of the file."""
 
     def of(kind: str, prefixes: tuple[str, ...]) -> list[tuple[int | str, Mapping[str, Any]]]:
         return [
@@ -126,32 +100,28 @@ def module(found: Mapping[str, Mapping[str, Any]], version: str) -> str:
     remote_log = ("RemoteLog", "RemotePartition")
     metadata = [row for row in of("metadata", ("",)) if not row[1]["name"].startswith(remote_log)]
     groups = ("LegacyOffset", "OffsetCommit", "GroupMetadata", "ConsumerGroup", "ShareGroup", "StreamsGroup")
-    control = [(name, found[name]) for name in _CONTROL]
-    protocol = [(name, found[message]) for name, message in _PROTOCOL.items()]
-    lines = [
-        *_table("METADATA", "Records of the cluster metadata log by type.", metadata),
-        *_table("GROUP_KEYS", "Keys of `__consumer_offsets` by record type.", of("coordinator-key", groups)),
-        *_table("GROUP_VALUES", "Values of `__consumer_offsets` by record type.", of("coordinator-value", groups)),
-        *_table("TRANSACTION_KEYS", "Keys of `__transaction_state`.", of("coordinator-key", ("TransactionLog",))),
-        *_table("TRANSACTION_VALUES", "Values of `__transaction_state`.", of("coordinator-value", ("TransactionLog",))),
-        *_table("CONSUMER_PROTOCOL", "What members of a classic consumer group send.", protocol),
-        *_table("CONTROL", "Control records of the cluster metadata log by name.", control),
+    parts = [
+        _table("METADATA", metadata),
+        _table("GROUP_KEYS", of("coordinator-key", groups)),
+        _table("GROUP_VALUES", of("coordinator-value", groups)),
+        _table("TRANSACTION_KEYS", of("coordinator-key", ("TransactionLog",))),
+        _table("TRANSACTION_VALUES", of("coordinator-value", ("TransactionLog",))),
+        _table("CONSUMER_PROTOCOL", [(name, found[message]) for name, message in _PROTOCOL.items()]),
+        _table("CONTROL", [(name, found[name]) for name in _CONTROL]),
     ]
-    return _HEAD.format(version=version) + "\n" + "\n".join(lines) + "\n"
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def current() -> str:
-    """Return the module as generated from the present jars of Kafka."""
-    paths = sorted(kafka_jars().glob("kafka-*.jar"))
-    version = next(path.stem.rpartition("-")[2] for path in paths if path.name.startswith("kafka-metadata-"))
-    return module(definitions(paths), version)
+    """Return the file as generated from the present jars of Kafka."""
+    return tables(definitions(sorted(kafka_jars().glob("kafka-*.jar"))))
 
 
 def main(arguments: list[str]) -> int:
     text = current()
     if arguments == ["--check"]:
-        return int(MODULE.read_text() != text)
-    MODULE.write_text(text)
+        return int(PATH.read_text() != text)
+    PATH.write_text(text)
     return 0
 
 

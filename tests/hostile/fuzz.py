@@ -27,8 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keytail.doctor.warm import warm as warm_kernels
 from tests import golden
+from tests.run.kernel_steps import run_all
 
 BATCH = 4000
 STUCK_S = 30.0  # CPU time
@@ -202,7 +202,7 @@ def directories(root: str) -> One:
     return one_of(place, corpus(root))
 
 
-_warm_kernels = functools.cache(warm_kernels)
+_warm_kernels = functools.cache(run_all)
 
 
 def warm(item: One, seed: int, n: int = 400) -> None:

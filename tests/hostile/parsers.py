@@ -23,12 +23,12 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import compression, control, coordinator, index, metadata, names, producers
 from keytail.format.codecs import errors
 from keytail.log.checkpoint import read_epochs, read_offsets
-from keytail.log.chunk import SegmentReader
 from keytail.log.cluster.metadata import read_metadata, read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.log_end import log_end
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import newest_snapshot
+from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.scan import RecordScanner
 from keytail.lookup.steps import lookup_offset, lookup_time
 from keytail.rebuild_index.indexes import SegmentTask, index_segment

@@ -18,7 +18,7 @@ from keytail.import_.segments import SegmentsTask, SegmentsWriter, Written
 from keytail.log.fs import FileSystem
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import survey_partition
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.log.writer import Limits
 from tests.crash.partitions import PARTITION, write_segment
 from tests.reference.batches import Rec, encode_batch

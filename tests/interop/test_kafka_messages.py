@@ -10,5 +10,5 @@ from tests.interop.kafka import Kafka
 pytestmark = pytest.mark.interop
 
 
-def test_the_module_equals_the_generated_one(kafka: Kafka) -> None:
-    assert kafka_messages.MODULE.read_text() == kafka_messages.current(), "run python -m tests.golden.kafka_messages"
+def test_the_file_equals_the_generated_one(kafka: Kafka) -> None:
+    assert kafka_messages.PATH.read_text() == kafka_messages.current(), "run python -m tests.golden.kafka_messages"

@@ -15,9 +15,9 @@ import pytest
 
 from keytail.format.producers import parse_snapshot
 from keytail.log.checkpoint import read_epochs
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts
+from keytail.log.records.chunk import SegmentReader
 from keytail.rebuild_index.epochs import epochs_seen, plan_epochs, write_plan
 from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.snapshots import (

@@ -32,7 +32,7 @@ from keytail.ledger.repair import repair
 from keytail.ledger.tables import Stamp, partition_fields
 from keytail.ledger.write import Ledger, LedgerTable
 from keytail.log.fs import FileSystem
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import ResultRow, exit_status
 from keytail.run.spark.engine import SparkEngine

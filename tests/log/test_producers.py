@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import first_unstable, load_producers, newest_snapshot
+from keytail.log.records.chunk import SegmentReader
 from tests.chance import draws
 from tests.reference import producers as reference
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker

@@ -16,10 +16,11 @@ import typer
 
 from keytail.cli.rows import NOT_IN_JSON
 from keytail.config.keys import KEYS
-from keytail.main import reference, reference_errors, reference_rows
+from keytail.main import main
 from keytail.main.main import COMMANDS, app
+from tests.main import reference, reference_errors, reference_rows
 
-PAGE = Path(reference.__file__).with_name("REFERENCE.md")
+PAGE = Path(main.__file__).with_name("REFERENCE.md")
 
 
 ROWS = PAGE.parents[1] / "cli" / "ROWS.md"
@@ -99,7 +100,7 @@ def test_the_nearest_name_is_suggested_for_a_misspelt_one(words: list[str], near
     assert nearest in done.stderr.replace(" ".join(words), "")
 
 
-ERRORS = Path(reference.__file__).with_name("ERRORS.md")
+ERRORS = PAGE.with_name("ERRORS.md")
 # The remedies of the others are in their rows or in the lines above, or their text is sufficient.
 WITHOUT_REMEDY = 9
 

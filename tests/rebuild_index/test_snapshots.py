@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
 from keytail.rebuild_index.snapshots import (
     SnapshotRow,
     SnapshotSurvey,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keytail.errors import CorruptLog
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import PartitionFacts, survey_partition
+from keytail.log.records.chunk import SegmentReader
 from keytail.rebuild_index.tail import TornTail, Truncation, plan_truncation, torn_tail, truncate_tail
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, log_of, write_segment
 from tests.reference.recovery import recovered_logs, valid_bytes

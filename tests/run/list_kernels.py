@@ -20,10 +20,10 @@ import numpy as np
 from numba.np.numpy_support import as_dtype
 
 import keytail.kernels
-from keytail.doctor.warm import steps
 from keytail.format import batch
 from keytail.kernels import jit
 from keytail.run import kernels
+from tests.run.kernel_steps import steps
 
 PATH = Path(kernels.__file__).with_name("kernels.json")
 Calls = dict[tuple[str, str], set[str]]

@@ -21,7 +21,7 @@ from keytail.cli.command import Command
 from keytail.console import OutputStyle, output_style, print_message, set_output_style
 from keytail.log import meter
 from keytail.log.fs import LOCAL
-from keytail.log.prefetch import prefetched
+from keytail.log.records.prefetch import prefetched
 from keytail.main.running import function_of
 from keytail.run.engine import ThisProcess
 from keytail.run.spark import session

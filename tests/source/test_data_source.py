@@ -101,7 +101,7 @@ def test_batches_have_the_documented_columns(spark: Any, logs: list[GrowingLog])
 
 
 def _tables(log: GrowingLog) -> list[np.ndarray]:
-    from keytail.log.chunk import SegmentReader
+    from keytail.log.records.chunk import SegmentReader
 
     reader, tables = SegmentReader(LOCAL), []
     for segment in log.facts().segments:

@@ -14,7 +14,7 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.kernels.native import file_digest
 from keytail.log.fs import LOCAL, FileStat, FileSystem
-from keytail.log.replace import GroupOutput
+from keytail.log.replacement.replace import GroupOutput
 from keytail.undo.backup import (
     MARKER,
     Backup,

@@ -19,8 +19,8 @@ from keytail.errors import CorruptLog, Refused
 from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.recover import recover
-from keytail.log.replace import GroupOutput, commit_group
+from keytail.log.replacement.recover import recover
+from keytail.log.replacement.replace import GroupOutput, commit_group
 from keytail.undo.backup import Backup, keep
 from keytail.undo.manifest import MANIFEST, Manifest, read_manifest
 from keytail.undo.partition import Decision, PartitionState, bytes_to_copy, check_backup, decide, read_state, restore

@@ -18,7 +18,7 @@ from tests.chance import chance
 from tests.crash.partitions import INTERVAL_BYTES, PARTITION, log_of
 from tests.interop.broker_client import BrokerClient
 from tests.interop.broker_story import complaints
-from tests.log.test_swap_states import OUT, ROWS, SOURCES, Dir, Logs, Row
+from tests.log.replacement.test_swap_states import OUT, ROWS, SOURCES, Dir, Logs, Row
 from tests.reference.indexing import index_files
 from tests.versions_of_kafka import VERSIONS
 from tests.versions_of_kafka.broker import broker_of

@@ -16,9 +16,9 @@ from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.kernels.audit import entries, reasons
-from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
+from keytail.log.records.chunk import Chunk, SegmentReader
 from keytail.log.records.scan import RecordScanner
 from keytail.run.shuffle import Cell
 from keytail.values import to_bytes

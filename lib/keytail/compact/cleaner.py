@@ -28,12 +28,12 @@ from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
-from keytail.log.chunk import SegmentReader
-from keytail.log.directory import Directory
-from keytail.log.freeing import LARGE_BYTES, Freeing
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
-from keytail.log.replace import CleanFile, GroupOutput, commit_group
+from keytail.log.records.chunk import SegmentReader
+from keytail.log.replacement.directory import Directory
+from keytail.log.replacement.freeing import LARGE_BYTES, Freeing
+from keytail.log.replacement.replace import CleanFile, GroupOutput, commit_group
 from keytail.log.transactions import Transactions
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 

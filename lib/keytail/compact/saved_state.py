@@ -19,7 +19,7 @@ from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.kernels.memory import zeros
 from keytail.log.fs import FileSystem
-from keytail.log.replace import CleanFile
+from keytail.log.replacement.replace import CleanFile
 from keytail.values import NotAValue, from_parts, sizes_of, to_parts
 
 _SIZE_BYTES = 8

@@ -29,7 +29,7 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockName, hold
 from keytail.log.partition import LogDirFacts, PartitionEntry
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage

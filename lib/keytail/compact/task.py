@@ -23,7 +23,7 @@ from keytail.kernels.native import HASH_NAME
 from keytail.kernels.proof.key_hash import SECRET_BYTES
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
-from keytail.log.replace import CleanFile, GroupOutput
+from keytail.log.replacement.replace import CleanFile, GroupOutput
 
 if TYPE_CHECKING:
     from keytail.compact.write_phase.rewrite import Counts

@@ -70,7 +70,7 @@ def _kafka(inferred: Inferred) -> dict[str, Any]:
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
     """Return the number of records according to the headers of all batches, whose checksums are checked; or the problem
     if a batch cannot be read."""
-    from keytail.log.chunk import SegmentReader  # noqa: PLC0415 (imports the kernels)
+    from keytail.log.records.chunk import SegmentReader  # noqa: PLC0415 (imports the kernels)
 
     reader = SegmentReader(fs)
     count = 0

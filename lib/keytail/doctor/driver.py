@@ -17,7 +17,7 @@ from keytail.doctor.log_dirs import clock, log_dirs
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.owner import work_as_owner
-from keytail.run.kernels import refuse_without_cache
+from keytail.run.kernels import compile_kernels, kernels_of, refuse_without_cache
 from keytail.run.spark.session import session_of_run
 
 
@@ -37,11 +37,8 @@ def _warm() -> None:
     refuse_without_cache()
     with Reporter("doctor", []) as reporter:
         reporter.note("compiling the kernels that are not in the cache, which takes about a minute the first time")
-        from keytail.doctor.warm import warm as compile_all  # noqa: PLC0415 (only with --warm: brings in all kernels)
-
-        compiled, left = compile_all(reporter.note)
-        rest = f"; {left} for rare cases are compiled when they are needed" if left else ""
-        reporter.note(f"{compiled} kernels are compiled{rest}")
+        compile_kernels(None, reporter.note)
+        reporter.note(f"{len({item.kernel for item in kernels_of(None)})} kernels are compiled")
 
 
 def _executors(master: str, paths: Sequence[str]) -> list[CheckRow]:

@@ -16,7 +16,7 @@ from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP
 from keytail.format.compression import LZ4, decompress
 from keytail.kernels.records import RECORD_TABLE
 from keytail.limits import max_record_bytes
-from keytail.log.chunk import Chunk
+from keytail.log.records.chunk import Chunk
 
 _PREFIX_BYTES = 12
 _LEAST_BYTES = 14

@@ -19,8 +19,8 @@ from keytail.format.compression import CODECS, decompress
 from keytail.format.record import find_fields
 from keytail.kernels.dump import batches as kernels
 from keytail.kernels.records import IN_RAW, RECORD_TABLE
-from keytail.log.chunk import CHUNK_BYTES
 from keytail.log.fs import FileSystem
+from keytail.log.records.chunk import CHUNK_BYTES
 from keytail.log.records.opening import BlockOpener, Chunk
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES
 from keytail.log.records.scan import RecordScanner

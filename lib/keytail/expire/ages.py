@@ -13,9 +13,9 @@ from typing import Literal
 
 from keytail.errors import CorruptLog
 from keytail.format import names
-from keytail.log.chunk import CORRUPT_REMEDY, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.records.chunk import CORRUPT_REMEDY, SegmentReader
 
 
 @dataclass(frozen=True, slots=True)

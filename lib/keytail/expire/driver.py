@@ -32,7 +32,7 @@ from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost, hold, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import status_of
 from keytail.run.spark.session import session_of_run

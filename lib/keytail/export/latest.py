@@ -22,10 +22,10 @@ from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels.offset_map import mark_survivors
 from keytail.kernels.records import number_records
-from keytail.log.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.fs import FileSystem
 from keytail.log.listed import unchanged, whole_bytes
 from keytail.log.partition import SegmentFacts
+from keytail.log.records.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.records.scan import Portion, RecordScanner
 from keytail.log.records.table import RecordTable
 from keytail.log.transactions import Contradiction, TransactionTracker, read_aborted

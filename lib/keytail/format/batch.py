@@ -46,7 +46,7 @@ NO_SEQUENCE = -1
 NO_CONTROL_TYPE = -1
 
 # The batch table has one row per batch, in native byte order. It is the input of every processing step
-# (`log/chunk.py`).
+# (`log/records/chunk.py`).
 BATCH_TABLE = np.dtype(
     [
         ("position", "i8"),  # byte position of the batch in its segment file

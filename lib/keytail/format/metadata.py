@@ -107,7 +107,7 @@ class OtherRecord:
 
     @property
     def is_known(self) -> bool:
-        """Whether `kafka_messages.py` contains the type. A known type is skipped because it does not concern topics."""
+        """Whether `kafka_messages.json` lists the type. A known type is skipped because it does not concern topics."""
         return self.record_type in METADATA
 
 

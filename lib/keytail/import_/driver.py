@@ -37,7 +37,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.owner import work_as_owner
 from keytail.log.partition import survey_partition
-from keytail.log.recover import recover, remove_lost_scratch
+from keytail.log.replacement.recover import recover, remove_lost_scratch
 from keytail.log.writer import Limits
 from keytail.run.ended import sweep
 from keytail.run.kernels import compile_kernels, is_on_this_host

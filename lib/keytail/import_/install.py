@@ -22,8 +22,8 @@ from keytail.log.fs import FileStat, FileSystem
 from keytail.log.import_record import ImportRecord
 from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts
-from keytail.log.recover import recover
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
+from keytail.log.replacement.recover import recover
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
 from keytail.log.small_file import replace_file
 from keytail.log.writer import make_empty_segment
 

@@ -27,7 +27,7 @@ from keytail.import_.slices import Slices, slices_of
 from keytail.import_.source import Source, records_of
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.import_record import ImportRecord
-from keytail.log.recover import remove_lost_scratch
+from keytail.log.replacement.recover import remove_lost_scratch
 from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
 

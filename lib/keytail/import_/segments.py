@@ -17,7 +17,7 @@ from keytail.errors import Refused
 from keytail.format import names
 from keytail.format.encode import Encoding, RecordColumns, encode_batches, joined
 from keytail.log.fs import FileSystem
-from keytail.log.replace import OutputSegment
+from keytail.log.replacement.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
 # Bytes of data that are encoded at a time. The last batch is encoded again with later records; with this size, that

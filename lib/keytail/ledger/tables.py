@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow
 
 from keytail.errors import stored
-from keytail.log.contents import SegmentContents
+from keytail.log.records.contents import SegmentContents
 from keytail.run.rows import ResultRow
 
 VERSION = 1

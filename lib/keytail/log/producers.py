@@ -17,10 +17,10 @@ from keytail.durations import duration_text
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.producers import ProducerEntry, parse_snapshot
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producer import Producer, not_idle
+from keytail.log.records.chunk import SegmentReader
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 `OutputWriter` takes the retained batches of consecutive sources and closes an output when a limit is reached, at the
 boundary of a source if possible. Scratch files end in `.clean`, have the run and the attempt in their names and are
-ignored by brokers; `log/replace.py` gives them their final names.
+ignored by brokers; `log/replacement/replace.py` gives them their final names.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from keytail.format import names
 from keytail.format.index import MAX_RELATIVE_OFFSET
 from keytail.kernels.native import file_digest
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.index.indexer import SegmentIndexer
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.records.chunk import SegmentReader
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 
 MAX_SEGMENT_BYTES = 2**31 - 1
 

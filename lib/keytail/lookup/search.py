@@ -19,11 +19,11 @@ from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
 from keytail.format.compression import CODECS
 from keytail.format.control import ControlType
 from keytail.format.index import TIME_ENTRY
-from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.index.files import OffsetEntry, OffsetIndex, TimeEntry
 from keytail.log.index.presized import REBUILD
 from keytail.log.partition import PartitionFacts
+from keytail.log.records.chunk import Chunk, SegmentReader
 from keytail.log.records.scan import RecordScanner
 from keytail.lookup.segment_indexes import SegmentIndexes
 

@@ -27,7 +27,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
 from keytail.log.log_dirs import hosted
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, reasons_against_change, survey_partition
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.rebuild_index.command import RebuildRow, Request, SegmentRow, exit_status
 from keytail.rebuild_index.partition import PartitionPlan, RebuildSettings, plan_partition, truncation_text
 from keytail.rebuild_index.tasks import PartitionOutcome, Rebuild

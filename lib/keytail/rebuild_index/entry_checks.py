@@ -13,7 +13,7 @@ import numpy as np
 
 from keytail.errors import CorruptLog, Refused
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
-from keytail.log.chunk import SegmentReader
+from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.opening import Chunk
 from keytail.log.records.scan import RecordScanner
 

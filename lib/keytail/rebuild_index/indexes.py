@@ -19,11 +19,11 @@ from keytail.format import names
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.index import MAX_RELATIVE_OFFSET, parse_offset_index
 from keytail.kernels.native import file_digest
-from keytail.log.chunk import CORRUPT_REMEDY, Chunk, SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.partition import refuse_changed
-from keytail.log.replace import CleanFile
+from keytail.log.records.chunk import CORRUPT_REMEDY, Chunk, SegmentReader
+from keytail.log.replacement.replace import CleanFile
 from keytail.rebuild_index.aborted import Needed
 from keytail.rebuild_index.entry_checks import why_wrong
 from keytail.rebuild_index.epochs import Epoch, epochs_seen

@@ -18,11 +18,11 @@ from keytail.errors import CorruptLog, ErrorText, KeytailError, Refused, joined,
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
 from keytail.log.checkpoint import read_epochs
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.lock import refuse_lost
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import PartitionFacts, survey_partition
+from keytail.log.records.chunk import SegmentReader
 from keytail.log.transactions import read_aborted
 from keytail.rebuild_index.aborted import asked_offsets, right_entries
 from keytail.rebuild_index.epochs import plan_epochs, write_plan

@@ -17,10 +17,10 @@ import numpy as np
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError
 from keytail.format import names
 from keytail.format.producers import check_snapshot, encode_snapshot, parse_snapshot
-from keytail.log.chunk import SegmentReader, refuse_unsupported
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import ProducerStates
+from keytail.log.records.chunk import SegmentReader, refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.recover import remove_lost_scratch, remove_scratch
+from keytail.log.replacement.recover import remove_lost_scratch, remove_scratch
 from keytail.rebuild_index.indexes import (
     Scan,
     SegmentResult,

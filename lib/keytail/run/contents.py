@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from keytail.errors import REPORT_IT, KeytailError
 from keytail.format import names
-from keytail.log.chunk import SegmentReader
-from keytail.log.contents import SegmentContents, contents_of
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.records.chunk import SegmentReader
+from keytail.log.records.contents import SegmentContents, contents_of
 from keytail.run.engine import Engine
 from keytail.run.tasks import as_problem
 

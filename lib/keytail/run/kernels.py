@@ -1,7 +1,7 @@
 """Compiles the kernels of a command before its tasks run, in parallel processes, once for each host and user.
 
 `kernels.json` lists the kernels that each command calls, slowest first, with the types of their arguments and the time
-that compiling each one took; `python -m tests.run.list_kernels` creates it by running the steps of doctor/warm.py.
+that compiling each one took; `python -m tests.run.list_kernels` creates it by running all operations on small logs.
 Kernels listed as RARE are needed by few logs: they are compiled when they are called, or by `doctor --warm`.
 """
 

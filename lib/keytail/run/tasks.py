@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from keytail.errors import REPORT_IT, KeytailError, of_system, out_of_memory
-from keytail.log.heap import keep_freed_memory
+from keytail.run.heap import keep_freed_memory
 from keytail.run.watching import Channel, send_to
 from keytail.values import to_bytes
 

@@ -13,8 +13,8 @@ from keytail.errors import CorruptLog
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
 from keytail.format.compression import CODECS
 from keytail.log.fs import FileSystem
+from keytail.log.records.slices import batches, records
 from keytail.log.records.table import RecordTable
-from keytail.log.slices import batches, records
 from keytail.run.arrow import binary, cut, header_names, joined
 from keytail.source.plan import Piece
 

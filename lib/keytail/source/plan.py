@@ -16,7 +16,7 @@ from keytail.log.listed import retry_beside_broker
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.readable import Readable, readable
-from keytail.log.slices import LogSlice, slices_of
+from keytail.log.records.slices import LogSlice, slices_of
 from keytail.log.transactions import read_aborted
 from keytail.lookup.steps import lookup_time
 from keytail.run.batching import in_bundles

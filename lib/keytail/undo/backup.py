@@ -20,7 +20,7 @@ from keytail.format import names
 from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import NO_LINKS, FileStat, FileSystem
-from keytail.log.replace import GroupOutput
+from keytail.log.replacement.replace import GroupOutput
 from keytail.undo.manifest import MANIFEST, BackupFile, Manifest, parts_of, read_manifest, write_manifest
 
 MARKER = "keytail-backup"  # name of the marker file in the directory of a run

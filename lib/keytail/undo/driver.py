@@ -22,7 +22,7 @@ from keytail.log.lock import hold
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.owner import work_as_owner
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from keytail.run.rows import status_of
 from keytail.run.storage import refuse_shared_storage
 from keytail.sizes import human_bytes

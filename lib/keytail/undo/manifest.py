@@ -15,7 +15,7 @@ from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.json_object import parse_object
 from keytail.log.fs import FileSystem
-from keytail.log.replace import GroupOutput, parts
+from keytail.log.replacement.replace import GroupOutput, parts
 from keytail.log.small_file import replace_file
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest time that can be printed

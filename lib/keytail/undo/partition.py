@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from keytail.errors import WRITTEN_TO, CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset
-from keytail.log.directory import Directory
 from keytail.log.fs import NO_LINKS, FileStat, FileSystem
 from keytail.log.lock import refuse_lost
-from keytail.log.recover import recover
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
+from keytail.log.replacement.directory import Directory
+from keytail.log.replacement.recover import recover
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
 from keytail.undo.backup import copy_file, digest_file, epochs_below
 from keytail.undo.manifest import BackupFile, LeftFile, Manifest, Part, write_manifest
 

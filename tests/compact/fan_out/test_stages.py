@@ -24,7 +24,7 @@ from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_memory import task_of, write_segments

@@ -17,8 +17,8 @@ from keytail.compact.measure.sampling import draw_positions, follow_sampled
 from keytail.compact.plan import segments_between
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
 from tests.chance import SEED, chance, draws
 from tests.compact.measure.logs import outputs_of, random_task, tombstones_in
 from tests.reference.legacy import decode_any_log

@@ -15,7 +15,7 @@ from keytail.compact.task import CleaningResult
 from keytail.config.compaction import CompactionConfig
 from keytail.errors import CorruptLog
 from keytail.format import names
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 
 RUN = "p1a2b"
 

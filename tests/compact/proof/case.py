@@ -17,7 +17,7 @@ from keytail.kernels.proof.key_hash import SECRET_BYTES
 from keytail.log import window
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import SegmentFacts
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 from keytail.log.window import Window
 from tests.reference import cleaner
 from tests.reference.batches import Batch

@@ -17,7 +17,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels.proof.key_hash import SECRET_BYTES
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 from tests.chance import SEED, draws
 from tests.compact.proof.case import SmallWindow
 from tests.compact.reference_round import Out, Round, clean, index_bytes, newest_offsets, rebuild

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.scan import RecordScanner
 from keytail.log.records.table import BytesColumn
 from tests.chance import draws

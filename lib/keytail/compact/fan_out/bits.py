@@ -24,7 +24,7 @@ from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.kernels import fan_out as kernels
 from keytail.log.fs import FileSystem
-from keytail.log.replace import CleanFile
+from keytail.log.replacement.replace import CleanFile
 
 RECORDS, NULLS = 0, 1
 # `first`: for NULLS, the number within the segment of the first batch; `count`: records, or batches.

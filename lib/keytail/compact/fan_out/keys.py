@@ -24,10 +24,10 @@ from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels import fan_out as kernels
 from keytail.kernels.rewriting.records import note_nulls
-from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
+from keytail.log.records.chunk import Chunk, SegmentReader
 from keytail.log.records.scan import Portion, RecordScanner
-from keytail.log.replace import CleanFile
+from keytail.log.replacement.replace import CleanFile
 from keytail.run.shuffle import Cell
 from keytail.values import from_bytes, to_bytes
 

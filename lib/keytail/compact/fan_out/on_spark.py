@@ -25,7 +25,7 @@ from keytail.compact.fan_out.write import Written
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.pace import Pace, PacedFileSystem
-from keytail.log.replace import CleanFile
+from keytail.log.replacement.replace import CleanFile
 from keytail.run.ended import raise_if_ended
 from keytail.run.engine import Engine
 from keytail.run.hosts import refuse_network_here, refuse_unseen

@@ -31,7 +31,7 @@ from keytail.kernels.memory import zeros
 from keytail.kernels.proof import markers as marker_kernels
 from keytail.kernels.proof import table as proof_table
 from keytail.log.fs import FileSystem
-from keytail.log.replace import CleanFile, GroupOutput
+from keytail.log.replacement.replace import CleanFile, GroupOutput
 from keytail.run.shuffle import Cell
 from keytail.threads import inheriting
 

@@ -22,9 +22,9 @@ from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.index import parse_offset_index
 from keytail.kernels import transactions as kernels
-from keytail.log.chunk import CORRUPT_REMEDY, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.fs import FileSystem
-from keytail.log.replace import CleanFile
+from keytail.log.records.chunk import CORRUPT_REMEDY, SegmentReader, check_ends_below, refuse_unsupported
+from keytail.log.replacement.replace import CleanFile
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker
 from keytail.run.shuffle import Cell
 from keytail.values import from_bytes, to_bytes

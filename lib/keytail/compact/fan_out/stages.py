@@ -40,7 +40,7 @@ from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, Totals
 from keytail.compact.write_phase.passes import source_bytes
 from keytail.errors import CorruptLog
 from keytail.log.fs import FileSystem
-from keytail.log.replace import CleanFile
+from keytail.log.replacement.replace import CleanFile
 from keytail.log.transactions import read_aborted
 
 P = TypeVar("P")

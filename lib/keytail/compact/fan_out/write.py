@@ -19,10 +19,10 @@ from keytail.compact.saved_state import load_state
 from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.compact.write_phase.passes import kafka_groups, rewrite_groups, spans_too_long
 from keytail.compact.write_phase.rewrite import Counts, Rewriter
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
-from keytail.log.replace import CleanFile, GroupOutput
+from keytail.log.records.chunk import SegmentReader
+from keytail.log.replacement.replace import CleanFile, GroupOutput
 from keytail.log.writer import OutputWriter
 
 

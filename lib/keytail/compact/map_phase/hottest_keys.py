@@ -20,8 +20,8 @@ from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.task import CleaningTask
 from keytail.errors import CorruptLog
 from keytail.format import names
-from keytail.log.chunk import Chunk, SegmentReader
 from keytail.log.fs import FileSystem
+from keytail.log.records.chunk import Chunk, SegmentReader
 from keytail.log.records.scan import RecordScanner
 
 Place = tuple[int, int]  # the ordinal of the first record of a batch, and the batch's byte position

@@ -19,10 +19,10 @@ from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.index import parse_offset_index
 from keytail.log import meter
-from keytail.log.chunk import CORRUPT_REMEDY, Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import load_producers
+from keytail.log.records.chunk import CORRUPT_REMEDY, Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker, read_aborted
 

@@ -17,10 +17,10 @@ from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels.offset_map import mark_survivors
-from keytail.log.chunk import SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.partition import SegmentFacts
-from keytail.log.prefetch import prefetched
+from keytail.log.records.chunk import SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.records.key_scan import KeyPortion, KeyScanner
+from keytail.log.records.prefetch import prefetched
 from keytail.log.transactions import TransactionTracker
 
 

@@ -14,9 +14,9 @@ from keytail.compact.task import CleaningTask
 from keytail.compact.write_phase.rewrite import Rewriter, RowDecisions
 from keytail.format.batch import BATCH_TABLE, CONTROL, DELETE_HORIZON
 from keytail.kernels.rewriting import records as record_kernels
-from keytail.log.chunk import Chunk
 from keytail.log.pace import Pace
 from keytail.log.quiet import QuietFileSystem
+from keytail.log.records.chunk import Chunk
 from keytail.log.writer import Mark, OutputWriter, SegmentWriter
 
 # The columns that a segment needs of batches that are moved to it when an output is split.

@@ -17,7 +17,7 @@ from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.compact.write_phase.rewrite import RowDecisions
 from keytail.format.batch import CONTROL
 from keytail.kernels.rewriting import records as record_kernels
-from keytail.log.chunk import Chunk, SegmentReader
+from keytail.log.records.chunk import Chunk, SegmentReader
 from keytail.log.transactions import Transactions
 
 DRAWS = 2048

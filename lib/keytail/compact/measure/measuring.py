@@ -16,7 +16,7 @@ from keytail.compact.measure.intervals import Interval
 from keytail.compact.plan import segments_between
 from keytail.compact.task import CleaningTask, Totals, result_of
 from keytail.compact.write_phase.passes import rewrite_groups
-from keytail.log.chunk import SegmentReader
+from keytail.log.records.chunk import SegmentReader
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from keytail.errors import Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CONTROL
 from keytail.kernels.offset_map import mark_survivors
-from keytail.log.chunk import CHUNK_BYTES, Chunk, SegmentReader
 from keytail.log.fs import FileSystem
+from keytail.log.records.chunk import CHUNK_BYTES, Chunk, SegmentReader
 from keytail.log.records.key_scan import KeyScanner
 from keytail.log.transactions import Transactions, TransactionTracker
 

@@ -29,7 +29,7 @@ from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem
-from keytail.log.replace import GroupOutput
+from keytail.log.replacement.replace import GroupOutput
 from keytail.threads import Threads
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from keytail.errors import Refused, in_words
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
-from keytail.log.replace import GroupOutput
+from keytail.log.replacement.replace import GroupOutput
 from keytail.undo.backup import copy_file
 
 
@@ -93,7 +93,7 @@ def remove(fs: FileSystem, task: CleaningTask, scratch_names: Iterable[str]) -> 
 
 def to_copy(source_files: Sequence[SeenFile], groups: Sequence[GroupOutput]) -> list[SeenFile]:
     """Return the files that are copied unchanged. Not copied are the files of segments that a group replaces and, as in
-    `log/replace.py`, the producer snapshots at the base offsets of removed segments.
+    `log/replacement/replace.py`, the producer snapshots at the base offsets of removed segments.
     """
     sources = {base for group in groups for base in group.source_bases}
     outputs = {out.base_offset for group in groups for out in group.segments}

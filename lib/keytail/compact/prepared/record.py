@@ -23,7 +23,7 @@ from keytail.format.json_object import parse_object
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile
 
 _VERSION = 1
 _ATTEMPT = "0"

@@ -22,7 +22,7 @@ from keytail.log.records.pieces import WHOLE_BLOCK_BYTES
 from keytail.log.window import Window
 
 if TYPE_CHECKING:
-    from keytail.log.replace import CleanFile
+    from keytail.log.replacement.replace import CleanFile
 
 NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
 

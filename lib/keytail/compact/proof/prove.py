@@ -31,7 +31,7 @@ from keytail.log.records.pieces import WHOLE_BLOCK_RECORDS
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
-    from keytail.log.replace import GroupOutput
+    from keytail.log.replacement.replace import GroupOutput
 
 _NO_LIMIT = 2**62
 

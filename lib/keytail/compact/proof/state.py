@@ -23,7 +23,7 @@ from keytail.log.window import Window
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
-    from keytail.log.replace import GroupOutput, OutputSegment
+    from keytail.log.replacement.replace import GroupOutput, OutputSegment
 
 _BLOCK_BYTES = 1 << 20  # Initial room for a decompressed batch; prove.py makes more for larger batches.
 

@@ -19,8 +19,8 @@ from keytail.format import names
 from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost, refuse_lost
-from keytail.log.recover import recover, remove_lost_scratch, remove_scratch
-from keytail.log.replace import GroupOutput
+from keytail.log.replacement.recover import recover, remove_lost_scratch, remove_scratch
+from keytail.log.replacement.replace import GroupOutput
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import Outcome

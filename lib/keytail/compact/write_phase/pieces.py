@@ -15,7 +15,7 @@ from keytail.format.block_stream import compressor
 from keytail.format.codecs.errors import LARGER_REMEDY
 from keytail.kernels.rewriting.blocks import NOT_EARLIER, REBUILT
 from keytail.limits import max_record_bytes
-from keytail.log.chunk import Chunk
+from keytail.log.records.chunk import Chunk
 
 # A rebuilt block is in memory compressed, and may have at most the size of this many of the largest records.
 _PACKED_RECORDS = 2

@@ -25,8 +25,8 @@ from keytail.kernels.rewriting import assembly as assembly_kernels
 from keytail.kernels.rewriting import blocks as block_kernels
 from keytail.kernels.rewriting import records as record_kernels
 from keytail.kernels.rewriting import rows as row_kernels
-from keytail.log.chunk import CORRUPT_REMEDY, Chunk, OpenedRows, SegmentReader, refuse_unsupported
 from keytail.log.partition import SegmentFacts
+from keytail.log.records.chunk import CORRUPT_REMEDY, Chunk, OpenedRows, SegmentReader, refuse_unsupported
 from keytail.log.records.scan import Portion, RecordScanner
 from keytail.log.transactions import Transactions
 from keytail.log.writer import Appends

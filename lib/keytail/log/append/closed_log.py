@@ -9,11 +9,11 @@ from typing import NoReturn
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileSystem
 from keytail.log.one_partition import survey
 from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry
 from keytail.log.producers import newest_snapshot
+from keytail.log.records.chunk import SegmentReader
 
 _CHUNK_BYTES = 1 << 20
 

@@ -16,7 +16,7 @@ from keytail.format.compression import CODECS
 from keytail.kernels import append as stamping
 from keytail.kernels import batches as kernels
 from keytail.log.append.rolling import AppendConfig
-from keytail.log.chunk import HEADER_ERRORS
+from keytail.log.records.chunk import HEADER_ERRORS
 
 NOTHING_WRITTEN = "No batch of this set was written"
 _MAGIC_AT = 16

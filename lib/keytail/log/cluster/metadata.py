@@ -31,7 +31,7 @@ from keytail.log.cluster.replay import Replay, Topic, Values
 from keytail.log.fs import FileSystem
 
 if TYPE_CHECKING:
-    from keytail.log.chunk import SegmentReader
+    from keytail.log.records.chunk import SegmentReader
 
 METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
 # Brokers apply committed records only. At most this many records at the end may be uncommitted and be truncated.
@@ -160,7 +160,7 @@ def _list(fs: FileSystem, path: str) -> _Listing:
 
 
 def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
-    from keytail.log.chunk import SegmentReader  # noqa: PLC0415 (brings in the kernels)
+    from keytail.log.records.chunk import SegmentReader  # noqa: PLC0415 (brings in the kernels)
 
     replay, reader = Replay(kept_configs), SegmentReader(fs, _CHUNK_BYTES)
     start_offset, as_of_ms = 0, -1

@@ -9,7 +9,7 @@ import numpy as np
 
 from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
-from keytail.log.chunk import Chunk, OpenedRows
+from keytail.log.records.chunk import Chunk, OpenedRows
 
 # Maximum number of keys in a portion: as many as a chunk has with records of 64 bytes. Smaller portions take longer:
 # waking the thread that looks up the keys takes as long as thousands of look-ups.

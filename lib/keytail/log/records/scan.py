@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.kernels import records as kernels
-from keytail.log.chunk import Chunk, OpenedRows
+from keytail.log.records.chunk import Chunk, OpenedRows
 from keytail.log.records.table import RecordTable
 
 PORTION_RECORDS = 8192  # maximum number of records of a portion; a batch with more records is one portion

@@ -1,6 +1,6 @@
 """Generates the page of all errors by slug, and of all findings, from the program itself.
 
-`python -m keytail.main.reference_errors` prints it; ERRORS.md beside this module is its last output.
+`python -m tests.main.reference_errors` prints it; lib/keytail/main/ERRORS.md is its last output.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import keytail
 from keytail.errors import OF_SYSTEM, UnsafeFile
-from keytail.main.reference import cell
 from keytail.verify.finding_kinds import KINDS
+from tests.main.reference import cell
 
 _HOME = Path(keytail.__file__).parent
 _VARIES = "…"

@@ -17,8 +17,8 @@ from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
 from keytail.format.compression import CODECS
 from keytail.format.index import parse_offset_index, parse_time_index
 from keytail.kernels.native import file_digest
-from keytail.log.chunk import SegmentReader
 from keytail.log.fs import FileSystem
+from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.scan import RecordScanner
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from keytail.errors import KeytailError, Refused
-from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.recover import recover
-from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.replacement import replace
+from keytail.log.replacement.recover import recover
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 from tests.crash.driver import digest_of
 from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of
 from tests.reference.loader import load

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from keytail.errors import REPORT_IT, KeytailError, Refused
 from keytail.format import names
-from keytail.log.directory import Directory
 from keytail.log.fs import FileSystem
 from keytail.log.lock import refuse_lost
 from keytail.log.log_end import log_end
-from keytail.log.swap import NEEDED, finish
+from keytail.log.replacement.directory import Directory
+from keytail.log.replacement.swap import NEEDED, finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from keytail.format.legacy import LegacyProblem, summarize_rows
 from keytail.kernels import batches as kernels
 from keytail.limits import max_record_bytes
 from keytail.log.fs import FileSystem
-from keytail.log.prefetch import prefetched
 from keytail.log.records.opening import ARENA_BYTES, BlockOpener, Chunk, OpenedRows
+from keytail.log.records.prefetch import prefetched
 
 # Small enough to stay in the CPU cache from checksum to copy: on one machine, 5 million records took 0.81 s with chunks
 # of 8 MiB, and 0.97 s with 32 MiB.

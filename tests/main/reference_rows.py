@@ -1,6 +1,6 @@
 """Generates the page of rows and exit statuses from the declarations of the commands.
 
-`python -m keytail.main.reference_rows` prints it; cli/ROWS.md is its last output.
+`python -m tests.main.reference_rows` prints it; lib/keytail/cli/ROWS.md is its last output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keytail.cli.command import Command
 from keytail.cli.rows import NOT_IN_JSON
 from keytail.errors import ErrorText
 from keytail.main.main import COMMANDS
-from keytail.main.reference import cell
+from tests.main.reference import cell
 
 _TOP = """\
 # Rows and exit statuses

@@ -1,6 +1,6 @@
 """Generates the page of all commands, flags and settings from the command line and the table of Kafka's keys.
 
-`python -m keytail.main.reference` prints it; REFERENCE.md beside this module is its last output.
+`python -m tests.main.reference` prints it; lib/keytail/main/REFERENCE.md is its last output.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from keytail.format import names
 from keytail.format.names import FileName
-from keytail.log.directory import Directory
 from keytail.log.fs import NO_LINKS
+from keytail.log.replacement.directory import Directory
 
 NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)  # the files that every output has
 

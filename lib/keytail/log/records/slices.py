@@ -20,10 +20,10 @@ from keytail.format.batch import BATCH_HEADER, CONTROL, HEADER_BYTES, TRANSACTIO
 from keytail.format.control import ControlType
 from keytail.format.index import OFFSET_ENTRY, parse_offset_index
 from keytail.kernels import transactions as kernels
-from keytail.log.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.fs import FileSystem
 from keytail.log.listed import unchanged, whole_bytes
 from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.records.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.records.scan import RecordScanner
 from keytail.log.records.table import RecordTable
 

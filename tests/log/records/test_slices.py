@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from keytail.errors import CorruptLog, Refused
-from keytail.log import slices as module
 from keytail.log.fs import LOCAL
-from keytail.log.slices import batches, records, slices_of
+from keytail.log.records import slices as module
+from keytail.log.records.slices import batches, records, slices_of
 from keytail.log.transactions import read_aborted
 from tests.chance import SEED
 from tests.growing_log import GrowingLog

@@ -9,9 +9,9 @@ import pytest
 import xxhash
 
 from keytail.errors import CorruptLog
-from keytail.log.chunk import SegmentReader
-from keytail.log.contents import SegmentContents, contents_of
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader
+from keytail.log.records.contents import SegmentContents, contents_of
 from tests.golden import unpack
 from tests.log_dirs import random_records, write_log_dir
 from tests.reference.batches import decode_log

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from keytail.log import freeing as module
-from keytail.log.freeing import Freeing
 from keytail.log.fs import FileSystem
+from keytail.log.replacement import freeing as module
+from keytail.log.replacement.freeing import Freeing
 
 
 @pytest.fixture(autouse=True)

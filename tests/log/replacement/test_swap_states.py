@@ -18,7 +18,7 @@ import pytest
 import keytail.log
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.recover import recover
+from keytail.log.replacement.recover import recover
 from tests.crash.driver import digest_of
 from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of, segment_data, write_segment
 from tests.reference.loader import BrokerDoesNotStart, load, load_before_3

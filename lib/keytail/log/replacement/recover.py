@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.names import FileName
-from keytail.log.directory import Directory, logs, named_files, refuse_fatal
 from keytail.log.fs import FileSystem
 from keytail.log.lock import LockLost, refuse_lost
 from keytail.log.log_end import log_end
-from keytail.log.swap import NEEDED, finish
+from keytail.log.replacement.directory import Directory, logs, named_files, refuse_fatal
+from keytail.log.replacement.swap import NEEDED, finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.format.compression import compress
 from keytail.kernels.records import CLOSED, IN_RAW
-from keytail.log.chunk import SegmentReader, refuse_unsupported
 from keytail.log.fs import LOCAL
+from keytail.log.records.chunk import SegmentReader, refuse_unsupported
 from keytail.log.records.scan import RecordScanner
 from tests.chance import chance
 from tests.in_pieces import take_in_pieces

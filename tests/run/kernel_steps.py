@@ -1,17 +1,11 @@
-"""Compiles the kernels in advance, for `keytail doctor --warm`, into the cache from which later runs load them.
-
-Numba compiles a kernel for the types of a call. Kernels whose types are listed (run/kernels.py) are compiled first,
-several at a time. The list may be incomplete, so all operations that read or write logs are then run in this process,
-on small logs in a temporary directory with batches of every codec, transactions, messages of old formats, and damage.
-The list itself is also produced in this way.
+"""Runs all operations that read or write logs on small logs of every kind: batches of every codec, transactions,
+messages of old formats, damage. run/kernels.json lists the kernels that they call.
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
-import pkgutil
 import struct
 import tempfile
 import time
@@ -22,7 +16,6 @@ from functools import partial
 
 import numpy as np
 
-import keytail.kernels
 from keytail.audit.compare import ReplicaLog, compared_range
 from keytail.audit.scan import AuditTask
 from keytail.audit.stages import Alone, audit
@@ -37,7 +30,6 @@ from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
 from keytail.format.build import build_batch
 from keytail.format.compression import CODECS, GZIP, compress
 from keytail.format.control import ControlType
-from keytail.kernels import jit
 from keytail.kernels.native import crc32c
 from keytail.log.append.partition_log import PartitionLog
 from keytail.log.fs import LOCAL
@@ -46,24 +38,18 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts
 from keytail.lookup.steps import lookup_offset, lookup_time
 from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
-from keytail.run.kernels import RARE, compile_kernels
+from keytail.run.kernels import RARE
 from keytail.salvage.partition import Settings, salvage_partition
 from keytail.verify.task import verify_partition
 
 _NOW_MS = time.time_ns() // 1_000_000
 
 
-def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
-    """Return how many kernels are compiled now, and how many are not: they were not called, and are compiled when
-    needed."""
-    for module in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):
-        importlib.import_module(module.name)
-    compile_kernels(None, on_step)
+def run_all() -> None:
+    """Run all steps, so that this process and its forks have the kernels."""
     with tempfile.TemporaryDirectory(prefix="keytail-warm-") as home:
         for _, step in steps(home):
             step()
-    compiled = sum(bool(kernel.signatures) for kernel in jit.KERNELS)
-    return compiled, len(jit.KERNELS) - compiled
 
 
 def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from keytail.log.prefetch import prefetched
+from keytail.log.records.prefetch import prefetched
 
 
 def test_items_arrive_in_order_and_all_but_the_first_from_another_thread() -> None:
