@@ -228,9 +228,8 @@ def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[
             try:
                 yield from _rows(partition, piece, formats)
             except Exception as problem:
-                known = problem if isinstance(problem, KeytailError) else as_problem(problem)
                 # `from None`: Spark would print the text of the cause first, which may have the contents of a record.
-                text = base64.b64encode(to_bytes((partition, known))).decode()
+                text = base64.b64encode(to_bytes((partition, as_problem(problem)))).decode()
                 raise RuntimeError(_PROBLEM + text) from None
 
 
