@@ -77,15 +77,6 @@ class LiveProducers:
         self.producers.update(checked_set.producers)
         self.open_transactions = checked_set.open_transactions
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        opened = {p.txn_first_offset: i for i, p in self.producers.items() if p.txn_first_offset >= 0}
-        assert opened == self.open_transactions
-        for producer in self.producers.values():
-            assert len(producer.sent) <= BATCHES_KEPT
-            offsets = [offset for batch in producer.sent for offset in (batch.first_offset, batch.last_offset)]
-            assert offsets == sorted(offsets)
-
 
 class _Change:
     """Collects the changes that batches make to the producers `before`."""
