@@ -22,6 +22,7 @@ from tests.crash.partitions import PARTITION
 from tests.crash.recorder import RecordingFileSystem
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import CLOCK_MS, Kafka
+from tests.log.invariants import check_log
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.recovery import recovered_logs
 
@@ -107,7 +108,7 @@ class Promises:
                 log = PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS)
             except (Refused, CorruptLog):
                 return
-            log.check()
+            check_log(log)
             assert log.log_end_offset == _end(found)
             log.abandon()
 

@@ -38,6 +38,7 @@ from tests.hostile import kernels as kernel_drive
 from tests.hostile.corpus import NOW, Corpus
 from tests.hostile.in_memory import MTIME_NS, InMemory
 from tests.hostile.mutator import Mutator, spoil_entries, spoil_message_bytes, spoil_snapshot, spoil_text
+from tests.log.invariants import check_chunk
 from tests.reference import codecs
 from tests.reference.batches import Rec, all_records, decode_log
 
@@ -79,7 +80,7 @@ def read_log(data: bytes) -> list[Rec] | CorruptLog:
     found: list[Rec] = []
     try:
         for chunk in _reader.chunks_without_prefetch(LOG, len(data)):
-            chunk.check()
+            check_chunk(chunk)
             for opened in _reader.open_rows(chunk, np.ones(len(chunk.table), bool)):
                 for part in _scanner.portions(chunk, opened):
                     part.hash_keys(7)

@@ -26,6 +26,7 @@ from keytail.log.append.partition_log import PartitionLog
 from keytail.log.append.rolling import MAX_LONG, AppendConfig
 from tests.chance import SEED
 from tests.interop.kafka import CLOCK_MS, Kafka
+from tests.log.invariants import check_log
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.codecs import GZIP, LZ4, SNAPPY, ZSTD
 
@@ -402,7 +403,7 @@ class Replay:
             log.flush(now_ms=self.clock_ms)
         else:
             self.append(log, step, answer)
-        log.check()
+        check_log(log)
         self.seen["segments"] = max(self.seen["segments"], len(log.segments))
         assert log.log_end_offset == answer["log_end_offset"]
         assert log.recovery_point == answer["recovery_point"]

@@ -23,9 +23,8 @@ from keytail.describe.driver import describe
 from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.verify.command import Request
-from keytail.verify.driver import verify
+from keytail.verify.driver import verify, verify_log_dir
 from keytail.verify.findings import Finding
-from keytail.verify.log_dir import verify_log_dir
 from keytail.verify.scope import claims_of
 from keytail.verify.task import verify_partition
 from tests.chance import SEED

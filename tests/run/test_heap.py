@@ -8,7 +8,7 @@ import pytest
 
 _FAULTS = """
 import ctypes, resource, sys
-from keytail.run.heap import keep_freed_memory
+from keytail.run.tasks import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 if sys.argv[1] == "keep":

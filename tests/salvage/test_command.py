@@ -94,6 +94,15 @@ def test_a_target_in_or_around_a_log_dir_is_a_usage_error(
     assert snapshot(tmp_path) == before
 
 
+def test_a_target_in_the_log_dir_of_another_broker_is_a_usage_error(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "meta.properties").write_text("version=1\n")
+    done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "other" / "saved", "--execute")
+    assert done.exit_code == 2
+    assert "[overlaps-log-dir]" in done.output
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["meta.properties"]
+
+
 def test_salvage_is_refused_beside_a_broker(run: Run, log_dir: Path, tmp_path: Path) -> None:
     with lock.hold([str(log_dir)]):
         done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--output", "json")

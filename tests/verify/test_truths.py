@@ -13,8 +13,8 @@ import pytest
 
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.verify.driver import verify_log_dir
 from keytail.verify.finding_kinds import KINDS
-from keytail.verify.log_dir import verify_log_dir
 from keytail.verify.names import _may_use
 from keytail.verify.scope import Claims
 from keytail.verify.task import verify_partition

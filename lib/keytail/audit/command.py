@@ -125,21 +125,13 @@ _EARLY = {
 }
 
 
-def _compared(row: AuditRow) -> str:
-    return "" if row.first_offset is None else f"{row.first_offset}..{row.end_offset}"
-
-
-def _log_bytes(row: AuditRow) -> int | None:
-    return sum(replica["bytes"] for replica in row.replicas) if row.replicas else None
-
-
 _COLUMNS: tuple[Column[AuditRow], ...] = (
     PARTITION,
     STATUS,
     Column("replicas", lambda row: str(len(row.replicas) or "")),
-    Column("offsets", _compared),
+    Column("offsets", lambda row: show.offsets(row.first_offset, row.end_offset)),
     Column("records", lambda row: show.count(row.records_compared)),
-    Column("log size", lambda row: show.human_bytes(_log_bytes(row))),
+    Column("log size", lambda row: show.human_bytes(sum(r["bytes"] for r in row.replicas) if row.replicas else None)),
     TOOK,
 )
 

@@ -121,8 +121,7 @@ def audit(
             made = _job(fs, row, found, request.examples)
         except (KeytailError, OSError) as problem:
             known = problem if isinstance(problem, KeytailError) else None
-            status = status_of(known) if known else "failed"
-            made = replace(row, status=status, error=in_words(problem), problem=known)
+            made = replace(row, status=status_of(problem), error=in_words(problem), problem=known)
         if isinstance(made, AuditRow):
             rows[row.name] = made
         else:

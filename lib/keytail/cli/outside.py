@@ -12,16 +12,42 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 
 
+def refuse_unsuitable(
+    fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str, *, may_be_log_dir: bool = False
+) -> None:
+    """Do the same as `refuse_in_log_dirs` and `refuse_unwritable`, and raise UsageProblem unless `path` is a directory
+    or can be created."""
+    refuse_in_log_dirs(fs, path, log_dirs, flag, may_be_log_dir=may_be_log_dir)
+    refuse_unwritable(path, flag)
+    parent = os.path.dirname(path)
+    if not fs.exists(parent):
+        raise UsageProblem(
+            f"the parent directory of {flag} does not exist",
+            path=parent,
+            remedy=f"Create it, or give another {flag}",
+            slug="no-parent-directory",
+        )
+    if fs.exists(path) and not fs.stat(path).is_dir:
+        raise UsageProblem(
+            f"{flag} is not a directory", path=path, remedy=f"Give another {flag}", slug="not-a-directory"
+        )
+
+
 @as_caller()
-def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
-    """Raise UsageProblem if `path` (absolute, links resolved) is in or above one of `log_dirs`, or in any log dir."""
+def refuse_in_log_dirs(
+    fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str, *, may_be_log_dir: bool = False
+) -> None:
+    """Raise UsageProblem if `path` (absolute, links resolved) is in or above one of `log_dirs`, or in any log dir.
+
+    `may_be_log_dir`: it may be another log dir itself.
+    """
     remedy = "Give a directory elsewhere: a broker does not start on a log dir that contains other directories"
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([path, log_dir]) in (path, log_dir):
             raise UsageProblem(
                 f"{flag} is inside a log dir or contains one", path=path, remedy=remedy, slug="overlaps-log-dir"
             )
-    refuse_below_log_dir(fs, path, flag)
+    refuse_below_log_dir(fs, os.path.dirname(path) if may_be_log_dir else path, flag)
 
 
 @as_caller()

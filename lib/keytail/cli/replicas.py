@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from keytail.errors import Refused, UsageProblem
 from keytail.log.fs import FileSystem
+from keytail.log.owner import no_such_log_dir
 
 if TYPE_CHECKING:
     from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -89,12 +90,7 @@ def _identity(fs: FileSystem, path: str) -> tuple[int, int]:
     try:
         found = fs.stat(path)
     except FileNotFoundError as error:
-        raise UsageProblem(
-            "no such log dir",
-            path=path,
-            remedy="Check whether it is mounted, and compare it with the broker's log.dirs",
-            slug="no-such-log-dir",
-        ) from error
+        raise no_such_log_dir(path) from error
     return found.device, found.inode
 
 

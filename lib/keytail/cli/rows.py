@@ -146,6 +146,11 @@ def plain(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
+def offsets(first: int | None, end: int | None) -> str:
+    """Return a range of offsets, whose end is exclusive, as `7..12`."""
+    return "" if first is None else f"{first}..{end}"
+
+
 def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
     """Print `partition status: reason` in full, the most serious first. A reason that several partitions have is
     printed once.

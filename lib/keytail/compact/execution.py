@@ -28,7 +28,6 @@ from keytail.compact.running.compaction import Compaction
 from keytail.compact.running.replacing import InPlace, move_checkpoints
 from keytail.compact.running.state import Events, not_begun_row
 from keytail.compact.steps import Steps, cleaning_tasks, find_prepared, resolve_leftovers
-from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
 from keytail.console import print_message
 from keytail.errors import ErrorText, joined
@@ -74,7 +73,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
         if not tasks and flags.path is None:
             return _in_order(planned, (), request)
-        sizes = [(os.path.basename(task.partition_path), _log_bytes(task)) for task in tasks]
+        sizes = [(os.path.basename(task.partition_path), sum(s.log_bytes for s in task.segments)) for task in tasks]
         why_spark = "" if submitted else flags.why_spark()
         not_begun = [not_begun_row(task) for task in tasks]
         with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter, _rows_of_stop(
@@ -126,10 +125,6 @@ def _not_prepared(planned: Planned) -> Planned:
     text = ErrorText("not prepared (--prepared-only)")
     decision = Decision("skipped", joined([text, planned.discarded]), planned.decision.selection)
     return replace(planned, decision=decision).without_segments()
-
-
-def _log_bytes(task: CleaningTask) -> int:
-    return sum(segment.log_bytes for segment in task.segments)
 
 
 def _plan_resolved(

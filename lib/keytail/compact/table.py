@@ -24,14 +24,10 @@ def _dirty(row: ResultRow) -> str:
     return f"{row.first_dirty_offset}..{row.end_dirty_offset}" if row.status in _WITH_OFFSETS else ""
 
 
-def _of_log(row: ResultRow) -> str:
-    return show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))
-
-
 _LOG_DIR: Column[ResultRow] = Column("log dir", lambda row: row.log_dir, is_number=False)
 _SIZES: tuple[Column[ResultRow], ...] = (
     Column("segments", lambda row: show.change(show.count(row.segments_before), show.count(row.segments_after))),
-    Column("log size", _of_log),
+    Column("log size", lambda row: show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))),
 )
 _DIRTY: Column[ResultRow] = Column("offsets to clean", _dirty)
 _PLAN_COLUMNS: tuple[Column[ResultRow], ...] = (

@@ -92,14 +92,6 @@ def _is_unreadable(row: DescribeRow) -> bool:
     return bool(row.error) and not row.segments
 
 
-def _is_blocked(row: DescribeRow) -> bool:
-    return bool(row.blocker) and not _is_unreadable(row)
-
-
-def _problem(row: DescribeRow) -> str:
-    return "could not be read" if _is_unreadable(row) else "could not be counted"
-
-
 def _known(row: DescribeRow, text: str) -> str:
     return "" if _is_unreadable(row) else text
 
@@ -138,8 +130,11 @@ def show_rows(rows: Sequence[DescribeRow], request: Request) -> None:
         print_line(f"\nKafka version that wrote the log dirs: {escape(rows[0].kafka['versions'])}")
         for seen, means in rows[0].kafka["evidence"].items():
             print_line(f"  {escape(seen)}: {escape(means)}")
-    reasons = [(row.name, "not due for compaction", row.blocker) for row in rows if _is_blocked(row)]
-    reasons += [(row.name, _problem(row), row.error) for row in rows if row.error]
+    blocked = [row for row in rows if row.blocker and not _is_unreadable(row)]
+    reasons = [(row.name, "not due for compaction", row.blocker) for row in blocked]
+    for row in rows:
+        if row.error:
+            reasons.append((row.name, f"could not be {'read' if _is_unreadable(row) else 'counted'}", row.error))
     print_paragraph(reasons)
     _print_message_formats(rows)
     topics = {row.topic: row for row in reversed(rows)}

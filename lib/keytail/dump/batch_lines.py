@@ -16,7 +16,7 @@ import numpy as np
 from keytail.dump.segment import Part
 from keytail.dump.templates import Buffers, LineWriter, Literals, Rows, Sink, Span, Template
 from keytail.format.batch import CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
-from keytail.format.control_messages import control_text
+from keytail.format.coordinator import control_text
 from keytail.kernels.dump import lines as kernels
 
 _BOOLEANS = ("false", "true")

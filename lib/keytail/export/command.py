@@ -25,10 +25,10 @@ from keytail.cli.table import (
     print_rows,
     total,
 )
-from keytail.errors import NO_ERROR, ErrorText, UsageProblem
+from keytail.errors import UsageProblem
 from keytail.export.formats import Format, FormatName, Formats
 from keytail.extras import DELTA
-from keytail.run.rows import OfPartition
+from keytail.run.rows import RowOfPartition
 
 _what_flag = o.panel("What to export")
 _target_flag = o.panel("Where to")
@@ -117,14 +117,9 @@ class Request:
 
 
 @dataclass(frozen=True)
-class ExportRow(OfPartition):
+class ExportRow(RowOfPartition):
     """One partition."""
 
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: ErrorText = NO_ERROR
     way: Annotated[str, "`full` or `incremental`"] = ""
     why: Annotated[str, "the reason for the strategy, or why nothing is exported"] = ""
     from_offset: Annotated[int | None, "start of the offsets that are read"] = None
@@ -143,15 +138,11 @@ def exit_status(rows: Sequence[ExportRow], request: Request | None = None) -> in
     return exit_status_of(rows)
 
 
-def _offsets(row: ExportRow) -> str:
-    return "" if row.from_offset is None else f"{row.from_offset}..{row.end_offset}"
-
-
 _COLUMNS: tuple[Column[ExportRow], ...] = (
     PARTITION,
     STATUS,
     Column("strategy", lambda row: row.way, is_number=False),
-    Column("offsets", _offsets),
+    Column("offsets", lambda row: show.offsets(row.from_offset, row.end_offset)),
     Column("log size", lambda row: show.human_bytes(row.log_bytes)),
     Column("records", lambda row: show.count(row.records)),
     Column("tombstones", lambda row: show.count(row.tombstones)),

@@ -19,7 +19,7 @@ from functools import partial
 
 from keytail.acting_user import as_caller
 from keytail.cli.options import parse_time
-from keytail.cli.outside import refuse_in_log_dirs
+from keytail.cli.outside import refuse_unsuitable
 from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
 from keytail.cli.selection import choose
 from keytail.cli.stopping import Stopped
@@ -97,19 +97,7 @@ def checked_target(fs: FileSystem, request: Request) -> str:
             slug="uri-not-supported",
         )
     target = os.path.realpath(request.target)
-    refuse_in_log_dirs(fs, target, request.choice.log_dirs, "--to")
-    if fs.exists(target):
-        if not fs.stat(target).is_dir:
-            raise UsageProblem(
-                "--to is not a directory", path=target, remedy="Give another --to", slug="not-a-directory"
-            )
-    elif not fs.exists(os.path.dirname(target)):
-        raise UsageProblem(
-            "the parent directory of --to does not exist",
-            path=os.path.dirname(target),
-            remedy="Create it, or give another --to",
-            slug="no-parent-directory",
-        )
+    refuse_unsuitable(fs, target, request.choice.log_dirs, "--to")
     return target
 
 
@@ -129,10 +117,8 @@ def _plan_topic(
                 raise problem
             plan = partial(_plan, fs, request, log_dir, entry, state, seed, row)
             planned.append(retry_beside_broker(plan, clean_shutdown=log_dir.clean_shutdown))
-        except KeytailError as refused:
+        except (KeytailError, OSError) as refused:
             planned.append(_Planned(replace(row, status=status_of(refused), error=in_words(refused))))
-        except OSError as system:
-            planned.append(_Planned(replace(row, status="failed", error=in_words(system))))
     return state, planned
 
 

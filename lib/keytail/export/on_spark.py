@@ -229,9 +229,8 @@ def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[
             try:
                 yield from _rows(partition, piece, formats)
             except Exception as problem:
-                known = problem if isinstance(problem, KeytailError) else as_problem(problem)
                 # `from None`: Spark would first print the message of the cause, which may contain data of a record.
-                text = base64.b64encode(to_bytes((partition, known))).decode()
+                text = base64.b64encode(to_bytes((partition, as_problem(problem)))).decode()
                 raise RuntimeError(_PROBLEM + text) from None
 
 

@@ -1,6 +1,7 @@
-"""Prints the records of `__consumer_offsets` and `__transaction_state` as text (COORDINATOR.md).
+"""Prints the records of `__consumer_offsets` and `__transaction_state`, and control records, as text (COORDINATOR.md).
 
-A key begins with the record type, a value with its version; in both, one of Kafka's generated messages follows.
+In the two topics, the key begins with the record type, the value with its version; one of Kafka's generated messages
+follows.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from keytail.format.control import ControlType, parse_control_record
 from keytail.format.kafka_messages import (
     CONSUMER_PROTOCOL,
+    CONTROL,
     GROUP_KEYS,
     GROUP_VALUES,
     TRANSACTION_KEYS,
@@ -94,3 +97,28 @@ def _open_members(group: dict[str, Any]) -> None:
                 member[name] = layout.read(content, _version(content, name), 2)
             except ValueError:
                 continue
+
+
+# Control records of a metadata log.
+_MESSAGES: dict[int, tuple[str, Message]] = {
+    ControlType.LEADER_CHANGE: ("LeaderChange: ", CONTROL["LeaderChangeMessage"].message()),
+    ControlType.SNAPSHOT_HEADER: ("SnapshotHeader ", CONTROL["SnapshotHeaderRecord"].message()),
+    ControlType.SNAPSHOT_FOOTER: ("SnapshotFooter ", CONTROL["SnapshotFooterRecord"].message()),
+    ControlType.KRAFT_VERSION: ("KRaftVersion ", CONTROL["KRaftVersionRecord"].message()),
+    ControlType.KRAFT_VOTERS: ("KRaftVoters ", CONTROL["VotersRecord"].message()),
+}
+
+
+def control_text(key: bytes | None, value: bytes | None, *, as_json: bool) -> str:
+    """Return the text that follows a control record's other fields; with `as_json` as members of a JSON object."""
+    try:
+        kind = parse_control_record(key, value).control_type
+        if kind not in _MESSAGES:
+            return f',"controlType":{kind}' if as_json else f" controlType: UNKNOWN({kind})"
+        name, layout = _MESSAGES[kind]
+        data = value or b""
+        # The message itself begins with its version.
+        text = to_json(layout.read(data, int.from_bytes(data[:2], "big", signed=True)))
+        return f',"{name.rstrip(": ")}":{text}' if as_json else f" {name}{text}"
+    except ValueError as reason:
+        return f',"unreadable":{to_json(str(reason))}' if as_json else f" unreadable: {reason}"

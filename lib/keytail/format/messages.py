@@ -11,11 +11,8 @@ from __future__ import annotations
 import base64
 import re
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
-
-Reader: TypeAlias = Callable[["Buffer"], Any]
+from typing import Any, NamedTuple
 
 _NUMBERS = {
     "bool": struct.Struct(">?"),

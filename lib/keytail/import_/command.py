@@ -16,10 +16,10 @@ from keytail.cli.flags import FromFlags
 from keytail.cli.selection import chosen_log_dirs
 from keytail.cli.statuses import FAILURES, Status
 from keytail.cli.table import PARTITION, STATUS, Column, notes_of, print_below, print_line, print_rows, total
-from keytail.errors import NO_ERROR, ErrorText, UsageProblem
+from keytail.errors import UsageProblem
 from keytail.extras import DELTA, SPARK, Needs
 from keytail.import_.source import Columns, Source
-from keytail.run.rows import OfPartition
+from keytail.run.rows import RowOfPartition
 
 Format = Literal["parquet", "delta", "json"]
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
@@ -159,14 +159,9 @@ class Request:
 
 
 @dataclass(frozen=True)
-class ImportRow(OfPartition):
+class ImportRow(RowOfPartition):
     """One partition of the topic."""
 
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: ErrorText = NO_ERROR
     records: int = 0
     source_bytes: Annotated[int | None, "size of keys and values; only in a dry run"] = None
     log_bytes: Annotated[int | None, "size of the new segments, per replica"] = None
@@ -188,14 +183,6 @@ def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> in
     return 3 if any(row.status.startswith("imported") or row.status == "would-import" for row in rows) else 1
 
 
-def _offsets(row: ImportRow) -> str:
-    return "" if row.first_offset is None else f"{row.first_offset}..{row.end_offset}"
-
-
-def _took(row: ImportRow) -> str:
-    return "" if row.log_bytes is None else show.human_seconds(row.start_ms, row.end_ms)
-
-
 _COLUMNS: tuple[Column[ImportRow], ...] = (
     PARTITION,
     STATUS,
@@ -203,8 +190,8 @@ _COLUMNS: tuple[Column[ImportRow], ...] = (
     Column("keys and values", lambda row: show.human_bytes(row.source_bytes)),
     Column("log size", lambda row: show.human_bytes(row.log_bytes)),
     Column("segments", lambda row: show.plain(row.segments)),
-    Column("offsets", _offsets),
-    Column("took", _took),
+    Column("offsets", lambda row: show.offsets(row.first_offset, row.end_offset)),
+    Column("took", lambda row: "" if row.log_bytes is None else show.human_seconds(row.start_ms, row.end_ms)),
 )
 
 

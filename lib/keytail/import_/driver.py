@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from keytail.import_.records import Load
 from keytail.import_.rows import Rows
 from keytail.import_.segments import SegmentsTask
 from keytail.import_.slices import Slices
-from keytail.import_.source import Source, SourceFileFacts, refuse_partitions_out_of_range
+from keytail.import_.source import SourceFileFacts, refuse_partitions_out_of_range
 from keytail.import_.target import Partition, Target, find_target
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
@@ -93,15 +93,14 @@ def _opened(
         return here, files_here(local)
     reporter.note("starting Spark")
     spark = session_of_run(
-        run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
+        run,
+        request.master,
+        submitted=request.submitted,
+        extra=session_settings(None) if request.source.format == "delta" else {},
     ).session
     frame = import_source.opened(spark, request.source)
     records = on_spark.source_of(spark, frame, request.source, n_partitions)
     return records, import_source.files_on_spark(spark, frame)
-
-
-def _extra_settings(source: Source) -> Mapping[str, str]:
-    return session_settings(None) if source.format == "delta" else {}
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def _plan(
         for log_dir, entry in zip(partition.log_dirs, partition.entries, strict=True):
             facts = survey_partition(fs, log_dir, entry)
             if request.execute and not entry.problems:
-                notes += _resolved(fs, facts)
+                notes += recover(fs, facts.path) if facts.leftovers else []
                 if not facts.segments and target.topic_id is not None:  # the creation of the partition was interrupted
                     complete_partition(fs, facts.path, target.topic_id)
                 facts = survey_partition(fs, log_dir, entry)
@@ -152,15 +151,9 @@ def _plan(
                 raise Refused(joined(reasons), slug="partition-not-appendable")
             replicas.append(survey_replica(fs, facts))
         plan = plan_import(replicas, import_id, append=request.append, topic_id=target.topic_id)
-    except KeytailError as problem:
+    except (KeytailError, OSError) as problem:
         return _Planned(partition, None, status_of(problem), in_words(problem), tuple(notes))
-    except OSError as problem:
-        return _Planned(partition, None, "failed", in_words(problem), tuple(notes))
     return _Planned(partition, plan, "would-import", NO_ERROR, tuple(notes))
-
-
-def _resolved(fs: FileSystem, facts: Any) -> list[str]:
-    return recover(fs, facts.path) if facts.leftovers else []
 
 
 def _dry_run(

@@ -127,10 +127,8 @@ class Import:
                 finish(self.fs, plan, self.run_id)
             elif problem is None and written is not None:
                 record = install(self.fs, plan, written, self.import_id, self.run_id)
-        except KeytailError as known:
-            problem = known
-        except OSError as system:
-            problem = as_problem(system)
+        except (KeytailError, OSError) as error:
+            problem = as_problem(error)
         return ImportOutcome(
             plan,
             record if problem is None else None,

@@ -15,6 +15,7 @@ from keytail.format import names
 from keytail.format.names import PartitionDir
 from keytail.log.checkpoint import Offsets, read_offsets
 from keytail.log.fs import DirEntry, DirName, FileSystem
+from keytail.log.owner import no_such_log_dir
 from keytail.log.partition import LogDirFacts, PartitionEntry
 
 CHECKPOINTS = (
@@ -57,12 +58,7 @@ def _list_log_dir(fs: FileSystem, path: str) -> list[_Named]:
     try:
         entries = [(entry, names.parse_partition_dir(entry.name)) for entry in fs.scan_names(path)]
     except FileNotFoundError as error:
-        raise UsageProblem(
-            "no such log dir",
-            path=path,
-            remedy="Check whether it is mounted, and compare it with the broker's log.dirs",
-            slug="no-such-log-dir",
-        ) from error
+        raise no_such_log_dir(path) from error
     except NotADirectoryError as error:
         raise UsageProblem(
             "a log dir must be a directory",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from keytail import acting_user
 from keytail.acting_user import User, user_of
@@ -42,7 +42,7 @@ def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[s
     _become(one_owner(changed, read), (*log_dirs, *also_read))
     for path, uid in before.items():
         if uid is None:
-            _refuse_absent(path)
+            raise no_such_log_dir(path)
         if uid != _uid(fs, path):
             raise Refused(
                 "the owner of the log dir changed while the run began",
@@ -60,9 +60,9 @@ def _uid(fs: FileSystem, path: str) -> int | None:
         return None
 
 
-def _refuse_absent(path: str) -> NoReturn:
-    """Raise UsageProblem for a log dir that does not exist."""
-    raise UsageProblem(
+def no_such_log_dir(path: str) -> UsageProblem:
+    """Return the error for a log dir that does not exist."""
+    return UsageProblem(
         "no such log dir",
         path=path,
         remedy="Check whether it is mounted, and compare it with the broker's log.dirs",

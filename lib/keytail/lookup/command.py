@@ -16,8 +16,7 @@ from keytail.cli.selection import ChoiceAlone
 from keytail.cli.statuses import Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, Column, about, print_line, print_paragraph, print_rows
 from keytail.durations import time_text
-from keytail.errors import NO_ERROR, ErrorText
-from keytail.run.rows import OfPartition
+from keytail.run.rows import RowOfPartition
 
 _LATEST_MS = 253_402_300_800_000  # the start of the year 10000, which datetime does not support
 _PREVIEW_CHARACTERS = 60  # maximum number of characters of a key or value in a table
@@ -45,14 +44,9 @@ class Request:
 
 
 @dataclass(frozen=True)
-class LookupRow(OfPartition):
+class LookupRow(RowOfPartition):
     """One partition."""
 
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: ErrorText = NO_ERROR
     offset: int | None = None
     timestamp_ms: int | None = None
     leader_epoch: int | None = None

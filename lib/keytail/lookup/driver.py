@@ -6,6 +6,7 @@ Takes no lock, changes nothing and does not use Spark; a broker may be running.
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 from keytail.cli.options import parse_time
 from keytail.cli.selection import choose
@@ -65,37 +66,20 @@ def _look(
     try:
         return retry_beside_broker(look, clean_shutdown=log_dir.clean_shutdown)
     except (KeytailError, OSError) as problem:
-        status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
-        return LookupRow(entry.topic, entry.partition, entry.log_dir, status, ErrorText(problem))
+        return LookupRow(entry.topic, entry.partition, entry.log_dir, status_of(problem), ErrorText(problem))
 
 
 def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
     record = result.record
     place = (facts.topic, facts.partition, facts.log_dir, result.status)
-    rest = {"reason": result.reason, "notes": (*facts.problems, *result.notes)}
-    steps = result.steps if explain else ()
-    if record is None:
-        return LookupRow(*place, **rest, steps=steps)  # type: ignore[arg-type]
-    (key, key_base64), (value, value_base64) = map(_text_or_base64, (record.key, record.value))
-    return LookupRow(
-        *place,
-        offset=record.offset,
-        timestamp_ms=record.timestamp_ms,
-        leader_epoch=record.leader_epoch,
-        batch_base_offset=record.batch_base_offset,
-        batch_last_offset=record.batch_last_offset,
-        byte_position=record.byte_position,
-        batch_bytes=record.batch_bytes,
-        codec=record.codec,
-        segment=record.segment,
-        control=record.control or None,
-        key=key,
-        key_base64=key_base64,
-        value=value,
-        value_base64=value_base64,
-        **rest,  # type: ignore[arg-type]
-        steps=steps,
-    )
+    values: dict[str, Any] = {"reason": result.reason, "notes": (*facts.problems, *result.notes)}
+    values["steps"] = result.steps if explain else ()
+    if record is not None:
+        values |= {**vars(record), "control": record.control or None}
+        del values["batch_records"]
+        for name, data in (("key", record.key), ("value", record.value)):
+            values[name], values[f"{name}_base64"] = _text_or_base64(data)
+    return LookupRow(*place, **values)
 
 
 def _text_or_base64(data: bytes | None) -> tuple[str | None, str | None]:

@@ -15,7 +15,7 @@ from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, Column, print_below, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText
-from keytail.run.rows import OfPartition
+from keytail.run.rows import RowOfPartition
 
 Discard = Annotated[bool, o.run_flag("--discard", "With --execute: remove the preparations, and free their space.")]
 
@@ -34,13 +34,9 @@ class Request:
 
 
 @dataclass(frozen=True)
-class PreparedRow(OfPartition):
+class PreparedRow(RowOfPartition):
     """One partition with a preparation. Sizes of segments are sizes of `.log` files."""
 
-    topic: Annotated[str, ""]
-    partition: Annotated[int, ""]
-    log_dir: Annotated[str, ""]
-    status: Annotated[str, ""]
     error: Annotated[ErrorText, "why the preparation cannot be committed, or was not discarded"] = NO_ERROR
     run_id: Annotated[str | None, "the run that prepared it"] = None
     prepared_ms: Annotated[int | None, "the time on which its decisions are based"] = None

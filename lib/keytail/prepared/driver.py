@@ -17,7 +17,7 @@ from keytail.compact.prepared.record import Record
 from keytail.compact.prepared.scratch import is_prepared, is_record
 from keytail.compact.prepared.takeover import checked, discard, read_record
 from keytail.compact.rules import Rules
-from keytail.errors import ErrorText, KeytailError, in_words, of_system
+from keytail.errors import ErrorText, KeytailError, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, DirEntry, FileSystem
 from keytail.log.lock import hold
@@ -61,8 +61,7 @@ def _guarded(entry: PartitionEntry, make: Callable[[PreparedRow], PreparedRow | 
     try:
         return make(row)
     except (KeytailError, OSError) as error:
-        problem = error if isinstance(error, KeytailError) else of_system(error)
-        return replace(row, status=status_of(problem), error=in_words(problem))
+        return replace(row, status=status_of(error), error=in_words(error))
 
 
 def _found(fs: FileSystem, path: str) -> list[DirEntry]:

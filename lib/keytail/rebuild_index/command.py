@@ -26,9 +26,9 @@ from keytail.cli.table import (
     print_remarkable,
     total,
 )
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, without_corrupt_remedy
+from keytail.errors import KeytailError, without_corrupt_remedy
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
-from keytail.run.rows import OfPartition
+from keytail.run.rows import RowOfPartition
 
 RebuildAll = Annotated[bool, o.run_flag(
     "--all",
@@ -73,14 +73,9 @@ class SegmentRow:
 
 
 @dataclass(frozen=True)
-class RebuildRow(OfPartition):
+class RebuildRow(RowOfPartition):
     """One partition, with its segments."""
 
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: ErrorText = NO_ERROR
     bytes: Annotated[int, "size of the `.log` files"] = 0
     batches: int | None = None
     files_wrong: Annotated[
@@ -119,15 +114,13 @@ _COLUMNS: tuple[Column[RebuildRow], ...] = (
 )
 
 
-def _is_plain(row: RebuildRow) -> bool:
-    return row.status == "sound" and not (row.error or row.notes)
-
-
 def show_rows(rows: Sequence[RebuildRow], request: Request) -> None:
     """Print a line for each partition, then a line for each segment with a finding, then totals. If many partitions are
     sound, they are only counted."""
     title = "Index files" if request.execute else "Dry run: nothing was changed"
-    shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
+    shown = print_remarkable(
+        title, _COLUMNS, rows, lambda row: row.status == "sound" and not (row.error or row.notes)
+    )
     segments = [
         about(
             f"{row.name} segment {segment.base_offset}", without_corrupt_remedy(segment.error), styled(segment.status)

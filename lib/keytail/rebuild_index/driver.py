@@ -166,10 +166,9 @@ def _plan(
                 run_id=run_id,
             ),
         )
-    except KeytailError as problem:
-        return _Examined(facts, None, status_of(problem), in_words(problem), tuple(notes), problem)
-    except OSError as problem:
-        return _Examined(facts, None, "failed", in_words(problem), tuple(notes))
+    except (KeytailError, OSError) as problem:
+        known = problem if isinstance(problem, KeytailError) else None
+        return _Examined(facts, None, status_of(problem), in_words(problem), tuple(notes), known)
     return _Examined(facts, plan, notes=tuple(notes))
 
 

@@ -229,17 +229,13 @@ class Rebuild:
                     install(self.fs, plan, result)
                     installed = True
                 rest = repair_rest(self.fs, plan, result)
-        except KeytailError as known:
-            problem = known
-        except OSError as system:
-            problem = as_problem(system)
+        except (KeytailError, OSError) as error:
+            problem = as_problem(error)
         if plan.settings.execute:
             try:
                 remove_scratch(self.fs, plan.facts.path, plan.settings.run_id)
-            except KeytailError as known:
-                problem = problem or known
-            except OSError as system:
-                problem = problem or as_problem(system)
+            except (KeytailError, OSError) as error:
+                problem = problem or as_problem(error)
         return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
 
     def _truncate(self, plan: PartitionPlan, torn: Truncation, start_ms: int) -> PartitionOutcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keytail.errors import REPORT_IT, KeytailError
@@ -11,6 +11,7 @@ from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.contents import SegmentContents, contents_of
+from keytail.run.batching import in_bundles
 from keytail.run.engine import Engine
 from keytail.run.tasks import as_problem
 
@@ -36,7 +37,7 @@ def read_contents(
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[Answer]:
     """Return, for each place in order, the segment's contents or the error that prevented reading them."""
-    parts = list(_parts(places, fs))
+    parts = list(in_bundles(places, lambda place: _log_bytes(place, fs), TASK_BYTES))
     answers: list[Answer] = []
     outcomes = engine.run_bundle(parts, _read_on_worker, name="ledger: segments", stopped=stopped)
     for part, outcome in zip(parts, outcomes, strict=True):
@@ -55,27 +56,11 @@ def _read_on_worker(places: Sequence[SegmentPlace], attempt: str) -> list[Answer
 def _read(place: SegmentPlace, reader: SegmentReader) -> Answer:
     try:
         return contents_of(LOCAL, place.partition_path, place.base_offset, reader)
-    except KeytailError as problem:
-        return problem
-    except OSError as problem:
+    except (KeytailError, OSError) as problem:
         return as_problem(problem)
 
 
-def _parts(places: Sequence[SegmentPlace], fs: FileSystem) -> Iterator[list[SegmentPlace]]:
-    part: list[SegmentPlace] = []
-    size = 0
-    for place in places:
-        log_bytes = _size(place, fs)
-        if part and size + log_bytes > TASK_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(place)
-        size += log_bytes
-    if part:
-        yield part
-
-
-def _size(place: SegmentPlace, fs: FileSystem) -> int:
+def _log_bytes(place: SegmentPlace, fs: FileSystem) -> int:
     try:
         return fs.stat(os.path.join(place.partition_path, names.segment_file(place.base_offset, names.LOG))).size_bytes
     except OSError:  # the task reports the error

@@ -32,6 +32,17 @@ class OfPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class RowOfPartition(OfPartition):
+    """A row of a partition in a log dir, with its status, and the reason for it."""
+
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: ErrorText = NO_ERROR
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, the true number is
     between each `low` and `high` for at least 95 of 100 partitions, and the figure of the row is in between; after a
@@ -52,14 +63,9 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultRow(OfPartition):
+class ResultRow(RowOfPartition):
     """The result for one partition. Sizes are of `.log` files; a number that was not counted is None, not 0."""
 
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: ErrorText = NO_ERROR
     first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
     end_dirty_offset: Annotated[int | None, "offset at which that section ends, exclusive"] = None
     segments_before: int | None = None
@@ -121,7 +127,7 @@ class ResultRow(OfPartition):
 _values_of = attrgetter(*(field.name for field in fields(ResultRow)))
 
 
-def status_of(problem: KeytailError) -> str:
+def status_of(problem: BaseException) -> str:
     if isinstance(problem, CorruptLog):
         return "corrupt"
     return "refused" if isinstance(problem, Refused) else "failed"

@@ -1,10 +1,14 @@
 """One attempt of a task, on any engine (run/engine.py), and its outcome.
 
-Any exception of a task is returned as a value, so one bad partition never ends the work on other partitions.
+Any exception of a task is returned as a value, so one bad partition never ends the work on other partitions. Memory that a
+task frees is kept, so that the buffers of one chunk are reused for the next: the C library would return large blocks to
+the system, and each page of the next block would cause a page fault, which takes longer than filling it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import time
 import traceback
@@ -13,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from keytail.errors import REPORT_IT, KeytailError, of_system, out_of_memory
-from keytail.run.heap import keep_freed_memory
 from keytail.run.watching import Channel, send_to
 from keytail.values import to_bytes
 
@@ -51,9 +54,7 @@ def run_attempt(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
     value, problem, trace = None, None, ""
     try:
         value = function(payload, attempt)
-    except KeytailError as expected:
-        problem = expected
-    except (OSError, MemoryError) as error:  # an error of the machine, not of this program, needs no traceback
+    except (KeytailError, OSError, MemoryError) as error:  # only an error of this program needs a traceback
         problem = as_problem(error)
     except Exception as error:
         problem, trace = as_problem(error), traceback.format_exc()
@@ -69,7 +70,9 @@ def answer_bytes(outcome: Outcome[Any]) -> bytes:
 
 
 def as_problem(error: Exception) -> KeytailError:
-    """Return a KeytailError for an error of the system or of the program itself."""
+    """Return a KeytailError as it is, and one for an error of the system or of the program itself."""
+    if isinstance(error, KeytailError):
+        return error
     if isinstance(error, OSError):
         return of_system(error, f" on host {os.uname().nodename}")
     if isinstance(error, MemoryError):
@@ -92,3 +95,25 @@ def killed(times: Times) -> KeytailError:
         "at a time with --master 'local[1]'",
         slug="worker-killed",
     )
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
+_LARGEST_KEPT_BYTES = 32 << 20  # the maximum that glibc accepts
+_KEPT_BYTES = 256 << 20
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Make this process reuse freed blocks of up to 32 MiB from now on, and keep up to 256 MiB of free memory.
+
+    Returns False, with nothing changed, if the C library is not glibc.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018 (others have a mallopt that means something else)
+        mallopt = library.mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    # One heap for all threads: otherwise the memory that a short-lived thread freed is returned with its own heap.
+    settings = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES))
+    return sum(mallopt(parameter, value) for parameter, value in settings) == len(settings)

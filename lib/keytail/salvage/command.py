@@ -14,8 +14,7 @@ from keytail.cli.configuration import Configuration, WithoutAssertions
 from keytail.cli.selection import ChoiceByFlags
 from keytail.cli.statuses import Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, about_each, print_below, print_line, print_rows, total
-from keytail.errors import NO_ERROR, ErrorText
-from keytail.run.rows import OfPartition
+from keytail.run.rows import RowOfPartition
 
 _MOST_LINES = 40  # maximum number of lines that are printed below the table for one partition
 
@@ -66,14 +65,9 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True)
-class SalvageRow(OfPartition):
+class SalvageRow(RowOfPartition):
     """One partition."""
 
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: ErrorText = NO_ERROR
     to: Annotated[str, "the new directory"] = ""
     segments: int = 0
     segments_kept: Annotated[int, "number of segments in the new directory"] = 0
@@ -117,15 +111,14 @@ def _if_known(row: SalvageRow, text: str) -> str:
     return "" if row.log_end_offset is None else text
 
 
-def _log_size(row: SalvageRow) -> str:
-    return show.change(show.human_bytes(row.bytes), show.human_bytes(row.bytes_kept))
-
-
 _COLUMNS: tuple[Column[SalvageRow], ...] = (
     PARTITION,
     STATUS,
     Column("segments", lambda row: _if_known(row, show.change(str(row.segments), str(row.segments_kept)))),
-    Column("log size", lambda row: _if_known(row, _log_size(row))),
+    Column(
+        "log size",
+        lambda row: _if_known(row, show.change(show.human_bytes(row.bytes), show.human_bytes(row.bytes_kept))),
+    ),
     Column("batches", lambda row: _if_known(row, f"{row.batches:,}")),
     Column("records", lambda row: _if_known(row, f"{row.records:,}")),
     Column("offsets", lambda row: _if_known(row, f"{row.log_start_offset}..{row.log_end_offset}")),

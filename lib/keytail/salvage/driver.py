@@ -10,11 +10,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from keytail.acting_user import as_caller
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
-from keytail.cli.outside import refuse_unwritable
+from keytail.cli.outside import refuse_unsuitable
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import choose
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
@@ -55,10 +56,8 @@ def salvage(
                 with sending_progress(entry.path, "here", "salvage"):
                     row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
             except (KeytailError, OSError, MemoryError) as problem:
-                status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
-                row = SalvageRow(
-                    entry.topic, entry.partition, entry.log_dir, status, in_words(problem), start_ms=start_ms
-                )
+                place = (entry.topic, entry.partition, entry.log_dir)
+                row = SalvageRow(*place, status_of(problem), in_words(problem), start_ms=start_ms)
             rows.append(row)
             on_row(row)
             reporter.done(row.name, row.status, row.bytes, row.error)
@@ -73,34 +72,13 @@ def _log_bytes(fs: FileSystem, path: str) -> int:
 
 
 def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:
-    for log_dir in map(os.path.realpath, log_dirs):
-        if os.path.commonpath([target, log_dir]) in (target, log_dir):
-            raise UsageProblem(
-                "--to is inside a log dir or contains one",
-                path=target,
-                remedy="Give a directory elsewhere: a broker does not start on a log dir that contains other "
-                "directories",
-                slug="overlaps-log-dir",
-            )
-    refuse_unwritable(target, "--to")
-    if fs.exists(target):
-        if not fs.stat(target).is_dir:
-            raise UsageProblem(
-                "--to is not a directory", path=target, remedy="Give another --to", slug="not-a-directory"
-            )
-        if fs.scan(target):
-            raise UsageProblem(
-                "--to is not empty",
-                path=target,
-                remedy="Give an empty directory, or a new name",
-                slug="directory-not-empty",
-            )
-    elif not fs.exists(os.path.dirname(target)):
+    refuse_unsuitable(fs, target, log_dirs, "--to")
+    if fs.exists(target) and fs.scan(target):
         raise UsageProblem(
-            "the parent directory of --to does not exist",
-            path=os.path.dirname(target),
-            remedy="Create it, or give another --to",
-            slug="no-parent-directory",
+            "--to is not empty",
+            path=target,
+            remedy="Give an empty directory, or a new name",
+            slug="directory-not-empty",
         )
 
 
@@ -141,27 +119,7 @@ def _topic_id(configuration: Configuration, topic: str) -> str | None:
 
 
 def _row(entry: PartitionEntry, found: Salvage, start_ms: int) -> SalvageRow:
-    return SalvageRow(
-        topic=entry.topic,
-        partition=entry.partition,
-        log_dir=entry.log_dir,
-        status="salvaged" if found.to else "would-salvage",
-        to=found.to,
-        segments=found.segments,
-        segments_kept=found.segments_kept,
-        bytes=found.bytes,
-        bytes_kept=found.bytes_kept,
-        batches=found.batches,
-        records=found.records,
-        log_start_offset=found.log_start_offset,
-        last_batch_end=found.last_batch_end,
-        log_end_offset=found.log_end_offset,
-        gaps=found.gaps,
-        gap_offsets=found.gap_offsets,
-        left_out=found.left_out,
-        losses=tuple(found.losses),
-        transactions=tuple(found.transactions),
-        notes=tuple(found.notes),
-        start_ms=start_ms,
-        end_ms=time.time_ns() // 1_000_000,
-    )
+    values: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in vars(found).items()}
+    status = "salvaged" if found.to else "would-salvage"
+    end_ms = time.time_ns() // 1_000_000
+    return SalvageRow(entry.topic, entry.partition, entry.log_dir, status, **values, start_ms=start_ms, end_ms=end_ms)

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from keytail.acting_user import as_caller
 from keytail.cli import rows as show
-from keytail.cli.outside import refuse_in_log_dirs, refuse_unwritable
+from keytail.cli.outside import refuse_unsuitable
 from keytail.errors import UsageProblem
 from keytail.log.fs import FileSystem
 
@@ -35,22 +35,8 @@ def backup_of(
 
     with as_caller():
         path = os.path.realpath(directory)
-    refuse_in_log_dirs(fs, path, log_dirs, "--keep-originals")
-    refuse_unwritable(path, "--keep-originals")
-    parent = os.path.dirname(path)
-    if not fs.exists(parent):
-        raise UsageProblem(
-            "the parent directory of --keep-originals does not exist",
-            path=parent,
-            remedy="Create it, or give another directory",
-            slug="no-parent-directory",
-        )
-    is_there = fs.exists(path)
-    if is_there and not fs.stat(path).is_dir:
-        raise UsageProblem(
-            "--keep-originals is not a directory", path=path, remedy="Give a directory", slug="not-a-directory"
-        )
-    device = fs.stat(path if is_there else parent).device
+    refuse_unsuitable(fs, path, log_dirs, "--keep-originals")
+    device = fs.stat(path if fs.exists(path) else os.path.dirname(path)).device
     if not copies and any(fs.stat(log_dir).device != device for log_dir in log_dirs):
         raise other_file_system(path)
     return Backup(path, copies)

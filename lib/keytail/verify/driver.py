@@ -17,9 +17,11 @@ from typing import Any
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.console import print_message
-from keytail.errors import PERMISSION_DENIED, ErrorText, in_words, joined
+from keytail.errors import PERMISSION_DENIED, CorruptLog, ErrorText, in_words, is_denied, joined
+from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
+from keytail.log.log_dirs import CHECKPOINTS, foreign_dirs
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.every_task import run_every
 from keytail.run.hosts import SeenLogs, refuse_other_logs, seen_logs
@@ -31,7 +33,6 @@ from keytail.run.watching import sending_progress
 from keytail.run.workers import workers_of_run
 from keytail.verify.command import Request, VerifyRow
 from keytail.verify.findings import Finding, Findings
-from keytail.verify.log_dir import verify_log_dir
 from keytail.verify.scope import NO_CLAIMS, Claims, claims_of
 from keytail.verify.task import VerifyReport, verify_partition
 
@@ -190,3 +191,20 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
         error=ErrorText(f"{len(findings)} finding{'s' if len(findings) != 1 else ''}"),
         findings=tuple(asdict(finding) for finding in findings),
     )
+
+
+def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
+    """Check the checkpoints of the log dir and the names of its directories. Raises OSError if it cannot be listed."""
+    findings = Findings(path)
+    for name in foreign_dirs(fs.scan(path)):
+        findings.add("foreign-directory", name)
+    for name in CHECKPOINTS:
+        try:
+            read_offsets(fs, os.path.join(path, name))
+        except CorruptLog as problem:
+            findings.add("checkpoint-unreadable", name, reason=problem.what)
+        except OSError as problem:
+            if is_denied(problem):  # the survey of the log dir reports it
+                continue
+            findings.add("unreadable", name, reason=problem.strerror or str(problem))
+    return tuple(findings.found)

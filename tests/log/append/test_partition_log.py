@@ -18,6 +18,7 @@ from keytail.log.append.rolling import AppendConfig
 from keytail.log.fs import LOCAL, FileSystem
 from tests.chance import draws
 from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.log.invariants import check_log
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 
 NOW_MS = 1_700_000_000_000
@@ -103,7 +104,7 @@ class LogModel(RuleBasedStateMachine):
     def is_the_list(self) -> None:
         if not hasattr(self, "log"):
             return
-        self.log.check()
+        check_log(self.log)
         assert self.log.log_end_offset == self.end
         found = []
         for base in self.log.segments:
@@ -159,7 +160,7 @@ def test_a_batch_that_a_leader_refuses_changes_nothing(case: str, directory: Pat
         with pytest.raises(kind, match=match):
             log.append(data, leader_epoch=0, now_ms=NOW_MS)
         assert files(directory) == before
-        log.check()
+        check_log(log)
         # valid batches are still appended
         log.append(batch(**PRODUCER, base_sequence=2), leader_epoch=0, now_ms=NOW_MS)
         assert log.log_end_offset == 4
@@ -421,7 +422,7 @@ def test_a_directory_with_files_of_a_log_is_not_opened_as_a_new_log(name: str, d
 def test_epochs_of_an_empty_directory_are_truncated_to_the_new_log(directory: Path) -> None:
     (directory / "leader-epoch-checkpoint").write_text("0\n3\n0 0\n3 4\n7 9\n")
     with PartitionLog.open(str(directory), CONFIG, now_ms=NOW_MS, log_start_offset=5) as log:
-        log.check()
+        check_log(log)
         assert log.leader_epochs == ((3, 5),)
 
 
@@ -441,7 +442,7 @@ def test_stray_files_are_replaced_by_those_of_a_new_segment(directory: Path) -> 
         log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
         log.roll(now_ms=NOW_MS)
         log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
-        log.check()
+        check_log(log)
         assert not (directory / f"{2:020d}.txnindex").exists()
     opened(directory).close()
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from keytail.errors import UsageProblem
 from keytail.format.batch import BATCH_TABLE
-from keytail.log.append.hash_order import hash_order
 from keytail.log.append.leader_epochs import assign, truncate_from_end, truncate_from_start
+from keytail.log.append.live_producers import hash_order
 from keytail.log.append.rolling import (
     AppendConfig,
     RollState,

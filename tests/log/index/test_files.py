@@ -26,6 +26,7 @@ from keytail.log.index.files import (
 from tests.chance import draws
 from tests.crash.recorder import RecordingFileSystem, Stopped
 from tests.crash.trees import write_tree
+from tests.log.invariants import check_index
 
 BASE = 1000
 FAR = 2**31 - 1
@@ -110,7 +111,7 @@ class OffsetIndexModel(_Machine):
 
     @invariant()
     def same(self) -> None:
-        self.index.check()
+        check_index(self.index)
         self.index.sanity_check()
         assert [self.index.entry(slot)[1:] for slot in range(len(self.index))] == self.rows
         assert self.index.entries().tolist() == [(offset - BASE, position) for offset, position in self.rows]
@@ -123,7 +124,7 @@ class OffsetIndexModel(_Machine):
         with OffsetIndex.open(LOCAL, self.path, BASE, active=self.writing) as seen:
             unseen = self.writing and self.rows == [(BASE, 0)]
             assert [seen.entry(slot)[1:] for slot in range(len(seen))] == ([] if unseen else self.rows)
-            seen.check()
+            check_index(seen)
 
 
 class TimeIndexModel(_Machine):
@@ -170,7 +171,7 @@ class TimeIndexModel(_Machine):
         assume(self.writing)
         self.index.trim()
         assert os.path.getsize(self.path) == 12 * len(self.rows)
-        self.index.check()
+        check_index(self.index)
         self.index.close()
         self.index = TimeIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
 
@@ -182,7 +183,7 @@ class TimeIndexModel(_Machine):
 
     @invariant()
     def same(self) -> None:
-        self.index.check()
+        check_index(self.index)
         self.index.sanity_check()
         assert self.index.entries().tolist() == [(timestamp, offset - BASE) for timestamp, offset in self.rows]
         assert self.index.last == (len(self.rows) - 1, *self.last)
@@ -230,7 +231,7 @@ class TransactionIndexModel(_Machine):
 
     @invariant()
     def same(self) -> None:
-        self.index.check()
+        check_index(self.index)
         self.index.sanity_check()
         assert self.index.entries().tolist() == [(0, *row) for row in self.rows]
 

@@ -12,6 +12,7 @@ from keytail.log.records.chunk import SegmentReader, refuse_unsupported
 from keytail.log.records.scan import RecordScanner
 from tests.chance import chance
 from tests.in_pieces import take_in_pieces
+from tests.log.invariants import check_chunk
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.legacy import encode_single
 
@@ -36,7 +37,7 @@ def test_chunks_cover_the_file_in_whole_batches(tmp_path, chunk_bytes, with_pref
     reader = SegmentReader(LOCAL, chunk_bytes)
     chunks = reader.chunks if with_prefetch else reader.chunks_without_prefetch
     for chunk in chunks(path, len(data)):
-        chunk.check()
+        check_chunk(chunk)
         assert chunk.position == len(seen)
         seen += chunk.raw.tobytes()
     assert seen == data

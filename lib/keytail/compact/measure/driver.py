@@ -154,7 +154,7 @@ class _Measuring:
             self.changed[path] = changed
             return
         except (KeytailError, OSError) as problem:
-            self._end(path, refused_row(row, problem if isinstance(problem, KeytailError) else as_problem(problem)))
+            self._end(path, refused_row(row, as_problem(problem)))
             return
         row = replace(row, start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None)
         if outcome.value is not None:

@@ -124,7 +124,8 @@ def judge(
     execute: bool = False,
 ) -> PlannedPartition:
     """Decide for a chosen partition. Reads what a plan reads of the source, or only its listing if it is unchanged."""
-    at = PlannedPartition(log_dir.path, entry.path, entry.topic, entry.partition, "leave", _no_row(entry))
+    row = ResultRow(entry.topic, entry.partition, entry.log_dir, "refused")
+    at = PlannedPartition(log_dir.path, entry.path, entry.topic, entry.partition, "leave", row)
     there = known[log_dir.path].get(at.name)
     try:
         at = replace(
@@ -152,10 +153,6 @@ def judge(
     if planned.wanted:
         return replace(at, action="clean", row=row, planned=planned)
     return replace(at, action="copy", row=row, planned=planned)
-
-
-def _no_row(entry: PartitionEntry) -> ResultRow:
-    return ResultRow(entry.topic, entry.partition, entry.log_dir, "refused")
 
 
 def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> ErrorText:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from keytail.acting_user import as_caller
-from keytail.cli.outside import refuse_below_log_dir, refuse_unwritable
+from keytail.cli.outside import refuse_unsuitable, refuse_unwritable
 from keytail.compact.command import Request
 from keytail.compact.out_of_place.object_store import Store, StoreTree, is_store
 from keytail.compact.out_of_place.output_tree import MountedTree, TargetEntry
@@ -149,7 +149,7 @@ def target_of(fs: FileSystem, request: Request) -> Target:
         places = tuple(os.path.realpath(_path_of(item)) for item in given)
     _refuse_nested([os.path.join(place, "") for place in places])
     for place in places:
-        _check_place(fs, place, log_dirs)
+        refuse_unsuitable(fs, place, log_dirs, "--output-dir", may_be_log_dir=True)
     return Target(fs, log_dirs, places)
 
 
@@ -166,18 +166,3 @@ def _refuse_nested(places: Sequence[str]) -> None:
                     path=places[item],
                     slug="overlapping-output-dirs",
                 )
-
-
-def _check_place(fs: FileSystem, place: str, log_dirs: Sequence[str]) -> None:
-    for log_dir in map(os.path.realpath, log_dirs):
-        if os.path.commonpath([place, log_dir]) in (place, log_dir):
-            raise UsageProblem("--output-dir is inside a log dir or contains one", path=place, slug="overlaps-log-dir")
-    parent = os.path.dirname(place)
-    refuse_below_log_dir(fs, parent, "--output-dir")
-    refuse_unwritable(place, "--output-dir")
-    if not fs.exists(parent):
-        raise UsageProblem(
-            "the parent directory of --output-dir does not exist", path=parent, slug="no-parent-directory"
-        )
-    if fs.exists(place) and not fs.stat(place).is_dir:
-        raise UsageProblem("--output-dir is not a directory", path=place, slug="not-a-directory")

@@ -135,7 +135,7 @@ class Preparing:
         try:
             refuse_changed_sources(self.target.fs, self.task, self.target.found[self.task.partition_path].sources)
         except (SourcesChanged, OSError) as changed:
-            problem = changed if isinstance(changed, KeytailError) else as_problem(changed)
+            problem = as_problem(changed)
         self.problem = problem
         skipped = isinstance(problem, SourcesChanged | Interrupted | PastDeadline | SparkEnded)
         status = "skipped" if skipped else status_of(problem)

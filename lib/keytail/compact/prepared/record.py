@@ -122,15 +122,12 @@ def see_outputs(fs: FileSystem, path: str, files: frozenset[str]) -> tuple[Outpu
 
 
 def encode_record(record: Record) -> bytes:
-    stored = {"version": _VERSION, **asdict(replace(record, result=_stored(record.result)))}
+    result = replace(record.result, rest=None, placed=None, phases_s={}, sources=(), key_counts=None)
+    stored = {"version": _VERSION, **asdict(replace(record, result=result))}
     stored["basis"]["config"]["cleanup_policy"] = sorted(record.basis.config.cleanup_policy)
     for name in ("rest", "placed", "refusal", "phases_s", "sources", "key_counts"):
         del stored["result"][name]
     return (json.dumps(stored) + "\n").encode()
-
-
-def _stored(result: CleaningResult) -> CleaningResult:
-    return replace(result, rest=None, placed=None, phases_s={}, sources=(), key_counts=None)
 
 
 def decode_record(data: bytes, where: str) -> Record:

@@ -110,7 +110,7 @@ class Installer:
             self.stop.lock_lost = problem
             return task, problem
         except (KeytailError, OSError) as problem:
-            return task, problem if isinstance(problem, KeytailError) else as_problem(problem)
+            return task, as_problem(problem)
         return replace(task, segments=(*task.segments[:-1], new), roll="done"), None
 
     def finish(self, answers: Sequence[Answer]) -> list[Installation]:
@@ -156,7 +156,7 @@ class Installer:
     def _fail(self, item: Installation, problem: KeytailError | OSError) -> None:
         if isinstance(problem, LockLost):
             self.stop.lock_lost = problem
-        item.fail(problem if isinstance(problem, KeytailError) else as_problem(problem))
+        item.fail(as_problem(problem))
 
     def _result_of(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> CleaningResult:
         if outcome.trace:

@@ -145,14 +145,6 @@ class ActiveSegment:
                 files.callback(index.close)
             self._fd, self._indexes = -1, None
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        assert self._fs.fd_stat(self._fd).size_bytes >= self.size_bytes
-        self._transactions.check()
-        for index, entries in zip(self._indexes or (), (kernels.OFFSET_ENTRIES, kernels.TIME_ENTRIES), strict=False):
-            index.check()
-            assert len(index) == self.index_state.values[entries]
-
     def open_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         """Return the offset and the time index, preallocated at their full size; create missing ones."""
         if self._indexes is None:

@@ -41,11 +41,6 @@ class LeaderEpochs:
         """Add the epochs of the next batches (BATCH_TABLE rows). New entries replace the file durably."""
         self._set(self.entries, assign(self.entries, table))
 
-    def check(self, log_end_offset: int) -> None:
-        """Assert the invariants."""
-        assert self.entries == sorted(self.entries) == read_epochs(self._fs, self._path)
-        assert all(start <= log_end_offset for _, start in self.entries)
-
     def _set(self, before: Epochs, after: Epochs) -> None:
         self.entries = after
         if after != before:

@@ -16,7 +16,6 @@ from keytail.errors import Refused
 from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.control import ControlType
 from keytail.format.producers import ProducerEntry
-from keytail.log.append.hash_order import hash_order
 from keytail.log.index.files import AbortedTransaction
 from keytail.log.producer import SEQUENCES, Producer, SentBatch
 
@@ -77,15 +76,6 @@ class LiveProducers:
     def take(self, checked_set: CheckedSet) -> None:
         self.producers.update(checked_set.producers)
         self.open_transactions = checked_set.open_transactions
-
-    def check(self) -> None:
-        """Assert the invariants."""
-        opened = {p.txn_first_offset: i for i, p in self.producers.items() if p.txn_first_offset >= 0}
-        assert opened == self.open_transactions
-        for producer in self.producers.values():
-            assert len(producer.sent) <= BATCHES_KEPT
-            offsets = [offset for batch in producer.sent for offset in (batch.first_offset, batch.last_offset)]
-            assert offsets == sorted(offsets)
 
 
 class _Change:
@@ -189,3 +179,43 @@ def _refuse(row: np.void, what: str) -> NoReturn:
         remedy=_NOTHING_WRITTEN,
         slug="batch-contradicts-producer-state",
     )
+
+
+# The order in which a broker writes a snapshot is that of its hash table (APPEND.md, "Producers"). This is Java's
+# HashMap. A table begins with 16 buckets and doubles when it, or one of its buckets, contains too many ids. The bits of
+# an id determine its bucket, and within a bucket ids are in insertion order.
+_FIRST_BUCKETS = 16
+_MOST_IDS_PER_BUCKET = 8  # with one more, a table of fewer than 64 buckets is doubled
+_MOST_DOUBLED_BUCKETS = 64
+
+
+def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
+    """Return distinct producer ids, given in insertion order, in the table's order.
+
+    `in_front`: the ids are inserted by `computeIfAbsent`, where the latest id is the first in its bucket, and the table
+    is doubled if it was too full before. If eight ids or more share one of 64 buckets, a broker's order may differ.
+    """
+    buckets = _FIRST_BUCKETS
+    for count, producer_id in enumerate(producer_ids, 1):
+        if buckets >= _MOST_DOUBLED_BUCKETS:
+            break
+        if in_front and _is_too_full(count - 1, buckets):
+            buckets *= 2
+        bucket = _bucket(producer_id, buckets)
+        same_bucket = sum(_bucket(other, buckets) == bucket for other in producer_ids[:count])
+        if same_bucket > _MOST_IDS_PER_BUCKET - in_front and buckets < _MOST_DOUBLED_BUCKETS:
+            buckets *= 2
+        if not in_front and _is_too_full(count, buckets):
+            buckets *= 2
+    while _is_too_full(len(producer_ids) - in_front, buckets):
+        buckets *= 2
+    return sorted(reversed(producer_ids) if in_front else producer_ids, key=lambda i: _bucket(i, buckets))
+
+
+def _is_too_full(count: int, buckets: int) -> bool:
+    return count > buckets * 3 // 4
+
+
+def _bucket(producer_id: int, buckets: int) -> int:
+    folded = (producer_id ^ (producer_id >> 32)) & 0xFFFFFFFF
+    return (folded ^ (folded >> 16)) & (buckets - 1)

@@ -138,13 +138,5 @@ class OpenLog:
         self.producers.take_snapshot()
         self._fs.fsync_dir(self.path)
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        assert self.log_start_offset <= self.log_end_offset
-        assert self.recovery_point <= self.log_end_offset
-        self.segments.check()
-        self.epochs.check(self.log_end_offset)
-        self.producers.check()
-
     def _path(self, offset: int, suffix: str) -> str:
         return os.path.join(self.path, names.segment_file(offset, suffix))

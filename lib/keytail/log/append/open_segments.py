@@ -104,11 +104,5 @@ class OpenSegments:
         if active is not None:
             active.abandon()
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        assert self.bases == sorted(set(self.bases))
-        assert self.bases[-1] == self.active.base_offset
-        self.active.check()
-
     def _path(self, offset: int, suffix: str) -> str:
         return os.path.join(self._directory, names.segment_file(offset, suffix))

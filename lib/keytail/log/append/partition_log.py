@@ -260,10 +260,6 @@ class PartitionLog:
         elif self._log.segments.is_open:
             self.close()
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        self._log.check()
-
     def _effects(self, action: Callable[[], object]) -> None:
         """Run `action`. An error leaves files with unknown contents, so the log then refuses all operations."""
         self._broken = True

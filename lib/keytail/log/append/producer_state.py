@@ -79,9 +79,5 @@ class ProducerState:
         self._fs.write_file(path, encode_snapshot(self._producers.entries()), self._like)
         self._last_snapshot = self.end
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        self._producers.check()
-
     def _path(self, offset: int) -> str:
         return os.path.join(self._directory, names.segment_file(offset, names.SNAPSHOT))

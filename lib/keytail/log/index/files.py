@@ -250,12 +250,6 @@ class TransactionIndex:
             slug="invalid-index",
         )
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        last = self.entries()["last_offset"]
-        assert np.all(np.diff(last) > 0)
-        assert bytes(self._data) == (self._fs.read_bytes(self.path) if self._fs.exists(self.path) else b"")
-
     def _change(self, action: Callable[[int], object]) -> None:
         fd = self._fs.open_write(self.path)
         try:

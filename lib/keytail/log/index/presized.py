@@ -179,18 +179,6 @@ class PresizedIndex:
         text = f"slot {slot} has {self._spell(slot)}"
         self._corrupt(f"{text} after {self._spell(slot - 1)}" if slot else text, slot * self._layout.size)
 
-    def check(self) -> None:
-        """Assert the invariants."""
-        assert self._count >= 0
-        if self._fd >= 0:
-            full_bytes = self._max_entries * self._layout.size
-            assert self._count <= self._max_entries
-            assert self._fs.fd_stat(self._fd).size_bytes == len(self._view) == full_bytes
-            assert not self._view[self._count * self._layout.size :].strip(b"\0")
-        first, second = self._column_arrays()
-        assert np.all(np.diff(first) > 0)
-        assert not self._goes_back(second).any()
-
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
         """Return for each entry but the first whether its second field cannot follow that of the previous entry."""
         raise NotImplementedError

@@ -60,7 +60,8 @@ def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: S
         digest.update(chunk.raw)
         next_offset = int(table["last_offset"][-1]) + 1
         numbers, counts = np.unique(table["attributes"] & CODEC_MASK, return_counts=True)
-        codecs.update({_codec(int(number)): int(n) for number, n in zip(numbers, counts, strict=True)})
+        named = [CODECS[number] if number < len(CODECS) else str(number) for number in numbers.tolist()]
+        codecs.update(dict(zip(named, counts.tolist(), strict=True)))
         numbers, counts = np.unique(table["magic"], return_counts=True)
         magics.update({int(number): int(n) for number, n in zip(numbers, counts, strict=True)})
         of_producers = table["attributes"] & CONTROL == 0
@@ -84,10 +85,6 @@ def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: S
         batches_by_codec=dict(codecs),
         batches_by_magic=dict(magics),
     )
-
-
-def _codec(number: int) -> str:
-    return CODECS[number] if number < len(CODECS) else str(number)
 
 
 def _index_status(fs: FileSystem, partition_path: str, base_offset: int, next_offset: int, log_bytes: int) -> str:

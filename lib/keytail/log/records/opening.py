@@ -52,16 +52,6 @@ class Chunk:
     def codecs(self) -> np.ndarray:
         return self.table["attributes"] & CODEC_MASK
 
-    def check(self) -> None:
-        """Assert that the table covers the bytes without a gap or an overlap, and that offsets increase."""
-        sizes = self.table["size_bytes"].astype(np.int64)
-        assert int(sizes.sum()) == len(self.raw)
-        assert np.array_equal(
-            self.table["position"], self.position + np.concatenate(([0], np.cumsum(sizes)[:-1]))
-        )
-        assert np.all(self.table["base_offset"][1:] > self.table["last_offset"][:-1])
-        assert np.all(self.table["last_offset"] >= self.table["base_offset"])
-
     def fail_record(self, code: int, row: int) -> NoReturn:
         raise CorruptLog(
             _RECORD_ERRORS[code],
