@@ -11,7 +11,8 @@ import pytest
 import keytail
 from keytail.format import batch, index
 from keytail.format.batch import BATCH_HEADER, CRC_START, DELETE_HORIZON, HEADER_BYTES, LENGTH_PREFIX_BYTES
-from keytail.format.compression import CODECS, compress, decompress
+from keytail.format.codecs.table import CODECS
+from keytail.format.compression import compress, decompress
 from keytail.format.control import ControlRecord, ControlType, parse_control_record
 from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.format.names import parse_file_name, parse_partition_dir
@@ -227,3 +228,8 @@ def test_kernels_have_the_positions_of_the_header() -> None:
 def test_kernels_have_the_bits_of_the_attributes(name: str) -> None:
     assert getattr(batch_header, name) == getattr(batch, name)
     assert getattr(batch_header, name) & batch_header.KNOWN_ATTRIBUTES == getattr(batch_header, name)
+
+
+def test_kernels_have_the_numbers_of_the_codecs() -> None:
+    assert [getattr(batch_header, name.upper()) for name in CODECS] == [*range(len(CODECS))]
+    assert len(CODECS) - 1 == batch_header.MAX_CODEC

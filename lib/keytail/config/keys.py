@@ -16,6 +16,8 @@ from difflib import get_close_matches
 from sys import float_info
 from typing import Any, Literal
 
+from keytail.format.codecs.table import CODECS, TABLE, Codec
+
 Value = int | float | bool | str | tuple[str, ...] | None
 Kind = Literal["int", "long", "double", "boolean", "list", "string", "version"]
 Scope = Literal["topic", "broker"]
@@ -75,11 +77,19 @@ def _broker(name: str, kind: Kind, default: Value, meaning: str, **options: Any)
     return Key(name, kind, default, meaning, (name,), "broker", **options)
 
 
-_CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 _ROLL = ("log.roll.ms", "log.roll.hours")
 _JITTER = ("log.roll.jitter.ms", "log.roll.jitter.hours")
 _RETENTION = ("log.retention.ms", "log.retention.minutes", "log.retention.hours")
 _FLUSH = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms")
+
+
+def _level(codec: Codec) -> Key:
+    return _topic(
+        codec.level_key, "int", codec.default_level, "level on append; cleaning uses the codec's default",
+        codec.level_key, minimum=codec.levels[0], maximum=codec.levels[-1],
+        also=() if codec.default_level in codec.levels else (codec.default_level,),
+    )  # fmt: skip
+
 
 # fmt: off
 TOPIC_KEYS = (
@@ -111,13 +121,8 @@ TOPIC_KEYS = (
     _topic("preallocate", "boolean", False, "whether a broker allocates new .log files at their full size",
            "log.preallocate"),
     _topic("compression.type", "string", "producer", "codec on append; cleaning retains that of each batch",
-           "compression.type", choices=_CODECS),
-    _topic("compression.gzip.level", "int", -1, "level on append; cleaning uses the codec's default",
-           "compression.gzip.level", minimum=1, maximum=9, also=(-1,)),
-    _topic("compression.lz4.level", "int", 9, "level on append; cleaning uses the codec's default",
-           "compression.lz4.level", minimum=1, maximum=17),
-    _topic("compression.zstd.level", "int", 3, "level on append; cleaning uses the codec's default",
-           "compression.zstd.level", minimum=-131_072, maximum=22),
+           "compression.type", choices=("uncompressed", *CODECS[:0:-1], "producer")),
+    *map(_level, filter(lambda codec: codec.levels, TABLE)),
     _topic("message.timestamp.type", "string", "CreateTime", "type on append; cleaning retains that of each batch",
            "log.message.timestamp.type", choices=("CreateTime", "LogAppendTime")),
     _topic("message.format.version", "version", None, "format in which a broker before 3.0 stores and sends messages",
