@@ -52,14 +52,16 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultRow(OfPartition):
-    """The result for one partition. Sizes are of `.log` files; a number that was not counted is None, not 0."""
+class Recorded(OfPartition):
+    """The fields of a result that a ledger records: each is a column of its table of partitions, a number if it has a
+    default. Sizes are of `.log` files; a number that was not counted is None, not 0.
+    """
 
     topic: str
     partition: int
     log_dir: str
     status: str
-    error: ErrorText = NO_ERROR
+    error: ErrorText
     first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
     end_dirty_offset: Annotated[int | None, "offset at which it ends, exclusive"] = None
     segments_before: int | None = None
@@ -72,6 +74,13 @@ class ResultRow(OfPartition):
     markers_removed: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow(Recorded):
+    """The result for one partition."""
+
+    error: ErrorText = NO_ERROR
     way: Annotated[str | None, "in a plan, if a round is due: the strategy"] = None
     expected_s: Annotated[float | None, "in a plan, if a round is due: expected seconds"] = None
     expected_scratch_bytes: Annotated[int | None, "in a plan, if a round is due: expected space for new files"] = None
@@ -118,6 +127,7 @@ class ResultRow(OfPartition):
         return replace(self, error=begin + self.error, shown=begin + (self.shown or self.error))
 
 
+RECORDED = {field.name: field for field in fields(Recorded)}
 _values_of = attrgetter(*(field.name for field in fields(ResultRow)))
 
 
