@@ -14,7 +14,7 @@ from keytail.format.batch import BATCH_HEADER, CRC_START, DELETE_HORIZON, HEADER
 from keytail.format.codecs.table import CODECS
 from keytail.format.compression import compress, decompress
 from keytail.format.control import ControlRecord, ControlType, parse_control_record
-from keytail.format.coordinator import offsets_text, transaction_text
+from keytail.format.coordinator import OFFSETS, TRANSACTIONS
 from keytail.format.names import parse_file_name, parse_partition_dir
 from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
 from keytail.format.record import Record, decode_records, decode_varint
@@ -153,11 +153,11 @@ def test_records_of_coordinators() -> None:
     key = '{"type":"1","data":{"group":"shop","topic":"orders","partition":2}}'
     commit = '"offset":150,"leaderEpoch":7,"metadata":"","commitTimestamp":1700000000000'
     third = f'{{"version":"3","data":{{{commit}}}}}'
-    assert offsets_text(page["offset-key"], page["offset-value-3"], 0) == (key, third)
+    assert OFFSETS.text(page["offset-key"], page["offset-value-3"], 0) == (key, third)
     with_id = f'{{"version":"4","data":{{{commit},"topicId":"AAECAwQFBgcICQoLDA0ODw"}}}}'
-    assert offsets_text(page["offset-key"], page["offset-value-4"], 0) == (key, with_id)
-    assert offsets_text(page["offset-key"], None, 0) == (key, "<DELETE>")
-    assert transaction_text(page["transaction-key"], page["transaction-value"], 0) == (
+    assert OFFSETS.text(page["offset-key"], page["offset-value-4"], 0) == (key, with_id)
+    assert OFFSETS.text(page["offset-key"], None, 0) == (key, "<DELETE>")
+    assert TRANSACTIONS.text(page["transaction-key"], page["transaction-value"], 0) == (
         '{"type":"0","data":{"transactionalId":"billing-1"}}',
         '{"version":"1","data":{"producerId":4001,"producerEpoch":3,"transactionTimeoutMs":60000,'
         '"transactionStatus":1,"transactionPartitions":[{"topic":"orders","partitionIds":[2]}],'
