@@ -287,7 +287,7 @@ def test_planning_loads_neither_spark_nor_the_compiler(log_dir: Path) -> None:
     code = (
         "import sys; from keytail.main.main import app\n"
         f"app(['plan', '--log-dirs', {str(log_dir)!r}, '--output', 'json'], standalone_mode=False)\n"
-        "sys.stderr.write(str(sorted({'pyspark', 'numba'} & set(sys.modules))))"
+        "sys.stderr.write(str(sorted({'pyspark', 'numba', 'lz4', 'zstandard', 'cramjam', 'isal'} & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert len(json.loads(done.stdout)) == 3
@@ -299,7 +299,7 @@ def test_commands_that_read_no_logs_load_no_log_code(arguments: list[str]) -> No
     code = (
         "import sys; from keytail.main.main import app\n"
         f"app({arguments}, prog_name='keytail', standalone_mode=False)\n"
-        "heavy = {'pyspark', 'numba', 'numpy', 'pyarrow', 'javaproperties', 'keytail.log.partition'}\n"
+        "heavy = {'pyspark', 'numba', 'numpy', 'pyarrow', 'javaproperties', 'keytail.log.partition', 'lz4'}\n"
         "sys.stderr.write(str(sorted(heavy & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keytail.compact.plan import settings_of_compaction
 from keytail.config.compaction import CompactionConfig
 from keytail.config.files import parse_server_properties
 from keytail.config.keys import (
     BROKER_KEYS,
+    COMMAND_LINE_BROKER_KEYS,
     KEYS,
     TOPIC_KEYS,
+    Safer,
     file_names,
     parse,
     parse_broker,
     right_name,
 )
+from keytail.config.resolve import _SAFEST
+from keytail.expire.partition import settings_of_retention
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +42,13 @@ def test_every_default_is_allowed(key) -> None:
         return
     text = ",".join(key.default) if key.kind == "list" else str(key.default)
     assert parse(key, text) == key.default
+
+
+def test_every_key_states_which_of_its_values_is_safer() -> None:
+    assert {key.safer for key in KEYS.values()} == set(get_args(Safer)) == set(_SAFEST)
+    removing = {*settings_of_compaction(), *settings_of_retention(None), *COMMAND_LINE_BROKER_KEYS}
+    assert {key.name for key in KEYS.values() if key.safer != "latest"} - removing == {"message.format.version"}
+    assert not [name for name in removing if KEYS[name].safer == "latest"]
 
 
 def test_compaction_config_has_the_defaults_of_the_table() -> None:

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.config.keys import KEYS, Value
-from keytail.config.resolve import LARGER_IS_SAFER, RETENTION, safest
+from keytail.config.resolve import safest_value
 
+LARGER_IS_SAFER = {key.name for key in KEYS.values() if key.safer == "larger"}
+RETENTION = {key.name for key in KEYS.values() if key.safer == "longer"}
 COMPACT, DELETE, BOTH, NEITHER = ("compact",), ("delete",), ("compact", "delete"), ()
 
 
@@ -45,7 +47,7 @@ COMPACT, DELETE, BOTH, NEITHER = ("compact",), ("delete",), ("compact", "delete"
     ],
 )
 def test_the_safest_of_several_values_is_chosen(name: str, values: list[Value], expected: Value) -> None:
-    assert safest(name, values) == expected
+    assert safest_value(name, values) == expected
 
 
 POLICIES = st.permutations(["compact", "delete"]).flatmap(
@@ -87,7 +89,7 @@ def removes_no_more(name: str, item: Value, other: Value) -> bool:
 @given(doubts())
 def test_the_safest_value_removes_no_more_than_any_other(doubt: tuple[str, list[Value]]) -> None:
     name, values = doubt
-    chosen = safest(name, values)
+    chosen = safest_value(name, values)
     assert all(removes_no_more(name, chosen, value) for value in values)
     assert name == "cleanup.policy" or chosen in values
 
@@ -97,16 +99,16 @@ def test_the_order_of_values_matters_only_if_no_removal_depends_on_them(
     doubt: tuple[str, list[Value]],
 ) -> None:
     name, values = doubt
-    assert safest(name, values[:1]) == values[0]
-    assert safest(name, values * 2) == safest(name, values)
+    assert safest_value(name, values[:1]) == values[0]
+    assert safest_value(name, values * 2) == safest_value(name, values)
     if name in LARGER_IS_SAFER or name == "remote.storage.enable":
-        assert safest(name, values[::-1]) == safest(name, values)
+        assert safest_value(name, values[::-1]) == safest_value(name, values)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] <= pair[1]), min_size=1))
 def test_lags_chosen_separately_do_not_contradict_each_other(pairs: list[tuple[int, int]]) -> None:
-    low = safest("min.compaction.lag.ms", [pair[0] for pair in pairs])
-    high = safest("max.compaction.lag.ms", [pair[1] for pair in pairs])
+    low = safest_value("min.compaction.lag.ms", [pair[0] for pair in pairs])
+    high = safest_value("max.compaction.lag.ms", [pair[1] for pair in pairs])
     assert isinstance(low, int)
     assert isinstance(high, int)
     assert low <= high

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from keytail.dump.files import DumpOptions, dump
 from keytail.dump.report import MOST_GAPS, Report
-from keytail.format.coordinator import offsets_text
+from keytail.format.coordinator import OFFSETS
 from keytail.log.fs import LOCAL
 from tests.chance import draws
 from tests.in_pieces import take_in_pieces
@@ -58,7 +58,7 @@ def test_dumps_of_corrupted_logs_end(tmp_path_factory, changes, length, old, tai
         data[at] = byte
     log = (b"".join(OLD) if old else b"") + bytes(data[:length]) + tail
     folder = write(tmp_path_factory.mktemp("dump"), log)
-    for options in ({"print_data_log": True}, {"decoder": offsets_text}, {}):
+    for options in ({"print_data_log": True}, {"decoder": OFFSETS.text}, {}):
         text, _ = dumped(folder, as_json=True, **options)
         kinds = [json.loads(line)["type"] for line in text.splitlines()]
         assert kinds.count("file") == 3

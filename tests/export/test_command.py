@@ -14,8 +14,9 @@ from keytail.cli.selection import Choice
 from keytail.cli.stopping import Stopped
 from keytail.errors import Refused
 from keytail.export import driver as story
+from keytail.export.columns import table_columns
 from keytail.export.command import ExportRow, Request, exit_status, show_rows
-from keytail.export.delta_table import TableState, read_state
+from keytail.export.delta_table import TableState, _state_of, read_state
 from keytail.export.driver import export
 from keytail.export.formats import Formats
 from keytail.export.plan import Exported, LogNow, plan_export
@@ -160,7 +161,7 @@ def commit(place: Path, version: int, operation: str, state: TableState | None =
 
 
 def test_a_table_contains_its_export_state(tmp_path: Path) -> None:
-    state = TableState("t", Formats().as_json(), "", {3: Exported(7, 0, 2, "id"), 12: Exported(9, 1)})
+    state = TableState("t", Formats().as_json(), table_columns(), "", {3: Exported(7, 0, 2, "id"), 12: Exported(9, 1)})
     place = tmp_path / "t"
     assert read_state(str(place)) is None
     commit(place, 0, "WRITE")
@@ -176,6 +177,10 @@ def test_a_table_contains_its_export_state(tmp_path: Path) -> None:
     changed = read_state(str(place))
     assert changed is not None
     assert (dict(changed.partitions), changed.changed) == ({}, "the table was changed by RESTORE, version 4")
+    first = json.loads(state.as_metadata())
+    assert _state_of(json.dumps(first)) == state
+    del first["columns"]
+    assert _state_of(json.dumps(first)) == state, "exports of older versions have the first columns"
     later = changed.with_partitions({1: Exported(1, 0)})
     commit(place, 6, "WRITE", later)
     assert read_state(str(place)) == later

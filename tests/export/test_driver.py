@@ -18,9 +18,9 @@ from chispa import assert_df_equality
 
 from keytail.cli.selection import Choice
 from keytail.errors import CorruptLog, KeytailError
+from keytail.export import columns, on_spark
 from keytail.export import delta_table as story_table
 from keytail.export import driver as story
-from keytail.export import on_spark
 from keytail.export.command import ExportRow, Request
 from keytail.export.driver import export
 from keytail.export.formats import Format, Formats
@@ -252,7 +252,7 @@ def test_another_log_of_the_same_name_replaces_the_old_one(spark: Any, tmp_path:
     assert table(spark, tmp_path, "_hidden") == expected(other)
 
 
-def test_keys_and_values_are_decoded(spark: Any, tmp_path: Path) -> None:
+def test_keys_and_values_are_decoded(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks decode numbers, and Spark decodes JSON. An invalid value is reported with its partition, and the table is
     unchanged. Keys that are equal as numbers, but not as bytes, are two keys.
     """
@@ -285,6 +285,10 @@ def test_keys_and_values_are_decoded(spark: Any, tmp_path: Path) -> None:
     assert (row.status, why in row.error) == ("failed", True)
     [row] = run(tmp_path, good, formats=Formats(), partitions=("t-0",))
     assert (row.status, "exported with --key-format double" in row.error) == ("refused", True)
+    more = (*columns._COLUMNS, columns.ExportColumn("added", "int", lambda piece: None))
+    monkeypatch.setattr(columns, "_COLUMNS", more)
+    [row] = run(tmp_path, good, formats=formats, partitions=("t-0",))
+    assert (row.status, "only one of the two has the columns added" in row.error) == ("refused", True)
     assert len(values()) == 2
 
 

@@ -8,16 +8,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.format.block_stream import compressor, decompressed
 from keytail.format.codecs.errors import TooLarge, of_library
-from keytail.format.compression import SNAPPY, ZSTD, compress, decompress
+from keytail.format.codecs.table import SNAPPY, ZSTD
+from keytail.format.compression import compress, compressor, decompress, decompress_in_parts
 from keytail.limits import MAX_RECORD_VARIABLE
 from tests.chance import draws
 from tests.format.test_compression import ACCEPTED, REFUSED, TEXT, flipped
 
 
 def joined(codec: int, data: bytes, part_bytes: int) -> bytes:
-    parts = [bytes(part) for part in decompressed(codec, memoryview(data), part_bytes)]
+    parts = [bytes(part) for part in decompress_in_parts(codec, memoryview(data), part_bytes)]
     assert codec == SNAPPY or all(len(part) <= part_bytes for part in parts)
     return b"".join(parts)
 

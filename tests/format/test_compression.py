@@ -20,7 +20,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keytail.format.codecs.errors import TooLarge
-from keytail.format.compression import CODECS, GZIP, LZ4, SNAPPY, ZSTD, compress, decompress
+from keytail.format.codecs.table import CODECS, GZIP, LZ4, SNAPPY, ZSTD
+from keytail.format.compression import compress, decompress
 from tests.chance import draws
 from tests.reference import codecs
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from keytail.errors import Refused, UsageProblem
 from keytail.format.batch import BATCH_TABLE
+from keytail.format.codecs.table import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from keytail.format.columns import BytesColumn, HeadersColumn
-from keytail.format.compression import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from keytail.format.encode import MAX_BATCH_BYTES, Encoding, RecordColumns
 from keytail.format.encode import encode_batches as encode
 from keytail.kernels import batches as batch_kernels

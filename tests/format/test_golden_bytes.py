@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from keytail.format import index, names
-from keytail.format.compression import CODECS, compress, decompress
+from keytail.format.codecs.table import CODECS
+from keytail.format.compression import compress, decompress
 from keytail.format.control import ControlType, parse_control_record
 from keytail.format.producers import encode_snapshot, parse_snapshot
 from keytail.format.record import decode_records

@@ -11,9 +11,10 @@ import pytest
 import keytail
 from keytail.format import batch, index
 from keytail.format.batch import BATCH_HEADER, CRC_START, DELETE_HORIZON, HEADER_BYTES, LENGTH_PREFIX_BYTES
-from keytail.format.compression import CODECS, compress, decompress
+from keytail.format.codecs.table import CODECS
+from keytail.format.compression import compress, decompress
 from keytail.format.control import ControlRecord, ControlType, parse_control_record
-from keytail.format.coordinator import offsets_text, transaction_text
+from keytail.format.coordinator import OFFSETS, TRANSACTIONS
 from keytail.format.names import parse_file_name, parse_partition_dir
 from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
 from keytail.format.record import Record, decode_records, decode_varint
@@ -152,11 +153,11 @@ def test_records_of_coordinators() -> None:
     key = '{"type":"1","data":{"group":"shop","topic":"orders","partition":2}}'
     commit = '"offset":150,"leaderEpoch":7,"metadata":"","commitTimestamp":1700000000000'
     third = f'{{"version":"3","data":{{{commit}}}}}'
-    assert offsets_text(page["offset-key"], page["offset-value-3"], 0) == (key, third)
+    assert OFFSETS.text(page["offset-key"], page["offset-value-3"], 0) == (key, third)
     with_id = f'{{"version":"4","data":{{{commit},"topicId":"AAECAwQFBgcICQoLDA0ODw"}}}}'
-    assert offsets_text(page["offset-key"], page["offset-value-4"], 0) == (key, with_id)
-    assert offsets_text(page["offset-key"], None, 0) == (key, "<DELETE>")
-    assert transaction_text(page["transaction-key"], page["transaction-value"], 0) == (
+    assert OFFSETS.text(page["offset-key"], page["offset-value-4"], 0) == (key, with_id)
+    assert OFFSETS.text(page["offset-key"], None, 0) == (key, "<DELETE>")
+    assert TRANSACTIONS.text(page["transaction-key"], page["transaction-value"], 0) == (
         '{"type":"0","data":{"transactionalId":"billing-1"}}',
         '{"version":"1","data":{"producerId":4001,"producerEpoch":3,"transactionTimeoutMs":60000,'
         '"transactionStatus":1,"transactionPartitions":[{"topic":"orders","partitionIds":[2]}],'
@@ -227,3 +228,8 @@ def test_kernels_have_the_positions_of_the_header() -> None:
 def test_kernels_have_the_bits_of_the_attributes(name: str) -> None:
     assert getattr(batch_header, name) == getattr(batch, name)
     assert getattr(batch_header, name) & batch_header.KNOWN_ATTRIBUTES == getattr(batch_header, name)
+
+
+def test_kernels_have_the_numbers_of_the_codecs() -> None:
+    assert [getattr(batch_header, name.upper()) for name in CODECS] == [*range(len(CODECS))]
+    assert len(CODECS) - 1 == batch_header.MAX_CODEC

@@ -140,7 +140,7 @@ def inspection(data: bytes, rng: random.Random) -> None:
 def dumped(data: bytes, rng: random.Random) -> None:
     lines = bytearray()
     report = Report(lines.extend, lambda text: None, as_json=rng.random() < 0.5)
-    decoder = rng.choice((None, None, coordinator.offsets_text, coordinator.transaction_text))
+    decoder = rng.choice((None, None, coordinator.OFFSETS.text, coordinator.TRANSACTIONS.text))
     options = DumpOptions(print_data_log=rng.random() < 0.8, deep_iteration=True, decoder=decoder)
     dump(InMemory({LOG: data}), [LOG], options, report)
     if not report.wrong:
@@ -315,7 +315,7 @@ def metadata_log(data: bytes, rng: random.Random) -> None:
 
 
 def coordinator_records(record: tuple[bytes | None, bytes | None], rng: random.Random) -> None:
-    for decode in (coordinator.offsets_text, coordinator.transaction_text):
+    for decode in (coordinator.OFFSETS.text, coordinator.TRANSACTIONS.text):
         try:
             decode(record[0], record[1], 5)
         except ValueError:

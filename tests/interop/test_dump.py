@@ -13,7 +13,7 @@ import pytest
 from keytail.dump.files import DumpOptions, dump
 from keytail.dump.index import IndexChecks
 from keytail.dump.report import Report
-from keytail.format.coordinator import offsets_text, transaction_text
+from keytail.format.coordinator import DECODERS
 from keytail.log.fs import LOCAL
 from tests.chance import SEED
 from tests.golden import unpack
@@ -25,7 +25,7 @@ from tests.reference.legacy import encode_single, encode_wrapper
 pytestmark = pytest.mark.interop
 
 KNOWN_TO_KAFKA = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".checkpoint")
-DECODERS = {"--offsets-decoder": offsets_text, "--transaction-log-decoder": transaction_text}
+DECODERS_BY_FLAG = {decoder.flag: decoder.text for decoder in DECODERS}
 
 
 class Ours:
@@ -35,7 +35,7 @@ class Ours:
         out = bytearray()
         message: list[str] = []
         report = Report(out.extend, message.append)
-        decoder = next((DECODERS[flag] for flag in flags if flag in DECODERS), None)
+        decoder = next((DECODERS_BY_FLAG[flag] for flag in flags if flag in DECODERS_BY_FLAG), None)
         options = DumpOptions(
             print_data_log="--print-data-log" in flags,
             deep_iteration="--deep-iteration" in flags,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from keytail.errors import Refused
-from keytail.format.compression import CODECS
+from keytail.format.codecs.table import CODECS
 from keytail.format.encode import Encoding, encode_batches
 from keytail.kernels.murmur2 import partition_of_keys
 from tests.chance import SEED

@@ -14,6 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keytail.format.codecs.table import GZIP, LZ4, SNAPPY, ZSTD
 from keytail.format.compression import compress, decompress
 from keytail.kernels import native
 from keytail.kernels.jit import kernel
@@ -22,7 +23,7 @@ from keytail.kernels.opening import plain
 from tests.chance import chance, draws
 from tests.kernels.guard import guarded
 
-CODECS = [plain.GZIP, plain.SNAPPY, plain.LZ4, plain.ZSTD]
+CODECS = [GZIP, SNAPPY, LZ4, ZSTD]
 SLOP = 16  # the number of bytes that snappy's decoder may write after its result
 
 decoders = wheels.Decoders()
@@ -71,10 +72,10 @@ def test_blocks_as_compressed_by_kafka_are_decompressed_in_the_kernel(codec):
     for size in sizes + [rng.randrange(1, 9000) for _ in range(40)]:
         data = records(rng, size)
         packed = compress(codec, data)
-        want = data if native.NATIVE or codec == plain.SNAPPY else None
+        want = data if native.NATIVE or codec == SNAPPY else None
         assert opened(codec, packed, size + SLOP) == want
         assert opened(codec, packed, size - 1) is None
-        if codec == plain.SNAPPY:
+        if codec == SNAPPY:
             assert opened(codec, packed, size + SLOP - 1) is None
         else:
             assert opened(codec, packed, size) == want
@@ -100,27 +101,27 @@ def test_damaged_blocks_are_decompressed_as_by_the_reader_or_not_at_all(codec, s
 def test_other_framings_are_decompressed_as_by_the_reader_or_left_to_it():
     rng = random.Random(5)
     data = records(rng, 3000)
-    member = compress(plain.GZIP, data)
+    member = compress(GZIP, data)
     frame = zstandard.ZstdCompressor(write_content_size=True, write_checksum=True).compress(data)
     lz4_options = [{"content_checksum": True}, {"block_linked": True}, {"store_size": True}, {"block_checksum": True}]
     cases = [
-        (plain.GZIP, member + member),
-        (plain.GZIP, member[:3] + b"\x08" + member[4:10] + b"name\0" + member[10:]),
-        (plain.GZIP, zlib.compress(data)),
-        (plain.SNAPPY, bytes(cramjam.snappy.compress_raw(data))),
-        (plain.SNAPPY, compress(plain.SNAPPY, data) + compress(plain.SNAPPY, data)),
-        (plain.ZSTD, frame),
-        (plain.ZSTD, frame + frame),
-        (plain.ZSTD, b"\x50\x2a\x4d\x18\x03\0\0\0abc" + frame),
-        (plain.ZSTD, zstandard.ZstdCompressor().compress(b"")),
-        *((plain.LZ4, lz4.frame.compress(data, **{"block_linked": False, **options})) for options in lz4_options),
-        (plain.LZ4, lz4.frame.compress(data, block_size=7, block_linked=False, store_size=False)),
+        (GZIP, member + member),
+        (GZIP, member[:3] + b"\x08" + member[4:10] + b"name\0" + member[10:]),
+        (GZIP, zlib.compress(data)),
+        (SNAPPY, bytes(cramjam.snappy.compress_raw(data))),
+        (SNAPPY, compress(SNAPPY, data) + compress(SNAPPY, data)),
+        (ZSTD, frame),
+        (ZSTD, frame + frame),
+        (ZSTD, b"\x50\x2a\x4d\x18\x03\0\0\0abc" + frame),
+        (ZSTD, zstandard.ZstdCompressor().compress(b"")),
+        *((LZ4, lz4.frame.compress(data, **{"block_linked": False, **options})) for options in lz4_options),
+        (LZ4, lz4.frame.compress(data, block_size=7, block_linked=False, store_size=False)),
         *((codec, compress(codec, b"")) for codec in CODECS),
     ]
     for codec, packed in cases:
         found = opened(codec, packed, 1 << 16)
         assert found is None or found == bytes(decompress(codec, packed))
-    assert opened(plain.ZSTD, frame, 1 << 16) == (data if native.NATIVE else None)
+    assert opened(ZSTD, frame, 1 << 16) == (data if native.NATIVE else None)
 
 
 def test_snappy_blocks_that_no_library_writes_are_decompressed():
@@ -129,9 +130,9 @@ def test_snappy_blocks_that_no_library_writes_are_decompressed():
     copies = b"\x03" + (300).to_bytes(4, "little") + b"".join(b"\xfe" + bytes([back, 0]) for back in (1, 3, 16, 15))
     block = b"\xad\x04" + literal + copies  # 300 + 1 + 4 * 64
     framed = b"\x82SNAPPY\x00" + bytes(8) + len(block).to_bytes(4, "big") + block
-    found = opened(plain.SNAPPY, framed, 1000)
+    found = opened(SNAPPY, framed, 1000)
     assert found is not None
     assert found == bytes(cramjam.snappy.decompress_raw(block))
     for damaged in (b"\xac\x04", b"\xae\x04", b"\xff\xff\xff\xff\x7f"):
         bad = damaged + literal + copies
-        assert opened(plain.SNAPPY, framed[:16] + len(bad).to_bytes(4, "big") + bad, 1000) is None
+        assert opened(SNAPPY, framed[:16] + len(bad).to_bytes(4, "big") + bad, 1000) is None

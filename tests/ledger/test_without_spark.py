@@ -17,15 +17,17 @@ from typing import Any
 import pytest
 
 from keytail.ledger import of_run
+from keytail.ledger.command import OF_DOWNTIME
 from keytail.ledger.of_run import LedgerFlags
 from keytail.ledger.read import read_rows
-from keytail.ledger.tables import Stamp, partition_fields
+from keytail.ledger.tables import TABLES, Stamp, partition_fields
 from keytail.ledger.write import LedgerTable
 from keytail.run.processes import Processes
 from keytail.run.rows import ResultRow
 from tests.chance import SEED
 from tests.command_line import Run
 from tests.compact.test_command import CONFIG, KEYTAIL, keytail
+from tests.downtime.test_downtime import DOWN, TIMES
 from tests.ledger.test_command import history
 from tests.ledger.test_tables import (  # noqa: F401 (fixtures, and tests that are run again here)
     dying,
@@ -81,7 +83,7 @@ def test_an_append_that_succeeded_despite_an_error_is_not_repeated(
 WRITER = """
 import sys
 from keytail.ledger.write import LedgerTable
-from keytail.ledger.tables import Stamp
+from keytail.ledger.tables import TABLES, Stamp
 table = LedgerTable(None, sys.argv[1], "runs", sys.argv[2])
 table.ensure()
 for number in range(int(sys.argv[3])):
@@ -146,10 +148,27 @@ def test_two_concurrent_runs_share_a_new_ledger_and_start_no_jvm(run: Run, tmp_p
     assert len(read_rows(str(ledger), "segments", {})) == 4
 
 
+OF_COMPACT = {"first_dirty_offset", "end_dirty_offset", "records_before", "records_after", "tombstones_removed",
+              "markers_removed"}  # fmt: skip
+SIZES = {"segments_before", "segments_after", "bytes_before", "bytes_after"}
+
+
+def always_null(ledger: Path, table: str, command: str) -> set[str]:
+    """Return the columns that no row of the command has; `error` and `repaired_by` are those of runs that failed."""
+    rows = [row for row in read_rows(str(ledger), table, {}) if row["command"] == command]
+    assert rows
+    return {name for name in TABLES[table] if all(row[name] is None for row in rows)} - {"error", "repaired_by"}
+
+
 @pytest.mark.long
-def test_rebuild_index_and_expire_are_recorded(run: Run, tmp_path: Path) -> None:
+def test_each_command_fills_its_columns(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 400)})
+    compacted = write_log_dir(tmp_path / "compacted", {"orders-0": random_records(0, 400)})
+    done = keytail("compact", "--log-dirs", compacted, *CONFIG, "--execute", "--ledger", ledger)
+    assert done.returncode == 0, done.stderr
+    done = keytail("downtime", "--ledger", ledger, "--broker", "b1", *TIMES, "--in-sync-at", str(DOWN + 60_000))
+    assert done.returncode == 0, done.stderr
     (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()
     flags = ("--log-dirs", log_dir, "--execute", "--ledger", ledger)
     policy = ("--topics-have-no-overrides", "--topic-config", "retention.ms=1", "--topic-config",
@@ -159,10 +178,18 @@ def test_rebuild_index_and_expire_are_recorded(run: Run, tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         assert "Spark" not in done.stderr
     assert [(row["command"], row["status"]) for row in history(run, ledger)] == [
-        ("rebuild-index", "done"), ("expire", "done"),
+        ("downtime", "done"), ("compact", "done"), ("rebuild-index", "done"), ("expire", "done"),
     ]  # fmt: skip
-    [segment] = read_rows(str(ledger), "segments", {})
+    [segment] = read_rows(str(ledger), "segments", {"command": "rebuild-index"})
     assert (segment["base_offset"], segment["index_status"]) == (100, "good")
+    of_downtime = set(OF_DOWNTIME)
+    assert always_null(ledger, "partitions", "compact") == set()
+    assert always_null(ledger, "partitions", "expire") == OF_COMPACT
+    assert always_null(ledger, "partitions", "rebuild-index") == OF_COMPACT | SIZES
+    assert always_null(ledger, "segments", "compact") == always_null(ledger, "segments", "rebuild-index") == set()
+    assert always_null(ledger, "runs", "compact") == of_downtime
+    assert always_null(ledger, "runs", "expire") == of_downtime
+    assert not of_downtime & always_null(ledger, "runs", "downtime")
 
 
 def test_the_reason_for_starting_spark_for_a_ledger_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -403,7 +403,7 @@ RUN = RunRow(
     None, ("/logs",), arguments=("compact", "--ledger", "s3://me:hunter2@bucket/l"), versions={"keytail": "1.2.3"},
     config={"broker log.retention.hours": "168"}, now_ms=1_767_225_600_000,
 )  # fmt: skip
-PARTITION = PartitionRow(RUN.run_id, "orders", 0, "/logs", "compacted", "", "compact", bytes_before=4096,
+PARTITION = PartitionRow("orders", 0, "/logs", "compacted", "", run_id=RUN.run_id, command="compact", bytes_before=4096,
                          bytes_after=1024, start_ms=1_767_225_600_000, end_ms=1_767_225_601_000)  # fmt: skip
 
 

@@ -28,7 +28,8 @@ from keytail.export.latest import LatestTask, find_latest, latest_records, slice
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
 from keytail.format.build import build_batch
-from keytail.format.compression import CODECS, GZIP, compress
+from keytail.format.codecs.table import CODECS, GZIP
+from keytail.format.compression import compress
 from keytail.format.control import ControlType
 from keytail.kernels.native import crc32c
 from keytail.log.append.partition_log import PartitionLog

@@ -16,9 +16,14 @@ from difflib import get_close_matches
 from sys import float_info
 from typing import Any, Literal
 
+from keytail.format.codecs.table import CODECS, TABLE, Codec
+
 Value = int | float | bool | str | tuple[str, ...] | None
 Kind = Literal["int", "long", "double", "boolean", "list", "string", "version"]
 Scope = Literal["topic", "broker"]
+# With which of several possible values the fewest records are removed; `resolve.py` has the rules. latest: the setting
+# does not affect removal.
+Safer = Literal["common", "larger", "longer", "older", "true", "latest"]
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
@@ -40,6 +45,7 @@ class Key:
     meaning: str
     broker_names: tuple[str, ...]
     scope: Scope
+    safer: Safer
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] = ()
@@ -67,69 +73,75 @@ class Key:
 
 
 # `options` of the next two functions are minimum, maximum, choices and also.
-def _topic(name: str, kind: Kind, default: Value, meaning: str, *broker_names: str, **options: Any) -> Key:
-    return Key(name, kind, default, meaning, broker_names, "topic", **options)
+def _topic(name: str, kind: Kind, default: Value, meaning: str, *names: str, safer: Safer, **options: Any) -> Key:
+    return Key(name, kind, default, meaning, names, "topic", safer, **options)
 
 
-def _broker(name: str, kind: Kind, default: Value, meaning: str, **options: Any) -> Key:
-    return Key(name, kind, default, meaning, (name,), "broker", **options)
+def _broker(name: str, kind: Kind, default: Value, meaning: str, *, safer: Safer = "latest", **options: Any) -> Key:
+    return Key(name, kind, default, meaning, (name,), "broker", safer, **options)
 
 
-_CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 _ROLL = ("log.roll.ms", "log.roll.hours")
 _JITTER = ("log.roll.jitter.ms", "log.roll.jitter.hours")
 _RETENTION = ("log.retention.ms", "log.retention.minutes", "log.retention.hours")
 _FLUSH = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms")
 
+
+def _level(codec: Codec) -> Key:
+    return _topic(
+        codec.level_key, "int", codec.default_level, "level on append; cleaning uses the codec's default",
+        codec.level_key, safer="latest", minimum=codec.levels[0], maximum=codec.levels[-1],
+        also=() if codec.default_level in codec.levels else (codec.default_level,),
+    )  # fmt: skip
+
+
 # fmt: off
 TOPIC_KEYS = (
     _topic("cleanup.policy", "list", ("delete",), "how old data is removed: by compaction, by deletion, or both",
-           "log.cleanup.policy", choices=("compact", "delete")),
+           "log.cleanup.policy", choices=("compact", "delete"), safer="common"),
     _topic("segment.bytes", "int", 1_073_741_824, "maximum size of a segment, and of all segments merged into one",
-           "log.segment.bytes", minimum=14),
-    _topic("internal.segment.bytes", "int", None, "segment.bytes below its minimum in Kafka 4.1 and later, for tests"),
-    _topic("segment.ms", "long", 604_800_000, "age at which a segment is rolled", *_ROLL, minimum=1),
-    _topic("segment.jitter.ms", "long", 0, "random reduction of segment.ms", *_JITTER, minimum=0),
+           "log.segment.bytes", minimum=14, safer="latest"),
+    _topic("internal.segment.bytes", "int", None, "segment.bytes below its minimum in Kafka 4.1 and later, for tests",
+           safer="latest"),
+    _topic("segment.ms", "long", 604_800_000, "age at which a segment is rolled", *_ROLL, minimum=1, safer="latest"),
+    _topic("segment.jitter.ms", "long", 0, "random reduction of segment.ms", *_JITTER, minimum=0, safer="latest"),
     _topic("segment.index.bytes", "int", 10_485_760, "maximum size of an index, and of all indexes merged into one",
-           "log.index.size.max.bytes", minimum=4),
+           "log.index.size.max.bytes", minimum=4, safer="latest"),
     _topic("index.interval.bytes", "int", 4096, "bytes between two index entries",
-           "log.index.interval.bytes", minimum=0),
-    _topic("max.message.bytes", "int", 1_048_588, "maximum size of a batch", "message.max.bytes", minimum=0),
-    _topic("retention.ms", "long", 604_800_000, "age at which segments are deleted", *_RETENTION, minimum=-1),
+           "log.index.interval.bytes", minimum=0, safer="latest"),
+    _topic("max.message.bytes", "int", 1_048_588, "maximum size of a batch", "message.max.bytes", minimum=0,
+           safer="latest"),
+    _topic("retention.ms", "long", 604_800_000, "age at which segments are deleted", *_RETENTION,
+           minimum=-1, safer="longer"),
     _topic("retention.bytes", "long", -1, "size of a partition above which segments are deleted",
-           "log.retention.bytes"),
+           "log.retention.bytes", safer="longer"),
     _topic("delete.retention.ms", "long", 86_400_000, "how long tombstones and transaction markers are retained",
-           "log.cleaner.delete.retention.ms", minimum=0),
+           "log.cleaner.delete.retention.ms", minimum=0, safer="larger"),
     _topic("min.compaction.lag.ms", "long", 0, "age below which data is not compacted",
-           "log.cleaner.min.compaction.lag.ms", minimum=0),
+           "log.cleaner.min.compaction.lag.ms", minimum=0, safer="larger"),
     _topic("max.compaction.lag.ms", "long", LONG_MAX, "age above which dirty data is compacted at any dirty ratio",
-           "log.cleaner.max.compaction.lag.ms", minimum=1),
+           "log.cleaner.max.compaction.lag.ms", minimum=1, safer="larger"),
     _topic("min.cleanable.dirty.ratio", "double", 0.5, "dirty ratio above which a partition is compacted",
-           "log.cleaner.min.cleanable.ratio", minimum=0, maximum=1),
+           "log.cleaner.min.cleanable.ratio", minimum=0, maximum=1, safer="larger"),
     _topic("file.delete.delay.ms", "long", 60_000, "time after which a broker deletes .deleted files",
-           "log.segment.delete.delay.ms", minimum=0),
+           "log.segment.delete.delay.ms", minimum=0, safer="latest"),
     _topic("preallocate", "boolean", False, "whether a broker allocates new .log files at their full size",
-           "log.preallocate"),
+           "log.preallocate", safer="latest"),
     _topic("compression.type", "string", "producer", "codec on append; cleaning retains the codec of each batch",
-           "compression.type", choices=_CODECS),
-    _topic("compression.gzip.level", "int", -1, "level on append; cleaning uses the codec's default",
-           "compression.gzip.level", minimum=1, maximum=9, also=(-1,)),
-    _topic("compression.lz4.level", "int", 9, "level on append; cleaning uses the codec's default",
-           "compression.lz4.level", minimum=1, maximum=17),
-    _topic("compression.zstd.level", "int", 3, "level on append; cleaning uses the codec's default",
-           "compression.zstd.level", minimum=-131_072, maximum=22),
+           "compression.type", choices=("uncompressed", *CODECS[:0:-1], "producer"), safer="latest"),
+    *map(_level, filter(lambda codec: codec.levels, TABLE)),
     _topic("message.timestamp.type", "string", "CreateTime", "type on append; cleaning retains the type of each batch",
-           "log.message.timestamp.type", choices=("CreateTime", "LogAppendTime")),
+           "log.message.timestamp.type", choices=("CreateTime", "LogAppendTime"), safer="latest"),
     _topic("message.format.version", "version", None, "format in which a broker before 3.0 stores and sends messages",
-           "log.message.format.version"),
+           "log.message.format.version", safer="older"),
     _topic("flush.messages", "long", LONG_MAX, "messages after which a broker flushes",
-           "log.flush.interval.messages", minimum=1),
-    _topic("flush.ms", "long", LONG_MAX, "time after which a broker flushes", *_FLUSH, minimum=0),
+           "log.flush.interval.messages", minimum=1, safer="latest"),
+    _topic("flush.ms", "long", LONG_MAX, "time after which a broker flushes", *_FLUSH, minimum=0, safer="latest"),
     _topic("local.retention.ms", "long", -2, "age up to which segments of a tiered topic are retained locally",
-           "log.local.retention.ms", minimum=-2),
+           "log.local.retention.ms", minimum=-2, safer="latest"),
     _topic("local.retention.bytes", "long", -2, "bytes of a partition of a tiered topic that are retained locally",
-           "log.local.retention.bytes", minimum=-2),
-    _topic("remote.storage.enable", "boolean", False, "whether the topic is tiered"),
+           "log.local.retention.bytes", minimum=-2, safer="latest"),
+    _topic("remote.storage.enable", "boolean", False, "whether the topic is tiered", safer="true"),
 )
 
 BROKER_KEYS = (
@@ -144,7 +156,7 @@ BROKER_KEYS = (
     _broker("log.cleaner.backoff.ms", "long", 15_000, "pause when no log is to be cleaned", minimum=0),
     _broker("log.dirs", "list", None, "data directories"),
     _broker("log.dir", "list", ("/tmp/kafka-logs",), "data directories if log.dirs is not set"),
-    Key("node.id", "int", None, "id of the broker", ("node.id", "broker.id"), "broker", minimum=0),
+    Key("node.id", "int", None, "id of the broker", ("node.id", "broker.id"), "broker", "latest", minimum=0),
     _broker("metadata.log.dir", "string", None, "directory of the metadata log, if not the first of log.dirs"),
     _broker("log.retention.check.interval.ms", "long", 300_000, "interval of retention checks", minimum=1),
     _broker("log.flush.offset.checkpoint.interval.ms", "int", 60_000, "interval of recovery point checkpoints",
@@ -153,9 +165,10 @@ BROKER_KEYS = (
             minimum=0),
     _broker("replica.high.watermark.checkpoint.interval.ms", "long", 5000, "interval of high watermark checkpoints"),
     _broker("num.recovery.threads.per.data.dir", "int", 2, "threads that load and close logs", minimum=1),
-    _broker("producer.id.expiration.ms", "int", 86_400_000, "idle time after which a producer id expires", minimum=1),
+    _broker("producer.id.expiration.ms", "int", 86_400_000, "idle time after which a producer id expires",
+            minimum=1, safer="larger"),
     _broker("transactional.id.expiration.ms", "int", 604_800_000,
-            "idle time after which a producer id expires, with --broker-version below 3.1", minimum=1),
+            "idle time after which a producer id expires, with --broker-version below 3.1", minimum=1, safer="larger"),
     _broker("producer.id.expiration.check.interval.ms", "int", 600_000, "interval of checks for expired producer ids",
             minimum=1),
     _broker("log.initial.task.delay.ms", "long", 30_000, "delay of background tasks", minimum=0),
@@ -167,7 +180,7 @@ SEGMENT_BYTES_OF_4_1 = 1_048_576
 
 KEYS = {key.name: key for key in TOPIC_KEYS + BROKER_KEYS}
 # Broker settings that affect what cleaning retains: the command line may set them, too.
-COMMAND_LINE_BROKER_KEYS = frozenset({"producer.id.expiration.ms", "transactional.id.expiration.ms"})
+COMMAND_LINE_BROKER_KEYS = frozenset(key.name for key in BROKER_KEYS if key.safer != "latest")
 
 
 def file_names() -> Iterator[str]:

@@ -12,9 +12,9 @@ given.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.keys import (
@@ -22,6 +22,7 @@ from keytail.config.keys import (
     KEYS,
     TOPIC_KEYS,
     Key,
+    Safer,
     Value,
     parse_broker,
     right_name,
@@ -32,19 +33,6 @@ from keytail.errors import Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
 CLEANUP_POLICY = "cleanup.policy"
-# The larger the value of these settings, the longer data is retained, or the later it is compacted.
-LARGER_IS_SAFER = frozenset(
-    {
-        "delete.retention.ms",
-        "min.compaction.lag.ms",
-        "max.compaction.lag.ms",
-        "min.cleanable.dirty.ratio",
-        "producer.id.expiration.ms",
-        "transactional.id.expiration.ms",
-    }
-)
-# The same, but a negative number means "without limit".
-RETENTION = frozenset({"retention.ms", "retention.bytes"})
 _OF_TOPICS = frozenset(key.name for key in TOPIC_KEYS)
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -61,9 +49,9 @@ class Setting:
     doubt: str = ""
 
 
-# Possible settings, the latest last. None: the layer may have no setting; then a lower layer decides.
-Options: TypeAlias = tuple[Setting | None, ...]
-Layer: TypeAlias = Mapping[str, Setting | Options]
+# Possible settings, the latest last. None: the layer may have none; then a lower layer decides.
+Possibilities: TypeAlias = tuple[Setting | None, ...]
+Layer: TypeAlias = Mapping[str, Setting | Possibilities]
 
 
 @dataclass(frozen=True)
@@ -192,9 +180,9 @@ def from_topic_configs(topic: str, configs: TopicConfigs) -> dict[str, Setting]:
     return settings
 
 
-def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
+def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Possibilities]:
     """Do the same as `from_topic` for overrides that may each have one of several values."""
-    options: dict[str, Options] = {}
+    options: dict[str, Possibilities] = {}
     for key in TOPIC_KEYS:
         if key.name in values:
             options[key.name] = tuple(
@@ -204,13 +192,13 @@ def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin
     return options
 
 
-def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
+def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Possibilities]:
     """Return a broker's dynamic settings, by the names of the topic settings whose defaults they are.
 
     Of several names with the same meaning, Kafka allows only the name with the highest precedence to be set
     dynamically.
     """
-    options: dict[str, Options] = {}
+    options: dict[str, Possibilities] = {}
     for key in KEYS.values():
         name = key.broker_names[0] if key.broker_names else ""
         if name in values and (key.scope == "topic" or key.name in COMMAND_LINE_BROKER_KEYS):
@@ -275,83 +263,92 @@ def effective(
     command_line = command_line or CommandLine()
     topic_configs = topic_configs or TopicConfigs()
     topics = topics or {}
-    created: Layer = from_topic(topic, INTERNAL_TOPICS.get(topic, {}), "as a broker creates it")
-    read = topics.get(topic, {})
+    as_created: Layer = from_topic(topic, INTERNAL_TOPICS.get(topic, {}), "as a broker creates it")
+    overrides = topics.get(topic, {})
     if topic in topics:
-        created = _or_below(created)
+        as_created = _or_absent(as_created)
     if topic in topic_configs.overrides | topic_configs.all_values:  # the metadata log may be newer, or incomplete
-        read = _or_below(read)
+        overrides = _or_absent(overrides)
     in_file = from_topic_configs(topic, topic_configs)
-    own = command_line.by_topic.get(topic, {})
+    given = (in_file, command_line.everywhere, command_line.by_topic.get(topic, {}))
     possible: dict[str, tuple[Setting, ...]] = dict(_DEFAULTS)
-    layers = (broker or {}, *dynamic, created, read, in_file, command_line.everywhere, own)
-    for layer in layers:
-        for name, message in layer.items():
-            options = message if isinstance(message, tuple) else (message,)
-            possible[name] = _over(possible[name], options)
-    settings = {
-        name: options[0] if len(options) == 1 else _safest(name, options) for name, options in possible.items()
-    }
+    for layer in (broker or {}, *dynamic, as_created, overrides, *given):  # lowest precedence first
+        for name, setting in layer.items():
+            possible[name] = _over(possible[name], setting if isinstance(setting, tuple) else (setting,))
+    settings = {name: _safest_setting(name, values) for name, values in possible.items()}
     _check_lags(topic, settings)
-    known = set(created)
+    given_names = frozenset[str]().union(*given)
+    known = frozenset(as_created)
     if topic in topics or topic in topic_configs.overrides:
         known |= _OF_TOPICS
     elif topics_have_no_overrides or topic in topic_configs.by_topic.keys() - topic_configs.all_values:
-        known |= _OF_TOPICS - {CLEANUP_POLICY}
+        known |= _OF_TOPICS - {CLEANUP_POLICY}  # a wrong policy removes most: it must be given itself
     if topic in topic_configs.not_tiered:
-        known |= TIERED_STORAGE
-    known -= topic_configs.withheld.get(topic, frozenset())
-    known |= {*in_file, *command_line.everywhere, *own}
+        known |= TIERED_STORAGE  # its version of Kafka does not have these
+    known -= topic_configs.withheld.get(topic, frozenset())  # these are overridden by secret values
     return Resolved(
         topic,
         settings,
-        frozenset(known),
-        given=frozenset({*in_file, *command_line.everywhere, *own}),
+        known=known | given_names,
+        given=given_names,
         in_metadata=topic in topics,
         broker_known=broker is not None,
     )
 
 
-def _or_below(layer: Layer) -> Layer:
-    """Return the settings as options: the safer of each setting and the same setting of a lower layer applies."""
-    return {name: (None, *(message if isinstance(message, tuple) else (message,))) for name, message in layer.items()}
+def _or_absent(layer: Layer) -> Layer:
+    """Return the layer with, for each of its settings, the possibility that it lacks it and a lower layer decides."""
+    return {name: (None, *(item if isinstance(item, tuple) else (item,))) for name, item in layer.items()}
 
 
-def _over(below: tuple[Setting, ...], options: Options) -> tuple[Setting, ...]:
-    different = reversed(dict.fromkeys(reversed(options)))
-    return tuple(setting for option in different for setting in (below if option is None else (option,)))
+def _over(below: tuple[Setting, ...], layer: Possibilities) -> tuple[Setting, ...]:
+    """Return the possible settings with those of a layer, of which None stands for all those of the layers below."""
+    different = reversed(dict.fromkeys(reversed(layer)))
+    return tuple(setting for item in different for setting in (below if item is None else (item,)))
 
 
-def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
-    newest = options[-1]
-    value = safest(name, [option.value for option in options])
-    if value == newest.value:
-        return newest
-    source = next((option.source for option in options if option.value == value), "common to all possible values")
-    others = " or ".join(dict.fromkeys(option.source for option in options))
+def _safest_setting(name: str, possible: tuple[Setting, ...]) -> Setting:
+    value = safest_value(name, [setting.value for setting in possible])
+    if value == possible[-1].value:
+        return possible[-1]
+    source = next((setting.source for setting in possible if setting.value == value), "common to all possible values")
+    others = " or ".join(dict.fromkeys(setting.source for setting in possible))
     return Setting(value, source, f"{name} may have one of several values ({others}): the safer value is used")
 
 
-def safest(name: str, values: Sequence[Value]) -> Value:
-    """Return, of several possible `values` (the latest is last), the value with which the fewest records are removed;
-    the latest if the setting does not affect removal.
+def _common(policies: Sequence[tuple[str, ...]]) -> Value:
+    """Only a policy that all possible values contain is certainly intended; there may be none."""
+    return tuple(item for item in policies[-1] if all(item in policy for policy in policies))
+
+
+def _longer(limits: Sequence[int]) -> Value:
+    """A negative number means that there is no limit."""
+    return min(limits) if min(limits) < 0 else max(limits)
+
+
+def _older(versions: Sequence[str | None]) -> Value:
+    """Newer clients can read the message formats of older versions."""
+    return min(filter(None, versions), key=version_numbers, default=None)
+
+
+_SAFEST: Mapping[Safer, Callable[[Sequence[Any]], Value]] = {
+    "common": _common,
+    "larger": max,  # records are retained longer, or compacted later
+    "longer": _longer,
+    "older": _older,
+    "true": any,  # tiered topics are not processed
+    "latest": lambda values: values[-1],
+}
+
+
+def safest_value(name: str, values: Sequence[Value]) -> Value:
+    """Return the value, by the rule of the setting's key, with which no more is removed than with any of `values`, of
+    which the latest is last. It is one of them, except that for cleanup.policy it is what they have in common.
 
     The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
     value; `log/cluster/metadata.py` finds these values.
     """
-    newest = values[-1]
-    if name == "cleanup.policy":
-        # Only policies that all of the values contain are certainly intended.
-        allowed = set.intersection(*({*policy} for policy in values if isinstance(policy, tuple)))
-        return tuple(item for item in newest if item in allowed) if isinstance(newest, tuple) else newest
-    if name == "remote.storage.enable":  # tiered topics are not processed
-        return any(values)
-    if name == "message.format.version":  # newer clients can read the formats of older clients
-        return min((value for value in values if isinstance(value, str)), key=version_numbers, default=None)
-    numbers = [value for value in values if isinstance(value, int | float)]
-    if name in RETENTION:
-        return min(numbers) if min(numbers) < 0 else max(numbers)
-    return max(numbers) if name in LARGER_IS_SAFER else newest
+    return _SAFEST[KEYS[name].safer](values)
 
 
 def _check_lags(topic: str, settings: Mapping[str, Setting]) -> None:

@@ -16,13 +16,14 @@ import numpy as np
 from keytail.dump.segment import Part
 from keytail.dump.templates import Buffers, LineWriter, Literals, Rows, Sink, Span, Template
 from keytail.format.batch import CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
+from keytail.format.codecs.table import CODECS
 from keytail.format.coordinator import control_text
 from keytail.kernels.dump import lines as kernels
 
 _BOOLEANS = ("false", "true")
 _TYPES = ("CreateTime", "LogAppendTime", "NoTimestampType")
 _QUOTED_TYPES = tuple(f'"{name}"' for name in _TYPES)
-_CODECS = ("none", "gzip", "snappy", "lz4", "zstd", *(f"unknown({n})" for n in (5, 6, 7)))
+_CODECS = (*CODECS, *(f"unknown({n})" for n in range(len(CODECS), CODEC_MASK + 1)))
 _MARKERS = ("ABORT", "COMMIT")
 
 # A function of a record's key, value and offset that returns key and payload as text (which may be JSON). A key or

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import KW_ONLY, astuple, dataclass, field, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from keytail.cli.flags import FromFlags
 from keytail.cli.options import LONG_MAX, within
 from keytail.cli.output_options import Format
 from keytail.errors import UsageProblem
+from keytail.format.coordinator import DECODERS, Decoder
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner_of_files
 
@@ -35,12 +36,12 @@ DeepIteration = Annotated[bool, _what_flag("--deep-iteration", "Print records wi
 SkipRecordMetadata = Annotated[bool, _what_flag(
     "--skip-record-metadata", "Print only the record fields that --print-data-log adds; none of control records."
 )]
-OffsetsDecoder = Annotated[bool, _what_flag(
-    "--offsets-decoder", "Decode keys and payloads of __consumer_offsets; implies --print-data-log."
-)]
-TransactionLogDecoder = Annotated[bool, _what_flag(
-    "--transaction-log-decoder", "Decode keys and payloads of __transaction_state; implies --print-data-log."
-)]
+_DecoderFlags = make_dataclass("_DecoderFlags", [
+    (decoder.flag.removeprefix("--").replace("-", "_"), Annotated[bool, _what_flag(
+        decoder.flag, f"Decode keys and payloads of {decoder.topic}; implies --print-data-log."
+    )], False)
+    for decoder in DECODERS
+])
 VerifyIndexOnly = Annotated[bool, _indexes_flag(
     "--verify-index-only", "Check index entries against the log without printing them."
 )]
@@ -155,6 +156,17 @@ def _paths(files: Files = None, file_list: FileList = None) -> tuple[str, ...]:
     return paths
 
 
+def _decoder(flags: Annotated[Any, FromFlags(_DecoderFlags)]) -> Decoder | None:
+    given = [decoder for decoder, is_given in zip(DECODERS, astuple(flags), strict=True) if is_given]
+    if len(given) > 1:
+        raise UsageProblem(
+            f"{given[0].flag} and {given[1].flag} exclude each other",
+            remedy="Dump the two topics separately",
+            slug="conflicting-flags",
+        )
+    return given[0] if given else None
+
+
 @dataclass(frozen=True)
 class Request:
     """All parameters of `dump`, with the defaults of its flags."""
@@ -164,8 +176,7 @@ class Request:
     print_data_log: PrintDataLog = False
     deep_iteration: DeepIteration = False
     skip_record_metadata: SkipRecordMetadata = False
-    offsets_decoder: OffsetsDecoder = False
-    transaction_log_decoder: TransactionLogDecoder = False
+    decoder: Annotated[Decoder | None, FromFlags(_decoder)] = None
     checks: Annotated[IndexChecks, FromFlags(IndexChecks)] = field(default_factory=IndexChecks)
     max_bytes: MaxBytes = None
     wanted: Annotated[Range, FromFlags(Range)] = field(default_factory=Range)

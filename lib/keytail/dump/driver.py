@@ -18,7 +18,6 @@ from keytail.dump.files import DumpOptions, dump, expanded
 from keytail.dump.report import Report
 from keytail.errors import UsageProblem, visible_lines
 from keytail.format import names
-from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.kernels import compile_kernels
 
@@ -61,21 +60,13 @@ def run(request: Request, fs: FileSystem = LOCAL) -> int:
 
 
 def _options(request: Request) -> DumpOptions:
-    """Return the options that the flags request. Raises UsageProblem for flags that cannot be combined."""
-    if request.offsets_decoder and request.transaction_log_decoder:
-        raise UsageProblem(
-            "--offsets-decoder and --transaction-log-decoder cannot be combined",
-            remedy="Dump the two topics separately",
-            slug="conflicting-flags",
-        )
-    decoder = offsets_text if request.offsets_decoder else None
     return DumpOptions(
         print_data_log=request.print_data_log,
         deep_iteration=request.deep_iteration,
         skip_record_metadata=request.skip_record_metadata,
         max_bytes=request.max_bytes,
         index_checks=request.checks,
-        decoder=transaction_text if request.transaction_log_decoder else decoder,
+        decoder=request.decoder.text if request.decoder is not None else None,
         wanted=request.wanted,
     )
 

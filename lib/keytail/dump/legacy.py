@@ -13,7 +13,8 @@ import numpy as np
 
 from keytail.errors import Refused
 from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP
-from keytail.format.compression import LZ4, decompress
+from keytail.format.codecs.table import LZ4
+from keytail.format.compression import decompress
 from keytail.kernels.records import RECORD_TABLE
 from keytail.limits import max_record_bytes
 from keytail.log.records.chunk import Chunk

@@ -15,7 +15,8 @@ import numpy as np
 from keytail.dump.legacy import LegacyRecords, legacy_records
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME
-from keytail.format.compression import CODECS, decompress
+from keytail.format.codecs.table import codec_name
+from keytail.format.compression import decompress
 from keytail.format.record import find_fields
 from keytail.kernels.dump import batches as kernels
 from keytail.kernels.records import IN_RAW, RECORD_TABLE
@@ -205,11 +206,10 @@ class LogReader:
                 raise ValueError(f"its size, {batch['size_bytes']} bytes, is less than that of its header")
             codec = int(batch["attributes"]) & CODEC_MASK
             if codec:
-                name = CODECS[codec] if codec < len(CODECS) else f"codec {codec}"
                 try:
                     raw = np.frombuffer(decompress(codec, memoryview(raw), limit_bytes=WHOLE_BLOCK_BYTES), np.uint8)
                 except ValueError as reason:
-                    raise ValueError(f"{name}: {reason}") from reason
+                    raise ValueError(f"{codec_name(codec)}: {reason}") from reason
             spans, what = _spans(raw, batch)
         except ValueError as reason:
             what = str(reason)

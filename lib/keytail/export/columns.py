@@ -6,7 +6,8 @@ Spark's parser checks it in the JVM (delta_table.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from pyarrow import compute
 from keytail.errors import KeytailError
 from keytail.export.avro import decode_avro
 from keytail.export.formats import FIXED, Format, Formats
-from keytail.format.columns import BytesColumn
+from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.log.records.table import RecordTable
 from keytail.run.arrow import binary, cut, header_names, joined
 
 # The largest TIMESTAMP of Spark, in ms.
 _MOST_MS = 2**63 // 1000 - 1
+_KEY_BYTES = "key_bytes"
 
 _UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 
@@ -32,33 +34,77 @@ class Undecodable(KeytailError):
     default_slug = "undecodable-record"
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Some records of a partition, with their columns."""
+
+    partition: int
+    formats: Formats
+    records: np.ndarray
+    epochs: np.ndarray
+    keys: BytesColumn
+    values: BytesColumn
+    headers: HeadersColumn
+
+    @classmethod
+    def of(cls, table: RecordTable, partition: int, formats: Formats) -> _Piece:
+        epochs = table.batches["leader_epoch"][table.records["row"]]
+        return cls(partition, formats, table.records, epochs, table.keys(), table.values(), table.headers())
+
+
+@dataclass(frozen=True)
+class ExportColumn:
+    """One column of an export. `sql_type`: its type in Spark, empty for a key or value, whose format determines it.
+    `values`: returns the Arrow array of some records. `in_table`: false for a column that only tasks return."""
+
+    name: str
+    sql_type: str
+    values: Callable[[_Piece], Any]
+    in_table: bool = True
+
+
+_COLUMNS = (  # in the order of the table
+    ExportColumn("partition", "int", lambda p: pyarrow.array(np.full(len(p.records), p.partition, np.int32))),
+    ExportColumn("key", "", lambda p: decode(p.keys, p.formats.key, p.records["offset"], "key")),
+    ExportColumn(_KEY_BYTES, "binary", lambda p: binary(p.keys)),
+    ExportColumn("value", "", lambda p: decode(p.values, p.formats.value, p.records["offset"], "value")),
+    ExportColumn("headers", "array<struct<key: string, value: binary>>", lambda p: _headers(p.headers)),
+    ExportColumn("timestamp", "timestamp", lambda p: _timestamps(p.records)),
+    ExportColumn("offset", "bigint", lambda p: pyarrow.array(p.records["offset"].astype(np.int64))),
+    ExportColumn("leader_epoch", "int", lambda p: pyarrow.array(p.epochs.astype(np.int32), mask=p.epochs < 0)),
+    ExportColumn("deleted", "boolean", lambda p: pyarrow.array(~p.values.valid), in_table=False),  # a tombstone
+)
+
+
+def columns_of(formats: Formats) -> tuple[ExportColumn, ...]:
+    """Return the columns of an export, in their order."""
+    return tuple(item for item in _COLUMNS if item.name != _KEY_BYTES or not formats.key.distinguishes_keys)
+
+
+def table_columns() -> list[str]:
+    """Return the names of the columns of tables; `key_bytes` is only in those whose key format requires it."""
+    return [column.name for column in _COLUMNS if column.in_table]
+
+
+def raw_schema(formats: Formats) -> str:
+    """Return the Spark schema of the rows that tasks return."""
+    types = {"key": formats.key.sql_type, "value": formats.value.sql_type}
+    return ", ".join(f"{column.name} {column.sql_type or types[column.name]}" for column in columns_of(formats))
+
+
 def arrow_batches(tables: Iterable[RecordTable], partition: int, formats: Formats) -> Iterator[Any]:
     """Yield Arrow record batches of the raw schema, of about BATCH_BYTES. Raises Undecodable."""
-    return joined(_batch(piece, partition, formats) for table in tables for piece in cut(table))
+    return joined(_batch(_Piece.of(part, partition, formats)) for table in tables for part in cut(table))
 
 
-def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
-    n, records = len(table), table.records
-    keys, values, headers = table.keys(), table.values(), table.headers()
-    epochs = table.batches["leader_epoch"][records["row"]]
-    columns = [
-        pyarrow.array(np.full(n, partition, np.int32)),
-        decode(keys, formats.key, records["offset"], "key"),
-        *([] if formats.key.distinguishes_keys else [binary(keys)]),
-        decode(values, formats.value, records["offset"], "value"),
-        pyarrow.ListArray.from_arrays(
-            pyarrow.array(headers.offsets.astype(np.int32)),
-            pyarrow.StructArray.from_arrays([header_names(headers.keys), binary(headers.values)], ["key", "value"]),
-        ),
-        _timestamps(records),
-        pyarrow.array(records["offset"].astype(np.int64)),
-        pyarrow.array(epochs.astype(np.int32), mask=epochs < 0),
-        pyarrow.array(~values.valid),
-    ]
-    names = ["partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch", "deleted"]
-    if formats.key.distinguishes_keys:
-        names.remove("key_bytes")
-    return pyarrow.RecordBatch.from_arrays(columns, names)
+def _batch(piece: _Piece) -> Any:
+    columns = {column.name: column.values(piece) for column in columns_of(piece.formats)}
+    return pyarrow.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _headers(headers: HeadersColumn) -> Any:
+    pairs = pyarrow.StructArray.from_arrays([header_names(headers.keys), binary(headers.values)], ["key", "value"])
+    return pyarrow.ListArray.from_arrays(pyarrow.array(headers.offsets.astype(np.int32)), pairs)
 
 
 def _timestamps(records: np.ndarray) -> Any:

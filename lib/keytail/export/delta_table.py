@@ -25,20 +25,23 @@ _COMMIT = re.compile(r"\d{20}\.json")
 _LEFT_BY_A_KILLED_RUN = re.compile(r"_delta_log|partition=\d+")
 # Operations whose commits change no rows.
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
-COLUMNS = ("partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch")
+# Those of exports that did not record their columns.
+_FIRST_COLUMNS = ["partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch"]
 # In an error message of Spark: partition and offset of a value that its parser rejected.
 UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
 
 
 @dataclass(frozen=True)
 class TableState:
-    """The export state of a table. `as_of`: the offset or time of the log state in the table, empty for the latest.
+    """The export state of a table. `columns` are the columns that the version which exported it writes
+    (`table_columns`). `as_of`: the offset or time of the log state in the table, empty for the latest.
 
     `changed`: a description of how others changed the table after the last export; `partitions` is then empty.
     """
 
     topic: str
     formats: Mapping[str, str]
+    columns: Sequence[str]
     as_of: str = ""
     partitions: Mapping[int, Exported] = field(default_factory=dict)
     changed: str = ""
@@ -49,7 +52,7 @@ class TableState:
     def as_metadata(self) -> str:
         partitions = {str(number): known.as_json() for number, known in sorted(self.partitions.items())}
         stored = {"topic": self.topic, "formats": self.formats, "as_of": self.as_of, "partitions": partitions}
-        return json.dumps({"keytail_export": VERSION, **stored}, separators=(",", ":"))
+        return json.dumps({"keytail_export": VERSION, **stored, "columns": self.columns}, separators=(",", ":"))
 
 
 @as_caller()
@@ -122,7 +125,7 @@ def _state_of(metadata: str | None) -> TableState | None:
             slug="unsupported-export-version",
         )
     known = {int(number): Exported(**item) for number, item in stored["partitions"].items()}
-    return TableState(stored["topic"], stored["formats"], stored["as_of"], known)
+    return TableState(stored["topic"], stored["formats"], stored.get("columns", _FIRST_COLUMNS), stored["as_of"], known)
 
 
 def decoded(raw: Any, formats: Formats) -> Any:
@@ -139,8 +142,8 @@ def decoded(raw: Any, formats: Formats) -> Any:
 
 
 def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *, exists: bool) -> None:
-    """Replace the table's rows of these partitions, or create the table if it does not exist, in one commit."""
-    rows = _columns(frame.where("NOT deleted"))
+    """Replace the table's rows of these partitions, or create the table, in one commit."""
+    rows = _columns(frame.where("NOT deleted"), state)
     writer = rows.write.format("delta").option("userMetadata", state.as_metadata())
     if exists:
         numbers = ", ".join(map(str, sorted(partitions)))
@@ -156,7 +159,7 @@ def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -
     from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
 
     spark = frame.sparkSession
-    names = _columns(frame).columns
+    names = _columns(frame, state).columns
     key = "key_bytes" if "key_bytes" in names else "key"
     numbers = ", ".join(map(str, sorted(partitions)))
     same = f"t.partition IN ({numbers}) AND t.partition = s.partition AND t.{key} = s.{key}"
@@ -167,5 +170,5 @@ def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -
         merging.whenNotMatchedInsert("NOT s.deleted", values).execute()
 
 
-def _columns(frame: Any) -> Any:
-    return frame.select(*(name for name in COLUMNS if name in frame.columns))
+def _columns(frame: Any, state: TableState) -> Any:
+    return frame.select(*(name for name in state.columns if name in frame.columns))

@@ -25,6 +25,7 @@ from keytail.cli.selection import choose
 from keytail.cli.stopping import Stopped
 from keytail.console import print_message
 from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
+from keytail.export.columns import table_columns
 from keytail.export.command import ExportRow, Request
 from keytail.export.delta_table import TableState, read_state
 from keytail.export.latest import LatestTask
@@ -143,6 +144,14 @@ def _state(request: Request, topic: str) -> TableState | None:
             path=path,
             remedy="Give the same formats, or another --to",
             slug="export-format-mismatch",
+        )
+    if differing := set(state.columns) ^ set(table_columns()):
+        raise Refused(
+            f"the table was exported by another version of keytail, and only one of the two has the columns "
+            f"{', '.join(sorted(differing))}",
+            path=path,
+            remedy="Use the version of keytail that exported it, or give another --to, which exports everything again",
+            slug="export-column-mismatch",
         )
     if state.as_of != request.as_of:
         both = (state.as_of, request.as_of)

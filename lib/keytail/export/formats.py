@@ -50,15 +50,5 @@ class Formats:
     key: Format = Format()
     value: Format = Format()
 
-    @property
-    def raw_schema(self) -> str:
-        """The Spark schema of the rows that tasks return. `deleted`: the record is a tombstone."""
-        key_bytes = "" if self.key.distinguishes_keys else "key_bytes binary, "
-        return (
-            f"partition int, key {self.key.sql_type}, {key_bytes}value {self.value.sql_type}, "
-            "headers array<struct<key: string, value: binary>>, timestamp timestamp, offset bigint, leader_epoch int, "
-            "deleted boolean"
-        )
-
     def as_json(self) -> dict[str, str]:
         return {"key": str(self.key), "value": str(self.value)}

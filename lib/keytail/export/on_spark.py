@@ -21,7 +21,7 @@ from typing import Any
 from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError
 from keytail.export import delta_table as export_table
-from keytail.export.columns import Undecodable, arrow_batches
+from keytail.export.columns import Undecodable, arrow_batches, raw_schema, table_columns
 from keytail.export.delta_table import TableState
 from keytail.export.formats import Formats
 from keytail.export.latest import SLICE_BYTES, Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
@@ -102,7 +102,7 @@ class Export:
 
     def run(self, what: Exporting) -> None:
         self._exists = what.before is not None
-        self._state = what.before or TableState(what.topic, what.formats.as_json(), what.as_of)
+        self._state = what.before or TableState(what.topic, what.formats.as_json(), table_columns(), what.as_of)
         found = self._found(what)
         for strategy, commit in (("full", self._write), ("incremental", self._merge)):
             of_strategy = {number: item for number, item in found.items() if item.work.plan.way == strategy}
@@ -211,7 +211,7 @@ def _frame(session: Any, found: Sequence[ExportOutcome], formats: Formats, slice
     with as_caller():
         shared = session.sparkContext.broadcast(pieces)
         ids = session.range(0, len(pieces), 1, max(len(pieces), 1))
-        frame = ids.mapInArrow(on_workers(partial(_emit, formats=formats, shared=shared)), formats.raw_schema)
+        frame = ids.mapInArrow(on_workers(partial(_emit, formats=formats, shared=shared)), raw_schema(formats))
     try:
         yield frame
     finally:

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from keytail.format.codecs.table import NONE
 from keytail.format.columns import BytesColumn
-from keytail.format.compression import NONE
 from keytail.format.encode import MAX_BATCH_BYTES, Encoding, RecordColumns, encode_batches
 
 PlainRecord: TypeAlias = tuple[int, bytes | None, bytes | None]  # timestamp in ms, key, value

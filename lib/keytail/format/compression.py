@@ -7,15 +7,43 @@ of Kafka, but compressed bytes may differ, as they do between versions of a libr
 
 from __future__ import annotations
 
-from keytail.errors import UsageProblem
-from keytail.format.codecs.errors import NO_LIMIT_BYTES, Buffer, too_long
-from keytail.format.codecs.gzip import GZIP_LEVEL, gunzip, to_gzip
-from keytail.format.codecs.lz4 import LZ4_LEVEL, to_lz4, unlz4
-from keytail.format.codecs.snappy import to_snappy, unsnappy
-from keytail.format.codecs.zstd import ZSTD_LEVEL, to_zstd, unzstd
+from collections.abc import Iterator
+from typing import Protocol
 
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+from keytail.errors import UsageProblem
+from keytail.format.codecs import gzip, lz4, none, snappy, zstd
+from keytail.format.codecs.errors import NO_LIMIT_BYTES, PART_BYTES, Buffer
+from keytail.format.codecs.table import TABLE
+
+
+class Compressor(Protocol):
+    """Compresses a block in parts; the concatenated results of all calls are the block in Kafka's framing."""
+
+    def compress(self, data: Buffer) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+class Implementation(Protocol):
+    """The contents of a codec's module. Codecs without levels ignore `level`; only lz4 uses `skip_header_checksum`."""
+
+    def compress(self, data: Buffer, level: int, /) -> bytes: ...
+
+    def decompress(self, data: Buffer, limit_bytes: int, skip_header_checksum: bool, /) -> Buffer: ...
+
+    def decompress_in_parts(self, data: Buffer, part_bytes: int, /) -> Iterator[Buffer]: ...
+
+    def Compressor(self, level: int, /) -> Compressor: ...  # noqa: N802 (a class)
+
+
+_MODULES: tuple[Implementation, ...] = (none, gzip, snappy, lz4, zstd)
+_IMPLEMENTATIONS = dict(zip(range(len(TABLE)), _MODULES, strict=True))
+
+
+def _implementation(codec_id: int) -> Implementation:
+    if codec_id not in _IMPLEMENTATIONS:
+        raise ValueError(f"unknown codec {codec_id}")
+    return _IMPLEMENTATIONS[codec_id]
 
 
 def decompress(
@@ -27,52 +55,39 @@ def decompress(
     than `limit_bytes`, before more than that is in memory. `data` is contiguous. `skip_header_checksum` accepts any
     checksum of the lz4 header, since it is wrong in messages of magic 0 (LEGACY.md 3).
     """
-    match codec_id:
-        case 0:
-            if len(data) > limit_bytes:
-                too_long(limit_bytes)
-            return data
-        case 1:
-            return gunzip(data, limit_bytes)
-        case 2:
-            return unsnappy(data, limit_bytes)
-        case 3:
-            return unlz4(data, limit_bytes, skip_header_checksum)
-        case 4:
-            return unzstd(data, limit_bytes)
-    raise ValueError(f"unknown codec {codec_id}")
+    return _implementation(codec_id).decompress(data, limit_bytes, skip_header_checksum)
 
 
-# The levels that Kafka's configuration allows, by codec. For gzip, it also allows the default -1.
-LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
+def decompress_in_parts(codec_id: int, data: Buffer, part_bytes: int = PART_BYTES) -> Iterator[Buffer]:
+    """Return an iterator over the decompressed bytes of `data`, in order, for blocks that are too large for memory.
+
+    The same data is accepted, and refused for the same reasons, as by `decompress`; errors are raised when they are
+    reached. `data` is contiguous. A part has at most `part_bytes`, except that snappy is decompressed one chunk at a
+    time, as in Kafka's own reader. Raises TooLarge for a chunk of more than `max_record_bytes` (and more than
+    PART_BYTES). Kafka's producers write 32 KiB chunks, but a block without the framing is one chunk.
+    """
+    return _implementation(codec_id).decompress_in_parts(data, part_bytes)
 
 
 def check_level(codec_id: int, level: int | None) -> None:
     """Raise UsageProblem for a codec or level that Kafka's configuration does not allow; None is the default level."""
-    if not 0 <= codec_id < len(CODECS):
+    if not 0 <= codec_id < len(TABLE):
         raise UsageProblem(f"unknown codec {codec_id}", slug="unknown-codec")
-    if level is None or (codec_id == GZIP and level == GZIP_LEVEL):
+    codec = TABLE[codec_id]
+    levels = codec.levels
+    if level is None or level in levels or (levels and level == codec.default_level):
         return
-    levels = LEVELS.get(codec_id)
-    if levels is None:
-        what = f"invalid compression level {level}: {CODECS[codec_id]} has no levels"
-        raise UsageProblem(what, slug="invalid-compression-level")
-    if level not in levels:
-        what = f"invalid compression level {level}: {CODECS[codec_id]} has levels {levels[0]} to {levels[-1]}"
-        raise UsageProblem(what, slug="invalid-compression-level")
+    has = f"has levels {levels[0]} to {levels[-1]}" if levels else "has no levels"
+    raise UsageProblem(
+        f"invalid compression level {level}: {codec.name} {has}", slug="invalid-compression-level"
+    )
 
 
 def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
-    """Return `data` compressed in Kafka's framing; `level` None is the default of Kafka's codec (`check_level`)."""
-    match codec_id:
-        case 0:
-            return bytes(data)
-        case 1:
-            return to_gzip(data, GZIP_LEVEL if level is None else level)
-        case 2:
-            return to_snappy(data)
-        case 3:
-            return to_lz4(data, LZ4_LEVEL if level is None else level)
-        case 4:
-            return to_zstd(data, ZSTD_LEVEL if level is None else level)
-    raise ValueError(f"unknown codec {codec_id}")
+    """Return `data` in Kafka's framing; `level` None is the default of Kafka's codec (`check_level`)."""
+    return _implementation(codec_id).compress(data, TABLE[codec_id].default_level if level is None else level)
+
+
+def compressor(codec_id: int) -> Compressor:
+    """Return a compressor for one block, at the default level of Kafka's codec."""
+    return _implementation(codec_id).Compressor(TABLE[codec_id].default_level)

@@ -6,9 +6,9 @@ follows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Any
 
 from keytail.format.control import ControlType, parse_control_record
@@ -22,62 +22,51 @@ from keytail.format.kafka_messages import (
 )
 from keytail.format.messages import Definition, Message, to_json
 
-
-@dataclass(frozen=True)
-class _Kind:
-    key: Message
-    value: Message
-
-
-def _kinds(keys: Mapping[int, Definition], values: Mapping[int, Definition]) -> dict[int, _Kind]:
-    return {number: _Kind(keys[number].message(), values[number].message()) for number in keys}
-
-
-# By record type (COORDINATOR.md, "Record types").
-_OFFSETS_TOPIC = _kinds(GROUP_KEYS, GROUP_VALUES)
-_TRANSACTION_TOPIC = _kinds(TRANSACTION_KEYS, TRANSACTION_VALUES)
-_CONSUMER_PROTOCOL = {name: definition.message() for name, definition in CONSUMER_PROTOCOL.items()}
 _GROUP_METADATA = 2
 
 DELETED = "<DELETE>"
 
 
-def offsets_text(key: bytes | None, value: bytes | None, offset: int) -> tuple[str | None, str | None]:
-    """Return key and payload of a record of `__consumer_offsets`, as Kafka's `--offsets-decoder` prints them."""
-    return _text(_OFFSETS_TOPIC, key, value, offset)
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """Decodes the records of `topic` as Kafka's tool does with `flag`. By record type (COORDINATOR.md, "Record types"):
+    the messages of `keys` and `values`, and functions that decode bytes within a value (`nested`)."""
+
+    flag: str
+    topic: str
+    keys: Mapping[int, Definition]
+    values: Mapping[int, Definition]
+    nested: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
+
+    def text(self, key: bytes | None, value: bytes | None, offset: int) -> tuple[str | None, str | None]:
+        """Return key and payload of a record as the tool prints them."""
+        try:
+            if key is None:
+                raise ValueError("the record has no key")
+            record_type = _version(key, "key")
+            if record_type not in self.keys:
+                return f"Unknown record type {record_type} at offset {offset}, skipping.", None
+            text = _key_text(self, record_type, key)
+            if value is None:
+                return text, DELETED
+            version = _version(value, "value")
+            data = _message(self.values[record_type]).read(value, version, 2)
+            if record_type in self.nested:
+                self.nested[record_type](data)
+            return text, f'{{"version":"{version}","data":{to_json(data)}}}'
+        except ValueError as reason:
+            return f"Error at offset {offset}, skipping. {reason}", None
 
 
-def transaction_text(key: bytes | None, value: bytes | None, offset: int) -> tuple[str | None, str | None]:
-    """Return key and payload of a record of `__transaction_state`, as `--transaction-log-decoder` prints them."""
-    return _text(_TRANSACTION_TOPIC, key, value, offset)
-
-
-def _text(
-    kinds: Mapping[int, _Kind], key: bytes | None, value: bytes | None, offset: int
-) -> tuple[str | None, str | None]:
-    try:
-        if key is None:
-            raise ValueError("the record has no key")
-        record_type = _version(key, "key")
-        if record_type not in kinds:
-            return f"Unknown record type {record_type} at offset {offset}, skipping.", None
-        kind = kinds[record_type]
-        text = _key_text(kinds is _OFFSETS_TOPIC, record_type, key)
-        if value is None:
-            return text, DELETED
-        version = _version(value, "value")
-        data = kind.value.read(value, version, 2)
-        if kinds is _OFFSETS_TOPIC and record_type == _GROUP_METADATA:
-            _open_members(data)
-        return text, f'{{"version":"{version}","data":{to_json(data)}}}'
-    except ValueError as reason:
-        return f"Error at offset {offset}, skipping. {reason}", None
+@cache
+def _message(definition: Definition) -> Message:
+    return definition.message()
 
 
 @lru_cache(maxsize=1 << 14)  # keys of these topics recur
-def _key_text(of_offsets: bool, record_type: int, key: bytes) -> str:
-    layout = (_OFFSETS_TOPIC if of_offsets else _TRANSACTION_TOPIC)[record_type].key
-    return f'{{"type":"{record_type}","data":{to_json(layout.read(key, 0, 2))}}}'
+def _key_text(decoder: Decoder, record_type: int, key: bytes) -> str:
+    data = _message(decoder.keys[record_type]).read(key, 0, 2)
+    return f'{{"type":"{record_type}","data":{to_json(data)}}}'
 
 
 def _version(data: bytes, name: str) -> int:
@@ -91,10 +80,10 @@ def _open_members(group: dict[str, Any]) -> None:
     if group["protocolType"] != "consumer":
         return
     for member in group["members"]:
-        for name, layout in _CONSUMER_PROTOCOL.items():
+        for name, definition in CONSUMER_PROTOCOL.items():
             content = member[name]
             try:
-                member[name] = layout.read(content, _version(content, name), 2)
+                member[name] = _message(definition).read(content, _version(content, name), 2)
             except ValueError:
                 continue
 
@@ -122,3 +111,10 @@ def control_text(key: bytes | None, value: bytes | None, *, as_json: bool) -> st
         return f',"{name.rstrip(": ")}":{text}' if as_json else f" {name}{text}"
     except ValueError as reason:
         return f',"unreadable":{to_json(str(reason))}' if as_json else f" unreadable: {reason}"
+OFFSETS = Decoder(
+    "--offsets-decoder", "__consumer_offsets", GROUP_KEYS, GROUP_VALUES, {_GROUP_METADATA: _open_members}
+)
+TRANSACTIONS = Decoder(
+    "--transaction-log-decoder", "__transaction_state", TRANSACTION_KEYS, TRANSACTION_VALUES
+)
+DECODERS = (OFFSETS, TRANSACTIONS)

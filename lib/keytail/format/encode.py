@@ -20,8 +20,9 @@ from keytail.format.batch import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
 )
+from keytail.format.codecs.table import NONE
 from keytail.format.columns import BytesColumn, HeadersColumn
-from keytail.format.compression import NONE, check_level, compress
+from keytail.format.compression import check_level, compress
 from keytail.kernels import encode as kernels
 
 MAX_BATCH_BYTES = 1 << 30  # maximum size of a batch before compression, since it is in memory while it is built

@@ -12,7 +12,8 @@ import numpy as np
 
 from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP, NOT_COPIED
 from keytail.format.codecs.errors import NO_LIMIT_BYTES, Buffer, TooLarge
-from keytail.format.compression import CODECS, LZ4, decompress
+from keytail.format.codecs.table import LZ4, codec_name
+from keytail.format.compression import decompress
 from keytail.kernels import legacy as kernels
 
 # The fields before the key's length, exactly as on disk (LEGACY.md 1).
@@ -203,8 +204,7 @@ def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
 
 def _decompress(codec: int, value: memoryview, magic: int, limit_bytes: int) -> Buffer:
     if codec > LZ4:
-        name = CODECS[codec] if codec < len(CODECS) else f"codec {codec}"
-        raise ValueError(f"{name} in a message of magic {magic}")
+        raise ValueError(f"{codec_name(codec)} in a message of magic {magic}")
     return decompress(codec, value, limit_bytes, skip_header_checksum=magic == 0)
 
 

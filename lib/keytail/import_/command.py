@@ -18,11 +18,11 @@ from keytail.cli.statuses import FAILURES, Status
 from keytail.cli.table import PARTITION, STATUS, Column, notes_of, print_below, print_line, print_rows, total
 from keytail.errors import UsageProblem
 from keytail.extras import DELTA, SPARK, Needs
+from keytail.format.codecs.table import CODECS
 from keytail.import_.source import Columns, Source
 from keytail.run.rows import RowOfPartition
 
 Format = Literal["parquet", "delta", "json"]
-Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 
 _source_flag = o.panel("Source")
 _target_flag = o.panel("Target")
@@ -79,8 +79,8 @@ PartitionCount = Annotated[int | None, _target_flag(
     "partitions are created.",
     parser=o.within(1, 1_000_000),
 )]
-CodecFlag = Annotated[Codec | None, _target_flag(
-    "--codec", "Compression of the batches. Default: the topic's compression.type, or none.", Codec
+CodecFlag = Annotated[str | None, _target_flag(
+    "--codec", "Compression of the batches. Default: the topic's compression.type, or none.", Literal[CODECS]
 )]
 BatchBytes = Annotated[int | None, _target_flag(
     "--batch-bytes SIZE",

@@ -18,7 +18,7 @@ from typing import Any
 from keytail.cli.progress import Reporter
 from keytail.console import print_message
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined
-from keytail.format.compression import CODECS
+from keytail.format.codecs.table import CODECS
 from keytail.import_ import on_spark
 from keytail.import_ import source as import_source
 from keytail.import_.command import ImportRow, Request

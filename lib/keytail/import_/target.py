@@ -18,6 +18,7 @@ from keytail.config.files import parse_meta_properties
 from keytail.config.message_format import older_format
 from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
 from keytail.format import names
+from keytail.format.codecs.table import CODECS, TABLE
 from keytail.import_.command import Request
 from keytail.import_.plan import Rules
 from keytail.log.cluster.replay import Topic
@@ -25,7 +26,6 @@ from keytail.log.fs import FileSystem
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import LogDirFacts, PartitionEntry
 
-_LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}
 _DEFAULT_CODEC = "none"
 # The settings that determine whether a broker would accept the records, and how it would write them.
 _SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "message.timestamp.type")
@@ -77,14 +77,12 @@ class Target:
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return name and level of the codec: that of the flag, or, if it is None, of the topic's compression.type."""
-        of_topic = {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(
-            str(self.values["compression.type"]), str(self.values["compression.type"])
-        )
-        codec = flag or of_topic
-        level = self.values[_LEVELS[codec]] if codec in _LEVELS else None
-        # Kafka's default levels mean the codecs' defaults: for lz4 that is the fast compressor, not level 9.
-        return codec, None if (codec, level) in (("gzip", -1), ("lz4", 9)) else level
+        """Return name and level of the codec, from the flag, otherwise from the topic's compression.type."""
+        of_topic = str(self.values["compression.type"])
+        name = flag or {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(of_topic, of_topic)
+        codec = TABLE[CODECS.index(name)]
+        level = self.values.get(codec.level_key)
+        return name, None if level == codec.default_level else level
 
     def notes_on(self, largest_timestamp_ms: int, now_ms: int) -> list[str]:
         retention_ms = self.values["retention.ms"]

@@ -23,6 +23,8 @@ LENGTH_PREFIX_BYTES = 12  # the base offset and the length field, which the leng
 
 # Bits of the attributes.
 CODEC_MASK = 0x07
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+MAX_CODEC, MAX_OLD_CODEC = ZSTD, LZ4  # of magic 2, and of magic 0 and 1
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20

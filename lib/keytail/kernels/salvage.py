@@ -21,7 +21,6 @@ from keytail.kernels.verify.columns import STATE_SIZE
 _LEAST_BYTES = 17  # bytes up to the magic byte
 _LEAST_V0_BYTES = 26
 _LEAST_RECORD_BYTES = 7
-_MOST_CODEC, _MOST_OLD_CODEC = 4, 3
 
 # Positions in `out` of `next_batch`.
 FOUND, CHECKED_BYTES = 0, 1
@@ -35,7 +34,7 @@ def _is_header(raw, p, size, most_span):
     """
     span, count = np.int64(be32(raw, p + v2.LAST_OFFSET_DELTA)), np.int64(be32(raw, p + v2.RECORD_COUNT))
     codec = raw[p + v2.ATTRIBUTES + 1] & v2.CODEC_MASK
-    if span < 0 or span >= most_span or count < 0 or count > span + 1 or codec > _MOST_CODEC:
+    if span < 0 or span >= most_span or count < 0 or count > span + 1 or codec > v2.MAX_CODEC:
         return False
     if be32(raw, p + v2.LEADER_EPOCH) < -1:
         return False
@@ -52,7 +51,7 @@ def _is_old_header(raw, p, size):
     at = p + 18 if raw[p + 16] == 0 else p + 26
     end = p + size
     attributes = raw[p + 17]
-    if attributes & v2.CODEC_MASK > _MOST_OLD_CODEC or attributes > v2.CODEC_MASK | v2.LOG_APPEND_TIME or at + 8 > end:
+    if attributes & v2.CODEC_MASK > v2.MAX_OLD_CODEC or attributes > v2.CODEC_MASK | v2.LOG_APPEND_TIME or at + 8 > end:
         return False
     key_bytes = max(np.int64(be32(raw, at)), np.int64(0))
     if be32(raw, at) < -1 or key_bytes > end - at - 8:

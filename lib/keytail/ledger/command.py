@@ -19,7 +19,7 @@ from keytail.errors import NO_ERROR, ErrorText
 from keytail.extras import DELTA, Needs
 from keytail.extras import HISTORY as HISTORY_EXTRA
 from keytail.ledger.of_run import LedgerFlags, is_uri
-from keytail.run.rows import OfPartition
+from keytail.run.rows import Recorded
 
 LedgerPath = Annotated[str, o.run_flag("--ledger PATH", "Ledger that was given to the runs.")]
 Run = Annotated[str | None, o.run_flag("--run ID", "Select one run, by its id or the end of its id.")]
@@ -106,29 +106,12 @@ OF_DOWNTIME = ("broker", "down_at_ms", "reachable_at_ms", "in_sync_at_ms")
 
 
 @dataclass(frozen=True)
-class PartitionRow(OfPartition):
-    """The result of one run for one partition."""
+class PartitionRow(Recorded):
+    """The result of one run for one partition; `end_ms` is `null` if no outcome was recorded."""
 
-    run_id: str
-    topic: str
-    partition: int
-    log_dir: str
-    status: str
-    error: ErrorText
+    run_id: str = field(kw_only=True)
     command: str = ""
     bundle: Annotated[int | None, "the number of the partition's bundle in the run"] = None
-    first_dirty_offset: int | None = None
-    end_dirty_offset: int | None = None
-    segments_before: int | None = None
-    segments_after: int | None = None
-    bytes_before: int | None = None
-    bytes_after: int | None = None
-    records_before: int | None = None
-    records_after: int | None = None
-    tombstones_removed: int | None = None
-    markers_removed: int | None = None
-    start_ms: int | None = None
-    end_ms: Annotated[int | None, "`null`: no outcome was recorded"] = None
     at_ms: Annotated[int | None, "when the row was written"] = None
     repaired_by: Annotated[str | None, "the run that determined a missing outcome"] = None
 

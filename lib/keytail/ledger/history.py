@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from keytail.ledger.command import OF_DOWNTIME, MaintainRow, PartitionRow, Reque
 from keytail.ledger.maintain import maintain as maintain_tables
 from keytail.ledger.of_run import LedgerFlags, needs_spark
 from keytail.ledger.read import read_rows
-from keytail.ledger.tables import DOWNTIME, INTENT, OUTCOME
+from keytail.ledger.tables import DOWNTIME, INTENT, OUTCOME, RUNS
 from keytail.run.engine import Engine
 from keytail.run.spark.session import session_of_run
 
 INTERRUPTED = "interrupted"
+_MADE_OF: dict[str, Callable[[Any], Any]] = {"array": tuple, "map": dict}
 
 
 def history(request: Request) -> list[Any]:
@@ -180,8 +181,9 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
 def _columns(known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a run's row that are columns of the table."""
     columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
-    columns |= {name: tuple(known[name] or ()) for name in ("log_dirs", "arguments")}
-    columns |= {name: dict(known[name] or {}) for name in ("counts", "versions", "config")}
+    for name, (kind, _) in RUNS.items():
+        if (made := _MADE_OF.get(kind.partition("<")[0])) is not None:
+            columns[name] = made(known[name] or ())
     columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs stored them unmasked
     return columns
 

@@ -29,7 +29,7 @@ from keytail.errors import ErrorText
 from keytail.extras import DELTA, HISTORY, Extra, installed
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
-from keytail.run.rows import ResultRow
+from keytail.run.rows import RECORDED, ResultRow
 from keytail.run.spark.delta import require_delta, session_settings
 
 if TYPE_CHECKING:
@@ -155,13 +155,10 @@ class Recording:
         return [replace(row, recorded=not self.lost) for row in rows]
 
 
-_SIZES = ("segments_before", "segments_after", "bytes_before", "bytes_after")
-
-
 def _as_result(row: Any) -> ResultRow:
-    """Convert any command's row of a partition to the fields for which the ledger has columns."""
-    known: dict[str, Any] = {name: getattr(row, name, None) for name in (*_SIZES, "start_ms", "end_ms")}
-    return ResultRow(row.topic, row.partition, row.log_dir, row.status, row.error, **known)
+    """Convert any command's row of a partition to the fields that a ledger records."""
+    known: dict[str, Any] = {name: getattr(row, name, None) for name in RECORDED}
+    return ResultRow(**known)
 
 
 @dataclass(frozen=True)

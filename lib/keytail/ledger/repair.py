@@ -17,10 +17,9 @@ from keytail.ledger.tables import OUTCOME
 from keytail.ledger.write import Ledger
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.run.rows import ResultRow
+from keytail.run.rows import RECORDED, ResultRow
 from keytail.run.spark.engine import name_jobs
 
-_KNOWN_BEFORE = ("first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before")
 _OF_PARTITION = ["run_id", "log_dir", "topic", "partition"]
 
 
@@ -87,8 +86,7 @@ def _without_outcome(ledger: Ledger, table: str, keys: Sequence[str], host: str 
 
 
 def _unfinished(row: Any) -> Unfinished:
-    known = {name: row[name] for name in _KNOWN_BEFORE}
-    planned = ResultRow(row["topic"], row["partition"], row["log_dir"], "begun", **known)
+    planned = ResultRow(**{name: row[name] for name in RECORDED if name != "error"})
     return Unfinished(row["run_id"], row["command"], row["bundle"], planned)
 
 

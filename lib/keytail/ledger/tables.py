@@ -16,7 +16,7 @@ import pyarrow
 
 from keytail.errors import stored
 from keytail.log.records.contents import SegmentContents
-from keytail.run.rows import ResultRow
+from keytail.run.rows import RECORDED, Recorded, RowOfPartition
 
 VERSION = 1
 INTENT, OUTCOME, DOWNTIME = "intent", "outcome", "downtime"
@@ -32,13 +32,8 @@ _KEY = {
 _EVENT = {"event": ("string", "intent: before anything is done; outcome: after everything is done")}
 _REPAIRED = {"repaired_by": ("string", "run that found no outcome and determined it from the disk")}
 
-_NUMBERS = dict.fromkeys(
-    (
-        "first_dirty_offset", "end_dirty_offset", "segments_before", "segments_after", "bytes_before", "bytes_after",
-        "records_before", "records_after", "tombstones_removed", "markers_removed", "start_ms", "end_ms",
-    ),
-    ("bigint", "as in the result row"),
-)  # fmt: skip
+_NOT_NUMBERS = {field.name for field in fields(RowOfPartition)}
+_NUMBERS = {name: ("bigint", "as in the result row") for name in RECORDED if name not in _NOT_NUMBERS}
 
 RUNS = {
     **_KEY,
@@ -107,7 +102,6 @@ _ARROW = {
     "map<string,bigint>": pyarrow.map_(pyarrow.string(), pyarrow.int64()),
     "map<int,bigint>": pyarrow.map_(pyarrow.int32(), pyarrow.int64()),
 }
-_OF_ROW = {field.name for field in fields(ResultRow)} & set(PARTITIONS)
 
 
 @dataclass(frozen=True)
@@ -124,15 +118,15 @@ class Stamp:
         return {"day": at.date(), "run_id": self.run_id, "at": at, "host": self.host, "command": self.command}
 
 
-def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: ResultRow, **more: Any) -> dict[str, Any]:
-    of_row = {name: getattr(row, name) for name in _OF_ROW} | {"error": stored(row.error)}
+def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: Recorded, **more: Any) -> dict[str, Any]:
+    of_row = {name: getattr(row, name) for name in RECORDED} | {"error": stored(row.error)}
     if event == INTENT:
         of_row["status"] = "begun"
     return {**stamp.fields(), "event": event, "bundle": bundle, **of_row, **more}
 
 
 def segment_fields(
-    stamp: Stamp, bundle: int | None, row: ResultRow, contents: SegmentContents | None, **more: Any
+    stamp: Stamp, bundle: int | None, row: Recorded, contents: SegmentContents | None, **more: Any
 ) -> dict[str, Any]:
     """Return the columns for one segment of the row's partition; `more` identifies it if its contents are unknown."""
     known = {field.name: getattr(contents, field.name) for field in fields(SegmentContents)} if contents else {}

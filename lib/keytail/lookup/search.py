@@ -16,7 +16,7 @@ import numpy as np
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
-from keytail.format.compression import CODECS
+from keytail.format.codecs.table import CODECS
 from keytail.format.control import ControlType
 from keytail.format.index import TIME_ENTRY
 from keytail.log.fs import FileSystem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from keytail.audit.command import WHAT
@@ -11,10 +12,8 @@ from keytail.cli.rows import fields_of
 from keytail.compact.detail import Detail
 from keytail.report.facts import Finding, Partition
 
-_SAME = (
-    "records_before", "records_after", "segments_before", "segments_after", "tombstones_removed", "markers_removed",
-    "start_ms", "end_ms", "expected_s",
-)  # fmt: skip
+# The numbers of `facts.Partition` that rows have under the same name; those of bytes depend on the command.
+_SAME = {field.name for field in fields(Partition) if field.default is None} - {"bytes_before", "bytes_after"}
 _MOST_EXAMPLES = 20
 
 

@@ -63,8 +63,10 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultRow(RowOfPartition):
-    """The result for one partition. Sizes are of `.log` files; a number that was not counted is None, not 0."""
+class Recorded(RowOfPartition):
+    """The fields of a result that a ledger records: each is a column of its table of partitions, and those declared
+    here are numbers. Sizes are of `.log` files; a number that was not counted is None, not 0.
+    """
 
     first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
     end_dirty_offset: Annotated[int | None, "offset at which that section ends, exclusive"] = None
@@ -78,6 +80,12 @@ class ResultRow(RowOfPartition):
     markers_removed: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow(Recorded):
+    """The result for one partition."""
+
     way: Annotated[str | None, "in a plan, if a round is due: the strategy"] = None
     expected_s: Annotated[float | None, "in a plan, if a round is due: expected seconds"] = None
     expected_scratch_bytes: Annotated[int | None, "in a plan, if a round is due: expected space for new files"] = None
@@ -124,6 +132,7 @@ class ResultRow(RowOfPartition):
         return replace(self, error=begin + self.error, shown=begin + (self.shown or self.error))
 
 
+RECORDED = tuple(field.name for field in fields(Recorded))
 _values_of = attrgetter(*(field.name for field in fields(ResultRow)))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from keytail.errors import Refused, is_loss
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, HEADER_BYTES
 from keytail.format.legacy import summarize
+from keytail.kernels import batch_header as v2
 from keytail.kernels import batches as header_kernels
 from keytail.kernels import salvage as kernels
 from keytail.kernels.legacy import OUT_SIZE, check_message, check_plain
@@ -28,7 +29,6 @@ from keytail.log.records.block_check import check_block
 _READ_BYTES = 8 << 20
 _PAGE_BYTES = 4096
 _ROWS = 1 << 14
-_MOST_CODEC = 4
 # A search through damage computes the CRC of at most this many bytes, plus _SEARCH_TIMES the size of the file: only
 # crafted data has many bytes that look like batches.
 _LEAST_SEARCH_BYTES = 1 << 30
@@ -266,7 +266,7 @@ def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict
             table["record_count"][row], table["attributes"][row] = inside.record_count, inside.attributes
             table["base_timestamp_ms"][row] = inside.base_timestamp_ms
             table["max_timestamp_ms"][row] = inside.max_timestamp_ms
-    outside = (table["base_offset"] < low) | (table["last_offset"] >= high) | (codecs > _MOST_CODEC)
+    outside = (table["base_offset"] < low) | (table["last_offset"] >= high) | (codecs > v2.MAX_CODEC)
     bad = outside.astype(np.uint8)
     kernels.check_records(raw, table, bad)
     for row in np.flatnonzero(~is_old & (codecs > 0) & (bad == 0) & (table["record_count"] > 0)):
@@ -277,7 +277,7 @@ def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict
         text = "its records contradict its header"
         if outside[row]:
             text = f"offsets {table['base_offset'][row]} to {table['last_offset'][row]} do not belong to this segment"
-            text = "unknown codec" if codecs[row] > _MOST_CODEC else text
+            text = "unknown codec" if codecs[row] > v2.MAX_CODEC else text
         why.setdefault(int(row), text)
     return why
 

@@ -11,7 +11,7 @@ import pyarrow
 
 from keytail.errors import CorruptLog
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
-from keytail.format.compression import CODECS
+from keytail.format.codecs.table import CODECS
 from keytail.log.fs import FileSystem
 from keytail.log.records.slices import batches, records
 from keytail.log.records.table import RecordTable

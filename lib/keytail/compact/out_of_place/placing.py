@@ -24,8 +24,8 @@ from keytail.compact.out_of_place.partition import (
     refuse_other_files,
     remove,
 )
+from keytail.compact.running.destination import Installation
 from keytail.compact.running.replacing import (
-    Installation,
     Interrupted,
     PastDeadline,
     remove_unneeded,
@@ -77,7 +77,7 @@ class Intended:
 
 @dataclass
 class Placing:
-    """Puts one partition into the target; the counterpart of `Replacing` in compact/running/replacing.py."""
+    """The installation of one partition in the target."""
 
     target: InTarget
     task: CleaningTask
@@ -127,8 +127,8 @@ class Placing:
         assert self._result is not None
         return self._result
 
-    def compacted_row(self) -> ResultRow:
-        """Return the row of a partition that has been placed."""
+    def final_row(self) -> ResultRow:
+        """Return the row of a partition that was placed compacted, or copied."""
         assert self.task.out_of_place is not None
         if self.result.refusal:
             row = self.row.unchanged("refused", "copied unchanged: " + self.result.refusal)
@@ -228,9 +228,8 @@ class Worker:
 
 @dataclass
 class InTarget:
-    """The destination of a run that does not change its source; the counterpart of `InPlace` in
-    compact/running/replacing.py. `intended` returns the driver's decision for a task; `placed` maps the path of a
-    source partition to its record in the target.
+    """The destination of a run that does not change its source. `intended` returns the driver's decision for a task;
+    `placed` maps the path of a source partition to its record in the target.
     """
 
     fs: FileSystem

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from keytail.compact.detail import detail_of_result
 from keytail.compact.prepared.record import Basis, Record, Source, encode_record, record_name, see_outputs, see_sources
+from keytail.compact.running.destination import Installation
 from keytail.compact.running.replacing import (
-    Installation,
     Interrupted,
     PastDeadline,
     remove_unneeded,
@@ -69,7 +69,7 @@ def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
 
 @dataclass
 class Preparing:
-    """The preparation of one partition, in place of compact/running/replacing.py's Replacing."""
+    """The preparation of one partition."""
 
     target: Prepare
     task: CleaningTask
@@ -113,8 +113,7 @@ class Preparing:
         assert self._result is not None
         return self._result
 
-    def compacted_row(self) -> ResultRow:
-        """Return the row of a prepared partition."""
+    def final_row(self) -> ResultRow:
         result = self.result
         detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)
         return replace(with_numbers(self.row, result), status="prepared", detail=detail)
@@ -144,7 +143,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Prepare:
-    """The destination of a run that only prepares; the counterpart of `InPlace` in compact/running/replacing.py.
+    """The destination of a run that only prepares.
     `found` has each partition as it was before its task, by path.
     """
 

@@ -21,7 +21,6 @@ from keytail.kernels.proof.records import read_records
 _PREFIX = struct.Struct(">qi")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MOST_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller blocks
-_LZ4 = 3
 _LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # a header with the checksum of old writers (LEGACY.md 3)
 
 INVALID_CRC = "a message has an invalid CRC"
@@ -59,7 +58,7 @@ def read_message(data: bytes) -> Message:
     if not codec:
         record = Record(outer_offset, timestamp_ms, key, value)
         return _checked(Message(magic, True, outer_offset, outer_offset, attributes, timestamp_ms, (record,)))
-    if codec > _LZ4 or value is None:
+    if codec > v2.MAX_OLD_CODEC or value is None:
         raise ValueError("a compressed message has nothing to decompress")
     inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=magic == 0)
     found = list(_messages(bytes(inner), whole=False))
@@ -192,7 +191,7 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
     assert value is not None
     if len(output) != (34 if message.magic else 26) + len(value):
         raise ValueError("the message has bytes after its value")
-    if message.magic == 0 and codec == _LZ4 and not value.startswith(_LZ4_HEADER_V0):
+    if message.magic == 0 and codec == v2.LZ4 and not value.startswith(_LZ4_HEADER_V0):
         raise ValueError("the message has an lz4 header that clients before 0.10 reject")
     inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=message.magic == 0)
     if bytes(inner) != b"".join(_inner_message(message, record, records[0].offset) for record in records):

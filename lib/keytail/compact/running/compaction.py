@@ -24,8 +24,9 @@ from keytail.compact.running.bundles import (
     commits_in_flight,
     space_limits,
 )
+from keytail.compact.running.destination import Destination
 from keytail.compact.running.installing import Answer, Installer, TaskRunner
-from keytail.compact.running.replacing import Destination, planned_row, remove_unneeded
+from keytail.compact.running.replacing import planned_row, remove_unneeded
 from keytail.compact.running.schedule import Schedule
 from keytail.compact.running.state import SILENT, Events, Rows, Stop
 from keytail.compact.task import CleaningTask, NeedsFanOut

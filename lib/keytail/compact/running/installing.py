@@ -11,9 +11,8 @@ from keytail.compact.cleaner import next_pass
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.compact.out_of_place.partition import uncleaned
 from keytail.compact.running.bundles import for_next_pass
+from keytail.compact.running.destination import Destination, Installation
 from keytail.compact.running.replacing import (
-    Destination,
-    Installation,
     Interrupted,
     PastDeadline,
     planned_row,
@@ -133,7 +132,7 @@ class Installer:
                 item.remove_unneeded()
                 for warning in item.warnings():
                     self.events.on_note(warning)
-                item.row = item.compacted_row()
+                item.row = item.final_row()
         return started
 
     def _install(self, item: Installation, outcome: Outcome[CleaningResult]) -> None:

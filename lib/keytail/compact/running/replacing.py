@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
 
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
 from keytail.compact.keeper import Keeper
 from keytail.compact.roll import ROLLED
+from keytail.compact.running.destination import Installation
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.errors import NO_ERROR, REPORT_IT, ErrorText, KeytailError, in_words, joined
 from keytail.format import names
@@ -24,13 +24,6 @@ from keytail.log.replacement.replace import GroupOutput
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import Outcome
-
-if TYPE_CHECKING:
-    from keytail.compact.out_of_place.placing import InTarget, Placing
-    from keytail.compact.prepared.preparing import Prepare, Preparing
-
-Installation: TypeAlias = "Replacing | Placing | Preparing"
-Destination: TypeAlias = "InPlace | InTarget | Prepare"
 
 _SAFE = "safe to start the broker"
 
@@ -49,9 +42,7 @@ class PastDeadline(KeytailError):
 
 @dataclass
 class Replacing:
-    """One partition, over all its passes. `task` is the task of the latest pass; `row` has the results so far; if
-    `problem` is set, the partition has ended with it.
-    """
+    """The installation of one partition in place of its segments."""
 
     fs: FileSystem
     keeper: Keeper | None
@@ -63,10 +54,8 @@ class Replacing:
     _replace_s: float = 0.0
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Install the groups of one pass. Raises Interrupted between two groups.
-
-        If there are several passes, remove the scratch files that no later pass needs.
-        """
+        """Replace group by group; a stop takes effect between two. If there are several passes, remove the scratch
+        files that no later pass needs."""
         if self.keeper is not None:
             self.keeper.keep(self.task, result)
         self._results.append(result)
@@ -81,7 +70,6 @@ class Replacing:
 
     @property
     def result(self) -> CleaningResult:
-        """The result of the last pass."""
         return self._results[-1]
 
     @property
@@ -91,12 +79,10 @@ class Replacing:
 
     @property
     def made(self) -> list[int]:
-        """The base offsets of the segments that are installed."""
         groups = self._groups
         return [out.base_offset for group in groups[: len(groups) - len(self._waiting)] for out in group.segments]
 
-    def compacted_row(self) -> ResultRow:
-        """Return the row of a partition whose checkpoint has been moved."""
+    def final_row(self) -> ResultRow:
         sources = [source for result in self._results for source in result.sources]
         phases_s: dict[str, float] = {}
         for result in self._results:
@@ -107,7 +93,6 @@ class Replacing:
         return replace(with_numbers(self.row, self.result), detail=detail)
 
     def fail(self, problem: KeytailError) -> None:
-        """End a partition that is not done. An unfinished group is finished or undone."""
         self.problem = problem
         left = ErrorText("the next run finishes or undoes what was started")
         try:
@@ -148,11 +133,9 @@ class Replacing:
         return prepared.files if prepared is not None and len(self._waiting) == len(self._groups) else frozenset()
 
     def remove_unneeded(self) -> None:
-        """Remove all scratch files of a finished partition."""
         remove_unneeded(self.fs, self.task)
 
     def warnings(self) -> Iterator[str]:
-        """Return the warnings about a finished partition."""
         return warnings_of(self.row.name, self.result)
 
     def _how_far(self) -> str:
@@ -172,12 +155,8 @@ class Replacing:
 
 @dataclass(frozen=True)
 class InPlace:
-    """The destination of a run that replaces segments with the outputs of its tasks; `InTarget` in
-    out_of_place/placing.py is another one. `hosted` has the partitions of each log dir, whose entries its checkpoint
-    retains.
-
-    `clean` is the function that a task runs. `shared_storage` asserts that no broker can access log dirs on a network
-    file system. `phase` is the name of an installation in the progress of the run.
+    """The destination of a run that replaces segments with the outputs of its tasks. `hosted` has the partitions of
+    each log dir, whose entries its checkpoint retains.
     """
 
     fs: FileSystem
@@ -191,9 +170,7 @@ class InPlace:
         return Replacing(self.fs, self.keeper, task, row)
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
-        """Move the checkpoints of durably installed partitions, with one replacement of the file per log dir; yield the
-        partitions for which it failed.
-        """
+        """Replace the file of each log dir once."""
         by_log_dir: dict[str, list[Installation]] = {}
         for item in done:
             by_log_dir.setdefault(os.path.dirname(item.task.partition_path), []).append(item)

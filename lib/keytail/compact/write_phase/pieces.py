@@ -11,8 +11,8 @@ import numpy as np
 
 from keytail.errors import Refused
 from keytail.format.batch import CODEC_MASK
-from keytail.format.block_stream import compressor
 from keytail.format.codecs.errors import LARGER_REMEDY
+from keytail.format.compression import compressor
 from keytail.kernels.rewriting.blocks import NOT_EARLIER, REBUILT
 from keytail.limits import max_record_bytes
 from keytail.log.records.chunk import Chunk

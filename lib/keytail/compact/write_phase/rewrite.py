@@ -20,7 +20,8 @@ from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES, NOT_COPIED
 from keytail.format.codecs.lz4 import with_old_lz4_checksum
-from keytail.format.compression import LZ4, compress
+from keytail.format.codecs.table import LZ4
+from keytail.format.compression import compress
 from keytail.kernels.rewriting import assembly as assembly_kernels
 from keytail.kernels.rewriting import blocks as block_kernels
 from keytail.kernels.rewriting import records as record_kernels

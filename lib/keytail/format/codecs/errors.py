@@ -8,6 +8,7 @@ from keytail.errors import Refused
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_LIMIT_BYTES = 2**63 - 1
+PART_BYTES = 1 << 20
 LARGER_REMEDY = (
     "The data are not damaged, and the partition was not changed. Raise --max-record-bytes if each task has about 5 "
     "times as much memory, or leave this partition to the broker's log cleaner"

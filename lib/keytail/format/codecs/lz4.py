@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import lz4.frame
 
 from keytail.format.codecs.errors import Buffer, of_library, too_long
@@ -12,7 +14,7 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM 
 _LZ4_RESERVED = 0x03
 _LZ4_STORED = 0x80000000
 _LZ4_END_MARK = bytes(4)
-LZ4_LEVEL = 9  # Kafka's default. For this level Kafka uses the fast compressor, for any other level the slow one
+_LZ4_FAST_LEVEL = 9  # for this level Kafka uses the fast compressor, for any other one the slow compressor
 _LZ4_LEAST_SLOW_LEVEL = 3  # below this level, the library uses its fast compressor
 _LZ4_FIRST_SIZE_CODE = 4  # the code of block size 64 KiB; each following code, up to 7, means four times the size
 
@@ -38,10 +40,14 @@ _LZ4_HEADER = bytes.fromhex("04224d18604082")  # the header of all frames that a
 _OLD_LZ4_HEADER = bytes.fromhex("04224d1860401a")
 
 
-def to_lz4(data: Buffer, level: int) -> bytes:
+def _library_level(level: int) -> int:
+    return 0 if level == _LZ4_FAST_LEVEL else max(level, _LZ4_LEAST_SLOW_LEVEL)
+
+
+def compress(data: Buffer, level: int) -> bytes:
     return lz4.frame.compress(
         data,
-        compression_level=0 if level == LZ4_LEVEL else max(level, _LZ4_LEAST_SLOW_LEVEL),
+        compression_level=_library_level(level),
         block_size=lz4.frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
         content_checksum=False,
@@ -55,8 +61,8 @@ def with_old_lz4_checksum(frame: bytes) -> bytes:
     return _OLD_LZ4_HEADER + frame[len(_LZ4_HEADER) :]
 
 
-def unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
-    frame, most_bytes = lz4_frame(data, skip_header_checksum)
+def decompress(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
+    frame, most_bytes = _lz4_frame(data, skip_header_checksum)
     try:
         if most_bytes <= limit_bytes:
             return lz4.frame.decompress(frame)
@@ -69,8 +75,8 @@ def unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
     return out
 
 
-def lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
-    """Return the first frame of `data`, in a form that the library accepts, and the maximum size of its contents."""
+def _lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
+    """Return the first frame of `data`, in a form that the library accepts, and the most bytes that it can contain."""
     view = memoryview(data)
     header = bytes(view[:7])
     plain_header = _LZ4_HEADERS.get((header[4], header[5])) if len(header) == 7 else None
@@ -127,3 +133,36 @@ def _walk_lz4_blocks(view: memoryview, start: int, flags: int, block_bytes: int)
         most_bytes += size if word & _LZ4_STORED else block_bytes
         at += 4 + size + checksum_bytes
     raise ValueError("lz4: data ends before the end mark")
+
+
+def decompress_in_parts(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
+    frame, _ = _lz4_frame(data, skip_header_checksum=False)
+    unpacker = lz4.frame.LZ4FrameDecompressor()
+    source: Buffer = frame
+    while not unpacker.eof:
+        try:
+            out = unpacker.decompress(source, part_bytes)
+        except RuntimeError as problem:
+            raise of_library("lz4", problem) from problem
+        if not out and not unpacker.eof and unpacker.needs_input:
+            raise ValueError("lz4: data ends inside a frame")
+        source = b""
+        yield out
+
+
+class Compressor:
+    def __init__(self, level: int) -> None:
+        self._packer = lz4.frame.LZ4FrameCompressor(
+            compression_level=_library_level(level),
+            block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+            block_linked=False,
+            content_checksum=False,
+        )
+        self._head = self._packer.begin()
+
+    def compress(self, data: Buffer) -> bytes:
+        head, self._head = self._head, b""
+        return bytes(head + self._packer.compress(data))
+
+    def flush(self) -> bytes:
+        return bytes(self._head + self._packer.flush())

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import cramjam
 
-from keytail.format.codecs.errors import Buffer, too_long
+from keytail.format.codecs.errors import LARGER_REMEDY, PART_BYTES, Buffer, TooLarge, too_long
+from keytail.limits import max_record_bytes
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_HEADER_BYTES = 16
 _XERIAL_FIRST_WORD = int.from_bytes(_XERIAL_MAGIC[:4], "big")
 _SNAPPY_BLOCK_BYTES = 32768
+_SNAPPY_MOST_RATIO = 22  # three bytes decompress to at most 64 bytes
 
 
-def to_snappy(data: Buffer) -> bytes:
-    view, parts = memoryview(data), [XERIAL_HEADER]
+def compress(data: Buffer, _level: int) -> bytes:
+    view, parts = memoryview(data), [_XERIAL_HEADER]
     for start in range(0, len(view), _SNAPPY_BLOCK_BYTES):
         block = cramjam.snappy.compress_raw(view[start : start + _SNAPPY_BLOCK_BYTES])
         parts += (len(block).to_bytes(4, "big"), bytes(block))
     return b"".join(parts)
 
 
-def unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
+def decompress(data: Buffer, limit_bytes: int, _skip_header_checksum: bool) -> Buffer:
     view = memoryview(data)
     if not view:
         raise ValueError("snappy: empty input")
-    blocks = snappy_chunks(view)
+    blocks = _snappy_chunks(view)
     try:
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         total = sum(sizes)
@@ -46,8 +49,8 @@ def unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
     return out
 
 
-def snappy_chunks(view: memoryview) -> list[memoryview]:
-    """Return the raw snappy block of each chunk; data without Kafka's framing is one block."""
+def _snappy_chunks(view: memoryview) -> list[memoryview]:
+    """Return the raw snappy block of each chunk; of data without Kafka's framing, all of it as one block."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
     blocks, at, end = [], _XERIAL_HEADER_BYTES, len(view)
@@ -64,3 +67,29 @@ def snappy_chunks(view: memoryview) -> list[memoryview]:
         blocks.append(view[at : at + size])
         at += size
     return blocks
+
+
+def decompress_in_parts(data: Buffer, _part_bytes: int) -> Iterator[Buffer]:
+    for chunk in _snappy_chunks(memoryview(data)):
+        try:
+            size = cramjam.snappy.decompress_raw_len(chunk)
+            if size > _SNAPPY_MOST_RATIO * len(chunk):
+                raise ValueError(f"snappy: a chunk of {len(chunk)} bytes declares {size} bytes")
+            if size > max(max_record_bytes(), PART_BYTES):
+                raise TooLarge(f"a snappy chunk decompresses to {size} bytes", remedy=LARGER_REMEDY)
+            yield memoryview(cramjam.snappy.decompress_raw(chunk))
+        except cramjam.DecompressionError as problem:
+            raise ValueError(str(problem)) from problem
+
+
+class Compressor:
+    def __init__(self, _level: int) -> None:
+        self._head = _XERIAL_HEADER
+
+    def compress(self, data: Buffer) -> bytes:
+        framed = compress(data, 0)
+        head, self._head = self._head, b""
+        return head + framed[len(_XERIAL_HEADER) :]
+
+    def flush(self) -> bytes:
+        return self._head

@@ -11,7 +11,6 @@ from keytail.format.codecs.errors import Buffer, of_library, too_long
 
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SKIPPABLE, _ZSTD_SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
-ZSTD_LEVEL = 3
 _ZSTD_MAX_BLOCK_BYTES = 128 << 10
 _ZSTD_RAW, _ZSTD_RLE, _ZSTD_COMPRESSED = range(3)
 _ZSTD_SINGLE_SEGMENT, _ZSTD_CHECKSUM = 0x20, 0x04
@@ -33,25 +32,25 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
-def to_zstd(data: Buffer, level: int) -> bytes:
+def compress(data: Buffer, level: int) -> bytes:
     stream = _contexts.packer(level).compressobj()
     # Kafka flushes the stream before ending it, which adds an empty last block.
     parts = (stream.compress(data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), stream.flush())
     return b"".join(parts)
 
 
-def unzstd(data: Buffer, limit_bytes: int) -> bytes:
+def decompress(data: Buffer, limit_bytes: int, _skip_header_checksum: bool) -> bytes:
     view = memoryview(data)
     parts, total = [], 0
-    for start, end, most_bytes in zstd_frames(view):
+    for start, end, most_bytes in _zstd_frames(view):
         out = _unzstd_frame(view[start:end], most_bytes, limit_bytes - total)
         parts.append(out)
         total += len(out)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def zstd_frames(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield start and end of each frame, and the maximum size of the contents of its blocks."""
+def _zstd_frames(view: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield start and end of each frame, and the most bytes that its blocks can contain."""
     at = 0
     while at < len(view):
         word = int.from_bytes(view[at : at + 4], "little")
@@ -114,3 +113,32 @@ def _walk_zstd_frame(view: memoryview, start: int) -> tuple[int, int]:
                 break
             return at, most_bytes
     raise ValueError("zstd: data ends inside a frame")
+
+
+def decompress_in_parts(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
+    view = memoryview(data)
+    unpacker = zstandard.ZstdDecompressor()
+    for start, end, most_bytes in _zstd_frames(view):
+        frame = view[start:end]
+        try:
+            declared = zstandard.get_frame_parameters(frame).content_size
+            if declared != zstandard.CONTENTSIZE_UNKNOWN and declared > most_bytes:
+                raise ValueError(f"zstd: a frame of at most {most_bytes} bytes declares {declared} bytes")
+            with unpacker.stream_reader(frame) as reader:
+                while out := reader.read(part_bytes):
+                    if declared == 0:
+                        raise ValueError("zstd: a frame that declares no content has content")
+                    yield out
+        except zstandard.ZstdError as problem:
+            raise of_library("zstd", problem) from problem
+
+
+class Compressor:
+    def __init__(self, level: int) -> None:
+        self._packer = zstandard.ZstdCompressor(level=level).compressobj()
+
+    def compress(self, data: Buffer) -> bytes:
+        return self._packer.compress(data)
+
+    def flush(self) -> bytes:
+        return self._packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) + self._packer.flush()

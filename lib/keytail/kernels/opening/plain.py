@@ -34,7 +34,6 @@ from keytail.kernels.opening.decoders import (
 from keytail.kernels.opening.snappy import unsnappy
 from keytail.kernels.records import CLOSED, IN_ARENA, IN_RAW
 
-GZIP, SNAPPY, LZ4, ZSTD = range(1, 5)
 _GZIP_HEADER_BYTES, _GZIP_TRAILER_BYTES = 10, 8
 _ZSTD_MOST_WINDOW_LOG = 23  # Kafka's producers use far smaller windows; its reader accepts larger ones
 
@@ -142,13 +141,13 @@ def decompress_plain(tools, codec, data, start, n, out, at):
     All of `out[at:]` may be overwritten.
     """
     room = out.shape[0] - at
-    if codec == ZSTD:
+    if codec == v2.ZSTD:
         return _unzstd(tools, data, start, n, out, at, room)
-    if codec == LZ4:
+    if codec == v2.LZ4:
         return _unlz4(tools, data, start, n, out, at, room)
-    if codec == SNAPPY:
+    if codec == v2.SNAPPY:
         return unsnappy(data, start, n, out, at, room)
-    if codec == GZIP:
+    if codec == v2.GZIP:
         return _gunzip(tools, data, start, n, out, at, room)
     return np.int64(NOT_PLAIN)
 

@@ -13,7 +13,7 @@ from numba.extending import register_jitable
 from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.opening.decoders import NOT_PLAIN
-from keytail.kernels.opening.plain import SNAPPY, decompress_plain
+from keytail.kernels.opening.plain import decompress_plain
 from keytail.kernels.proof.checks import check_fields, check_kept, check_output, check_source, next_batch
 from keytail.kernels.proof.codes import (
     LOST_LAST_BATCH,
@@ -158,7 +158,7 @@ def _open_blocks(windows, size, q_size, tools, state):
         n = np.int64(NOT_PLAIN)
         codec = be_16(source, p + v2.ATTRIBUTES) & 7
         # Snappy has only keytail's own decoder, which the writer uses, too: the proof would repeat its errors.
-        if codec != SNAPPY:
+        if codec != v2.SNAPPY:
             begin, block_bytes = p + v2.HEADER_BYTES, size - v2.HEADER_BYTES
             n = decompress_plain(tools, codec, source, begin, block_bytes, windows.source_block, np.int64(0))
         if n < 0:

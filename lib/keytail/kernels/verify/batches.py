@@ -294,7 +294,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
             if trusted and magic == 2:
                 count = be_32(window, p + v2.RECORD_COUNT)
                 attributes = be_16(window, p + v2.ATTRIBUTES)
-                if attributes & v2.CODEC_MASK > 4:
+                if attributes & v2.CODEC_MASK > v2.MAX_CODEC:
                     return codes.CODEC
                 if attributes & v2.CODEC_MASK != 0 and count > 0:
                     return codes.NEED_BLOCK

@@ -12,7 +12,7 @@ import numpy as np
 
 from keytail.errors import CorruptLog, Refused, UsageProblem
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, LOG_APPEND_TIME
-from keytail.format.compression import CODECS
+from keytail.format.codecs.table import CODECS
 from keytail.kernels import append as stamping
 from keytail.kernels import batches as kernels
 from keytail.log.append.rolling import AppendConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from keytail.format.batch import CODEC_MASK
-from keytail.format.block_stream import Buffer
-from keytail.format.codecs.errors import TooLarge
+from keytail.format.codecs.errors import Buffer, TooLarge
 from keytail.format.compression import decompress
 from keytail.kernels.verify import batches as kernels
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES, pieces

@@ -14,7 +14,7 @@ import numpy as np
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
-from keytail.format.compression import CODECS
+from keytail.format.codecs.table import CODECS
 from keytail.format.index import parse_offset_index, parse_time_index
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem

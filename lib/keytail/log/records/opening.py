@@ -11,7 +11,8 @@ import numpy as np
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.format.batch import CODEC_MASK, HEADER_BYTES
 from keytail.format.codecs.errors import Buffer, TooLarge
-from keytail.format.compression import CODECS, decompress
+from keytail.format.codecs.table import CODECS
+from keytail.format.compression import decompress
 from keytail.format.legacy import transcode
 from keytail.kernels import records as record_kernels
 from keytail.kernels.legacy import transcode_plain

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.errors import Refused
-from keytail.format.block_stream import decompressed
 from keytail.format.codecs.errors import LARGER_REMEDY, Buffer
+from keytail.format.compression import decompress_in_parts
 from keytail.kernels import pieces as kernels
 from keytail.limits import max_record_bytes
 
@@ -52,7 +52,7 @@ class RecordStream:
     """
 
     def __init__(self, codec: int, data: Buffer, records: int, arenas: list[np.ndarray]) -> None:
-        self._parts = decompressed(codec, data)
+        self._parts = decompress_in_parts(codec, data)
         self._part, self._part_at = np.empty(0, np.uint8), 0
         self._arenas = arenas
         self._used = self._filled = 0  # bytes returned, and bytes available, in the current arena

@@ -1,0 +1,73 @@
+"""Declares what a compaction requires of the place where its output goes: in place of the segments, in the target of a
+run out of place, or beside the segments for a later run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from keytail.compact.keeper import Keeper
+from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.errors import KeytailError
+from keytail.log.fs import FileSystem
+from keytail.run.rows import ResultRow
+
+
+class Installation(Protocol):
+    """One partition, over all its passes. `task` is that of the latest pass; `row` has the results so far; if `problem`
+    is set, the partition has ended with it. The methods are called in this order, `fail` at any time.
+    """
+
+    task: CleaningTask
+    row: ResultRow
+    problem: KeytailError | None
+
+    @property
+    def made(self) -> list[int]:
+        """The base offsets of the segments that are installed so far."""
+
+    def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
+        """Put the output of one pass into the destination, durably. Raises KeytailError or OSError, after which `fail`
+        is called; Interrupted when `is_stopped` returns true."""
+
+    @property
+    def result(self) -> CleaningResult:
+        """The result of the last pass."""
+
+    def remove_unneeded(self) -> None:
+        """Remove all scratch files of a finished partition, also those of lost attempts."""
+
+    def warnings(self) -> Iterator[str]:
+        """Return the warnings about a finished partition."""
+
+    def final_row(self) -> ResultRow:
+        """Return the row of a finished partition."""
+
+    def fail(self, problem: KeytailError) -> None:
+        """End a partition that is not done: finish or undo what was begun, and set `problem` and `row`."""
+
+
+class Destination(Protocol):
+    """Where the output of a run goes. `clean` is the function that a task runs; `keeper` backs up what is replaced, if
+    anything is. `shared_storage` asserts that no broker can access log dirs on a network file system. `phase` is the
+    name of an installation in the progress of the run.
+    """
+
+    @property
+    def fs(self) -> FileSystem: ...
+    @property
+    def clean(self) -> Callable[[CleaningTask, str], CleaningResult]: ...
+    @property
+    def keeper(self) -> Keeper | None: ...
+    @property
+    def shared_storage(self) -> bool: ...
+    @property
+    def phase(self) -> str: ...
+
+    def begin(self, task: CleaningTask, row: ResultRow) -> Installation:
+        """Return the installation of a partition, whose task has ended; change nothing."""
+
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+        """Set the first dirty offsets of the next rounds for partitions whose last pass is installed, if this run is to
+        do so; yield the partitions for which it failed, with the reason."""

@@ -1,0 +1,32 @@
+"""Blocks that are not compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from keytail.format.codecs.errors import Buffer, too_long
+
+
+def compress(data: Buffer, _level: int) -> bytes:
+    return bytes(data)
+
+
+def decompress(data: Buffer, limit_bytes: int, _skip_header_checksum: bool) -> Buffer:
+    if len(data) > limit_bytes:
+        too_long(limit_bytes)
+    return data
+
+
+def decompress_in_parts(data: Buffer, _part_bytes: int) -> Iterator[Buffer]:
+    return iter([data])
+
+
+class Compressor:
+    def __init__(self, _level: int) -> None:
+        pass
+
+    def compress(self, data: Buffer) -> bytes:
+        return bytes(data)
+
+    def flush(self) -> bytes:
+        return b""
