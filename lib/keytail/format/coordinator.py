@@ -111,6 +111,8 @@ def control_text(key: bytes | None, value: bytes | None, *, as_json: bool) -> st
         return f',"{name.rstrip(": ")}":{text}' if as_json else f" {name}{text}"
     except ValueError as reason:
         return f',"unreadable":{to_json(str(reason))}' if as_json else f" unreadable: {reason}"
+
+
 OFFSETS = Decoder(
     "--offsets-decoder", "__consumer_offsets", GROUP_KEYS, GROUP_VALUES, {_GROUP_METADATA: _open_members}
 )
