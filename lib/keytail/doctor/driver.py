@@ -36,7 +36,7 @@ def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:
 def _warm() -> None:
     refuse_without_cache()
     with Reporter("doctor", []) as reporter:
-        reporter.note("compiling the kernels that are not in the cache; about a minute the first time")
+        reporter.note("compiling the kernels that are not in the cache: a minute, or longer on a busy machine")
         from keytail.doctor.warm import warm as compile_all  # noqa: PLC0415 (only with --warm: brings in all kernels)
 
         compiled, left = compile_all(reporter.note)
