@@ -17,7 +17,9 @@ if [ "$found" != "$wanted" ]; then
     exit 2
 fi
 "$python" -m venv "$target"
-"$target/bin/python" -m pip install --quiet --disable-pip-version-check --force-reinstall --no-index \
-    --find-links "$here/wheels" "keytail$(cat "$here/extras")"
+"$target/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --force-reinstall \
+    --no-index --find-links "$here/wheels" "keytail$(cat "$here/extras")"
+# Without the bytecode of the packages' tests, of which NumPy and Numba have many.
+"$target/bin/python" -m compileall -qq -x /tests/ "$target/lib" || :  # a module with an invalid syntax is not used
 "$target/bin/keytail" --version
 echo "Next, as the user that the broker runs as: $target/bin/keytail doctor --warm"

@@ -12,8 +12,10 @@ import functools
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -44,6 +46,7 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)  # type
 ROOT = str(Path(__file__).resolve().parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
 class_archives.use_for_spark()
+IN_MEMORY = "/dev/shm"
 
 
 # The files of `make check` that take longest, up to 30 s of CPU.
@@ -58,6 +61,25 @@ SLOW_FILES = {
     "tests/main/test_recorded.py",
     "tests/test_extras.py",
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep temporary files in memory for `make check`, until its end: thousands of small files are created and synced.
+    `make test` uses a disk."""
+    if os.environ.get("KEYTAIL_DRAWS") == "0" and not hasattr(config, "workerinput") and _has_room_in_memory():
+        folder = tempfile.mkdtemp(prefix="keytail-check-", dir=IN_MEMORY)
+        os.chmod(folder, 0o755)  # some tests work as other users
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+def _has_room_in_memory() -> bool:
+    """Return whether there is a file system in memory for the 630 MB of a run, which can contain programs."""
+    try:
+        facts = os.statvfs(IN_MEMORY)
+    except OSError:
+        return False
+    return facts.f_bavail * facts.f_frsize > 2 << 30 and not facts.f_flag & (os.ST_NOEXEC | os.ST_RDONLY)
 
 
 @pytest.hookimpl(tryfirst=True)

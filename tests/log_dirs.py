@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 from tests.reference.batches import Rec, all_records, decode_log, encode_batch
 from tests.reference.indexing import index_files
@@ -80,3 +83,11 @@ def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
         for file in sorted(path.rglob("*"))
         if file.is_file() and file.name != ".lock"
     }
+
+
+def on_another_file_system(log_dir: Path) -> Path:
+    """Return a path on another file system, which does not exist and which the test removes."""
+    for folder in map(Path, ("/dev/shm", "/var/tmp")):
+        if folder.is_dir() and folder.stat().st_dev != log_dir.stat().st_dev and os.access(folder, os.W_OK):
+            return folder / f"keytail-{os.getpid()}"
+    pytest.skip("there is no other file system")

@@ -60,6 +60,9 @@ def test_a_bundle_is_installed_and_runs_without_a_network(unpacked: Path, tmp_pa
     version, then = done.stdout.splitlines()
     assert version == f"keytail {keytail.__version__}"
     assert then.endswith(f" {tmp_path}/env/bin/keytail doctor --warm")
+    [packages] = tmp_path.glob("env/lib/python*/site-packages")
+    assert [*packages.glob("keytail/__pycache__/*.pyc")]
+    assert not [*packages.glob("numba/tests/__pycache__")]
     golden.unpack(tmp_path)
     flags = ("--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json")
     done = offline(tmp_path / "env/bin/keytail", "compact", *flags, "--execute", cwd=tmp_path)

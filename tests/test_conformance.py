@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -12,9 +13,9 @@ ROWS = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
 CITED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
+@functools.cache
 def names_of_tests(path: Path) -> set[str]:
-    nodes = ast.parse(path.read_text()).body
-    return {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {*re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
 
 
 def test_every_number_has_its_row_in_order() -> None:

@@ -21,7 +21,7 @@ GUIDE = {path.name: path.read_text() for path in (ROOT / "lib/keytail/guide").gl
 ROWS = (ROOT / "lib/keytail/cli/ROWS.md").read_text()
 PAGES = "\n".join([README, ROWS, *GUIDE.values()])
 # Flags of Kafka and other tools, in the prose and in commands beside those of keytail.
-OF_OTHER_TOOLS = {"--conf", "--partition", "--start-offset"}
+OF_OTHER_TOOLS = {"--conf", "--no-compile", "--partition", "--start-offset"}
 OF_OTHER_TOOLS |= {"--bootstrap-server", "--describe", "--entity-type", "--zookeeper"}
 MISTYPED = {"--log-dir"}  # intentionally, in troubleshoot.md
 

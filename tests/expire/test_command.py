@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from keytail.cli import rows as show
 from keytail.log.lock import hold
 from tests.command_line import Run, rows_of
 from tests.log_dirs import BASE_MS, random_records, records_of, snapshot, write_log_dir
@@ -71,13 +72,29 @@ def test_a_dry_run_reports_what_would_be_removed_and_why_and_changes_nothing(run
     assert (row["log_start_before"], row["log_start_after"], row["log_end_offset"]) == (0, 200, 400)
     assert row["kept"].startswith("segment 200 is retained: it has records within retention.ms")
     result = run("expire", "--log-dirs", log_dir, *KNOWN, *flags)
-    assert "orders-0 segment 100 (offsets to 199, " in result.stdout
-    assert "time: its newest record is " in result.stdout
     assert "users-0 segment 0 (offsets to 99, 2.7 KiB) log-start: below the log start offset 120" in result.stdout
     assert "3 partitions: 3 would-expire. To remove: " in result.stdout
     assert "--execute" in result.stderr
     (log_dir / "log-start-offset-checkpoint").unlink()
     assert snapshot(log_dir) == before
+
+
+def test_segments_with_one_reason_are_one_line_and_verbose_lists_each(run: Run, log_dir: Path) -> None:
+    (log_dir / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 120\n")
+    flags = ("--log-dirs", log_dir, *KNOWN, *older_than(300))
+    out = run("expire", *flags).stdout
+    lines = [line for line in out.splitlines() if line.startswith(("orders-0 seg", "users-0 seg"))]
+    assert len(lines) == 3
+    size = show.human_bytes(sum((log_dir / "orders-0" / f"{base:020d}.log").stat().st_size for base in (0, 100, 200)))
+    start = f"orders-0 segments 0 to 200 (3 segments, offsets to 299, {size}) time: segment 200: its newest record is "
+    assert lines[0].startswith(start)
+    assert lines[1].startswith("users-0 segment 0 (offsets to 99, ")
+    assert lines[2].startswith("users-0 segments 100 to 200 (2 segments, offsets to 299, ")
+    assert out.count("--verbose lists each segment.") == 1
+    verbose = run("expire", *flags, "--verbose").stdout
+    assert verbose.count("orders-0 segment ") == verbose.count("users-0 segment ") == 3
+    assert "orders-0 segment 100 (offsets to 199, " in verbose
+    assert "--verbose lists" not in verbose
 
 
 def test_expired_segments_are_removed_and_the_rest_is_unchanged(run: Run, log_dir: Path) -> None:

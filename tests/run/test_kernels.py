@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from keytail.kernels import jit
 from keytail.run import kernels
@@ -80,6 +82,7 @@ def test_kernels_are_compiled_in_other_processes_and_only_once(tmp_path: Path) -
     assert (made, misses, names) == (2, 0, sorted(FEW))
     assert folder.startswith(f"{tmp_path}/")
     assert notes[0].startswith("compiling 2 kernels, which later runs load from")
+    assert notes[0].endswith(", slowest first")
     assert re.fullmatch(r"0 of 2 kernels are compiled \(at \d+ s\)", notes[1]), "the first one takes longer"
     assert any(re.fullmatch(r"1 of 2 kernels are compiled \(at \d+ s\), about \d+ s left", note) for note in notes)
     assert notes[-1].startswith("compiled 2 kernels in ")
@@ -113,10 +116,41 @@ def test_without_a_cache_a_warning_is_printed_and_the_processes_share_one_until_
 
 def test_the_time_left_is_estimated_from_the_kernels_compiled_so_far() -> None:
     expected = [8.0, 4.0, 2.0, 2.0]
-    assert kernels._left_s(expected, 0, 2, 10.0) == pytest.approx(10.0 * 10 / 6)
-    assert kernels._left_s(expected, 2, 2, 14.0) == pytest.approx(14.0 * 2 / 14)
-    assert kernels._left_s(expected, 4, 2, 20.0) == 0.0
-    assert kernels._left_s([], 0, 2, 1.0) == 0.0
+    assert kernels._left_s(expected, {}, 2, 100.0) is None
+    # The second kernel took 20 s of 4: factor 5. The first has 40 - 20 s left, the others 10 s each.
+    assert kernels._left_s(expected, {1: 20.0}, 2, 20.0) == pytest.approx(20.0)
+    assert kernels._left_s(expected, {1: 20.0}, 2, 25.0) == pytest.approx((15 + 5 + 10) / 2)
+    # The third took 6 s of 2: factor 26 / 6 in all.
+    assert kernels._left_s(expected, {1: 20.0, 2: 26.0}, 2, 26.0) == pytest.approx(8 * 26 / 6 - 26)
+    assert kernels._left_s(expected, {1: 20.0, 2: 26.0}, 2, 90.0) == 0.0
+    assert kernels._left_s(expected, {0: 30.0, 1: 20.0, 2: 26.0, 3: 31.0}, 2, 31.0) == 0.0
+    assert kernels._left_s([0.0, 1.0], {0: 3.0}, 1, 3.0) is None
+
+
+@settings(max_examples=50)
+@given(
+    expected=st.lists(st.floats(0.1, 60.0), min_size=1, max_size=20).map(lambda each: sorted(each, reverse=True)),
+    workers=st.integers(1, 4),
+    factor=st.floats(0.2, 20.0),
+)
+def test_on_an_evenly_slower_machine_the_time_left_is_exact_but_for_one_kernel(
+    expected: list[float], workers: int, factor: float
+) -> None:
+    """With several workers it is a lower limit, because some of them may have nothing to do at the end."""
+    free_s, ends_s = [0.0] * workers, []
+    for seconds in expected:
+        worker = free_s.index(min(free_s))
+        free_s[worker] += seconds * factor
+        ends_s.append(free_s[worker])
+    total_s = max(ends_s)
+    for now_s in sorted(ends_s):
+        ended_s = {number: end_s for number, end_s in enumerate(ends_s) if end_s <= now_s}
+        left_s = kernels._left_s(expected, ended_s, workers, now_s)
+        assert left_s is not None
+        assert left_s <= total_s - now_s + 1e-6 * total_s
+        assert left_s + max(expected) * factor >= total_s - now_s - 1e-6 * total_s
+        if workers == 1:
+            assert left_s == pytest.approx(total_s - now_s, abs=1e-6 * total_s)
 
 
 def _wait_until(is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:

@@ -27,6 +27,7 @@ from keytail.undo.backup import (
 )
 from keytail.undo.manifest import MANIFEST, read_manifest, write_manifest
 from tests.crash.partitions import PARTITION, Group, Partition
+from tests.log_dirs import on_another_file_system
 
 GROUPS = (Group((0, 10), (1, 4, 12)), Group((20,), (21, 25), continued=(24,)), Group((30,), ()))
 SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 40), 40: range(40, 42)}
@@ -147,15 +148,8 @@ def test_a_backup_without_an_index_is_refused(log_dir: Path, suffix: str) -> Non
     assert not (log_dir.parent / "originals").exists()
 
 
-def another_file_system(log_dir: Path) -> Path:
-    other = Path("/dev/shm")
-    if not other.is_dir() or other.stat().st_dev == log_dir.stat().st_dev or not os.access(other, os.W_OK):
-        pytest.skip("/dev/shm is not a separate file system here")
-    return other / f"keytail-originals-{os.getpid()}"
-
-
 def test_across_file_systems_copies_are_required(log_dir: Path) -> None:
-    target = another_file_system(log_dir)
+    target = on_another_file_system(log_dir)
     try:
         with pytest.raises(Refused, match=r"file system.*--copy-originals \[backup-on-other-file-system\]"):
             kept_of(log_dir, to=str(target))

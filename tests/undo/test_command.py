@@ -19,7 +19,7 @@ import pytest
 from keytail.log.fs import FileSystem
 from keytail.log.lock import hold
 from tests.command_line import Run, rows_of
-from tests.log_dirs import random_records, records_of, snapshot, write_log_dir
+from tests.log_dirs import on_another_file_system, random_records, records_of, snapshot, write_log_dir
 from tests.no_spark import without_spark
 
 CLEANER = "cleaner-offset-checkpoint"
@@ -324,11 +324,8 @@ def test_a_flag_names_a_log_dir_that_was_moved(run: Run, log_dir: Path) -> None:
 
 
 def test_copies_on_another_file_system_are_restored(run: Run, log_dir: Path) -> None:
-    other = Path("/dev/shm")
-    if not other.is_dir() or other.stat().st_dev == log_dir.stat().st_dev or not os.access(other, os.W_OK):
-        pytest.skip("/dev/shm is not a separate file system here")
     before = everything(log_dir)
-    target = other / f"keytail-undo-{os.getpid()}"
+    target = on_another_file_system(log_dir)
     (log_dir.parent / "kept").symlink_to(target)
     try:
         result = run("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--keep-originals", target)

@@ -36,7 +36,7 @@ def doctor(request: Request, fs: FileSystem = LOCAL) -> list[CheckRow]:
 def _warm() -> None:
     refuse_without_cache()
     with Reporter("doctor", []) as reporter:
-        reporter.note("compiling the kernels that are not in the cache, which takes about a minute the first time")
+        reporter.note("compiling the kernels that are not in the cache: a minute, or longer on a busy machine")
         compile_kernels(None, reporter.note)
         reporter.note(f"{len({item.kernel for item in kernels_of(None)})} kernels are compiled")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import groupby
 from typing import Annotated, Literal
 
 from keytail.cli import options as o
@@ -25,6 +26,7 @@ from keytail.cli.table import (
     print_remarkable,
     total,
 )
+from keytail.console import output_style
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 from keytail.run.rows import OfPartition
@@ -123,20 +125,30 @@ def _is_plain(row: ExpireRow) -> bool:
     return row.status == "kept" and not (row.error or row.findings or row.notes)
 
 
+def _about_segments(name: str, segments: Sequence[ExpiredSegment]) -> str:
+    """Return a sentence about removed segments of a partition with the same reason, as markup. If there are several, it
+    has the reason of the newest one, which is the last to be removed."""
+    first, last = segments[0], segments[-1]
+    facts = f"offsets to {last.end_offset - 1}, {show.human_bytes(sum(segment.log_bytes for segment in segments))}"
+    if len(segments) == 1:
+        return about(f"{name} segment {first.base_offset} ({facts})", first.why, first.reason)
+    which = f"{name} segments {first.base_offset} to {last.base_offset} ({len(segments):,} segments, {facts})"
+    return about(which, f"segment {last.base_offset}: {last.why}", last.reason)
+
+
 def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
-    """Print a line for each partition, then one for each removed segment, with its reason, then totals. Many partitions
-    with status `kept` are only counted."""
+    """Print a line for each partition, then one for the removed segments of each partition and reason, with --verbose
+    one for each segment, then totals. Many partitions with status `kept` are only counted."""
     title = "Expired" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
-    segments = [
-        about(
-            f"{row.name} segment {segment.base_offset} (offsets to {segment.end_offset - 1}, "
-            f"{show.human_bytes(segment.log_bytes)})",
-            segment.why,
-            segment.reason,
-        )
-        for row in shown for segment in row.expired
+    verbose = output_style().verbose
+    groups = [
+        (row.name, list(segments)) for row in shown
+        for _, segments in groupby(row.expired, key=lambda item: item.base_offset if verbose else item.reason)
     ]  # fmt: skip
+    segments = [_about_segments(*group) for group in groups]
+    if any(len(expired) > 1 for _, expired in groups):
+        segments.append("--verbose lists each segment.")
     kept = about_each((row.name, row.kept) for row in shown if row.kept and row.status not in FAILURES)
     findings = [
         about(
@@ -173,7 +185,7 @@ EXPIRE = Command(
     also_called=("retention", "delete", "purge", "prune", "trim", "retain", "remove"),
     help="Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, before its "
     "start.\n\n"
-    "Without --execute it lists the segments that would be removed, each with the reason.",
+    "Without --execute it lists the segments that would be removed, and the reasons; --verbose lists each one.",
     request=Request,
     run="keytail.expire.driver:expire",
     examples=(f"keytail expire {BROKER}", f"keytail expire {BROKER} --execute"),

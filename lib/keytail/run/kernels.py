@@ -14,7 +14,7 @@ import pkgutil
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -145,10 +145,9 @@ def compile_kernels(
     else:
         where = f"which later runs load from {jit.CACHE_FOLDER}"
     count, total = min(cores(), len(missing)), len(missing)
-    left_s = _seconds([seconds for *_, seconds in missing])
-    note(f"compiling {total} kernels, {where}, slowest first: about {left_s:.0f} s")
+    note(f"compiling {total} kernels, {where}, slowest first")
     start_s = last_s = time.monotonic()
-    ended = 0
+    ended_s: dict[int, float] = {}
     lock, over = threading.Lock(), threading.Event()
 
     def report(is_due: bool = False) -> None:
@@ -158,17 +157,14 @@ def compile_kernels(
             if over.is_set() or not (is_due or now_s - last_s >= _PACE_S):
                 return
             last_s = now_s
-            text = f"{ended} of {total} kernels are compiled (at {now_s - start_s:.0f} s)"
-            if ended:
-                left_s = _left_s([seconds for *_, seconds in missing], ended, count, now_s - start_s)
-                text += f", about {left_s:.0f} s left"
-            note(text)
+            left_s = _left_s([seconds for *_, seconds in missing], ended_s, count, now_s - start_s)
+            left = "" if left_s is None else f", about {left_s:.0f} s left"
+            note(f"{len(ended_s)} of {total} kernels are compiled (at {now_s - start_s:.0f} s){left}")
 
-    def on_end() -> None:
-        nonlocal ended
+    def on_end(number: int) -> None:
         with lock:
-            ended += 1
-            is_first = ended == 1
+            ended_s[number] = time.monotonic() - start_s
+            is_first = len(ended_s) == 1
         report(is_due=is_first)
 
     def report_while_none_ends() -> None:
@@ -186,13 +182,21 @@ def compile_kernels(
     return total
 
 
-def _left_s(expected: Sequence[float], ended: int, workers: int, elapsed_s: float) -> float:
-    """Return about how many seconds are left after `ended` kernels, from the time that these took. `expected` are the
-    seconds of all kernels, in the order in which they begin; kernels in progress count as half done.
+def _left_s(expected: Sequence[float], ended_s: Mapping[int, float], workers: int, now_s: float) -> float | None:
+    """Return about how many seconds are left, by the time that the kernels compiled so far took; None if there is none.
+
+    `expected` are the seconds of each kernel on an idle machine, in the order in which they begin; `ended_s` when
+    kernels ended, by their numbers. Times are counted from the start of the first one.
     """
-    begun = expected[ended : ended + workers]
-    done_s = sum(expected[:ended]) + sum(begun) / 2
-    return elapsed_s * max(sum(expected) - done_s, 0.0) / done_s if done_s else 0.0
+    began_s = [0.0] * workers + sorted(ended_s.values())  # a worker begins the next kernel when it ends one
+    if not (expected_s := sum(expected[number] for number in ended_s)):
+        return None
+    factor = sum(end_s - began_s[number] for number, end_s in ended_s.items()) / expected_s
+    left_s = [
+        max(seconds * factor - (now_s - began_s[number] if number < len(began_s) else 0.0), 0.0)
+        for number, seconds in enumerate(expected) if number not in ended_s
+    ]  # fmt: skip
+    return max(*left_s, sum(left_s) / workers, 0.0)
 
 
 def _compile_here(kernel: Any, types: tuple[Any, ...]) -> None:

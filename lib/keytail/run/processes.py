@@ -102,10 +102,10 @@ class Processes:
         payloads: Sequence[P],
         function: Callable[[P, str], R] | None = None,
         before_again: Callable[[P], object] = lambda payload: None,
-        on_end: Callable[[], object] = lambda: None,
+        on_end: Callable[[int], object] = lambda number: None,
     ) -> list[R | None]:
         """Call `function(payload, attempt)` for each payload, started in order; return the answers in order. Any thread
-        may call it. `on_end` is called at the end of each payload, in another thread.
+        may call it. `on_end` is called with the number of each payload that ended, in another thread.
 
         A worker that dies is replaced, and its payload is tried once more, after `before_again(payload)` is called. The
         answer is None if the worker died again, or everything was cancelled. Raises OSError if no worker could be
@@ -124,11 +124,11 @@ class Processes:
         payloads: Sequence[P],
         function: Any,
         before_again: Callable[[P], object],
-        on_end: Callable[[], object] = lambda: None,
+        on_end: Callable[[int], object] = lambda number: None,
     ) -> list[_Job]:
         jobs = [_Job(function, payload, before_again) for payload in payloads]
-        for job in jobs:
-            job.answer.add_done_callback(lambda _: self.is_cancelled or on_end())
+        for number, job in enumerate(jobs):
+            job.answer.add_done_callback(lambda _, number=number: self.is_cancelled or on_end(number))
             self._jobs.put(job)
         return jobs
 
