@@ -1,4 +1,4 @@
-"""Keys hashed in small groups: the same hashes as in two steps, and the same error code for every damaged batch."""
+"""Keys hashed during the walk: the same hashes as in two steps, and the same error code for every damaged batch."""
 
 import numpy as np
 import pytest
@@ -15,15 +15,14 @@ from tests.reference.batches import Rec, encode_batch
 SEED = np.uint64(9)
 
 
-def scan_keys(raw, table, first_ordinal, from_offset=0, capacity=1000, where=records.IN_RAW, at_once=9):
+def scan_keys(raw, table, first_ordinal, from_offset=0, capacity=1000, where=records.IN_RAW):
     n, empty = len(table), guarded(b"")
     low, high, ordinals = np.zeros(capacity, np.uint64), np.zeros(capacity, np.uint64), np.zeros(capacity, np.int64)
     nulls, keyless, out = np.zeros(n // 8 + 2, np.uint8), np.zeros(2, np.int64), np.zeros(4, np.int64)
     raw, arena = (raw, empty) if where == records.IN_RAW else (empty, raw)
-    few, no_bits = np.zeros(at_once, records.RECORD_TABLE), np.full(n, -1)
     key_scan.scan_keys(
         raw, arena, table, np.full(n, where, np.int8), table["position"] + 61,
-        table["size_bytes"].astype(np.int64) - 61, 0, n, from_offset, SEED, first_ordinal, nulls, 3, few, no_bits,
+        table["size_bytes"].astype(np.int64) - 61, 0, n, from_offset, SEED, first_ordinal, nulls, 3,
         low, high, ordinals, keyless, out,
     )  # fmt: skip
     found = out[records.COUNT]
@@ -85,8 +84,8 @@ def test_damaged_records_have_the_code_of_the_other_reader(batch, data):
     assert own[records.CODE] == theirs[records.CODE] and own[records.BAD_ROW] == theirs[records.BAD_ROW]
 
 
-@pytest.mark.parametrize("capacity, at_once, rows", [(7, 9, 2), (9, 9, 3), (9, 3, 3), (2, 9, 0), (9, 2, 0)])
-def test_scanning_stops_before_a_batch_that_might_not_fit(capacity, at_once, rows):
+@pytest.mark.parametrize("capacity, rows", [(7, 2), (9, 3), (2, 0)])
+def test_scanning_stops_before_a_batch_that_might_not_fit(capacity, rows):
     raw, table = table_of(b"".join(encode_batch([Rec(o + i, 0, b"k", b"v") for i in range(3)]) for o in (0, 3, 6)))
-    _, _, _, out = scan_keys(raw, table, np.arange(3) * 3, capacity=capacity, at_once=at_once)
+    _, _, _, out = scan_keys(raw, table, np.arange(3) * 3, capacity=capacity)
     assert out.tolist()[:3] == [rows, 3 * rows, records.OK]

@@ -20,24 +20,33 @@ from keytail.kernels import native
 from keytail.kernels.jit import kernel
 from keytail.kernels.opening import decoders as wheels
 from keytail.kernels.opening import plain
+from keytail.kernels.proof.snappy import decode_snappy
 from tests.chance import chance, draws
 from tests.kernels.guard import guarded
 
 CODECS = [GZIP, SNAPPY, LZ4, ZSTD]
-SLOP = 16  # the number of bytes that snappy's decoder may write after its result
+PROOF_SNAPPY = 102  # the proof's own decoder
+DECODERS = [*CODECS, PROOF_SNAPPY]
+SLOP = 16  # the number of bytes that decoders of snappy may write after their result
 
 decoders = wheels.Decoders()
 
 
+def codec_of(decoder: int) -> int:
+    return SNAPPY if decoder == PROOF_SNAPPY else decoder
+
+
 @kernel
 def _open_block(tools, codec, data, out):
+    if codec == PROOF_SNAPPY:
+        return decode_snappy(data, 0, data.shape[0], out)
     return plain.decompress_plain(tools, codec, data, 0, data.shape[0], out, 0)
 
 
-def opened(codec: int, packed: bytes, room: int) -> bytes | None:
+def opened(decoder: int, packed: bytes, room: int) -> bytes | None:
     """Decompress a block in the kernel; the memory after the block and after the output is inaccessible."""
     out = guarded(bytes(room))
-    n = int(_open_block(decoders.tools, codec, guarded(packed), out))
+    n = int(_open_block(decoders.tools, decoder, guarded(packed), out))
     return None if n == wheels.NOT_PLAIN else out[:n].tobytes()
 
 
@@ -65,26 +74,26 @@ def test_the_wheels_are_used_unless_switched_off(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("codec", CODECS)
-def test_blocks_as_compressed_by_kafka_are_decompressed_in_the_kernel(codec):
-    rng = chance()
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_blocks_as_compressed_by_kafka_are_decompressed_in_the_kernel(decoder):
+    rng, codec = chance(), codec_of(decoder)
     sizes = [1, 2, 15, 16, 17, 100, 5000, 32768, 32769, 65536, 65537, 200_000]
     for size in sizes + [rng.randrange(1, 9000) for _ in range(40)]:
         data = records(rng, size)
         packed = compress(codec, data)
         want = data if native.NATIVE or codec == SNAPPY else None
-        assert opened(codec, packed, size + SLOP) == want
-        assert opened(codec, packed, size - 1) is None
+        assert opened(decoder, packed, size + SLOP) == want
+        assert opened(decoder, packed, size - 1) is None
         if codec == SNAPPY:
-            assert opened(codec, packed, size + SLOP - 1) is None
+            assert opened(decoder, packed, size + SLOP - 1) is None
         else:
-            assert opened(codec, packed, size) == want
+            assert opened(decoder, packed, size) == want
 
 
 @settings(deadline=None, max_examples=draws(150))
-@given(st.sampled_from(CODECS), st.integers(1, 700), st.integers(0, 2**32 - 1))
-def test_damaged_blocks_are_decompressed_as_by_the_reader_or_not_at_all(codec, size, seed):
-    rng = random.Random(seed)
+@given(st.sampled_from(DECODERS), st.integers(1, 700), st.integers(0, 2**32 - 1))
+def test_damaged_blocks_are_decompressed_as_by_the_reader_or_not_at_all(decoder, size, seed):
+    rng, codec = random.Random(seed), codec_of(decoder)
     packed = bytearray(compress(codec, records(rng, size)))
     for _ in range(rng.randrange(1, 4)):
         at = rng.randrange(min(len(packed), rng.choice([8, 30, 900])))
@@ -93,7 +102,7 @@ def test_damaged_blocks_are_decompressed_as_by_the_reader_or_not_at_all(codec, s
         del packed[rng.randrange(len(packed)) :]
     elif rng.random() < 0.2:
         packed += rng.randbytes(rng.randrange(1, 20))
-    found = opened(codec, bytes(packed), 4096)
+    found = opened(decoder, bytes(packed), 4096)
     if found is not None:
         assert found == bytes(decompress(codec, bytes(packed), limit_bytes=4096))
 
@@ -118,21 +127,23 @@ def test_other_framings_are_decompressed_as_by_the_reader_or_left_to_it():
         (LZ4, lz4.frame.compress(data, block_size=7, block_linked=False, store_size=False)),
         *((codec, compress(codec, b"")) for codec in CODECS),
     ]
-    for codec, packed in cases:
-        found = opened(codec, packed, 1 << 16)
-        assert found is None or found == bytes(decompress(codec, packed))
+    cases += [(PROOF_SNAPPY, packed) for codec, packed in cases if codec == SNAPPY]
+    for decoder, packed in cases:
+        found = opened(decoder, packed, 1 << 16)
+        assert found is None or found == bytes(decompress(codec_of(decoder), packed))
     assert opened(ZSTD, frame, 1 << 16) == (data if native.NATIVE else None)
 
 
-def test_snappy_blocks_that_no_library_writes_are_decompressed():
+@pytest.mark.parametrize("decoder", [SNAPPY, PROOF_SNAPPY])
+def test_snappy_blocks_that_no_library_writes_are_decompressed(decoder):
     """Such blocks have long lengths, four-byte distances, and copies that overlap their source."""
     literal = b"\xf4" + (299).to_bytes(2, "little") + bytes(i % 251 for i in range(300))  # the length in two bytes
     copies = b"\x03" + (300).to_bytes(4, "little") + b"".join(b"\xfe" + bytes([back, 0]) for back in (1, 3, 16, 15))
     block = b"\xad\x04" + literal + copies  # 300 + 1 + 4 * 64
     framed = b"\x82SNAPPY\x00" + bytes(8) + len(block).to_bytes(4, "big") + block
-    found = opened(SNAPPY, framed, 1000)
+    found = opened(decoder, framed, 1000)
     assert found is not None
     assert found == bytes(cramjam.snappy.decompress_raw(block))
     for damaged in (b"\xac\x04", b"\xae\x04", b"\xff\xff\xff\xff\x7f"):
         bad = damaged + literal + copies
-        assert opened(SNAPPY, framed[:16] + len(bad).to_bytes(4, "big") + bad, 1000) is None
+        assert opened(decoder, framed[:16] + len(bad).to_bytes(4, "big") + bad, 1000) is None

@@ -19,6 +19,8 @@ SLOT = np.dtype([("low", "u8"), ("high", "u8"), ("value", "i8")])
 MOST_COUNTED = 2**32 - 1
 SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records per key
 _PREFETCH_DISTANCE = 16  # probes in flight, whose work takes about as long as one access to memory
+# A search in a table that is nearly full often ends in the next cache line, this many slots after its home.
+_NEXT_LINE = 2
 
 
 @njit(inline="always")
@@ -63,6 +65,7 @@ def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
         if i + _PREFETCH_DISTANCE < n:
             home = _home(high[i + _PREFETCH_DISTANCE], capacity)
             prefetch(slots, home)
+            prefetch(slots, home + _NEXT_LINE)
             if counting:
                 prefetch(counts, home)
         if ordinals[i] >= 0:

@@ -6,6 +6,8 @@ block. The layout is defined in `format/BATCH.md`, "Records".
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -164,6 +166,94 @@ def scan_headers(a, p, end, count):
     return p, canonical, OK
 
 
+class Walked(NamedTuple):
+    """The parts of a record in the bytes `a`: a length of -1 is null. `stop` is its end; `code` is not OK if it is
+    malformed, and then nothing else is meaningful."""
+
+    code: int
+    stop: int
+    time_delta: int
+    offset_delta: int
+    body: int  # from the key's length varint on
+    key: int
+    key_bytes: int
+    value: int
+    value_bytes: int
+    canonical: bool
+
+
+@njit(forceinline=True)
+def _malformed(code):
+    zero = np.int64(0)
+    return Walked(np.int64(code), zero, zero, zero, zero, zero, zero, zero, zero, False)
+
+
+@njit(forceinline=True)
+def walk_record(a, p, end):
+    """Return the Walked record at `p`, with every length checked."""
+    length, q = read_varint(a, p, end)
+    if q < 0:
+        return _malformed(PREMATURE_END if p >= end else VARINT_INVALID)
+    if length < 1 or length > end - q:
+        return _malformed(RECORD_SIZE_INVALID)
+    stop = q + length
+    # The attributes byte is unused and skipped.
+    time_delta, q = read_varlong(a, q + 1, stop)
+    if q < 0:
+        return _malformed(VARINT_INVALID)
+    offset_delta, q = read_varint(a, q, stop)
+    if q < 0:
+        return _malformed(VARINT_INVALID)
+    body = q
+    key_bytes, q = read_varint(a, q, stop)
+    if q < 0:
+        return _malformed(VARINT_INVALID)
+    canonical = key_bytes >= -1 and _minimal(key_bytes, q - body)
+    key = q
+    key_bytes = max(key_bytes, np.int64(-1))
+    if key_bytes > stop - q:
+        return _malformed(RECORD_SIZE_INVALID)
+    q += max(key_bytes, np.int64(0))
+    mark = q
+    value_bytes, q = read_varint(a, q, stop)
+    if q < 0:
+        return _malformed(VARINT_INVALID)
+    canonical &= value_bytes >= -1 and _minimal(value_bytes, q - mark)
+    value_bytes = max(value_bytes, np.int64(-1))
+    if value_bytes > stop - q:
+        return _malformed(RECORD_SIZE_INVALID)
+    value = q
+    q += max(value_bytes, np.int64(0))
+    mark = q
+    headers, q = read_varint(a, q, stop)
+    if q < 0:
+        return _malformed(VARINT_INVALID)
+    if headers < 0 or headers > stop - q:
+        return _malformed(HEADER_COUNT_INVALID)
+    canonical &= _minimal(headers, q - mark)
+    if headers > 0:
+        q, minimal, code = scan_headers(a, q, stop, headers)
+        if code != OK:
+            return _malformed(code)
+        canonical &= minimal
+    if q != stop:
+        return _malformed(RECORD_SIZE_INVALID)
+    return Walked(
+        np.int64(OK), stop, time_delta, offset_delta, body, key, key_bytes, value, value_bytes, canonical
+    )
+
+
+@njit(forceinline=True)
+def _skip_record(a, p, end):
+    """Return (code, position after the record at `p`) without a check of its contents."""
+    length, q = read_varint(a, p, end)
+    if q < 0:
+        return PREMATURE_END if p >= end else VARINT_INVALID, q
+    if length < 1 or length > end - q:
+        return RECORD_SIZE_INVALID, q
+    return OK, q + length
+
+
 @njit
 def _scan_batch(
     a, p, end, base_offset, last_offset, base_timestamp, append_time, row, count, records, n, bits, first_bit
@@ -174,75 +264,33 @@ def _scan_batch(
     """
     previous = base_offset - 1
     for k in range(count):
-        length, q = read_varint(a, p, end)
-        if q < 0:
-            return PREMATURE_END if p >= end else VARINT_INVALID, n
-        if length < 1 or length > end - q:
-            return RECORD_SIZE_INVALID, n
-        stop = q + length
         if first_bit >= 0:
             bit = first_bit + k
             if (bits[bit >> 3] >> np.uint8(bit & 7)) & 1 == 0:
-                p = stop
+                code, p = _skip_record(a, p, end)
+                if code != OK:
+                    return code, n
                 continue
-        # The attributes byte is unused and skipped.
-        time_delta, q = read_varlong(a, q + 1, stop)
-        if q < 0:
-            return VARINT_INVALID, n
-        offset_delta, q = read_varint(a, q, stop)
-        if q < 0:
-            return VARINT_INVALID, n
-        body = q
-        key_bytes, q = read_varint(a, q, stop)
-        if q < 0:
-            return VARINT_INVALID, n
-        canonical = key_bytes >= -1 and _minimal(key_bytes, q - body)
-        key_start = q
-        key_bytes = max(key_bytes, np.int64(-1))
-        if key_bytes > stop - q:
-            return RECORD_SIZE_INVALID, n
-        q += max(key_bytes, np.int64(0))
-        mark = q
-        value_bytes, q = read_varint(a, q, stop)
-        if q < 0:
-            return VARINT_INVALID, n
-        canonical &= value_bytes >= -1 and _minimal(value_bytes, q - mark)
-        value_bytes = max(value_bytes, np.int64(-1))
-        if value_bytes > stop - q:
-            return RECORD_SIZE_INVALID, n
-        value_start = q
-        q += max(value_bytes, np.int64(0))
-        mark = q
-        headers, q = read_varint(a, q, stop)
-        if q < 0:
-            return VARINT_INVALID, n
-        if headers < 0 or headers > stop - q:
-            return HEADER_COUNT_INVALID, n
-        canonical &= _minimal(headers, q - mark)
-        if headers > 0:
-            q, minimal, code = scan_headers(a, q, stop, headers)
-            if code != OK:
-                return code, n
-            canonical &= minimal
-        if q != stop:
-            return RECORD_SIZE_INVALID, n
-        offset = base_offset + offset_delta
+        found = walk_record(a, p, end)
+        if found.code != OK:
+            return found.code, n
+        offset = base_offset + found.offset_delta
         if offset <= previous:
             return OFFSETS_NOT_INCREASING, n
         previous = offset
+        p = found.stop
         record = records[n]
         record.offset = offset
-        record.timestamp_ms = base_timestamp if append_time else base_timestamp + time_delta
-        record.key_start = key_start
-        record.body_start = body
-        record.body_bytes = stop - body
-        record.key_bytes = key_bytes
-        record.value_bytes = value_bytes
-        record.value_skip = value_start - body
+        record.timestamp_ms = base_timestamp if append_time else base_timestamp + found.time_delta
+        record.key_start = found.key
+        record.body_start = found.body
+        record.body_bytes = found.stop - found.body
+        record.key_bytes = found.key_bytes
+        record.value_bytes = found.value_bytes
+        record.value_skip = found.value - found.body
         record.row = row
-        record.canonical = 1 if canonical else 0
+        record.canonical = 1 if found.canonical else 0
         n += 1
-        p = stop
     if previous > last_offset:
         return OFFSET_BEYOND_BATCH, n
     return OK if p == end else BYTES_LEFT_OVER, n

@@ -17,6 +17,9 @@ from keytail.kernels.memory import zeros
 SLOT_BYTES = kernels.SLOT.itemsize
 COUNT = np.dtype(np.uint32)
 LOAD_FACTOR = 0.9
+# A table that stays in the CPU cache grows earlier, since a search in a table that is half full visits fewer slots.
+_SMALL_LOAD_FACTOR = 0.5
+_SMALL_BYTES = 8 << 20
 _FIRST_SLOTS = 1 << 14
 _ONCE = np.zeros(0, COUNT)
 _MOST_PRESENT_BYTES = 4 << 20  # the size of a bit table that rules out most absent hashes
@@ -64,7 +67,8 @@ class OffsetMap:
         """Return the number of entries at which the table grows or, at its maximum size, is full."""
         if len(self._slots) >= self._max_slots:
             return self._max_entries
-        return min(self._max_entries, int(len(self._slots) * LOAD_FACTOR))
+        is_small = len(self._slots) * SLOT_BYTES <= _SMALL_BYTES
+        return min(self._max_entries, int(len(self._slots) * (_SMALL_LOAD_FACTOR if is_small else LOAD_FACTOR)))
 
     def _grow(self) -> None:
         larger = zeros(min(self._max_slots, len(self._slots) * 2), kernels.SLOT)

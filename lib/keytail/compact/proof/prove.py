@@ -177,16 +177,13 @@ def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> No
 
 def _supply(proof: Proof, code: int, is_present: bool) -> None:
     """Provide what a kernel requested by its return code, or raise the error for the violation that it found."""
-    state, wanted = proof.state, proof.state.wanted
     if code == codes.SOURCE_DONE:
-        pass
-    elif code == codes.NEED_SOURCE:
-        proof.source.advance(int(state.source.at), int(wanted.bytes))
-        state.source.at = 0
-    elif code == codes.NEED_OUTPUT:
-        proof.output.advance(int(state.output.at), int(wanted.bytes))
-        state.output.at = 0
-    elif code == codes.NEED_SOURCE_BLOCK:
+        return
+    if code in (codes.NEED_SOURCE, codes.NEED_OUTPUT):
+        proof.advance(is_output=code == codes.NEED_OUTPUT)
+        return
+    state, wanted = proof.state, proof.state.wanted
+    if code == codes.NEED_SOURCE_BLOCK:
         block = open_block(proof.source, int(state.source.at), CorruptLog, SOURCE_REMEDY)
         if block is None:
             prove_in_pieces(proof, is_present=is_present)

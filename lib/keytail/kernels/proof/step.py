@@ -12,7 +12,6 @@ from numba.extending import register_jitable
 
 from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
-from keytail.kernels.opening.decoders import NOT_PLAIN
 from keytail.kernels.opening.plain import decompress_plain
 from keytail.kernels.proof.checks import check_fields, check_kept, check_output, check_source, next_batch
 from keytail.kernels.proof.codes import (
@@ -32,6 +31,7 @@ from keytail.kernels.proof.codes import (
 )
 from keytail.kernels.proof.meaning import COUNTS, ends_a_producer, settle
 from keytail.kernels.proof.records import Records, check_room, walk_records
+from keytail.kernels.proof.snappy import decode_snappy
 from keytail.kernels.proof.state import fail
 from keytail.kernels.walk import batch_size, be_16, be_32, be_64, same_bytes, wanted_bytes
 
@@ -149,26 +149,29 @@ def _is_compressed(data, p):
     return be_16(data, p + v2.ATTRIBUTES) & 7 != 0 and be_32(data, p + v2.RECORD_COUNT) > 0
 
 
+@register_jitable
+def _decompress(data, p, size, tools, block):
+    """Decompress the block of the batch at `p`; return its bytes, or a negative number if that is left to the caller.
+    """
+    codec = be_16(data, p + v2.ATTRIBUTES) & 7
+    if codec == v2.SNAPPY:
+        return decode_snappy(data, p + v2.HEADER_BYTES, size - v2.HEADER_BYTES, block)
+    return decompress_plain(tools, codec, data, p + v2.HEADER_BYTES, size - v2.HEADER_BYTES, block, np.int64(0))
+
+
 @_inlined
 def _open_blocks(windows, size, q_size, tools, state):
     """Decompress the blocks of the batch and of its output that are compressed and not open; return a code."""
     source, output = windows.source, windows.output
     p, q = state.source.at, state.batch.at_output
     if state.source.block_bytes < 0 and _is_compressed(source, p):
-        n = np.int64(NOT_PLAIN)
-        codec = be_16(source, p + v2.ATTRIBUTES) & 7
-        # Snappy has only keytail's own decoder, which the writer uses, too: the proof would repeat its errors.
-        if codec != v2.SNAPPY:
-            begin, block_bytes = p + v2.HEADER_BYTES, size - v2.HEADER_BYTES
-            n = decompress_plain(tools, codec, source, begin, block_bytes, windows.source_block, np.int64(0))
+        n = _decompress(source, p, size, tools, windows.source_block)
         if n < 0:
             return NEED_SOURCE_BLOCK
         state.source.block_bytes = n
     is_compared = q >= 0 and state.batch.is_whole == 0
     if is_compared and state.output.block_bytes < 0 and be_16(output, q + v2.ATTRIBUTES) & 7 != 0:
-        codec = be_16(output, q + v2.ATTRIBUTES) & 7
-        begin, block_bytes = q + v2.HEADER_BYTES, q_size - v2.HEADER_BYTES
-        n = decompress_plain(tools, codec, output, begin, block_bytes, windows.output_block, np.int64(0))
+        n = _decompress(output, q, q_size, tools, windows.output_block)
         if n < 0:
             return NEED_OUTPUT_BLOCK
         state.output.block_bytes = n

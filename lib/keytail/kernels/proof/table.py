@@ -15,6 +15,7 @@ from keytail.kernels.native import prefetch
 
 SLOT_WORDS = 3  # low word of the hash, high word with the flags below in its low bits, offset + 1 (0: free)
 _PREFETCH_DISTANCE = 16
+_LINE_WORDS = 8
 
 # Outcomes of a record.
 DROPPED = 0
@@ -79,7 +80,9 @@ def put_keys(hashes, records, n, slots, used):
         prefetch(slots, SLOT_WORDS * _slot_of(hashes[1, i], capacity))
     for i in range(n):
         if i + _PREFETCH_DISTANCE < n:
-            prefetch(slots, SLOT_WORDS * _slot_of(hashes[1, i + _PREFETCH_DISTANCE], capacity))
+            at = SLOT_WORDS * _slot_of(hashes[1, i + _PREFETCH_DISTANCE], capacity)
+            prefetch(slots, at)
+            prefetch(slots, at + _LINE_WORDS)
         used += _put(slots, capacity, hashes[0, i], hashes[1, i], records[0, i], records[1, i])
         if used >= capacity - 1:  # one slot must stay free so that searches end
             return used, 1

@@ -14,7 +14,6 @@ from keytail.log.records.chunk import Chunk, OpenedRows
 # Maximum number of keys in a portion: as many as a chunk has with records of 64 bytes. Smaller portions take longer:
 # waking the thread that looks up the keys takes as long as thousands of look-ups.
 _KEYS = 1 << 17
-_RECORDS_AT_ONCE = 1 << 10  # number of records parsed at a time, so that they remain in the private cache of a core
 
 
 class _Columns:
@@ -69,10 +68,9 @@ class KeyPortion:
 class KeyScanner:
     """Produces the hashed keys of opened chunks; use one per task."""
 
-    def __init__(self, seed: int, portion_keys: int = _KEYS, records_at_once: int = _RECORDS_AT_ONCE) -> None:
+    def __init__(self, seed: int, portion_keys: int = _KEYS) -> None:
         self._seed = np.uint64(seed)
         self._columns = [_Columns(portion_keys), _Columns(portion_keys)]
-        self._records = np.empty(min(records_at_once, portion_keys), record_kernels.RECORD_TABLE)
         self._out = np.zeros(4, np.int64)
 
     def portions(
@@ -90,19 +88,19 @@ class KeyScanner:
         Raises CorruptLog at a batch whose records cannot be parsed.
         """
         chunk, first_ordinal = opened.of(chunk), opened.from_here(first_ordinal)
-        row, no_bits = opened.first, np.full(len(chunk.table), -1, np.int64)
+        row = opened.first
         while row < opened.end:
             columns, keyless = self._columns[0], np.zeros(2, np.int64)
             kernels.scan_keys(
                 chunk.raw, opened.arena, chunk.table, opened.where, opened.start, opened.size, row, opened.end,
-                from_offset, self._seed, first_ordinal, nulls, first_batch, self._records, no_bits,
+                from_offset, self._seed, first_ordinal, nulls, first_batch,
                 columns.low, columns.high, columns.ordinals, keyless, self._out,
             )  # fmt: skip
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != record_kernels.OK:
                 chunk.fail_record(code, bad_row)
             if next_row == row:  # the batch has more records than fit
-                self._make_room(int(chunk.table["record_count"][row]))
+                self._columns[0] = _Columns(int(chunk.table["record_count"][row]))
                 continue
             self._columns.reverse()
             yield KeyPortion(
@@ -110,9 +108,3 @@ class KeyScanner:
                 int(keyless[0]), int(keyless[1]),
             )  # fmt: skip
             row = next_row
-
-    def _make_room(self, records: int) -> None:
-        if len(self._columns[0].low) < records:
-            self._columns[0] = _Columns(records)
-        if len(self._records) < records:
-            self._records = np.empty(records, record_kernels.RECORD_TABLE)
