@@ -23,7 +23,8 @@ from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSoFar, ProofSpec
 from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, SavedState, Totals, result_of
-from keytail.compact.write_phase.passes import rewrite_groups
+from keytail.compact.write_phase.in_threads import RewriterInThreads
+from keytail.compact.write_phase.passes import Rewrites, rewrite_groups
 from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import Refused
 from keytail.format import names
@@ -62,10 +63,13 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     made: list[CleanFile] = []
     try:
         with clock.phase("write"):
-            rewriter: Rewriter = make_rewriter(task, reader, findings)
+            rewriter: Rewrites = make_rewriter(task, reader, findings)
+            if task.threads > 1:
+                rewriter = RewriterInThreads(task, reader, partial(make_rewriter, task, reader, findings), end)
             limit = _pass_limit(task, survivors)
             numbers = (task.first_segment, end)
-            stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
+            with contextlib.closing(rewriter):
+                stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
             refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
             is_last = stop == len(task.segments)
             groups = writer.finish(task.log_end_offset if is_last else task.segments[stop].base_offset)
@@ -276,6 +280,7 @@ def proof_spec(
         expected_keys=expected_keys,
         removal_limit_offset=task.removal_limit_offset,
         scratch_path=task.scratch_path,
+        threads=task.threads,
         keep_magic=task.message_format == "keep",
         by_file_time=task.by_file_time,
     )

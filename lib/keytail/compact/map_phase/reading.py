@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from keytail.compact.map_phase.in_threads import BuilderInThreads
 from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.compact.map_phase.survivors import Followers, SurvivorBuilder, Survivors
 from keytail.compact.plan import segments_between
@@ -110,11 +111,11 @@ def _follow_log(
             tracker.follow(chunk.table)
     with clock.phase("map"):
         followers = followers_of(fs, task, tracker, aborted, first)
-        builder = SurvivorBuilder(
-            reader,
-            KeyScanner(task.hash_seed),
-            OffsetMap(task.map_memory_bytes, task.map_max_entries, counting=task.hottest_keys > 0),
-        )
+        offset_map = OffsetMap(task.map_memory_bytes, task.map_max_entries, counting=task.hottest_keys > 0)
+        builder = SurvivorBuilder(reader, KeyScanner(task.hash_seed), offset_map)
+        if task.threads > 1:
+            scanners = [KeyScanner(task.hash_seed) for _ in range(1 + task.threads)]
+            builder = BuilderInThreads(reader, scanners, offset_map)
         survivors = builder.build(
             task.partition_path,
             task.segments,

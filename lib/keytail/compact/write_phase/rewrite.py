@@ -15,6 +15,7 @@ import numpy as np
 from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import CleaningTask, SourceCounts
+from keytail.compact.write_phase.counts import Counts
 from keytail.compact.write_phase.pieces import BlockInPieces, FoundInPieces
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
@@ -35,19 +36,6 @@ _REBUILD_ERRORS = {
     block_kernels.NEGATIVE_TIMESTAMP: "a retained record has a timestamp below -1",
     block_kernels.PRODUCER_FIELDS_INVALID: "a batch to rebuild has a producer id without an epoch or a sequence",
 }
-
-
-@dataclass
-class Counts:
-    """What a rewrite read and removed. `large_batches`: the number of batches rebuilt to more than `max.message.bytes`.
-    """
-
-    records_read: int = 0
-    tombstones_removed: int = 0
-    markers_removed: int = 0
-    keyless: int = 0
-    first_keyless_offset: int = -1
-    large_batches: int = 0
 
 
 @dataclass
@@ -84,6 +72,7 @@ class Rewriter:
         file_horizon_ms: int,
     ) -> None:
         self._reader = reader
+        self._opener = reader.new_opener()
         self._scanner = RecordScanner()
         self._survivors = survivors
         self._transactions = transactions
@@ -122,15 +111,28 @@ class Rewriter:
         records = batches = 0
         self.sources[number] = SourceCounts(number, 0, 0)
         for chunk in self._reader.chunks(path, segment.log_bytes):
-            refuse_unsupported(chunk)
-            if self._message_format == "unknown":
-                refuse_old(chunk)
+            self.refuse(chunk)
             self.rewrite_chunk(chunk, number, records, batches, self.is_old(segment), writer)
             records += int(chunk.table["record_count"].sum())
             batches += len(chunk.table)
         self.sources[number] = self.sources[number]._replace(records=records)
         self.counts.records_read += records
         self.take_counts()
+
+    def close(self) -> None:
+        """Do nothing: nothing runs ahead."""
+
+    def refuse(self, chunk: Chunk) -> None:
+        """Raise Refused for a chunk with batches that are not rewritten."""
+        refuse_unsupported(chunk)
+        if self._message_format == "unknown":
+            refuse_old(chunk)
+
+    def start_counts(self, number: int) -> None:
+        """Start all counts again, for a part of segment `number`."""
+        self._counters[:] = 0
+        self.counts = Counts()
+        self.sources = {number: SourceCounts(number, 0, 0)}
 
     def take_counts(self) -> None:
         """Set the counts of records that were opened."""
@@ -154,7 +156,7 @@ class Rewriter:
         """Append the survivors of a chunk of segment `number`, in which `records` and `batches` precede it."""
         rows = self._decide_rows(chunk, number, records, batches, file_is_old)
         found = FoundInPieces()
-        for opened in self._reader.open_rows(chunk, rows.action == record_kernels.OPEN):
+        for opened in self._opener.open_rows(chunk, rows.action == record_kernels.OPEN):
             for portion in self._scanner.portions(chunk, opened, self._survivors.bits, rows.first_bit):
                 if opened.is_piece:
                     found = self._found_in_pieces(found, portion, rows)
@@ -258,7 +260,7 @@ class Rewriter:
             return self._rebuilt[:0], np.empty(0, np.uint8)
         kept, kept_nulls = int(rows.kept[row]), int(rows.kept_nulls[row])
         block = BlockInPieces(chunk, row)
-        for piece in self._reader.reopen(chunk, opened):
+        for piece in self._opener.reopen(chunk, opened):
             for portion in self._scanner.portions(chunk, piece, self._survivors.bits, rows.first_bit):
                 self._decide_records(portion, rows, np.zeros_like(self._counters))  # the records are counted already
                 rows.kept[row], rows.kept_nulls[row] = kept, kept_nulls
