@@ -63,9 +63,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     made: list[CleanFile] = []
     try:
         with clock.phase("write"):
-            rewriter: Rewrites = make_rewriter(task, reader, findings)
-            if task.threads > 1:
-                rewriter = RewriterInThreads(task, reader, partial(make_rewriter, task, reader, findings), end)
+            rewriter: Rewrites = _rewriter_of(task, reader, findings, end)
             limit = _pass_limit(task, survivors)
             numbers = (task.first_segment, end)
             with contextlib.closing(rewriter):
@@ -202,6 +200,14 @@ def make_rewriter(
         first_dirty_offset=task.first_dirty_offset if bits_from_offset is None else bits_from_offset,
         file_horizon_ms=_file_horizon_ms(task),
     )
+
+
+def _rewriter_of(task: CleaningTask, reader: SegmentReader, findings: Findings, end: int) -> Rewrites:
+    """Return what rewrites the segments before number `end`, in the task's threads."""
+    if task.threads == 1:
+        return make_rewriter(task, reader, findings)
+    rewriters = [make_rewriter(task, reader.another(), findings) for _ in range(task.threads)]
+    return RewriterInThreads(task, rewriters, findings.survivors.spans, end)
 
 
 def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:

@@ -65,6 +65,10 @@ class SegmentReader:
         """Keep this many chunks valid at a time, for threads that process them side by side."""
         self._buffers += [_Buffers(self._chunk_bytes) for _ in range(chunks - len(self._buffers))]
 
+    def another(self) -> SegmentReader:
+        """Return a reader of the same files, for one thread."""
+        return SegmentReader(self._fs, self._chunk_bytes, self._arena_bytes)
+
     def new_opener(self) -> BlockOpener:
         """Return an opener for the chunks of this reader, for one thread."""
         return BlockOpener(self._arena_bytes)

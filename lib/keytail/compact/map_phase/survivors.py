@@ -23,6 +23,13 @@ from keytail.log.prefetch import prefetched
 from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.transactions import TransactionTracker
 
+# Number of the segment, byte positions of start and end, and the numbers of records and of batches before it there.
+Span = tuple[int, int, int, int, int]
+
+
+def span_of(number: int, chunk: Chunk, records: int, batches: int) -> Span:
+    return number, chunk.position, chunk.position + len(chunk.raw), records, batches
+
 
 @dataclass
 class Survivors:
@@ -31,7 +38,8 @@ class Survivors:
     `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
     `first_segment` + i, as far as the map phase read it; `record_start[i]` and `batch_start[i]` are the bit numbers, in
     `bits` and `null_bits`, of its first record and batch. If keys are counted, `places` has the ordinal of the first
-    record and the byte position of each chunk.
+    record and the byte position of each chunk. `spans` are the chunks of the log up to the last segment of the dirty
+    section, as they were read.
     """
 
     offset_map: OffsetMap
@@ -48,6 +56,7 @@ class Survivors:
     bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     null_bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     places: list[tuple[int, int]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def records(self) -> int:
@@ -206,6 +215,8 @@ class SurvivorBuilder:
             first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
             if self._map.is_counting:
                 survivors.places.append((int(first_ordinal[0]), chunk.position))
+            before = survivors.batches - survivors.batch_start[-1]
+            survivors.spans.append(span_of(number, chunk, survivors.segment_records[-1], before))
             wanted = None
             if not survivors.full:
                 wanted = ~aborted & (table["last_offset"] >= from_offset)

@@ -8,11 +8,12 @@ range, all records are retained.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.compact.map_phase.survivors import Survivors
+from keytail.compact.map_phase.survivors import Span, Survivors
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.compact.write_phase.counts import Counts
@@ -72,7 +73,6 @@ class Rewriter:
         file_horizon_ms: int,
     ) -> None:
         self._reader = reader
-        self._opener = reader.new_opener()
         self._scanner = RecordScanner()
         self._survivors = survivors
         self._transactions = transactions
@@ -107,32 +107,39 @@ class Rewriter:
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
         """Append to `writer` the survivors of segment `number` of the partition."""
-        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-        records = batches = 0
         self.sources[number] = SourceCounts(number, 0, 0)
-        for chunk in self._reader.chunks(path, segment.log_bytes):
-            self.refuse(chunk)
+        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+        self._rewrite_chunks(self._reader.chunks(path, segment.log_bytes), segment, (number, 0, 0), writer)
+
+    def rewrite_span(self, partition_path: str, segment: SegmentFacts, span: Span, writer: Appends) -> None:
+        """Append to `writer` the survivors of a part of a segment; all counts are those of the part."""
+        number, start, end, records, batches = span
+        self._counters[:] = 0
+        self.counts, self.sources = Counts(), {number: SourceCounts(number, 0, 0)}
+        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+        chunks = self._reader.chunks_without_prefetch(path, end, start=start)
+        self._rewrite_chunks(chunks, segment, (number, records, batches), writer)
+
+    def _rewrite_chunks(
+        self, chunks: Iterable[Chunk], segment: SegmentFacts, before: tuple[int, int, int], writer: Appends
+    ) -> None:
+        """Rewrite consecutive chunks; `before` has the number of the segment, and of records and batches before them.
+        """
+        number, first_record, batches = before
+        records = first_record
+        for chunk in chunks:
+            refuse_unsupported(chunk)
+            if self._message_format == "unknown":
+                refuse_old(chunk)
             self.rewrite_chunk(chunk, number, records, batches, self.is_old(segment), writer)
             records += int(chunk.table["record_count"].sum())
             batches += len(chunk.table)
-        self.sources[number] = self.sources[number]._replace(records=records)
-        self.counts.records_read += records
+        self.sources[number] = self.sources[number]._replace(records=records - first_record)
+        self.counts.records_read += records - first_record
         self.take_counts()
 
     def close(self) -> None:
         """Do nothing: nothing runs ahead."""
-
-    def refuse(self, chunk: Chunk) -> None:
-        """Raise Refused for a chunk with batches that are not rewritten."""
-        refuse_unsupported(chunk)
-        if self._message_format == "unknown":
-            refuse_old(chunk)
-
-    def start_counts(self, number: int) -> None:
-        """Start all counts again, for a part of segment `number`."""
-        self._counters[:] = 0
-        self.counts = Counts()
-        self.sources = {number: SourceCounts(number, 0, 0)}
 
     def take_counts(self) -> None:
         """Set the counts of records that were opened."""
@@ -156,7 +163,7 @@ class Rewriter:
         """Append the survivors of a chunk of segment `number`, in which `records` and `batches` precede it."""
         rows = self._decide_rows(chunk, number, records, batches, file_is_old)
         found = FoundInPieces()
-        for opened in self._opener.open_rows(chunk, rows.action == record_kernels.OPEN):
+        for opened in self._reader.open_rows(chunk, rows.action == record_kernels.OPEN):
             for portion in self._scanner.portions(chunk, opened, self._survivors.bits, rows.first_bit):
                 if opened.is_piece:
                     found = self._found_in_pieces(found, portion, rows)
@@ -260,7 +267,7 @@ class Rewriter:
             return self._rebuilt[:0], np.empty(0, np.uint8)
         kept, kept_nulls = int(rows.kept[row]), int(rows.kept_nulls[row])
         block = BlockInPieces(chunk, row)
-        for piece in self._opener.reopen(chunk, opened):
+        for piece in self._reader.reopen(chunk, opened):
             for portion in self._scanner.portions(chunk, piece, self._survivors.bits, rows.first_bit):
                 self._decide_records(portion, rows, np.zeros_like(self._counters))  # the records are counted already
                 rows.kept[row], rows.kept_nulls[row] = kept, kept_nulls
