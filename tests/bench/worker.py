@@ -111,8 +111,8 @@ class MemoryFiles(FileSystem):
 class TimedFreeing(Freeing):
     """Adds the time for which a replacement waits at its end, until everything is freed, to that of removals."""
 
-    def __init__(self, files: TimedFiles) -> None:
-        super().__init__(files)
+    def __init__(self, files: TimedFiles, threads: int) -> None:
+        super().__init__(files, threads)
         self._seconds = files.seconds
 
     def __exit__(self, *error: Any) -> None:

@@ -124,7 +124,7 @@ def install(
     with contextlib.ExitStack() as end:
         unlink = None
         if any(segment.log_bytes >= LARGE_BYTES for segment in task.segments):
-            unlink = end.enter_context(Freeing(fs)).unlink
+            unlink = end.enter_context(Freeing(fs, task.threads)).unlink
         for group in result.groups:
             if stopped():
                 return
@@ -206,7 +206,7 @@ def _rewriter_of(task: CleaningTask, reader: SegmentReader, findings: Findings, 
     """Return what rewrites the segments before number `end`, in the task's threads."""
     if task.threads == 1:
         return make_rewriter(task, reader, findings)
-    rewriters = [make_rewriter(task, reader.another(), findings) for _ in range(task.threads)]
+    rewriters: list[Rewriter] = [make_rewriter(task, reader.another(), findings) for _ in range(task.threads)]
     return RewriterInThreads(task, rewriters, findings.survivors.spans, end)
 
 

@@ -48,9 +48,7 @@ class _Buffers:
 
 
 class SegmentReader:
-    """Reads segments into its own buffers, alternating between two sets, or as many as `use_in_threads` asks for; use
-    one per task.
-    """
+    """Reads segments into its own buffers, alternating between two sets unless more are kept; use one per task."""
 
     def __init__(
         self, fs: FileSystem, chunk_bytes: int = CHUNK_BYTES, arena_bytes: int = ARENA_BYTES
@@ -61,8 +59,9 @@ class SegmentReader:
         self._buffers = [_Buffers(chunk_bytes), _Buffers(chunk_bytes)]
         self._opener = BlockOpener(arena_bytes)
 
-    def use_in_threads(self, chunks: int) -> None:
-        """Keep this many chunks valid at a time, for threads that process them side by side."""
+    def keep_valid(self, chunks: int) -> None:
+        """Keep this many chunks valid at a time. No chunk may be in use now."""
+        del self._buffers[chunks:]
         self._buffers += [_Buffers(self._chunk_bytes) for _ in range(chunks - len(self._buffers))]
 
     def another(self) -> SegmentReader:

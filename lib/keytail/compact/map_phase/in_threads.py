@@ -6,6 +6,7 @@ takes less than half of the time. The result, and the point at which the map is 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Sequence
 
 from keytail.compact.map_phase.offset_map import OffsetMap
@@ -31,7 +32,6 @@ class BuilderInThreads(SurvivorBuilder):
     def __init__(self, reader: SegmentReader, scanners: Sequence[KeyScanner], offset_map: OffsetMap) -> None:
         super().__init__(reader, scanners[0], offset_map)
         self._threads = len(scanners) - 1
-        reader.use_in_threads(items_in_flight(self._threads))
         self._idle = [(reader.new_opener(), scanner) for scanner in scanners[1:]]
 
     def _map_from(
@@ -57,12 +57,16 @@ class BuilderInThreads(SurvivorBuilder):
         def scan(item: DirtyChunk) -> Scanned:
             return item, self._scan(item, from_offset)
 
-        for item, found in side_by_side(chunks(), scan, self._threads):
-            if not survivors.full:
-                of_segment = int(item.first_ordinal[0]) >> 32
-                if of_segment > survivors.first_segment:
-                    survivors.latest_offset = max(survivors.latest_offset, segments[of_segment].base_offset - 1)
-                self._take(survivors, item, found, from_offset)
+        self._reader.keep_valid(items_in_flight(self._threads))
+        with contextlib.closing(side_by_side(chunks(), scan, self._threads)) as scanned:
+            for item, found in scanned:
+                if not survivors.full:
+                    of_segment = int(item.first_ordinal[0]) >> 32
+                    if of_segment > survivors.first_segment:
+                        survivors.latest_offset = max(survivors.latest_offset, segments[of_segment].base_offset - 1)
+                    self._take(survivors, item, found, from_offset)
+        if behind == end:
+            self._reader.keep_valid(2)
         return behind
 
     def _scan(self, item: DirtyChunk, from_offset: int) -> ChunkKeys | KeytailError | None:
