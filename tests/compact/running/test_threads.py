@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from keytail.compact.running.threads import THREAD_BYTES, threads_of
+from keytail.compact.running import threads
+from keytail.compact.running.threads import THREAD_BYTES, threads_of, with_threads
+from keytail.compact.task import CleaningTask
+from keytail.log.partition import SegmentFacts
+from keytail.run.watching import HERE, DriverAddress
 from tests.chance import chance
+from tests.compact.logs import RandomLog, task_for
+from tests.reference.cleaner import Segment
 
 GB = 10**9
 MUCH = 2**50
@@ -48,3 +58,30 @@ def test_there_are_never_many_more_threads_than_cores() -> None:
         assert all(1 <= threads <= cores for threads in found)
         at_a_time = sorted(found, reverse=True)[:cores]
         assert sum(at_a_time) <= 2 * cores
+
+
+def large_task(gigabytes: int) -> CleaningTask:
+    facts = (SegmentFacts(0, gigabytes * GB, 0, 0, 0, None, 0, 0), SegmentFacts(9, 0, 0, 0, 0, None, 0, 0))
+    log = RandomLog([Segment(0, b""), Segment(9, b"")], [], 9, {})
+    return task_for("/logs/t-0", log, facts, 0, first_dirty=0)
+
+
+@pytest.mark.parametrize(
+    ("address", "fields", "expected"),
+    [
+        (HERE, {}, 4),
+        (HERE, {"prepares": True}, 1),
+        (HERE, {"fan_out": "always"}, 1),
+        (DriverAddress("driver", "driver"), {}, 1),
+    ],
+)
+def test_only_cores_that_are_known_to_be_idle_are_used(
+    address: DriverAddress, fields: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "physical_bytes", lambda: MUCH)
+    engine: Any = SimpleNamespace(driver_address=address, concurrent_tasks=4)
+    [task] = with_threads([replace(large_task(1), **fields)], engine)
+    assert task.threads == expected
+    assert [task.threads for task in with_threads([large_task(3), large_task(1)], engine)] == (
+        [3, 1] if address == HERE else [1, 1]
+    )
