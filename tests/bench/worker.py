@@ -35,6 +35,7 @@ from tests.bench.memory import peak_private
 from tests.bench.stage import plans_of
 
 _PIECE_BYTES = 128 << 10
+_CORES = os.sched_getaffinity(0)
 
 
 class Worker:
@@ -110,8 +111,8 @@ class MemoryFiles(FileSystem):
 class TimedFreeing(Freeing):
     """Adds the time for which a replacement waits at its end, until everything is freed, to that of removals."""
 
-    def __init__(self, files: TimedFiles) -> None:
-        super().__init__(files)
+    def __init__(self, files: TimedFiles, threads: int) -> None:
+        super().__init__(files, threads)
         self._seconds = files.seconds
 
     def __exit__(self, *error: Any) -> None:
@@ -151,7 +152,7 @@ class TimedFiles(FileSystem):
 
 
 def task_of(
-    log_dir: str, *, map_memory_bytes: int, segment_bytes: int, first_dirty_offset: int = 0
+    log_dir: str, *, map_memory_bytes: int, segment_bytes: int, first_dirty_offset: int = 0, threads: int = 1
 ) -> CleaningTask:
     """Return the task for the only partition of a log dir, dirty from an offset on, up to its active segment."""
     [facts] = survey_log_dirs(LOCAL, [log_dir])
@@ -167,13 +168,15 @@ def task_of(
         run_id="bench",
         grouping="kafka",
         map_memory_bytes=map_memory_bytes,
+        threads=threads,
     )
 
 
-def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
+def whole_task(log_dir: str, cores: int = 0, **settings: int) -> dict[str, Any]:
     """Read, verify, write, fsync, prove, replace, and write the checkpoint; the driver's survey before that is not
-    measured.
+    measured. The process uses that many cores, or all if the number is 0.
     """
+    os.sched_setaffinity(0, sorted(_CORES)[: cores or None])
     task = task_of(log_dir, **settings)
     files = TimedFiles()
     with peak_private() as peak:

@@ -159,6 +159,16 @@ def test_a_task_needs_its_map_and_less_than_512_mib(shape, tmp_path):
     assert answer["peak_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
 
 
+@pytest.mark.soak("test_a_task_needs_its_map_and_less_than_512_mib")
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_further_thread_needs_less_than_512_mib(shape, tmp_path):
+    data, end = SHAPES[shape]()
+    answer = clean_in_a_process(tmp_path, data, end, threads=3)
+    assert 0 < answer["records_after"] < end
+    assert answer["peak_bytes"] <= MAP_BYTES + 3 * BESIDE_THE_MAP_BYTES
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
 def test_the_measurement_detects_a_segment_read_at_once(tmp_path):
@@ -167,14 +177,14 @@ def test_the_measurement_detects_a_segment_read_at_once(tmp_path):
     assert answer["growth_bytes"] > MAP_BYTES + BESIDE_THE_MAP_BYTES
 
 
-def one_round(path, end, chunk_bytes=None):
+def one_round(path, end, chunk_bytes=None, threads=1):
     """Run one round to warm up, then the one that is measured. Called in the separate process."""
     small = encode_batch([Rec(n, NOW, b"k%d" % (n % 3), b"v") for n in range(9)])
     segments = [Segment(0, small, 0, 0, NOW), Segment(9, b"", 0, 0, NOW)]
     with tempfile.TemporaryDirectory() as directory:
         facts = write_log(directory, segments)
         log = RandomLog(segments, [], 9, {})
-        cleaner.clean_partition(LOCAL, task_for(directory, log, facts, NOW, first_dirty=0))
+        cleaner.clean_partition(LOCAL, task_for(directory, log, facts, NOW, first_dirty=0, threads=threads))
     if chunk_bytes is not None:
         cleaner.SegmentReader = partial(SegmentReader, chunk_bytes=chunk_bytes)
     segments = [Segment(0, b"", 0, 0, NOW), Segment(end, b"", 0, 0, NOW)]
@@ -185,6 +195,7 @@ def one_round(path, end, chunk_bytes=None):
     task = task_for(
         path, RandomLog(segments, [], end, {}), tuple(facts), NOW, first_dirty=0,
         config={"segment_bytes": GIB, "index_interval_bytes": 4096}, map_memory_bytes=MAP_BYTES,
+        threads=threads,
     )  # fmt: skip
     with peak_private() as peak:
         result = cleaner.clean_partition(LOCAL, task)

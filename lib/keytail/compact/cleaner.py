@@ -23,7 +23,8 @@ from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSoFar, ProofSpec
 from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, SavedState, Totals, result_of
-from keytail.compact.write_phase.passes import rewrite_groups
+from keytail.compact.write_phase.in_threads import RewriterInThreads
+from keytail.compact.write_phase.passes import Rewrites, rewrite_groups
 from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import Refused
 from keytail.format import names
@@ -62,10 +63,11 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     made: list[CleanFile] = []
     try:
         with clock.phase("write"):
-            rewriter: Rewriter = make_rewriter(task, reader, findings)
+            rewriter: Rewrites = _rewriter_of(task, reader, findings, end)
             limit = _pass_limit(task, survivors)
             numbers = (task.first_segment, end)
-            stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
+            with contextlib.closing(rewriter):
+                stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
             refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
             is_last = stop == len(task.segments)
             groups = writer.finish(task.log_end_offset if is_last else task.segments[stop].base_offset)
@@ -122,7 +124,7 @@ def install(
     with contextlib.ExitStack() as end:
         unlink = None
         if any(segment.log_bytes >= LARGE_BYTES for segment in task.segments):
-            unlink = end.enter_context(Freeing(fs)).unlink
+            unlink = end.enter_context(Freeing(fs, task.threads)).unlink
         for group in result.groups:
             if stopped():
                 return
@@ -198,6 +200,14 @@ def make_rewriter(
         first_dirty_offset=task.first_dirty_offset if bits_from_offset is None else bits_from_offset,
         file_horizon_ms=_file_horizon_ms(task),
     )
+
+
+def _rewriter_of(task: CleaningTask, reader: SegmentReader, findings: Findings, end: int) -> Rewrites:
+    """Return what rewrites the segments before number `end`, in the task's threads."""
+    if task.threads == 1:
+        return make_rewriter(task, reader, findings)
+    rewriters: list[Rewriter] = [make_rewriter(task, reader.another(), findings) for _ in range(task.threads)]
+    return RewriterInThreads(task, rewriters, findings.survivors.spans, end)
 
 
 def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:
@@ -276,6 +286,7 @@ def proof_spec(
         expected_keys=expected_keys,
         removal_limit_offset=task.removal_limit_offset,
         scratch_path=task.scratch_path,
+        threads=task.threads,
         keep_magic=task.message_format == "keep",
         by_file_time=task.by_file_time,
     )

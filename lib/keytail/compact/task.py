@@ -26,7 +26,7 @@ from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replacement.replace import CleanFile, GroupOutput
 
 if TYPE_CHECKING:
-    from keytail.compact.write_phase.rewrite import Counts
+    from keytail.compact.write_phase.counts import Counts
 
 Grouping = Literal["kafka", "measured"]
 FanOut = Literal["auto", "never", "always"]
@@ -162,6 +162,8 @@ class CleaningTask:
     segments that the output replaces must not change. `prepared` is such output, which this run commits: `run_id` is
     then the id of the run that prepared it.
 
+    More `threads` than one change only how long it takes, and which memory: up to 512 MiB for each of them.
+
     With `roll`, the last segment does not exist until the driver has rolled the active segment (compact/roll.py).
 
     With `hottest_keys`, the records of each key are counted, and that many keys with the most records are reported, by
@@ -202,6 +204,7 @@ class CleaningTask:
     hottest_keys: int = 0
     show_keys: bool = False
     prepares: bool = False
+    threads: int = 1
     prepared: Prepared | None = None
     roll: Rolling = "no"
 
@@ -282,6 +285,23 @@ class SourceCounts(NamedTuple):
             horizon_batches=self.horizon_batches + len(horizons),
             first_horizon_ms=min(first, self.first_horizon_ms) if self.horizon_batches else first,
             last_horizon_ms=max(last, self.last_horizon_ms),
+        )
+
+
+    def and_more(self, later: SourceCounts) -> SourceCounts:
+        """Return the counts plus those of what follows in the segment."""
+        if not self.horizon_batches or not later.horizon_batches:
+            horizons = later if later.horizon_batches else self
+            first, last = horizons.first_horizon_ms, horizons.last_horizon_ms
+        else:
+            first = min(self.first_horizon_ms, later.first_horizon_ms)
+            last = max(self.last_horizon_ms, later.last_horizon_ms)
+        return self._replace(
+            records=self.records + later.records,
+            records_kept=self.records_kept + later.records_kept,
+            horizon_batches=self.horizon_batches + later.horizon_batches,
+            first_horizon_ms=first,
+            last_horizon_ms=last,
         )
 
 

@@ -19,10 +19,14 @@ _HEADROOM_BYTES = 256 << 10  # room before the prefetched bytes for the rest of 
 
 
 class Window:
-    """A part of a file: `bytes[:filled]` begins at byte `position` of the file."""
+    """A part of a file: `bytes[:filled]` begins at byte `position` of the file.
+
+    Without `reads_ahead`, the thread that uses the window reads by itself.
+    """
 
     def __init__(self, fs: FileSystem, window_bytes: int = WINDOW_BYTES) -> None:
         self._fs = fs
+        self.reads_ahead = True
         self._window_bytes = window_bytes
         self._buffer = np.empty(0, dtype=np.uint8)
         self._begin = 0
@@ -65,6 +69,8 @@ class Window:
     def advance(self, used: int, wanted_bytes: int) -> None:
         """Move the window by `used` bytes, and fill it with at least `wanted_bytes`, or up to the end of the file."""
         rest = self._buffer[self._begin + used : self._begin + self.filled]
+        if not self.reads_ahead and self.filled:
+            self._prefetch_next()
         self.position += used
         wanted_bytes = min(wanted_bytes, self.size_bytes - self.position)
         ready = self._take_coming()
@@ -75,7 +81,8 @@ class Window:
             self.filled = len(rest) + ready
         else:
             self._refill(rest, ready, wanted_bytes)
-        self._prefetch_next()
+        if self.reads_ahead:
+            self._prefetch_next()
 
     def _take_coming(self) -> int:
         """Return how many bytes are ready after the headroom of `_prefetched`."""
@@ -108,10 +115,14 @@ class Window:
             return
         if len(self._prefetched) < _HEADROOM_BYTES + self._window_bytes:
             self._prefetched = np.empty(_HEADROOM_BYTES + self._window_bytes, dtype=np.uint8)
-        if self._reader is None:
-            self._reader = Threads(1, "prefetch")
         self._coming_at, self._coming_bytes = next_position, min(self._window_bytes, self.size_bytes - next_position)
         room = self._prefetched[_HEADROOM_BYTES : _HEADROOM_BYTES + self._coming_bytes]
+        if not self.reads_ahead:
+            self._coming = Future()
+            self._coming.set_result(self._fs.read_into(self._fd, room, next_position))
+            return
+        if self._reader is None:
+            self._reader = Threads(1, "prefetch")
         self._coming = self._reader.submit(self._fs.read_into, self._fd, room, next_position)
 
     def _raise_shorter(self, position: int) -> None:

@@ -17,8 +17,9 @@ from keytail.compact.fan_out.bits import ShardBits, load_survivors
 from keytail.compact.fan_out.slices import Settled, SliceFacts
 from keytail.compact.saved_state import load_state
 from keytail.compact.task import CleaningTask, SourceCounts
+from keytail.compact.write_phase.counts import Counts
 from keytail.compact.write_phase.passes import kafka_groups, rewrite_groups, spans_too_long
-from keytail.compact.write_phase.rewrite import Counts, Rewriter
+from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.records.chunk import SegmentReader

@@ -98,12 +98,17 @@ class OffsetMap:
     def get_all(
         self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int, found: np.ndarray
     ) -> None:
-        """Write the ordinals of the first `n` hashes to `found` (int64): -1 if absent or if `wanted` is below 0."""
-        if self._present is None:
+        """Write the ordinals of the first `n` hashes to `found` (int64): -1 if absent or if `wanted` is below 0.
+
+        Several threads may call it at the same time.
+        """
+        present = self._present
+        if present is None:
             n_bytes = min(_MOST_PRESENT_BYTES, 1 << len(self._slots).bit_length())  # at least 8 bits per slot
-            self._present = np.zeros(n_bytes, np.uint8)
-            kernels.note_present(self._slots, self._present)
-        kernels.get_all(self._slots, self._present, low, high, wanted, n, found)
+            present = np.zeros(n_bytes, np.uint8)
+            kernels.note_present(self._slots, present)
+            self._present = present
+        kernels.get_all(self._slots, present, low, high, wanted, n, found)
 
     def watch(self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int) -> int:
         """Put those of the first `n` hashes that are absent, with ordinal 0, except where `wanted` (int64) is below 0.

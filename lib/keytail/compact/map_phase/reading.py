@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from keytail.compact.map_phase.in_threads import BuilderInThreads
 from keytail.compact.map_phase.offset_map import OffsetMap
-from keytail.compact.map_phase.survivors import Followers, SurvivorBuilder, Survivors
+from keytail.compact.map_phase.survivors import Followers, Span, SurvivorBuilder, Survivors, span_of
 from keytail.compact.plan import segments_between
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.proof.keys import most_keys
@@ -105,16 +106,22 @@ def _follow_log(
 ) -> tuple[Survivors, Transactions, int]:
     tracker = TransactionTracker(aborted, task.log_start_offset)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
+    spans: list[Span] = []
     with clock.phase("check"):
-        for chunk in checked_chunks(task, reader, (0, first)):
-            tracker.follow(chunk.table)
+        for number in range(first):
+            records = batches = 0
+            for chunk in checked_chunks(task, reader, (number, number + 1)):
+                tracker.follow(chunk.table)
+                spans.append(span_of(number, chunk, records, batches))
+                records += int(chunk.table["record_count"].sum())
+                batches += len(chunk.table)
     with clock.phase("map"):
         followers = followers_of(fs, task, tracker, aborted, first)
-        builder = SurvivorBuilder(
-            reader,
-            KeyScanner(task.hash_seed),
-            OffsetMap(task.map_memory_bytes, task.map_max_entries, counting=task.hottest_keys > 0),
-        )
+        offset_map = OffsetMap(task.map_memory_bytes, task.map_max_entries, counting=task.hottest_keys > 0)
+        builder = SurvivorBuilder(reader, KeyScanner(task.hash_seed), offset_map)
+        if task.threads > 1:
+            scanners = [KeyScanner(task.hash_seed) for _ in range(1 + task.threads)]
+            builder = BuilderInThreads(reader, scanners, offset_map)
         survivors = builder.build(
             task.partition_path,
             task.segments,
@@ -123,6 +130,7 @@ def _follow_log(
             task.first_uncleanable_offset,
             followers,
         )
+        survivors.spans[:0] = spans
     if task.fan_out == "auto" and (survivors.full or survivors.offset_map.used > most_keys(task.map_memory_bytes)):
         raise NeedsFanOut(
             f"its keys do not fit into the {task.map_memory_bytes} bytes of map memory",

@@ -8,7 +8,7 @@ open batches to find out (format/CLEANING.md, "Building the map").
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +18,17 @@ from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels.offset_map import mark_survivors
 from keytail.log.partition import SegmentFacts
-from keytail.log.records.chunk import SegmentReader, check_ends_below, refuse_unsupported
+from keytail.log.records.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.records.prefetch import prefetched
 from keytail.log.transactions import TransactionTracker
+
+# Number of the segment, byte positions of start and end, and the numbers of records and of batches before it there.
+Span = tuple[int, int, int, int, int]
+
+
+def span_of(number: int, chunk: Chunk, records: int, batches: int) -> Span:
+    return number, chunk.position, chunk.position + len(chunk.raw), records, batches
 
 
 @dataclass
@@ -31,7 +38,8 @@ class Survivors:
     `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
     `first_segment` + i, as far as the map phase read it; `record_start[i]` and `batch_start[i]` are the bit numbers, in
     `bits` and `null_bits`, of its first record and batch. If keys are counted, `places` has the ordinal of the first
-    record and the byte position of each chunk.
+    record and the byte position of each chunk. `spans` are the chunks of the log up to the last segment of the dirty
+    section, as they were read.
     """
 
     offset_map: OffsetMap
@@ -48,6 +56,7 @@ class Survivors:
     bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     null_bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     places: list[tuple[int, int]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def records(self) -> int:
@@ -76,8 +85,8 @@ class Survivors:
         return sum(self.segment_records[max(0, number - self.first_segment) :])
 
     def reserve_nulls(self, batches: int) -> None:
-        """Make room in `null_bits` for that many more batches."""
-        needed = (self.batches + batches + 7) // 8
+        """Make room in `null_bits` for that many batches."""
+        needed = (batches + 7) // 8
         if len(self.null_bits) < needed:
             larger = np.zeros(max(needed, 2 * len(self.null_bits)), np.uint8)
             larger[: len(self.null_bits)] = self.null_bits
@@ -112,6 +121,18 @@ class Followers:
         return aborted
 
 
+@dataclass(frozen=True)
+class DirtyChunk:
+    """A chunk of the dirty section: the rows to be mapped (None: the map is full), the ordinal of each row's first
+    record, and the number of batches before the chunk.
+    """
+
+    chunk: Chunk
+    wanted: np.ndarray | None
+    first_ordinal: np.ndarray
+    batches: int
+
+
 class SurvivorBuilder:
     """Reads dirty segments `first` .. `end` of a partition and builds its Survivors.
 
@@ -138,38 +159,49 @@ class SurvivorBuilder:
         """
         first, end = dirty
         survivors = Survivors(self._map, first, first_dirty_offset > segments[first].base_offset)
-        for number in range(first, end):
-            segment = segments[number]
-            path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-            found = self._find_keys(survivors, path, segments, number, first_dirty_offset, followers)
-            for portion in prefetched(found) if self._reader.is_longer_than_a_chunk(segment.log_bytes) else found:
-                if portion is not None and not survivors.full:
-                    self._put(survivors, portion, first_dirty_offset)
-            if survivors.full:
-                break
-            survivors.latest_offset = (
-                segments[number + 1].base_offset if number + 1 < end else first_uncleanable_offset
-            ) - 1
+        number = first
+        while number < end and not survivors.full:
+            number = self._map_from(
+                number, end, survivors, partition_path, segments, first_dirty_offset, followers
+            )
+            if not survivors.full:
+                behind = segments[number].base_offset if number < end else first_uncleanable_offset
+                survivors.latest_offset = behind - 1
         survivors.bits = np.zeros((survivors.records + 7) // 8, np.uint8)
         starts = np.array(survivors.record_start, np.int64)
         mark_survivors(self._map.slots, starts, first, survivors.bits)
         return survivors
 
-    def _find_keys(
+    def _map_from(
+        self,
+        number: int,
+        end: int,
+        survivors: Survivors,
+        partition_path: str,
+        segments: Sequence[SegmentFacts],
+        from_offset: int,
+        followers: Followers,
+    ) -> int:
+        """Put segment `number` into the map, and return the number of the next one to map."""
+        chunks = self._chunks(survivors, partition_path, segments, number, from_offset, followers)
+        found = self._find_keys(survivors, chunks, from_offset)
+        is_long = self._reader.is_longer_than_a_chunk(segments[number].log_bytes)
+        for portion in prefetched(found) if is_long else found:
+            if portion is not None and not survivors.full:
+                self._put(survivors, portion, from_offset)
+        return number + 1
+
+    def _chunks(
         self,
         survivors: Survivors,
-        path: str,
+        partition_path: str,
         segments: Sequence[SegmentFacts],
         number: int,
         from_offset: int,
         followers: Followers,
-    ) -> Generator[KeyPortion | None, None, None]:
-        """Yield the keys of the wanted data batches of segment `number`, and count its records in `survivors`.
-
-        One item is put into the map while the next one is produced, so keys produced after the map was full are
-        ignored. Once it is full, None is yielded for each chunk, so that this generator does not overwrite the buffers
-        of a chunk that is still being put into the map.
-        """
+    ) -> Generator[DirtyChunk, None, None]:
+        """Yield the chunks of segment `number` with the rows to be mapped, and count its records in `survivors`."""
+        path = os.path.join(partition_path, names.segment_file(segments[number].base_offset, names.LOG))
         survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)
         survivors.segment_records.append(0)
@@ -183,24 +215,43 @@ class SurvivorBuilder:
             first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
             if self._map.is_counting:
                 survivors.places.append((int(first_ordinal[0]), chunk.position))
-            if survivors.full:
-                yield None
-            else:
-                survivors.reserve_nulls(len(table))
+            before = survivors.batches - survivors.batch_start[-1]
+            survivors.spans.append(span_of(number, chunk, survivors.segment_records[-1], before))
+            wanted = None
+            if not survivors.full:
                 wanted = ~aborted & (table["last_offset"] >= from_offset)
                 wanted &= ((table["attributes"] & CONTROL) == 0) & (counts > 0)
-                for opened in self._reader.open_rows(chunk, wanted):
-                    yield from self._scanner.portions(
-                        chunk, opened, from_offset, first_ordinal, survivors.null_bits, survivors.batches
-                    )
+            yield DirtyChunk(chunk, wanted, first_ordinal, survivors.batches)
             survivors.segment_records[-1] += int(counts.sum())
             survivors.batches += len(table)
+
+    def _find_keys(
+        self, survivors: Survivors, chunks: Iterable[DirtyChunk], from_offset: int
+    ) -> Generator[KeyPortion | None, None, None]:
+        """Yield the keys of the wanted data batches.
+
+        One item is put into the map while the next one is produced, so keys produced after the map was full are
+        ignored. Once it is full, None is yielded for each chunk, so that this generator does not overwrite the buffers
+        of a chunk that is still being put into the map.
+        """
+        for item in chunks:
+            if item.wanted is None:
+                yield None
+                continue
+            survivors.reserve_nulls(item.batches + len(item.chunk.table))
+            for opened in self._reader.open_rows(item.chunk, item.wanted):
+                yield from self._scanner.portions(
+                    item.chunk, opened, from_offset, item.first_ordinal, survivors.null_bits, item.batches
+                )
 
     def _put(self, survivors: Survivors, portion: KeyPortion, from_offset: int) -> None:
         done = self._map.put_all(portion.low, portion.high, portion.ordinals, len(portion.ordinals))
         if done < len(portion.ordinals):
             self._stop_in_front_of(int(portion.ordinals[done]), survivors, portion, from_offset)
             return
+        self._note_put(survivors, portion, from_offset)
+
+    def _note_put(self, survivors: Survivors, portion: KeyPortion, from_offset: int) -> None:
         self._note_keyless(survivors, portion.keyless, portion.first_keyless_offset)
         if portion.opened.is_end:
             self._advance(survivors, portion, portion.end_row, from_offset)

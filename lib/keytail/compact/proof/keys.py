@@ -6,6 +6,7 @@ while the walk fills one set of notes, a thread puts the previous set.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NoReturn
@@ -55,6 +56,7 @@ class Keys:
         self._notes = [self._room_for(_NOTES), self._room_for(_NOTES)]
         self._thread = Threads(1, "keys")
         self._coming: Future[tuple[int, int]] | None = None
+        self._lock = threading.Lock()
 
     @property
     def notes(self) -> Notes:
@@ -102,6 +104,18 @@ class Keys:
         notes = self._notes[0]
         if notes.records.shape[1] < records:
             self._notes[0] = self._room_for(records)
+
+    def put_now(self, notes: Notes, n: int) -> None:
+        """Put the first `n` of the `notes`, in any order of offsets, and return when they are put; any thread may call
+        it. Raises KeytailError if the table cannot grow enough.
+        """
+        if not n:
+            return
+        with self._lock:
+            self._make_room(n)
+            self._used, full = kernels.put_keys(notes.hashes, notes.records, n, self._slots, self._used)
+            if full:
+                self.fail_for_memory()
 
     def _room_for(self, records: int) -> Notes:
         return Notes(np.empty((2, records), np.uint64), np.empty((2, records), np.int64), self._coefficients)
@@ -157,6 +171,29 @@ class Keys:
             remedy="Nothing was replaced. Raise --map-memory, or run fewer tasks at a time",
             slug="proof-memory-exceeded",
         )
+
+
+class KeysOfPart(Keys):
+    """The notes of one thread, which are put into a table that all threads share. The table's own methods are not
+    called until all of them have ended.
+    """
+
+    def __init__(self, shared: Keys) -> None:
+        self._shared = shared
+        self._coefficients = shared._coefficients
+        self._notes = [self._room_for(_NOTES)]
+
+    def expect(self, keys: int) -> None:
+        """Do nothing: the shared table expects them."""
+
+    def put(self, n: int, records: int = 0) -> None:
+        """Put the first `n` notes into the shared table; the next notes have room for `records` of them."""
+        self._shared.put_now(self._notes[0], n)
+        if self._notes[0].records.shape[1] < records:
+            self._notes[0] = self._room_for(records)
+
+    def close(self) -> None:
+        """Do nothing: the shared table is closed by its owner."""
 
 
 def table_bytes(keys: int) -> int:

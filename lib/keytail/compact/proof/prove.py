@@ -9,12 +9,15 @@ writer. It changes nothing. At the first violation, it raises an error with the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keytail.compact.proof.boundaries import Group
+from keytail.compact.proof.in_parts import prove_in_parts
+from keytail.compact.proof.keys import LEAST_MEMORY_BYTES, Keys
 from keytail.compact.proof.markers import SOURCE_REMEDY
 from keytail.compact.proof.messages import note_present_message, prove_message
 from keytail.compact.proof.output import finish_output, open_block, open_checked, start_output
@@ -66,6 +69,10 @@ def prove(
     if part is not None:
         rest = list(part.present)
     _check_groups(spec, own)
+    if spec.threads > 1 and so_far is None and part is None and not rest:
+        report = _prove_in_threads(fs, spec)
+        if report is not None:
+            return report
     proof = Proof(fs, spec, so_far, part)
     try:
         _prove_groups(proof)
@@ -93,14 +100,38 @@ def prove(
     )
 
 
-def _prove_groups(proof: Proof) -> None:
-    spec = proof.spec
+def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
+    """Do the same as `prove` for the only pass, in several threads; None if it must be done in one."""
+    keys = Keys(max(spec.memory_bytes, LEAST_MEMORY_BYTES), spec.secret)
+    keys.expect(spec.expected_keys)
+    try:
+        sums = prove_in_parts(fs, spec, _groups_of(spec), keys, _walk)
+        if sums is None or keys.first_unjustified()[0] >= 0:
+            return None
+        bytes_read = sum(file.size_bytes for group in spec.groups for out in group.segments for file in out.files)
+        bytes_read += sum(segment.log_bytes for group in _groups_of(spec) for segment in group.sources)
+        return ProofReport(**asdict(sums), keys=keys.used, bytes_read=bytes_read)
+    finally:
+        keys.close()
+
+
+def _groups_of(spec: ProofSpec) -> list[Group]:
     by_base = {segment.base_offset: segment for segment in spec.segments}
+    found: list[Group] = []
+    before = 0
     for group, ends in zip(spec.groups, _ends(spec.segments, spec.groups), strict=True):
-        proof.waiting = list(zip(group.segments, ends, strict=True))
+        sources = tuple(by_base[base] for base in group.source_bases)
+        found.append(Group(sources, tuple(zip(group.segments, ends, strict=True)), before))
+        before += len(group.segments)
+    return found
+
+
+def _prove_groups(proof: Proof) -> None:
+    for group in _groups_of(proof.spec):
+        proof.waiting = list(group.outputs)
         start_output(proof)
-        for base in group.source_bases:
-            _walk_source(proof, by_base[base], is_present=False)
+        for segment in group.sources:
+            _walk_source(proof, segment, is_present=False)
         while proof.waiting:
             finish_output(proof)
             start_output(proof)
@@ -162,8 +193,13 @@ def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> No
         proof, proof.source, f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}", segment.log_bytes
     )
     proof.start_source(segment)
+    _walk(proof, is_present=is_present)
+
+
+def _walk(proof: Proof, stopped: Callable[[], bool] = lambda: False, *, is_present: bool = False) -> None:
+    """Walk the rest of the source that is open, unless it is stopped."""
     code = codes.PASSED
-    while code != codes.SOURCE_DONE:
+    while code != codes.SOURCE_DONE and not stopped():
         windows, notes = proof.windows(), proof.keys.notes
         if is_present:
             code = note_rest(windows.source, windows.source_block, notes, proof.markers, proof.state)

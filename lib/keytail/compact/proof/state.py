@@ -113,6 +113,7 @@ class ProofSpec:
     # From this offset on, no tombstone or marker may be removed because of its age.
     removal_limit_offset: int = 2**63 - 1
     scratch_path: str | None = None  # directory of the outputs; None: that of the sources
+    threads: int = 1  # that share the proof
     keep_magic: bool = False  # rewritten messages of magic 0 and 1 keep their magic
     by_file_time: bool = False  # the rules are those of format/CLEANING.md 16
 
@@ -216,6 +217,12 @@ class Proof:
         rules.drop_keyless = spec.drop_keyless
         rules.keep_magic = spec.keep_magic
         rules.by_file_time = spec.by_file_time
+
+    def restart_state(self) -> None:
+        """Set the state to that of the start of a proof, in which nothing is known yet."""
+        self.state = new_state()
+        self.state.source.last_offset = self.state.output.last_offset = self.state.output.number = -1
+        self._set_rules()
 
     def so_far(self) -> ProofSoFar:
         return ProofSoFar(self.keys.slots, self.keys.used, self.markers, save(self.state))

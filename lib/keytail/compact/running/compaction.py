@@ -29,6 +29,7 @@ from keytail.compact.running.installing import Answer, Installer, TaskRunner
 from keytail.compact.running.replacing import planned_row, remove_unneeded
 from keytail.compact.running.schedule import Schedule
 from keytail.compact.running.state import SILENT, Events, Rows, Stop
+from keytail.compact.running.threads import with_threads
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError
 from keytail.run.ended import SparkEnded, await_signal, sweep
@@ -68,7 +69,8 @@ class Compaction:
         deadline_s: float | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self.tasks, self.destination, self.events, self.ledger = tasks, destination, events, ledger
+        self.tasks, self.destination, self.events = with_threads(tasks, engine), destination, events
+        self.ledger = ledger
         self.stop = Stop(deadline_s)
         self.changed = threading.Condition()
         self.rows = Rows(events.on_row, self.changed)

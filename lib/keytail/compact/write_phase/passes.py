@@ -9,18 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from keytail.compact.plan import group_segments, segments_between
 from keytail.compact.proof.keys import table_bytes
-from keytail.compact.task import CleaningTask
-from keytail.compact.write_phase.rewrite import Counts, Rewriter
+from keytail.compact.task import CleaningTask, SourceCounts
+from keytail.compact.write_phase.counts import Counts
 from keytail.log.partition import SegmentFacts
-from keytail.log.writer import OutputWriter, Source
+from keytail.log.writer import Appends, OutputWriter, Source
 
 # Closing an index file adds an entry that the source may not have had.
 _MARGIN_BYTES = 1 << 20
 # The state saved between passes takes this much even with few keys.
 _UNCOUNTED_BYTES = 8 << 20
+
+
+class Rewrites(Protocol):
+    """Rewrites segments in ascending order (Rewriter, RewriterInThreads)."""
+
+    counts: Counts
+    sources: dict[int, SourceCounts]
+
+    def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
+        """Append to `writer` the survivors of segment `number` of the partition."""
+
+    def close(self) -> None:
+        """End what runs ahead."""
 
 
 def source_bytes(segment: SegmentFacts) -> int:
@@ -81,7 +95,7 @@ def rewrite_groups(
     task: CleaningTask,
     numbers: tuple[int, int],
     end_offset: int,
-    rewriter: Rewriter,
+    rewriter: Rewrites,
     writer: OutputWriter,
     limit_bytes: int | None,
 ) -> tuple[int, Counts]:

@@ -8,13 +8,15 @@ range, all records are retained.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.compact.map_phase.survivors import Survivors
+from keytail.compact.map_phase.survivors import Span, Survivors
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import CleaningTask, SourceCounts
+from keytail.compact.write_phase.counts import Counts
 from keytail.compact.write_phase.pieces import BlockInPieces, FoundInPieces
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
@@ -36,19 +38,6 @@ _REBUILD_ERRORS = {
     block_kernels.NEGATIVE_TIMESTAMP: "a retained record has a timestamp below -1",
     block_kernels.PRODUCER_FIELDS_INVALID: "a batch to rebuild has a producer id without an epoch or a sequence",
 }
-
-
-@dataclass
-class Counts:
-    """What a rewrite read and removed. `large_batches`: the number of batches rebuilt to more than `max.message.bytes`.
-    """
-
-    records_read: int = 0
-    tombstones_removed: int = 0
-    markers_removed: int = 0
-    keyless: int = 0
-    first_keyless_offset: int = -1
-    large_batches: int = 0
 
 
 @dataclass
@@ -119,19 +108,39 @@ class Rewriter:
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
         """Append to `writer` the survivors of segment `number` of the partition."""
-        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-        records = batches = 0
         self.sources[number] = SourceCounts(number, 0, 0)
-        for chunk in self._reader.chunks(path, segment.log_bytes):
+        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+        self._rewrite_chunks(self._reader.chunks(path, segment.log_bytes), segment, (number, 0, 0), writer)
+
+    def rewrite_span(self, partition_path: str, segment: SegmentFacts, span: Span, writer: Appends) -> None:
+        """Append to `writer` the survivors of a part of a segment; all counts are those of the part."""
+        number, start, end, records, batches = span
+        self._counters[:] = 0
+        self.counts, self.sources = Counts(), {number: SourceCounts(number, 0, 0)}
+        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+        chunks = self._reader.chunks_without_prefetch(path, end, start=start)
+        self._rewrite_chunks(chunks, segment, (number, records, batches), writer)
+
+    def _rewrite_chunks(
+        self, chunks: Iterable[Chunk], segment: SegmentFacts, before: tuple[int, int, int], writer: Appends
+    ) -> None:
+        """Rewrite consecutive chunks; `before` has the number of the segment, and of records and batches before them.
+        """
+        number, first_record, batches = before
+        records = first_record
+        for chunk in chunks:
             refuse_unsupported(chunk)
             if self._message_format == "unknown":
                 refuse_old(chunk)
             self.rewrite_chunk(chunk, number, records, batches, self.is_old(segment), writer)
             records += int(chunk.table["record_count"].sum())
             batches += len(chunk.table)
-        self.sources[number] = self.sources[number]._replace(records=records)
-        self.counts.records_read += records
+        self.sources[number] = self.sources[number]._replace(records=records - first_record)
+        self.counts.records_read += records - first_record
         self.take_counts()
+
+    def close(self) -> None:
+        """Do nothing: nothing runs ahead."""
 
     def take_counts(self) -> None:
         """Set the counts of records that were opened."""

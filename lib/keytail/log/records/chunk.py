@@ -48,15 +48,29 @@ class _Buffers:
 
 
 class SegmentReader:
-    """Reads segments into its own buffers, alternating between two sets; use one per task."""
+    """Reads segments into its own buffers, alternating between two sets unless more are kept; use one per task."""
 
     def __init__(
         self, fs: FileSystem, chunk_bytes: int = CHUNK_BYTES, arena_bytes: int = ARENA_BYTES
     ) -> None:
         self._fs = fs
         self._chunk_bytes = chunk_bytes
+        self._arena_bytes = arena_bytes
         self._buffers = [_Buffers(chunk_bytes), _Buffers(chunk_bytes)]
         self._opener = BlockOpener(arena_bytes)
+
+    def keep_valid(self, chunks: int) -> None:
+        """Keep this many chunks valid at a time. No chunk may be in use now."""
+        del self._buffers[chunks:]
+        self._buffers += [_Buffers(self._chunk_bytes) for _ in range(chunks - len(self._buffers))]
+
+    def another(self) -> SegmentReader:
+        """Return a reader of the same files, for one thread."""
+        return SegmentReader(self._fs, self._chunk_bytes, self._arena_bytes)
+
+    def new_opener(self) -> BlockOpener:
+        """Return an opener for the chunks of this reader, for one thread."""
+        return BlockOpener(self._arena_bytes)
 
     def chunks(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Chunk]:
         """Iterate like `chunks_without_prefetch`, but prefetch and check the next chunk in a thread."""
@@ -81,7 +95,7 @@ class SegmentReader:
         position, last_offset = start, -1
         try:
             while position < log_bytes:
-                self._buffers.reverse()
+                self._buffers.append(self._buffers.pop(0))
                 chunk = self._read(fd, path, log_bytes, torn_tail, self._buffers[0], position, last_offset)
                 if chunk is None:
                     return

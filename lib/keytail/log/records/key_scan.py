@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +65,19 @@ class KeyPortion:
         return records, self.first_ordinal[records["row"]] + numbers
 
 
+@dataclass(frozen=True)
+class ChunkKeys:
+    """All hashed keys of one chunk, as in KeyPortion, and a bit for each of its batches: whether it has a null value.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    ordinals: np.ndarray
+    nulls: np.ndarray
+    keyless: int
+    first_keyless_offset: int
+
+
 class KeyScanner:
     """Produces the hashed keys of opened chunks; use one per task."""
 
@@ -108,3 +121,28 @@ class KeyScanner:
                 int(keyless[0]), int(keyless[1]),
             )  # fmt: skip
             row = next_row
+
+    def keys_of(
+        self, chunk: Chunk, parts: Iterable[OpenedRows], from_offset: int, first_ordinal: np.ndarray, keys: int
+    ) -> ChunkKeys:
+        """Return the hashed keys of the `parts` of a chunk, which have `keys` records, in arrays of their own.
+
+        Raises CorruptLog as `portions` does.
+        """
+        low, high, ordinals = np.empty(keys, np.uint64), np.empty(keys, np.uint64), np.empty(keys, np.int64)
+        nulls, keyless = np.zeros((len(chunk.table) + 7) // 8, np.uint8), np.zeros(2, np.int64)
+        done = 0
+        for opened in parts:
+            part, first, row = opened.of(chunk), opened.from_here(first_ordinal), opened.first
+            while row < opened.end:
+                kernels.scan_keys(
+                    part.raw, opened.arena, part.table, opened.where, opened.start, opened.size, row, opened.end,
+                    from_offset, self._seed, first, nulls, 0,
+                    low[done:], high[done:], ordinals[done:], keyless, self._out,
+                )  # fmt: skip
+                next_row, n, code, bad_row = (int(x) for x in self._out)
+                if code != record_kernels.OK:
+                    part.fail_record(code, bad_row)
+                assert next_row > row, "the parts have more records than stated"
+                done, row = done + n, next_row
+        return ChunkKeys(low[:done], high[:done], ordinals[:done], nulls, int(keyless[0]), int(keyless[1]))

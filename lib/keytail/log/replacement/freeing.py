@@ -1,4 +1,4 @@
-"""Unlinks large files at once and frees their blocks and cached pages later, in a thread.
+"""Unlinks large files at once and frees their blocks and cached pages later, in other threads.
 
 An unlinked file keeps its blocks and pages as long as it is open. Freeing a gigabyte of cached pages takes a fifth of a
 second, during which the next group can be replaced. Names on disk change in the same order as without the thread. Small
@@ -18,9 +18,9 @@ LARGE_BYTES = 8 << 20  # minimum size of a large file; freeing 8 MiB takes about
 class Freeing:
     """A context manager that defers the freeing of large files; all are freed when the block ends."""
 
-    def __init__(self, fs: FileSystem) -> None:
+    def __init__(self, fs: FileSystem, threads: int = 1) -> None:
         self._fs = fs
-        self._thread = ThreadPoolExecutor(1, "freeing")
+        self._threads = ThreadPoolExecutor(threads, "freeing")
         self._closing: list[Future[None]] = []
 
     def __enter__(self) -> Freeing:
@@ -29,7 +29,7 @@ class Freeing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.shutdown(wait=True)
+        self._threads.shutdown(wait=True)
         if error is None:
             for item in self._closing:
                 item.result()
@@ -48,4 +48,4 @@ class Freeing:
         try:
             self._fs.unlink(path)
         finally:
-            self._closing.append(self._thread.submit(self._fs.close, fd))
+            self._closing.append(self._threads.submit(self._fs.close, fd))

@@ -1,0 +1,120 @@
+"""The map phase in several threads: they read, open and hash chunks side by side; the caller's thread puts their keys.
+
+Reading a chunk and following its transactions is done by one thread at a time, in order. So is putting keys, which
+takes less than half of the time. The result, and the point at which the map is full, are those of one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+
+from keytail.compact.map_phase.offset_map import OffsetMap
+from keytail.compact.map_phase.survivors import DirtyChunk, Followers, SurvivorBuilder, Survivors
+from keytail.errors import KeytailError
+from keytail.kernels.fan_out import copy_bits
+from keytail.log.partition import SegmentFacts
+from keytail.log.records.chunk import SegmentReader
+from keytail.log.records.key_scan import ChunkKeys, KeyScanner
+from keytail.log.side_by_side import items_in_flight, side_by_side
+
+# The keys of a chunk with more records, which a few compressed bytes can contain, are put portion by portion.
+_MOST_KEYS = 1 << 20
+
+Scanned = tuple[DirtyChunk, ChunkKeys | KeytailError | None]
+
+
+class BuilderInThreads(SurvivorBuilder):
+    """Builds the same Survivors in one thread for each of `scanners` but the first, which reads again what is to be put
+    in order.
+    """
+
+    def __init__(self, reader: SegmentReader, scanners: Sequence[KeyScanner], offset_map: OffsetMap) -> None:
+        super().__init__(reader, scanners[0], offset_map)
+        self._threads = len(scanners) - 1
+        self._idle = [(reader.new_opener(), scanner) for scanner in scanners[1:]]
+
+    def _map_from(
+        self,
+        number: int,
+        end: int,
+        survivors: Survivors,
+        partition_path: str,
+        segments: Sequence[SegmentFacts],
+        from_offset: int,
+        followers: Followers,
+    ) -> int:
+        """Put segments from `number` on into the map, as many as are read even if the map gets full."""
+        behind = number + 1
+        room = self._map.max_entries - self._map.used
+        while behind < end and segments[behind].base_offset - segments[number].base_offset <= room:
+            behind += 1
+
+        def chunks() -> Generator[DirtyChunk, None, None]:
+            for following in range(number, behind):
+                yield from self._chunks(survivors, partition_path, segments, following, from_offset, followers)
+
+        def scan(item: DirtyChunk) -> Scanned:
+            return item, self._scan(item, from_offset)
+
+        self._reader.keep_valid(items_in_flight(self._threads))
+        with contextlib.closing(side_by_side(chunks(), scan, self._threads)) as scanned:
+            for item, found in scanned:
+                if not survivors.full:
+                    of_segment = int(item.first_ordinal[0]) >> 32
+                    if of_segment > survivors.first_segment:
+                        survivors.latest_offset = max(survivors.latest_offset, segments[of_segment].base_offset - 1)
+                    self._take(survivors, item, found, from_offset)
+        if behind == end:
+            self._reader.keep_valid(2)
+        return behind
+
+    def _scan(self, item: DirtyChunk, from_offset: int) -> ChunkKeys | KeytailError | None:
+        """Return the keys of a chunk, in a thread; None if there are too many, or the map is full. An error is
+        returned, because it does not count if the map is full before this chunk."""
+        if item.wanted is None:
+            return None
+        keys = int(item.chunk.table["record_count"][item.wanted].sum())
+        if keys > _MOST_KEYS:
+            return None
+        opener, scanner = kit = self._idle.pop()
+        try:
+            parts = opener.open_rows(item.chunk, item.wanted)
+            return scanner.keys_of(item.chunk, parts, from_offset, item.first_ordinal, keys)
+        except KeytailError as problem:
+            return problem
+        finally:
+            self._idle.append(kit)
+
+    def _take(
+        self, survivors: Survivors, item: DirtyChunk, found: ChunkKeys | KeytailError | None, from_offset: int
+    ) -> None:
+        """Put the keys of the next chunk into the map, which is not full."""
+        if isinstance(found, KeytailError):
+            raise found
+        if found is None:
+            for portion in self._find_keys(survivors, (item,), from_offset):
+                if portion is not None and not survivors.full:
+                    self._put(survivors, portion, from_offset)
+            return
+        n, batches = len(found.ordinals), len(item.chunk.table)
+        survivors.reserve_nulls(item.batches + batches)
+        copy_bits(found.nulls, batches, item.batches, survivors.null_bits)
+        done = self._map.put_all(found.low, found.high, found.ordinals, n)
+        if done < n:
+            self._stop_after(done, survivors, item, from_offset)
+            return
+        self._note_keyless(survivors, found.keyless, found.first_keyless_offset)
+        last = int(item.chunk.table["last_offset"][-1])
+        if last >= from_offset:
+            survivors.latest_offset = last
+
+    def _stop_after(self, done: int, survivors: Survivors, item: DirtyChunk, from_offset: int) -> None:
+        """Find the key of the chunk before which the map was full: `done` keys of the chunk were put."""
+        for portion in self._find_keys(survivors, (item,), from_offset):
+            assert portion is not None
+            if done < len(portion.ordinals):
+                self._stop_in_front_of(int(portion.ordinals[done]), survivors, portion, from_offset)
+                return
+            done -= len(portion.ordinals)
+            self._note_put(survivors, portion, from_offset)

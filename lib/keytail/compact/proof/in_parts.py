@@ -1,0 +1,172 @@
+"""Proves one pass in several threads: the sources are divided into parts, each of which is walked beside its output.
+
+A part begins in the middle of a source and of an output, in the state that the walk over everything before it would
+have reached (boundaries.py). That state is only a guess, derived from headers and index files. It is not trusted: each
+part must end in exactly the state in which the next part began. By induction, all parts together are then the proof
+that one walk would be. Only the table of keys is shared; its contents do not depend on the order of the keys.
+
+If a guess is wrong, a part finds a violation, or the log has transactions, whose state is not guessed, then the pass is
+proven by one walk, which alone decides and raises errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from keytail.compact.proof.boundaries import Boundary, Group, boundaries_of
+from keytail.compact.proof.keys import Keys, KeysOfPart
+from keytail.compact.proof.output import finish_output, open_checked, start_output
+from keytail.compact.proof.state import PartOfProof, Proof, ProofSpec
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.partition import SegmentFacts
+from keytail.log.side_by_side import side_by_side
+
+_PARTS_A_THREAD = 4  # so that all threads end at about the same time
+_LEAST_PART_BYTES = 1 << 20
+
+
+class _OneWalk(Exception):
+    """The pass must be proven by one walk."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The walk over a group from one boundary to the next (None: from its start, to its end)."""
+
+    group: Group
+    start: Boundary | None
+    stop: Boundary | None
+
+
+@dataclass
+class Sums:
+    """The totals of parts."""
+
+    batches_checked: int = 0
+    batches_kept: int = 0
+    records_checked: int = 0
+    records_kept: int = 0
+
+
+class _PartProof(Proof):
+    """The proof of one part after the other, in one thread."""
+
+    def __init__(self, fs: FileSystem, spec: ProofSpec, keys: Keys) -> None:
+        super().__init__(fs, spec, part=PartOfProof(KeysOfPart(keys), None))
+        self.source.reads_ahead = self.output.reads_ahead = False
+        self.sums = Sums()
+
+    def ensure_markers(self) -> None:
+        raise _OneWalk
+
+    def restart(self, group: Group, start: Boundary | None) -> None:
+        """Begin a part: its output is open, and the state is that of `start`."""
+        self.restart_state()
+        first = start.output if start else 0
+        self.state.output.number = group.outputs_before + first - 1
+        self.waiting = list(group.outputs[first:])
+        start_output(self)
+        if start is not None:
+            assert self.current is not None
+            self.output.open(self.current.paths[names.LOG], self.current.log_bytes, start.output_position)
+
+    def count_part(self) -> None:
+        """Add the totals of a part."""
+        totals, sums = self.state.totals, self.sums
+        sums.batches_checked += int(totals.batches_read)
+        sums.batches_kept += int(totals.batches_kept)
+        sums.records_checked += int(totals.records_read)
+        sums.records_kept += int(totals.records_kept)
+
+
+def prove_in_parts(
+    fs: FileSystem,
+    spec: ProofSpec,
+    groups: Sequence[Group],
+    keys: Keys,
+    walk: Callable[[Proof, Callable[[], bool]], None],
+) -> Sums | None:
+    """Prove the groups in `spec.threads` threads, with all keys in `keys`; None: one walk must prove them.
+
+    `walk(proof, stopped)` walks the source that is open to its end, or until it is stopped.
+    """
+    source_bytes = sum(segment.log_bytes for group in groups for segment in group.sources)
+    part_bytes = max(_LEAST_PART_BYTES, source_bytes // (_PARTS_A_THREAD * spec.threads))
+    proofs: list[_PartProof] = []
+    idle: list[_PartProof] = []
+    is_over = False
+
+    def parts() -> Generator[_Part, None, None]:
+        for group in groups:
+            starts = [None, *boundaries_of(fs, spec, group, part_bytes)]
+            for start, stop in zip(starts, [*starts[1:], None], strict=True):
+                yield _Part(group, start, stop)
+
+    def prove(part: _Part) -> tuple[_Part, Boundary]:
+        try:
+            proof = idle.pop()
+        except IndexError:
+            proof = _PartProof(fs, spec, keys)
+            proofs.append(proof)
+        try:
+            return part, _prove(proof, part, walk, lambda: is_over)
+        finally:
+            idle.append(proof)
+
+    done = side_by_side(parts(), prove, spec.threads)
+    try:
+        with contextlib.closing(done):
+            last_offset = -1
+            for part, end in done:
+                if part.start is None and last_offset >= part.group.sources[0].base_offset:
+                    return None
+                if part.stop is not None and part.stop != end:
+                    return None
+                last_offset = end.source_last_offset
+    except (_OneWalk, KeytailError):
+        return None
+    finally:
+        is_over = True
+        for proof in proofs:
+            proof.close()
+    return Sums(*np.sum([astuple(proof.sums) for proof in proofs], axis=0).tolist())
+
+
+def _prove(
+    proof: _PartProof, part: _Part, walk: Callable[[Proof, Callable[[], bool]], None], stopped: Callable[[], bool]
+) -> Boundary:
+    """Prove a part; return the state at its end."""
+    group, start, stop = part.group, part.start, part.stop
+    proof.restart(group, start)
+    first, last = start.source if start else 0, stop.source if stop else len(group.sources) - 1
+    for number in range(first, last + 1):
+        segment = group.sources[number]
+        _open(proof, segment, start if start and number == first else None, stop if number == last else None)
+        walk(proof, stopped)
+    end = Boundary.of(proof, last, group.outputs_before)
+    if stop is None:
+        while proof.waiting:
+            finish_output(proof)
+            start_output(proof)
+        finish_output(proof)
+    proof.put_keys()
+    proof.count_part()
+    return end
+
+
+def _open(proof: _PartProof, segment: SegmentFacts, start: Boundary | None, stop: Boundary | None) -> None:
+    """Open a source from `start` on, up to `stop`."""
+    path = os.path.join(proof.path, names.segment_file(segment.base_offset, names.LOG))
+    open_checked(proof, proof.source, path, segment.log_bytes)
+    end = stop.source_position if stop else segment.log_bytes
+    proof.source.open(path, end, start.source_position if start else 0)
+    proof.start_source(segment)
+    if start is not None:
+        start.set_in(proof)

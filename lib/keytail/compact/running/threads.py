@@ -1,0 +1,50 @@
+"""How many threads each task of a run gets: the cores of this host are divided among the partitions by their size.
+
+With one thread a partition, a run takes as long as its largest one. A partition with more than its share of all bytes
+gets as many threads as it has shares of the cores, so that all partitions would end at about the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from keytail.compact.task import CleaningTask
+from keytail.run.engine import Engine
+from keytail.run.memory import physical_bytes
+from keytail.run.watching import HERE
+
+THREAD_BYTES = 512 << 20  # the memory of a task without its map, and of each further thread
+LEAST_BYTES_A_THREAD = 16 << 20  # with less, starting threads takes a noticeable part of the time
+
+
+def with_threads(tasks: Sequence[CleaningTask], engine: Engine) -> list[CleaningTask]:
+    """Return the tasks with their number of threads. On a cluster, which cores are idle is not known here: one each.
+
+    So does a preparation have one, because a broker runs beside it. Prepared partitions run no task.
+    """
+    cores = engine.concurrent_tasks if engine.driver_address == HERE else 1
+    sizes = [_cleaned_bytes(task) for task in tasks]
+    numbers = threads_of(sizes, cores, physical_bytes())
+    return [replace(task, threads=max(task.threads, n)) for task, n in zip(tasks, numbers, strict=True)]
+
+
+def threads_of(log_bytes: Sequence[int], cores: int, memory_bytes: int) -> list[int]:
+    """Return the number of threads for each partition of a run on a host with this many cores for it.
+
+    Half of the memory is for maps (run/memory.py); all threads together fit into the other half.
+    """
+    total = max(1, sum(log_bytes))
+    at_a_time = max(1, min(cores, sum(n > 0 for n in log_bytes)))
+    fit = memory_bytes // 2 // THREAD_BYTES // at_a_time
+    shares = [-(-cores * n // total) for n in log_bytes]
+    return [
+        max(1, min(share, fit, cores, n // LEAST_BYTES_A_THREAD)) for share, n in zip(shares, log_bytes, strict=True)
+    ]
+
+
+def _cleaned_bytes(task: CleaningTask) -> int:
+    """Return the size of the log that a task of one host reads; 0 if there is none, or it may not use idle cores."""
+    if task.prepared is not None or task.prepares or task.fan_out == "always":
+        return 0
+    return sum(segment.log_bytes for segment in task.segments)

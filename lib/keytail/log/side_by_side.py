@@ -1,0 +1,89 @@
+"""Processes the items of a generator in several threads, and yields the results in the order of the items."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import TypeVar
+
+from keytail.threads import Threads
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def items_in_flight(threads: int) -> int:
+    """Return how many items `side_by_side` takes before the result of the first of them is no longer in use."""
+    return 2 * threads
+
+
+def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], threads: int) -> Generator[R, None, None]:
+    """Yield `work(item)` for each item, in order. As many threads, one of which is the caller's, call `work`; they take
+    items one at a time. The caller's thread works while the next result is not ready.
+
+    An error of the generator, or of `work`, is raised in place of its result. An item is taken only after the result of
+    the item `items_in_flight(threads)` before it is no longer in use, so that they may share memory. When iteration
+    ends, for whatever reason, no other thread is running and the generator is closed.
+    """
+    room = threading.Semaphore(items_in_flight(threads))
+    taking = threading.Lock()
+    coming: deque[Future[R]] = deque()
+    has_ended = False
+
+    def process_next() -> None:
+        """Take an item, whose place in the order is that of its future in `coming`, and process it."""
+        nonlocal has_ended
+        future: Future[R] = Future()
+        with taking:
+            if has_ended:
+                return
+            try:
+                item = next(items)
+            except StopIteration:
+                has_ended = True
+                return
+            except BaseException as problem:
+                has_ended = True
+                _fail(future, problem, coming)
+                return
+            coming.append(future)
+        try:
+            future.set_result(work(item))
+        except BaseException as problem:
+            _fail(future, problem)
+
+    def help_() -> None:
+        while not has_ended:
+            room.acquire()
+            process_next()
+        room.release()  # another thread may be waiting
+
+    with Threads(max(1, threads - 1), "side by side") as pool:
+        try:
+            helpers = [pool.submit(help_) for _ in range(threads - 1)]
+            while True:
+                while not (has_ended or (coming and coming[0].done())) and room.acquire(blocking=False):
+                    process_next()
+                if not coming:
+                    break
+                yield coming[0].result()
+                coming.popleft()
+                room.release()
+            for helper in helpers:
+                helper.result()
+        finally:
+            has_ended = True
+            room.release(threads)
+            with taking:
+                items.close()
+
+
+def _fail(future: Future[R], problem: BaseException, coming: deque[Future[R]] | None = None) -> None:
+    """Set the error of an item, which is raised in its place. A signal is raised at once."""
+    future.set_exception(problem)
+    if coming is not None:
+        coming.append(future)
+    if not isinstance(problem, Exception):
+        raise problem
