@@ -95,7 +95,7 @@ def test_missing_requirements_are_listed_with_a_remedy(
     assert "compiled kernels warn: Set KEYTAIL_CACHE_DIR" in result.stdout
     assert "checksum and hash warn: Install the wheels of crc32c and xxhash" in result.stdout
     assert "file descriptors warn: Run ulimit -n 4096" in result.stdout
-    assert "Delta's jars warn: Do such a run once" in result.stdout
+    assert "Delta's jars warn: Start such a run once" in result.stdout
     monkeypatch.setattr("keytail.kernels.jit.UNTRUSTED", ["/cache/foreign"])
     rows = rows_of(run("doctor", "--output", "json", "--delta-jars", str(tmp_path)))
     assert "other users own /cache/foreign or may write to it" in rows["compiled kernels"]["found"]

@@ -72,10 +72,10 @@ def test_unknown_times_remain_unknown(run: Run, tmp_path: Path) -> None:
     [row] = history(run, tmp_path / "ledger")
     assert [row[name] for name in COLUMNS] == ["b1", DOWN, None, None]
     shown = run("history", "--ledger", tmp_path / "ledger", "--run", row["run_id"]).stdout
-    assert "downtime: not known of broker b1, it is not known when all replicas were in sync again" in shown
+    assert "downtime: unknown of broker b1, it is unknown when all replicas were in sync again" in shown
     page = tmp_path / "page.html"
     assert run("report", "--ledger", tmp_path / "ledger", page).exit_code == 0
-    assert "<dt>broker reachable</dt><dd>not known</dd>" in page.read_text()
+    assert "<dt>broker reachable</dt><dd>unknown</dd>" in page.read_text()
     assert "<dt>downtime of" not in page.read_text()
 
 

@@ -100,7 +100,7 @@ def test_an_export_ends_at_what_is_replicated_and_committed(tmp_path: Path) -> N
     log.write(high_watermark=4)
     row = only_row(log, tmp_path)
     assert row.end_offset == 2
-    assert "open transaction of producer id 1" in row.notes[0]
+    assert "producer id 1, epoch 0, has an open transaction" in row.notes[0]
     log.end_transaction(1, commit=True)
     log.write(high_watermark=4)
     assert only_row(log, tmp_path).end_offset == 2
@@ -195,8 +195,8 @@ NOW = LogNow(10, 120, 110, 90, "A", ((1, 0), (3, 50), (4, 105)))
 PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
     "more": ({}, "incremental", "from offset 100 on"),
     "nothing new": ({"stable_offset": 100}, "none", "no new records"),
-    "less is stable": ({"stable_offset": 60}, "none", "known to be stable only up to 60"),
-    "another topic": ({"topic_id": "B"}, "full", "another topic of the same name"),
+    "less is stable": ({"stable_offset": 60}, "none", "known to be stable only below offset 60"),
+    "another topic": ({"topic_id": "B"}, "full", "replaced by another of the same name"),
     "no topic id": ({"topic_id": None}, "incremental", ""),
     "shorter": ({"log_end_offset": 99, "stable_offset": 99}, "full", "the log ends at offset 99"),
     "another leader": ({"epochs": ((1, 0), (3, 50), (4, 99))}, "full", "another leader has written offset 99"),

@@ -52,7 +52,7 @@ def test_truncation_at_any_byte_and_any_extra_byte_are_errors(name: str) -> None
     for end in range(len(PAGE[name])):
         with pytest.raises(ValueError, match="are left"):
             m.parse_record(PAGE[name][:end])
-    with pytest.raises(ValueError, match="1 bytes after the last field"):
+    with pytest.raises(ValueError, match="1 bytes follow the last field"):
         m.parse_record(PAGE[name] + b"\0")
 
 
@@ -98,7 +98,7 @@ def test_a_newer_version_with_invalid_known_fields_is_an_error(data: bytes) -> N
         (b"\x01\x80\x80\x80\x80\x80\x00", "varint is longer than 5 bytes"),
         (model.frame(2, 0, model.text(None) + bytes(16)), "name is null"),
         (model.frame(3, 0, bytes(20) + b"\0"), "replicas is null"),
-        (model.frame(9, 0, bytes(16), b"\x00\x00"), "1 bytes after the last field"),
+        (model.frame(9, 0, bytes(16), b"\x00\x00"), "1 bytes follow the last field"),
     ],
 )
 def test_invalid_records_are_errors(data: bytes | None, reason: str) -> None:

@@ -126,12 +126,12 @@ def test_damaged_records_are_read_or_refused_as_by_the_model(written: list[Recor
 @pytest.mark.parametrize(
     ("hex_record", "reason"),
     [
-        ("", "past the end"),
+        ("", "beyond the end"),
         ("00", "its length is 0 bytes"),
         ("01", "its length is -1 bytes"),
         ("0e 00 00 00 01 01 00", "its length is 7 bytes, but 6 are left"),
         ("0e 00 00 00 01 01 00 00", "its fields end 1 bytes before"),
-        ("0a 00 00 00 01 01", "past the end"),
+        ("0a 00 00 00 01 01", "beyond the end"),
         ("0c 00 00 00 01 01 01", "header count is -1"),
         ("0c 00 00 00 01 01 04", "header count is 2, but 0 bytes are left"),
         ("10 00 00 00 01 01 02 01 01", "a header has no key"),

@@ -51,7 +51,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "no topic's name": (("--topic", "or/ders", *KNOWN), "invalid topic name"),
     "two statements": (
         ("--topic", "orders", *KNOWN, "--single-replica", "--replica-log-dirs", "/x"),
-        "exclude each other",
+        "cannot be combined",
     ),
     "too few partitions": (
         ("--topic", "orders", *KNOWN, "--partition-count", "1"), "--partition-count 1 is too small. Give at least 2"
@@ -96,7 +96,7 @@ WRONG_SOURCES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "no column in any file": ("many", ("--value-column", "id"), "the source has no column id"),
     "no column of JSON": ("lines.json", ("--format", "json", "--sort-by", "id"), "Its columns are key, value, note"),
     "no column of Delta": ("delta", ("--format", "delta", "--key-column", "id"), "no column id. Its columns are key"),
-    "no column to sort by": ("table.parquet", ("--sort-by", "id"), "give the right one with --sort-by"),
+    "no column to sort by": ("table.parquet", ("--sort-by", "id"), "give the correct name with --sort-by"),
     "a wrong type": ("table.parquet", ("--partition-column", "at"), "at of the source has the type timestamp_ntz, but"),
     "a typo in the path": ("tables.parquet", (), "Did you mean"),
     "JSON as Parquet": ("lines.json", (), "it is JSON lines ( . Give --format json"),
@@ -248,7 +248,7 @@ def test_other_replicas_must_be_given_or_excluded(log_dir: Path, tmp_path: Path)
     (other / "orders-0").mkdir(parents=True)
     (other / "meta.properties").write_text("version=1\nnode.id=2\n")
     [left] = refused(target(log_dir, replica_log_dirs=((str(other),),)))
-    assert "not known whether the partition has other replicas" in left
+    assert "unknown whether the partition has other replicas" in left
     both = {0: (1, 2), 1: (1,)}
     assert refused(target(log_dir, both, replica_log_dirs=((str(other),),))) == []
     [left] = refused(target(log_dir, both))

@@ -214,7 +214,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
     columns = {"key": "key", "value": "value"}
     [item] = cut([_look_into(str(path), columns)], 1)
     os.utime(path, (1, 1))
-    with pytest.raises(Refused, match="does not have the size and modification time that the driver found"):
+    with pytest.raises(Refused, match="size or modification time of the file differ from those that the driver found"):
         list(pack_slice(item, columns, PARTITIONS, ()))
 
 
@@ -261,8 +261,8 @@ NAMES = {"key": "key", "value": "value", "partition": "region"}
         (Source("s", "json"), [], "is json"),
         (Source("s", "parquet", Columns(), ("at",)), [], "--sort-by is given"),
         (PARQUET, ["file:///a/b.parquet", "hdfs://host/a/b.parquet"], "not at a local path"),
-        (PARQUET, ["file:///a/Region=3/b.parquet"], "column Region is in the names of directories"),
-        (PARQUET, ["file:///a/%6bey=3/b.parquet"], "column key is in the names of directories"),
+        (PARQUET, ["file:///a/Region=3/b.parquet"], "column Region is a partition column"),
+        (PARQUET, ["file:///a/%6bey=3/b.parquet"], "column key is a partition column"),
     ],
 )
 def test_formats_read_through_rows_are_recognised_before_a_file_is_opened(
@@ -321,7 +321,7 @@ def test_timestamps_of_96_bits_and_different_files_are_read_through_rows(tmp_pat
     assert rows_needed_by_types(files[:1], KINDS) is None
     for other in files[1:]:
         why = rows_needed_by_types([files[0], other], KINDS)
-        assert "the column for timestamp is not the same in all of its files" in str(why)
+        assert "the column for timestamp is not the same in all files of the source" in str(why)
 
 
 @pytest.mark.parametrize("how", ["a partition folder", "96 bits", "no footer"])

@@ -112,7 +112,7 @@ def test_a_ledger_in_a_log_dir_is_refused_and_a_dry_run_creates_none(tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--run", "x", "--maintain"), "exclude each other"),
+        (("--run", "x", "--maintain"), "cannot be combined"),
         (("--execute",), "require --maintain"),
         (("--partitions", "orders"), "[invalid-partition-name]"),
         ((), "there is no ledger"),

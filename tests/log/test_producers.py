@@ -199,7 +199,7 @@ def test_without_snapshots_no_producer_is_known_after_a_clean_stop_and_all_after
         assert (unstable is None) is clean_shutdown
         if unstable:
             assert unstable.offset == 1
-            assert unstable.why == "open transaction of producer id 2, epoch 0, first offset 1, age 5 ms"
+            assert unstable.why == "producer id 2, epoch 0, has an open transaction with first offset 1 and age 5 ms"
 
 
 def test_idle_producers_expire_unless_a_transaction_is_open(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_damage_is_reported_beside_the_answers_of_other_partitions(run: Run, log
     ("flags", "says"),
     [
         ((), "Give one of --offset and --timestamp"),
-        (("--offset", "1", "--timestamp", "1"), "--offset and --timestamp exclude each other"),
+        (("--offset", "1", "--timestamp", "1"), "--offset and --timestamp cannot be combined"),
         (("--offset", "-1"), "not a whole number from 0 to"),
         (("--timestamp", "-2"), "the first and the last offset in Kafka's tools"),
         (("--timestamp", "yesterday"), "milliseconds since 1970, or a time such as"),

@@ -288,7 +288,7 @@ def test_every_step_is_printed_with_its_numbers(tmp_path: Path) -> None:
     assert reported[0] == "The log has offsets 0 to 21 in 2 segments."
     assert reported[1].endswith(f"with the largest base offset not above 19 is {0:020d}.log (number 1 of 2).")
     assert f"{0:020d}.index has 1 entry," in reported[2]
-    assert reported[2].endswith(f"The last one not above 19 is in slot 0: offset 11, byte {5 * size}.")
+    assert reported[2].endswith(f"The last entry not above 19 is in slot 0: offset 11, byte {5 * size}.")
     assert reported[3].startswith(
         f"4 batches are skipped (last offset below 19). The batch at byte {9 * size} has offsets 18 to 19, 2 records,"
     )
@@ -298,11 +298,11 @@ def test_every_step_is_printed_with_its_numbers(tmp_path: Path) -> None:
     reported = lookup_time(LOCAL, facts, NOW + 17).steps
     assert f"is number 1 of 2: {0:020d}.log {NOW + 18} (2025-06-15T15:06:40.018Z) (last entry" in reported[1]
     assert f"in slot 0: up to offset 11 no timestamp is above {NOW + 10} " in reported[2]
-    assert reported[3].endswith(f"The last one not above 11 is in slot 0: offset 11, byte {5 * size}.")
+    assert reported[3].endswith(f"The last entry not above 11 is in slot 0: offset 11, byte {5 * size}.")
     assert reported[4].startswith(f"4 batches are skipped (largest timestamp before {NOW + 17} ")
     gap = lookup_offset(LOCAL, facts, 20)
     assert gap.record is not None and gap.record.offset == 21 and gap.record.value is None
-    assert gap.reason == "no record has offset 20 (removed by compaction, or never written): this is the next one"
+    assert gap.reason == "no record has offset 20 (removed by compaction, or never written): this is the next record"
 
 
 def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def test_an_open_transaction_ends_a_committed_read(rng: random.Random, tmp_path:
     log.write()
     assert offsets(tmp_path, topic="t", isolationLevel="read_committed")["t", 0] == list(range(5))
     assert offsets(tmp_path, topic="t")["t", 0] == list(range(10))
-    with pytest.raises(UsageProblem, match="open transaction of producer id 1"):
+    with pytest.raises(UsageProblem, match="producer id 1, epoch 0, has an open transaction"):
         offsets(tmp_path, topic="t", isolationLevel="read_committed", endingOffsets='{"t": {"0": 8}}')
 
 

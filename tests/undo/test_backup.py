@@ -359,7 +359,7 @@ NOT_OURS = {
     "a marker of another run": (_marker_of_another_run, "not a backup created by keytail"),
     "a marker that is a link": (_marker_that_is_a_link, "not a backup created by keytail"),
     "unfinished, without a marker": (_without_a_marker, "not a backup created by keytail"),
-    "a link inside": (_with_a_link_inside, "unexpected file in a backup"),
+    "a link inside": (_with_a_link_inside, "a file that keytail does not create"),
 }
 
 

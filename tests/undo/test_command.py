@@ -142,7 +142,7 @@ def test_a_changed_partition_is_refused_with_every_difference_and_others_are_res
     left = everything(log_dir)
     result = run("undo", "--originals", log_dir.parent / "kept", "--run", run_id)
     assert result.exit_code == 3
-    for text in (f"{0:020d}.log has", f"{0:020d}.timeindex is missing", "the log start offset is 33, and was 0"):
+    for text in (f"{0:020d}.log has", f"{0:020d}.timeindex is missing", "the log start offset is 33; before the run it was 0"):
         assert f"orders-1: {text}" in result.stdout
     assert everything(log_dir) == left
     status, rows = undo(run, log_dir, "--run", run_id, "--execute")
@@ -293,7 +293,7 @@ def test_wrong_usage_of_undo_is_refused(run: Run, log_dir: Path) -> None:
         (["--run", run_id, "--partitions", "orders-9"], "[no-backup-of-partition]"),
         (["--execute"], "require --run"),
         (["--forget"], "require --run"),
-        (["--list", "--run", run_id, "--execute"], "--list excludes --forget and --execute"),
+        (["--list", "--run", run_id, "--execute"], "--list cannot be combined with --forget or --execute"),
     ):
         result = run("undo", "--originals", kept, *flags)
         assert (result.exit_code, reported in result.stderr) == (2, True), result.stderr

@@ -240,31 +240,31 @@ def compact_again(scenario: Story) -> None:
 
 # Changes that a broker, or anyone else, may have made since, and how each is reported.
 DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
-    "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "0000.log has other contents than after the run"),
+    "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "the contents of 0{20}.log differ from those after the run"),
     "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes, .* after"),
-    "compacted again": (compact_again, r"0000.log has \d+ bytes, and had \d+ after the run"),
-    "a rebuilt index": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes, and"),
+    "compacted again": (compact_again, r"0000.log has \d+ bytes; after the run it had \d+"),
+    "a rebuilt index": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes; after"),
     "a segment gone": (lambda s: (s.path / f"{20:020d}.log").unlink(), "20.log is missing"),
     "an index gone": (lambda s: (s.path / f"{24:020d}.txnindex").unlink(), "24.txnindex is missing"),
     "a segment between": (lambda s: write_segment(s.path, 5, log_of([5]), ""), "05.log was added"),
     "one that was merged": (lambda s: write_segment(s.path, 10, log_of([12]), ""), "10.log was added"),
     "a new index": (lambda s: rewrite(s.path / f"{0:020d}.txnindex", txn_index(3)), "00.txnindex was added"),
     "a snapshot back": (lambda s: rewrite(s.path / f"{10:020d}.snapshot", NO_PRODUCERS), "10.snapshot was added"),
-    "another snapshot": (lambda s: flip(s.path / f"{30:020d}.snapshot"), "30.snapshot has other contents"),
+    "another snapshot": (lambda s: flip(s.path / f"{30:020d}.snapshot"), "30.snapshot differ from those after"),
     "the log start": (
         lambda s: (s.logs / "log-start-offset-checkpoint").write_text("0\n1\norders 0 7\n"),
-        r"the log start offset is 7, and was 0 before the run \(log-start-offset-checkpoint\)",
+        r"the log start offset is 7; before the run it was 0 \(log-start-offset-checkpoint\)",
     ),
     "an epoch": (
         lambda s: (s.path / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 25\n"),
-        "has epoch 0 from offset 0, epoch 5 from offset 25 below offset 40, and had epoch 0 from offset 0, epoch 4 "
-        "from offset 25 before the run",
+        "has epoch 0 from offset 0, epoch 5 from offset 25 below offset 40; before the run it had epoch 0 from offset 0, epoch 4 "
+        "from offset 25",
     ),
     "an epoch gone": (
-        lambda s: (s.path / "leader-epoch-checkpoint").unlink(), "has no epochs below offset 40, and had epoch 0"
+        lambda s: (s.path / "leader-epoch-checkpoint").unlink(), "has no epochs below offset 40; before the run it had epoch 0"
     ),
-    "cleaned further": (lambda s: s.set_cleaner(41), "checkpoint has offset 41, and had offset 40 after"),
-    "a checkpoint gone": (lambda s: s.set_cleaner(None), "cleaner-offset-checkpoint has no entry, and had offset 40"),
+    "cleaned further": (lambda s: s.set_cleaner(41), "checkpoint has offset 41; after the run it had offset 40"),
+    "a checkpoint gone": (lambda s: s.set_cleaner(None), "cleaner-offset-checkpoint has no entry; after the run it had offset 40"),
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Computes the transaction indexes that a log should have, from the few batches that determine them.
 
 Each task that reads a part of a log returns the batches that are needed (`Needed`). From all of these batches in the
-order of the log, and the entries on disk, `right_entries` computes the correct entries. format/CLEANING.md, "Where the
-indexes are wrong", describes what can be derived from a log, and which other entries are trusted.
+order of the log, and the entries on disk, `right_entries` computes the correct entries. format/CLEANING.md,
+"Where the indexes are wrong", describes what can be derived from a log, and which other entries are trusted.
 """
 
 from __future__ import annotations

@@ -229,9 +229,9 @@ def test_no_other_batch_of_a_producer_is_appended_within_its_open_transaction(di
         first = batch(**PRODUCER, base_sequence=0, transactional=True)
         log.append(first, leader_epoch=0, now_ms=NOW_MS)
         outside = batch(2, 2, **PRODUCER, base_sequence=2, leader_epoch=0)
-        with pytest.raises(Refused, match="not part of the transaction open since offset 0"):
+        with pytest.raises(Refused, match="not part of the transaction that begins at offset 0"):
             log.append(outside, leader_epoch=0, now_ms=NOW_MS)
-        with pytest.raises(Refused, match="not part of the transaction open since offset 0"):
+        with pytest.raises(Refused, match="not part of the transaction that begins at offset 0"):
             log.append_as_follower(outside, now_ms=NOW_MS)
         assert log.append(first, leader_epoch=0, now_ms=NOW_MS).duplicates
         log.append(encode_marker(0, 1, commit=True, **PRODUCER), leader_epoch=0, now_ms=NOW_MS)

@@ -139,8 +139,8 @@ def damaged(path: Path) -> None:
         (".timeindex", zeros, "ends with zeros"),
         (".index", shorter(3), "ends within an entry"),
         (".timeindex", shorter(12), "has no entry for the largest timestamp"),
-        (".index", Path.unlink, "one of them is missing"),
-        (".timeindex", Path.unlink, "one of them is missing"),
+        (".index", Path.unlink, "one index is missing"),
+        (".timeindex", Path.unlink, "one index is missing"),
         (".log", damaged, ".log has invalid batches"),
     ],
 )
