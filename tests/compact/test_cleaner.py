@@ -85,7 +85,7 @@ def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", range(draws(120)))
-def test_a_round_leaves_what_the_reference_model_leaves(case, chunks, tmp_path):
+def test_a_round_has_the_result_of_the_reference_model(case, chunks, tmp_path):
     rng = random.Random(SEED * 1000 + case)
     print("seed", SEED, "case", case)
     codecs = rng.choice([(0,), (0,), (0, 1, 2, 3, 4), (3,)])

@@ -123,7 +123,7 @@ def assert_equal(path: Path, result: CleaningResult, round_: Round, *, same_grou
 
 
 @pytest.mark.parametrize("number", range(draws(60)))
-def test_a_round_leaves_what_the_reference_model_leaves(tmp_path: Path, number: int) -> None:
+def test_a_round_has_the_result_of_the_reference_model(tmp_path: Path, number: int) -> None:
     rng = random.Random(f"keep-{number}")
     log = log_of(rng)
     first_dirty = rng.choice([segment.base_offset for segment in log.segments[:-1]])

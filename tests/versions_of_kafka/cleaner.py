@@ -97,7 +97,7 @@ class CaseOfVersion(Case):
         return self._cleaner.clean_from(partition, choice, map_max_entries=now.map_max_entries, **opening)
 
     def _compare(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
-        self._same_choice(theirs, outcome, now)
+        self._check_selection(theirs, outcome, now)
         if theirs.cleaned:
             self._count_removed(theirs.end_offset)
         if self._rule == "keeps longer":
@@ -152,7 +152,7 @@ class CaseOfVersion(Case):
                 is_kept = batch.attributes & DELETE_HORIZON
                 self.seen["horizons kept" if is_kept else "horizons dropped by a rewrite"] += 1
 
-    def _served_alike(self, now: Circumstances) -> None:
+    def _check_served(self, now: Circumstances) -> None:
         theirs, own = self.loaded(self.kafka, now), self.loaded(self.ours, now)
         if own.repaired or own.fetch_mismatches:
             raise Difference(f"our result was repaired: {own.repaired}, or misread: {own.fetch_mismatches}")

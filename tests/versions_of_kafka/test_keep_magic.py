@@ -112,7 +112,7 @@ def topic_settings(version: str, retention_ms: int) -> dict[str, str]:
 # from 4.0 on, brokers write magic 2
 @pytest.mark.parametrize("version", [v for v in VERSIONS if v < "4"], indirect=True)
 @pytest.mark.parametrize("retention_ms", [0, 10**11])
-def test_a_round_leaves_what_the_cleaner_of_the_broker_leaves(version: str, tmp_path: Path, retention_ms: int) -> None:
+def test_a_round_has_the_result_of_the_brokers_cleaner(version: str, tmp_path: Path, retention_ms: int) -> None:
     rng = chance()
     logs = [log_of(rng) for _ in range(PARTITIONS)]
     dirty = [rng.choice([segment.base_offset for segment in log.segments[:-1]]) for log in logs]

@@ -25,7 +25,7 @@ import pytest
 from tests.chance import SEED, chance
 from tests.interop.broker import Broker, LogLine
 from tests.interop.broker_client import BrokerClient, ClientError, Served
-from tests.interop.broker_story import KEYTAIL, complaints, keytail, newest_of
+from tests.interop.broker_story import KEYTAIL, complaints, keytail, latest_by_key
 from tests.ports import free_ports
 from tests.versions_of_kafka.broker import ClusterBroker, controller_of
 from tests.versions_of_kafka.consumers import java_records, librdkafka_records
@@ -380,6 +380,6 @@ def _state(records: list[Served]) -> dict[tuple[str, bytes], bytes]:
     return {
         (topic, key): record.value
         for topic, of_topic in by_topic.items()
-        for (_, key), record in newest_of(of_topic).items()
+        for (_, key), record in latest_by_key(of_topic).items()
         if key is not None and record.value is not None and not key.startswith(b"held-")
     }

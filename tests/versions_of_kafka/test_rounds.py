@@ -77,7 +77,7 @@ def run_rounds(
     [({}, 0.5), ({"transactional": False}, 0.2), ({"legacy": True}, 0.3)],
     ids=["transactional", "plain", "legacy"],
 )
-def test_rounds_have_the_same_result_as_the_cleaner_of_the_version(
+def test_a_round_has_the_result_of_the_cleaner_of_the_version(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, traffic: dict[str, Any], share: float
 ) -> None:
     """Each round starts from Kafka's previous result. From 3.1 on, delete horizons are compared too."""

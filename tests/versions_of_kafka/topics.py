@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, ClientError, Served
-from tests.interop.broker_story import keytail, newest_of, state_of
+from tests.interop.broker_story import keytail, latest_by_key, state_of
 from tests.versions_of_kafka import has_zookeeper
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -83,15 +83,15 @@ def check_latest_records_are_retained(before: list[Served], after: list[Served])
     """Check for each topic that records were removed, and that the latest record of each key is unchanged."""
     for topic, old, new in _by_topic(before, after):
         assert len(new) < len(old), f"nothing was removed from {topic}"
-        assert newest_of(new) == newest_of(old)
+        assert latest_by_key(new) == latest_by_key(old)
 
 
 def check_latest_records_except_tombstones(before: list[Served], after: list[Served]) -> None:
     """Check for each topic that the latest record of each key is unchanged, or is a tombstone and was removed."""
     for topic, old, new in _by_topic(before, after):
-        removed = newest_of(old).keys() - newest_of(new).keys()  # tombstones whose delete horizon has passed
-        assert all(newest_of(old)[key].value is None for key in removed), topic
-        assert all(newest_of(new)[key] == newest_of(old)[key] for key in newest_of(new)), topic
+        removed = latest_by_key(old).keys() - latest_by_key(new).keys()  # tombstones whose delete horizon has passed
+        assert all(latest_by_key(old)[key].value is None for key in removed), topic
+        assert all(latest_by_key(new)[key] == latest_by_key(old)[key] for key in latest_by_key(new)), topic
 
 
 def check_one_record_per_key(before: list[Served], after: list[Served], unchanged: Collection[str]) -> None:
@@ -100,7 +100,7 @@ def check_one_record_per_key(before: list[Served], after: list[Served], unchange
         if topic in unchanged:
             assert new == old
         else:
-            assert len(new) == len(newest_of(new)) <= KEYS < len(old)
+            assert len(new) == len(latest_by_key(new)) <= KEYS < len(old)
 
 
 def _by_topic(before: list[Served], after: list[Served]) -> Iterator[tuple[str, list[Served], list[Served]]]:
