@@ -23,7 +23,7 @@ import pytest
 
 from tests.airflow_dags.conftest import Airflow
 from tests.interop.broker import Broker
-from tests.interop.broker_story import KEYTAIL, newest_of, start_client
+from tests.interop.broker_story import KEYTAIL, latest_by_key, start_client
 from tests.interop.kafka import class_path
 from tests.ports import free_ports
 
@@ -215,8 +215,8 @@ def test_a_rolling_run_over_real_brokers_compacts_and_restarts_each(airflow_runs
             assert (brokers.folder / name / "pid").read_text() != pids[name]
             check_downtime(answer["xcoms"], name, ledger)
         after = client.consume(partitions)
-        known = newest_of(record for record in after if record.value != b"late")
-        expected = newest_of(before)
+        known = latest_by_key(record for record in after if record.value != b"late")
+        expected = latest_by_key(before)
         assert known == {key: record for key, record in expected.items() if key in known}
         assert {key for key in expected if key not in known} <= {(0, b"k0"), (1, b"k0")}
         late = sorted((number, key) for number in range(2) for key in (b"k0", b"new"))

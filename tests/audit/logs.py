@@ -1,5 +1,4 @@
-"""Replicas of a partition for audits: one log, cleaned at different times in each replica, with inserted differences.
-"""
+"""Replicas of a partition for audits: one log, cleaned at different times in each, with inserted differences."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ DIFFERENCES = (*SIMPLE, "transactional", "control-type", "lost", "marker-lost")
 
 @dataclass
 class Replica:
-    """The segments of one replica; the last one is active."""
+    """The segments of one replica; the last is active."""
 
     segments: list[Segment]
     log_start: int = 0
     cleaned_to: int | None = 0
-    end: int | None = None  # set if the reference model cannot read the log
+    end: int | None = None  # given if the reference model cannot read the log
 
     def batches(self) -> list[Batch]:
         return [batch for segment in self.segments for batch in decode_any_log(segment.log)]
@@ -40,7 +39,7 @@ class Replica:
 
 
 def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool = True) -> list[Segment]:
-    """Return the segments of a log as a leader wrote it; all but the last are closed."""
+    """Return the segments of a log of a leader; all but the last are closed."""
     keys = [b"k%d" % n for n in range(rng.choice([3, 12, 60]))] + [b""]
     offset = rng.choice([0, 0, 2**33])
     segments, parts, entries = [], [], []
@@ -83,7 +82,7 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
                 parts.append(encode_marker(offset, NOW - 10**6, commit=commit, **own))
                 records = [Rec(offset, 0, None, None)]
             offset = records[-1].offset + 1
-        if number == count - 1:  # no transaction remains open below the active segment
+        if number == count - 1:  # all transactions end below the active segment
             for pid in list(started):
                 started.pop(pid)
                 parts.append(
@@ -98,7 +97,7 @@ def random_segments(rng: random.Random, *, keyless: bool = False, legacy: bool =
 
 
 def cleaned(replica: Replica, to: int, now_ms: int, rng: random.Random) -> Replica:
-    """Clean the replica up to the base offset of a segment, as Kafka's cleaner does in one pass, and again if delete
+    """Clean the replica up to the base offset of a segment, as in a round of Kafka's cleaner, and again if delete
     horizons have passed.
     """
     first = max(replica.cleaned_to or 0, replica.segments[0].base_offset)
@@ -109,7 +108,7 @@ def cleaned(replica: Replica, to: int, now_ms: int, rng: random.Random) -> Repli
             replica.segments, first_dirty=first, first_uncleanable=to, now_ms=now_ms, delete_retention_ms=1000,
             segment_bytes=rng.choice([1, 10**6]), log_start_offset=replica.segments[0].base_offset,
         )  # fmt: skip
-    except ValueError:  # Kafka raises an exception for old messages that would have to be retained empty
+    except ValueError:  # Kafka raises an exception if an old message would be retained empty
         return replica
     made = [
         Segment(s.base_offset, s.log, mtime_ms=s.mtime_ms, aborted=_entries(s.txn_index)) for s in done.segments
@@ -156,7 +155,7 @@ def _again(batch: Batch, records=None, **changes) -> bytes:
 
 
 def variants(rng: random.Random, segments: list[Segment], count: int) -> list[Replica]:
-    """Return replicas that differ as healthy replicas may."""
+    """Return replicas that differ only as intact replicas may."""
     made = []
     base = segments[0].base_offset
     for _ in range(count):
@@ -166,11 +165,11 @@ def variants(rng: random.Random, segments: list[Segment], count: int) -> list[Re
             replica = cleaned(replica, to, NOW + rng.choice([0, 0, 5000, 10**6]), rng)
         if rng.random() < 0.3:
             replica = recompressed(replica, rng)
-        if rng.random() < 0.3:  # the replica has fetched less so far
+        if rng.random() < 0.3:  # the replica has not fetched all records
             tail = decode_any_log(replica.segments[-1].log)
             cut = rng.choice(tail).position
             replica.segments[-1] = replace(replica.segments[-1], log=replica.segments[-1].log[:cut])
-        if rng.random() < 0.3:  # retention has removed segments
+        if rng.random() < 0.3:  # segments were removed by retention
             offsets = [batch.base_offset for batch in replica.batches()]
             replica.log_start = rng.choice(offsets[: len(offsets) // 2] or [base])
         made.append(replica)
@@ -254,7 +253,7 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         return batch.control and bool(data) and max(data) > max(before, default=-1)
     if batch.control:
         return False
-    if kind == "timestamp":  # with append time, or next to an old message without a timestamp, there is no difference
+    if kind == "timestamp":  # none with append time, or beside an old message without one
         times = [x.timestamp for r in holding for b in r.batches() for x in b.records if x.offset == record.offset]
         return batch.timestamp_type == 0 and -1 not in times
     if kind in ("producer-id", "producer-epoch", "sequence"):
@@ -265,14 +264,14 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         own = replicas[number]
         same = [x for b in own.batches() if not b.transactional for x in b.records if x.key == record.key]
         newer = [x for b in own.batches() for x in b.records if x.key == record.key and x.offset > record.offset]
-        # A later record that this replica has not fetched yet explains it too, if its offset is the one up to which the
-        # replica was cleaned.
+        # The missing record is also explained by a later record that this replica has not fetched, at the offset up to
+        # which it was cleaned.
         limit = max(r.cleaned_to or 0 for r in replicas)
         newer += [
             x for r in replicas for b in r.batches() for x in b.records
             if x.key == record.key and record.offset < x.offset <= limit
         ]  # fmt: skip
-        # A tombstone may be removed together with everything that it deletes.
+        # A tombstone may be removed with all records that it deletes.
         left = record.value is not None or any(own.log_start <= x.offset < record.offset for x in same)
         return not batch.transactional and left and not newer and record.key is not None
     return True

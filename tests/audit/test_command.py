@@ -1,4 +1,4 @@
-"""`keytail audit` as a command: rows, the table, exit statuses, wrong usage, and that nothing is written."""
+"""`keytail audit` as a command: rows, the table, exit statuses, usage errors, and that no file is written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def audit(run: Run, brokers: list[Path], *more: str) -> tuple[int, dict[str, dic
 
 
 def change(log_dir: Path, segment: int, number: int, **changes: Any) -> None:
-    """Replace the batch of this number in the segment with a changed one."""
+    """Change the batch of this number in the segment."""
     path = log_dir / "orders-0" / f"{segment:020d}.log"
     data = path.read_bytes()
     batches = decode_log(data)
@@ -56,11 +56,11 @@ def test_equal_replicas_do_not_differ(run: Run, brokers: list[Path]) -> None:
     assert [item["records"] for item in rows["orders-0"]["replicas"]] == [400] * 3
     assert rows["orders-0"]["divergences"] == {} == rows["orders-0"]["explained"]
     assert (rows["orders-0"]["first_offset"], rows["orders-0"]["end_offset"]) == (0, 400)
-    assert [snapshot(path) for path in brokers] == before, "nothing may be created, changed or locked"
+    assert [snapshot(path) for path in brokers] == before, "a file was created, changed or locked"
     table = run("audit", *flags(brokers))
     assert table.exit_code == 0
     assert "3 partitions: 2 alike, 1 skipped. No differences found." in table.stdout
-    assert audit(run, brokers, "--partitions", "only-0")[0] == 1, "a partition that is named but skipped is an error"
+    assert audit(run, brokers, "--partitions", "only-0")[0] == 1, "a named partition that is skipped must be an error"
     alone = run("audit", *flags(brokers), "--partitions", "only-0")
     assert "1 partition: 1 skipped. Nothing was compared." in alone.stdout
 
@@ -88,7 +88,7 @@ def test_a_difference_is_reported_with_its_offset(run: Run, brokers: list[Path])
 
 
 @pytest.mark.long
-def test_damage_is_reported_with_its_position_and_the_rest_is_compared(run: Run, brokers: list[Path]) -> None:
+def test_damage_is_reported_with_its_position_and_other_batches_are_compared(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
     path = b / "orders-0" / f"{100:020d}.log"
     data = bytearray(path.read_bytes())
@@ -102,8 +102,8 @@ def test_damage_is_reported_with_its_position_and_the_rest_is_compared(run: Run,
     assert (gap["replica"], gap["first_offset"], gap["end_offset"]) == ("b", 140, 150)
     assert (gap["path"], gap["byte_position"]) == (str(path), at.position)
     assert "invalid CRC" in gap["what"]
-    assert row["records_compared"] == 400, "the other two replicas are compared at that position"
-    change(c, 100, 9, leader_epoch=3)  # after the damage
+    assert row["records_compared"] == 400, "the other two replicas must be compared at that position"
+    change(c, 100, 9, leader_epoch=3)  # beyond the damage
     _, rows = audit(run, brokers)
     assert (rows["orders-0"]["status"], rows["orders-0"]["divergences"]) == ("differs", {"leader-epoch": 10})
     assert "could not be compared" in rows["orders-0"]["error"]
@@ -127,7 +127,7 @@ def test_a_lagging_replica_and_one_with_a_later_start_do_not_differ(run: Run, br
     assert (rows["orders-0"]["first_offset"], rows["orders-0"]["records_compared"]) == (300, 60)
 
 
-def test_wrong_usage_and_other_topics_are_refused(run: Run, brokers: list[Path]) -> None:
+def test_usage_errors_and_topics_with_another_id_are_refused(run: Run, brokers: list[Path]) -> None:
     a, b, c = brokers
     for given in ((), (a,), (a, a), (a, c / "orders-0"), (a, c / "nowhere")):
         named = [part for path in given for part in ("--replica", path)]

@@ -1,6 +1,4 @@
-"""Audits whose cells Spark shuffles: the results equal those of one process, and what a running broker writes is not
-damage.
-"""
+"""Audits on Spark: the results equal those of one process, and writes of a running broker are not damage."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def of(result: Audit) -> Any:
     return counts, result.examples, result.gaps
 
 
-def test_spark_finds_what_one_process_finds(engine: SparkEngine, tmp_path: Path) -> None:
+def test_spark_finds_the_differences_that_one_process_finds(engine: SparkEngine, tmp_path: Path) -> None:
     print("seed", SEED)
     rng = random.Random(SEED)
     jobs = []

@@ -1,4 +1,4 @@
-"""A whole segment is missing in one replica: which records were lost and which were cleaned, with and without
+"""A whole segment is missing in one replica: which records are lost and which were cleaned, with and without
 checkpoints.
 """
 
@@ -32,7 +32,7 @@ BY_CLEANING = ("superseded", "deleted", "aborted", "keyless")
 
 
 def found(replicas: list[Replica], home: Path, shards: int = 1) -> Audit:
-    """Audit the replicas, and compare the counts with those of the reference model."""
+    """Audit the replicas, check the counts by the reference model, and return the result."""
     task, first = task_of(replicas, home, shards=shards)
     result, model = audit(task, first, Alone(LOCAL)), expected(replicas, task)
     counts = dict(result.divergences), dict(result.explained), dict(result.early), result.common
@@ -45,7 +45,7 @@ def lost_offsets(result: Audit) -> set[int]:
 
 
 def remove_one(rng: random.Random, replica: Replica) -> Segment | None:
-    """Remove, and return, a segment with records that is neither the first nor the last one."""
+    """Remove and return a segment with records that is neither the first nor the last."""
     inner = [s for s in replica.segments[1:-1] if s.base_offset > replica.log_start and s.log]
     if not inner:
         return None
@@ -55,7 +55,7 @@ def remove_one(rng: random.Random, replica: Replica) -> Segment | None:
 
 
 def data_offsets(replicas: list[Replica], segment: Segment, end: int) -> set[int]:
-    """Return the offsets of the records that only the replica of the segment has lost: below `end`, without markers."""
+    """Return the offsets below `end` of the data records that only the replica without the segment has lost."""
     return {
         record.offset
         for batch in decode_any_log(segment.log)
@@ -66,13 +66,14 @@ def data_offsets(replicas: list[Replica], segment: Segment, end: int) -> set[int
 
 
 def without_reason(replica: Replica, removed: Segment) -> set[int]:
-    """Return the offsets of the records in `replica` of which a later record was in the segment that it has lost."""
+    """Return the offsets of the records of `replica` that were superseded by a record of the segment that it has lost.
+    """
     newest = {r.key: r.offset for b in decode_any_log(removed.log) if not b.control for r in b.records}
     return {r.offset for b in replica.batches() for r in b.records if r.offset < newest.get(r.key, 0)}
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_without_checkpoints_healthy_replicas_do_not_differ(case: int, tmp_path: Path) -> None:
+def test_without_checkpoints_intact_replicas_do_not_differ(case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     replicas = variants(rng, random_segments(rng, keyless=case % 3 == 0), rng.choice([2, 2, 3]))
@@ -85,8 +86,10 @@ def test_without_checkpoints_healthy_replicas_do_not_differ(case: int, tmp_path:
 
 @pytest.mark.parametrize("known", [True, False], ids=["checkpoints", "no checkpoints"])
 @pytest.mark.parametrize("case", range(draws(40)))
-def test_nothing_is_explained_by_a_cleaning_that_did_not_happen(case: int, known: bool, tmp_path: Path) -> None:
-    """Nothing was ever cleaned: with checkpoints every record is lost, without them no record is explained."""
+def test_no_loss_is_explained_if_no_replica_was_cleaned(case: int, known: bool, tmp_path: Path) -> None:
+    """No replica was cleaned: with checkpoints, every missing record is lost; without them, no missing record is
+    explained.
+    """
     print("seed", SEED, "case", case)
     rng = random.Random(f"{SEED} {case} {known}")
     segment = None
@@ -105,7 +108,7 @@ def test_nothing_is_explained_by_a_cleaning_that_did_not_happen(case: int, known
         assert lost_offsets(result) <= truth
         assert result.divergences["lost"] + unknown == len(truth)
         if known or first_removable(replicas[number]) <= segment.base_offset:
-            assert unknown == 0, "above a record that a cleaner would have removed, nothing was cleaned"
+            assert unknown == 0, "losses above a removable record cannot be unknown"
 
 
 def first_removable(replica: Replica) -> int:
@@ -122,8 +125,8 @@ def first_removable(replica: Replica) -> int:
 
 @pytest.mark.parametrize("case", range(draws(60)))
 def test_a_missing_segment_of_a_cleaned_replica_is_reported_as_lost(case: int, tmp_path: Path) -> None:
-    """Only records of the missing segment are lost, and all of them above the offset that a cleaner reached. Records
-    that were removed elsewhere are lost too, if the reason was in that segment.
+    """Records of the missing segment above the offset that a cleaner reached are lost. Other records are also lost if
+    the record that superseded them was in that segment.
     """
     print("seed", SEED, "case", case)
     rng = random.Random(f"{SEED} {case}")
@@ -160,7 +163,7 @@ WHOLE = ((0, single(0, 1)), (2, single(2, 3)), (4, single(4, 5)), (6, single(6))
 
 
 def test_gaps_of_a_replica_without_a_checkpoint_show_how_far_it_was_cleaned(tmp_path: Path) -> None:
-    """A gap between segments may be a missing segment, but a gap inside a segment was made by a cleaner."""
+    """A gap between segments may be a missing segment; a gap inside a segment shows a cleaner."""
     whole = log(*WHOLE)
     missing = found([whole, log(*WHOLE[:1], *WHOLE[2:])], tmp_path)
     assert (dict(missing.divergences), dict(missing.explained), missing.shown) == ({"lost": 2}, {}, [0, 0])
@@ -171,8 +174,8 @@ def test_gaps_of_a_replica_without_a_checkpoint_show_how_far_it_was_cleaned(tmp_
     assert (dict(both.divergences), dict(both.explained)) == ({"lost": 2}, {"superseded": 3})
 
 
-def test_a_loss_that_a_log_neither_shows_nor_excludes_is_unknown(tmp_path: Path) -> None:
-    """The log is the same whether a cleaner removed all records at the end of a segment or a whole segment was removed.
+def test_a_possible_loss_is_reported_as_unknown(tmp_path: Path) -> None:
+    """The log is the same if a cleaner removed all records at the end of a segment, or if a whole segment was removed.
     """
     cut = [(0, single(0, keys=b"c")), (3, single(3, keys=b"a"))]
     whole = [(0, single(0, keys=b"c") + single(1, 2, keys=b"a")), (3, single(3, keys=b"a"))]
@@ -183,8 +186,8 @@ def test_a_loss_that_a_log_neither_shows_nor_excludes_is_unknown(tmp_path: Path)
 
 
 def test_gaps_show_that_a_replica_fetched_from_a_cleaned_one(tmp_path: Path) -> None:
-    """The checkpoint of the replica itself is 0. The records that it fetched after the cleaning have the cleaner's
-    gaps.
+    """The checkpoint of the replica is 0, but the records that it fetched from the cleaned one have the gaps of a
+    cleaner.
     """
     whole, leader = log(*WHOLE, cleaned_to=0), log((0, single(3)), *WHOLE[2:], cleaned_to=4)
     fetched = log((0, single(3, 4)), (5, single(5, 6)), cleaned_to=0)
@@ -192,7 +195,7 @@ def test_gaps_show_that_a_replica_fetched_from_a_cleaned_one(tmp_path: Path) -> 
     assert (dict(result.divergences), dict(result.explained)) == ({}, {"superseded": 3})
     without = log(*WHOLE[:1], *WHOLE[2:], cleaned_to=0)
     result = found([whole, leader, without], tmp_path)
-    assert dict(result.divergences) == {"lost": 1}, "the latest record below 4"
+    assert dict(result.divergences) == {"lost": 1}, "the last record before the gap is the latest of its key"
     assert dict(result.explained) == {"superseded": 2, "cleaning-unknown": 1}
     result = found([whole, log((0, single(5)), *WHOLE[3:], cleaned_to=6), without], tmp_path)
     assert dict(result.explained) == {"superseded": 3, "cleaning-unknown": 2}
@@ -219,7 +222,7 @@ def table(*rows: tuple[int, int, int, int]) -> np.ndarray:
         ([(5, 9, 5, DELETE_HORIZON), (10, 10, 1, 0)], 5, 10),
     ],
 )
-def test_gaps_inside_segments_are_traces_of_a_cleaner(rows: Any, end_offset: int | None, shown: int) -> None:
+def test_gaps_inside_segments_show_that_a_cleaner_ran(rows: Any, end_offset: int | None, shown: int) -> None:
     assert shown_cleaned_to(table(*rows), end_offset) == shown
 
 
@@ -231,7 +234,7 @@ def audited(a: Path, b: Path, *topics: str) -> dict[str, AuditRow]:
 
 
 def test_all_records_of_a_segment_missing_in_a_copy_of_a_real_log_are_lost(tmp_path: Path) -> None:
-    """The replicas are copies of partition directories, without the checkpoints of their log dirs."""
+    """The replicas are copies of partition directories without checkpoints."""
     source = golden.unpack(tmp_path)
     chosen, gone = ("none-1", "gzip-0", "tombstones-0", "events-0"), Counter[str]()
     rng = random.Random(SEED)
@@ -252,8 +255,8 @@ def test_all_records_of_a_segment_missing_in_a_copy_of_a_real_log_are_lost(tmp_p
 
 
 @pytest.mark.long
-def test_copies_of_logs_that_real_cleaners_cleaned_lose_nothing(run: Run, tmp_path: Path) -> None:
-    """keytail leaves what Kafka's cleaner leaves."""
+def test_copies_of_logs_after_real_cleaners_have_no_losses(run: Run, tmp_path: Path) -> None:
+    """The cleaner is keytail, which has the results of Kafka's cleaner."""
     flags: dict[str, list[str]] = {"4.3.1": []}
     for version in older.VERSIONS:
         topics = [topic for topic in older.topics_of(version) if "v0" not in topic]

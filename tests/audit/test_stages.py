@@ -1,5 +1,5 @@
-"""Audits of replicas in this process: compared with the reference model; every inserted difference is found, and
-nothing else.
+"""Audits of replicas in this process, compared with the reference model: only inserted differences are found, and all
+of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def counts(result: Audit) -> tuple:
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_healthy_replicas_do_not_differ_and_all_missing_records_are_explained(case: int, tmp_path: Path) -> None:
+def test_intact_replicas_do_not_differ_and_all_missing_records_are_explained(case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     segments = random_segments(rng)
@@ -64,7 +64,7 @@ def test_every_inserted_difference_is_found(kind: str, case: int, tmp_path: Path
         if offset is not None:
             break
     else:
-        pytest.fail("no place for the difference was found")
+        pytest.fail("the difference could not be inserted in any log")
     task, _ = task_of(replicas, tmp_path)
     model = expected(replicas, task)
     for shards in (1, 4):
@@ -101,11 +101,11 @@ def signed(data: bytearray) -> bytes:
 
 
 def test_lengths_that_a_cleaner_rewrites_are_not_differences(tmp_path: Path) -> None:
-    """A length is written in two bytes although one is sufficient; a cleaner that rebuilds the batch writes one."""
+    """A length is encoded in two bytes instead of one; a cleaner that rebuilds the batch writes one."""
     plain = encode_batch([Rec(0, NOW, b"k", b"v", ((b"h", None),))])
     assert plain.endswith(b"\x02\x02h\x01")
     longer = bytearray(plain[:-4] + b"\x82\x00" + plain[-3:])
-    longer[61] += 2  # the zig-zag length of the record
+    longer[61] += 2  # the length of the record, in zig-zag encoding
     longer[8:12] = (len(longer) - 12).to_bytes(4, "big")
     for other, kinds in ((signed(longer), {}), (encode_batch([Rec(0, NOW, b"k", b"v")]), {"headers": 1})):
         result, _ = found([one_batch(plain), one_batch(other)], tmp_path)
@@ -123,7 +123,7 @@ def test_a_marker_and_a_record_at_the_same_offset_differ(tmp_path: Path) -> None
         assert [(item["kind"], item["offset"]) for item in result.examples] == [("control", 1)]
 
 
-def test_unparsable_records_with_a_valid_checksum_are_damage_of_their_batch_only(
+def test_unparsable_records_with_a_valid_checksum_are_damage_of_one_batch(
     tmp_path: Path,
 ) -> None:
     batches = [encode_batch([Rec(n, NOW, b"k%d" % n, b"v")], codec=n % 2) for n in range(5)]
@@ -153,7 +153,7 @@ def test_epochs_with_different_starts_differ_if_a_record_is_between_these(tmp_pa
 
 
 def test_above_the_cleaned_offset_no_record_may_be_missing(tmp_path: Path) -> None:
-    """A later record of the key explains a missing one only below the largest checkpoint."""
+    """A missing record is explained by a later record of its key only below the largest checkpoint."""
     whole = [encode_batch([Rec(n, NOW, b"k", b"v")]) for n in range(4)]
     lost = {"lost": 1}
     for cleaned_to, kinds in (((0, 0), lost), ((2, 0), {}), ((0, 2), {}), ((0, 1), lost), ((0, None), {})):

@@ -16,15 +16,15 @@ from tests.reference.indexing import index_files
 
 @dataclass
 class RandomLog:
-    segments: list[Segment]  # the active one is last and empty
+    segments: list[Segment]  # the active segment is the last, and empty
     batch_ends: list[int]
     log_end_offset: int
-    producers: dict[int, tuple[int, int]]  # producer id -> (last data offset, epoch)
+    producers: dict[int, tuple[int, int]]  # by producer id: last data offset, epoch
 
 
 def random_log(rng: random.Random, now_ms: int, *, codecs=(0,), keyless=0.0, max_gap=5, segments=None) -> RandomLog:
-    """Return a log that a broker could have written: with idempotent producers, horizons of earlier rounds, gaps,
-    emptied batches, and numbers that are not minimally encoded.
+    """Return a log that a broker could have: with idempotent producers, delete horizons of earlier rounds, offset gaps,
+    emptied batches, and overlong varints.
     """
     keys = [b"k%d" % i for i in range(rng.choice([1, 3, 10, 40]))] + [b""]
     offset, made, ends = rng.choice([0, 0, 17, 2**40]), [], []
@@ -71,18 +71,18 @@ def _random_batch(rng, offset, now_ms, keys, codecs, keyless, producers):
         fields["codec"] = 0
     if rng.random() < 0.05:
         fields["extra_attributes"] = 0x100
-    if rng.random() < 0.1:  # some varints are longer than needed, so a rebuilt batch must re-encode its records
+    if rng.random() < 0.1:  # some varints are overlong, so that records of rebuilt batches must be encoded again
         fields["spell"] = lambda varint: _longer(varint) if rng.random() < 0.3 else varint
     return encode_batch(records, **fields), last + 1
 
 
 def _longer(varint: bytes) -> bytes:
-    """Encode the same number in more bytes than needed: readers accept up to 5 bytes for lengths."""
+    """Encode the same number with an overlong varint; readers accept up to 5 bytes for lengths."""
     return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
 
 
 def write_log(path: str, segments: list[Segment]) -> tuple[SegmentFacts, ...]:
-    """Write the `.log` files under `path`, with empty indexes; return the facts that a survey returns."""
+    """Write the `.log` files in `path`, with empty indexes; return the facts of a survey."""
     os.makedirs(path, exist_ok=True)
     facts = []
     for segment in segments:

@@ -1,7 +1,5 @@
-"""A minimal cleaner in plain Python, after Kafka's rules for v2 logs without transactions. Its output is the input of
-tests of the proof.
-
-Shares no code with `keytail`, and implements only what these tests need.
+"""A minimal cleaner in plain Python, with Kafka's rules for v2 logs without transactions, whose output is the input of
+tests of the proof. It shares no code with `keytail`.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class Round:
 
 @dataclass
 class Out:
-    """One batch of the output: its bytes, and the batch from which it was made."""
+    """One batch of the output: its bytes, and its source batch."""
 
     data: bytes
     source: Batch

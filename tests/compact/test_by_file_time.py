@@ -1,4 +1,5 @@
-"""Rounds by the rules of the cleaners before Kafka 3.1 (CLEANING.md 16): what is retained, and what the proof rejects.
+"""Rounds by the rules of cleaners before Kafka 3.1 (CLEANING.md 16): retained records, and results that the proof
+rejects.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
-from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
+from tests.compact.fan_out.test_stages import fan_out_passes, remove_scratch
 from tests.compact.logs import RandomLog, task_for, write_log
 from tests.compact.test_passes import files_of
 from tests.compact.test_removal_limit import mixed_log
@@ -36,7 +37,7 @@ HORIZON = 0x40
 
 @pytest.mark.parametrize("case", range(draws(60)))
 @pytest.mark.parametrize("message_format", ["v2", "keep"])
-def test_a_round_leaves_what_the_model_leaves_by_one_task_and_by_many(
+def test_rounds_by_one_task_and_by_fan_out_have_the_result_of_the_model(
     case: int, message_format: str, tmp_path: Path
 ) -> None:
     print("seed", SEED, "case", case)
@@ -65,13 +66,13 @@ def test_a_round_leaves_what_the_model_leaves_by_one_task_and_by_many(
             assert files.get(".txnindex", b"") == made[out.base_offset].txn_index
     install(LOCAL, task, result)
     many = replace(task, partition_path=str(tmp_path / "many" / "t-0"), max_scratch_bytes=rng.choice([None, 1]))
-    fan_out_rounds(many, InProcess(tmp_path / "cells"), Sizes(slice_bytes=1, shards=2))
-    sweep(tmp_path / "many" / "t-0")
+    fan_out_passes(many, InProcess(tmp_path / "cells"), Sizes(slice_bytes=1, shards=2))
+    remove_scratch(tmp_path / "many" / "t-0")
     assert files_of(tmp_path / "many" / "t-0") == files_of(tmp_path / "one" / "t-0")
 
 
 def some_partition(path: Path) -> tuple[RandomLog, tuple[SegmentFacts, ...]]:
-    """Write tombstones at 1, 4 and 7, and markers without data at 2, 5 and 8, in segments whose files differ in age."""
+    """Write tombstones at 1, 4 and 7, and markers without data at 2, 5 and 8, in segments of different file times."""
     segments, ages_ms = [], (10**6, RETENTION, RETENTION - 1)
     for number, age_ms in enumerate(ages_ms):
         at = 3 * number
@@ -109,14 +110,14 @@ def offsets(batches: list[Batch]) -> list[int]:
 @pytest.mark.parametrize(
     ("first_dirty", "retention_ms", "stay"),
     [
-        (9, 0, [0, 3, 6, 9]),  # a file whose time equals the horizon loses tombstones and markers too
+        (9, 0, [0, 3, 6, 9]),  # tombstones and markers are also removed if the file time equals the horizon
         (9, 1, [0, 3, 6, 7, 8, 9]),
         (9, 2, [0, 3, 4, 5, 6, 7, 8, 9]),
         (6, 0, [0, 3, 6, 7, 8, 9]),
-        (4, 0, [0, 3, 6, 7, 8, 9]),  # inside the second segment, which then is the last one before the dirty section
+        (4, 0, [0, 3, 6, 7, 8, 9]),  # inside the second segment, which is then the last one of the clean section
         (3, 0, [0, 3, 4, 5, 6, 7, 8, 9]),
         (3, 10**6, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # no segment is before the dirty section
+        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # without a clean section
     ],
 )
 def test_a_file_that_is_not_newer_than_the_horizon_loses_tombstones_and_markers(
@@ -128,7 +129,7 @@ def test_a_file_that_is_not_newer_than_the_horizon_loses_tombstones_and_markers(
     assert not [batch for batch in batches if batch.attributes & HORIZON]
 
 
-def test_a_horizon_is_copied_with_its_batch_dropped_by_a_rewrite_and_never_applied(tmp_path: Path) -> None:
+def test_horizons_are_copied_dropped_by_rewrites_and_never_applied(tmp_path: Path) -> None:
     over, far = {"delete_horizon_ms": NOW - 10**6}, {"delete_horizon_ms": NOW + 10**6}
     old = encode_batch([Rec(0, NOW - 7, b"gone", None), Rec(1, NOW - 5, b"a", b"1")], **far)
     copied = encode_batch([Rec(2, NOW, b"b", None)], **over)
@@ -155,7 +156,7 @@ def test_a_horizon_is_copied_with_its_batch_dropped_by_a_rewrite_and_never_appli
 
 
 def test_the_last_batch_of_the_range_is_removed_when_it_is_empty(tmp_path: Path) -> None:
-    """CLEANING.md 6.1b, which retains such a batch, is a rule of 4.x only."""
+    """Only 4.x retains such a batch (CLEANING.md 6.1b)."""
     source = encode_batch([Rec(0, NOW, b"a", b"1")]) + encode_batch([Rec(1, NOW, b"b", None)])
     segments = [Segment(0, source, mtime_ms=0), Segment(2, b"")]
     log, facts = RandomLog(segments, [], 2, {}), write_log(str(tmp_path / "t-0"), segments)
@@ -164,7 +165,7 @@ def test_the_last_batch_of_the_range_is_removed_when_it_is_empty(tmp_path: Path)
 
 
 @pytest.mark.parametrize("bound", [None, 1])
-def test_a_second_round_removes_what_the_first_retained(tmp_path: Path, bound: int | None) -> None:
+def test_a_second_round_removes_expired_tombstones_and_markers(tmp_path: Path, bound: int | None) -> None:
     path = tmp_path / "t-0"
     first = round_of(task_of(path, first_dirty=0, max_scratch_bytes=bound, config={"segment_bytes": 1}))
     assert offsets(first) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -184,11 +185,11 @@ def _of_newest_file(task: CleaningTask) -> int:
 def _with_fact(fact: int, value: int) -> Callable:
     decide_rows = Rewriter._decide_rows
 
-    def without_state(self, *arguments):
+    def with_wrong_fact(self, *arguments):
         self._facts[fact] = value
         return decide_rows(self, *arguments)
 
-    return without_state
+    return with_wrong_fact
 
 
 @pytest.mark.parametrize(("first_dirty", "offset"), [(0, 2), (1, 5)])
@@ -259,12 +260,12 @@ def test_the_proof_rejects_a_rebuilt_batch_that_lost_nothing(
     decide = Rewriter._decide_rows
 
     def without_mode(self, *arguments):
-        self._by_file_time = False  # batches with tombstones are treated as if they needed a horizon
+        self._by_file_time = False  # treats batches with tombstones as if they needed a horizon
         self._facts[row_kernels.BY_FILE_TIME] = 0
         return decide(self, *arguments)
 
     monkeypatch.setattr(Rewriter, "_decide_rows", without_mode)
-    batch = encode_batch([Rec(0, NOW, b"a", None)], extra_attributes=0x100)  # an attribute that a rewrite does not keep
+    batch = encode_batch([Rec(0, NOW, b"a", None)], extra_attributes=0x100)  # a rewrite does not keep this attribute
     segments = [Segment(0, batch, mtime_ms=NOW), Segment(1, b"")]
     log, facts = RandomLog(segments, [], 1, {}), write_log(str(tmp_path / "t-0"), segments)
     with pytest.raises(KeytailError, match="a batch from which nothing was removed differs from the source's bytes"):

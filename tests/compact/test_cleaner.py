@@ -1,5 +1,6 @@
-"""One round over random partitions: keytail's bytes compared with those of the reference model (promise 3, checklist
-12-25)."""
+"""One round over random partitions: keytail's bytes compared with those of the reference model (promise 3;
+CONFORMANCE.md 12 to 25).
+"""
 
 import functools
 import os
@@ -35,7 +36,7 @@ NOW = 1_750_000_000_000
 
 @pytest.fixture(params=["large chunks", "tiny chunks", "in pieces"])
 def chunks(request, monkeypatch):
-    """Use tiny chunks, arenas, portions and pieces, so that boundaries occur between any two batches and also inside
+    """Use tiny chunks, arenas, portions and pieces, so that boundaries occur between any two batches and within
     batches.
     """
     if request.param == "in pieces":
@@ -72,7 +73,7 @@ def read(path, name):
 
 
 def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
-    """Return whether two logs differ only in the bytes that their codecs produced."""
+    """Return whether two logs are equal except for compression."""
 
     def plain(batch):
         packed = batch.codec and batch.records
@@ -85,7 +86,7 @@ def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", range(draws(120)))
-def test_a_round_leaves_what_the_reference_model_leaves(case, chunks, tmp_path):
+def test_a_round_has_the_result_of_the_reference_model(case, chunks, tmp_path):
     rng = random.Random(SEED * 1000 + case)
     print("seed", SEED, "case", case)
     codecs = rng.choice([(0,), (0,), (0, 1, 2, 3, 4), (3,)])
@@ -180,12 +181,12 @@ def test_a_segment_of_more_offsets_than_an_index_holds_is_split(tmp_path, groupi
         assert read(path, files_of(result, ".timeindex")[base].name) == time_index
 
 
-def test_keyless_records_are_refused_with_count_and_first_offset__checklist_14(tmp_path):
+def test_keyless_records_are_refused_with_count_and_first_offset(tmp_path):
     batches = [one(0), one(1, key=None), one(2), one(3, key=None), one(4)]
     with pytest.raises(Refused, match="2 records without a key") as caught:
         clean_tiny(tmp_path / "a", batches)
     assert caught.value.offset == 1
-    with pytest.raises(Refused, match="1 records without a key") as caught:  # the record is in the clean section
+    with pytest.raises(Refused, match="1 records without a key") as caught:  # here, the record is in the clean section
         clean_tiny(tmp_path / "b", batches[:3] + batches[4:], first_dirty=2)
     assert caught.value.offset == 1
     assert not [n for n in os.listdir(tmp_path / "b" / "t-0") if n.endswith(".clean")]
@@ -244,7 +245,7 @@ def test_a_hash_other_than_that_of_the_plan_is_refused(tmp_path):
 
 
 def test_a_batch_that_has_its_horizon_is_copied(tmp_path):
-    """The batch contains numbers that are longer than needed, which a rewrite would shorten."""
+    """The batch has overlong varints, which a rewrite would shorten."""
     records = [Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", b"v")]
     log = encode_batch(
         records, delete_horizon_ms=NOW + 1, spell=lambda number: number[:-1] + bytes([number[-1] | 0x80, 0])
@@ -267,7 +268,7 @@ def test_removed_tombstones_are_counted(tmp_path):
     assert (result.tombstones_removed, result.records_after) == (2, 3)
 
 
-def test_an_expired_producer_protects_no_batch__checklist_23(tmp_path):
+def test_an_expired_producer_protects_no_batch(tmp_path):
     own = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
     for k, (age_ms, kept) in enumerate([(10, 1), (10**9, 0)]):
         log, path, facts = tiny(tmp_path / str(k), [one(0, **own), one(1), one(2, key=b"x")])
@@ -301,8 +302,8 @@ def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_exp
 
 
 def measured(kept: list[int], limit: int) -> list[list[int]]:
-    """Return the numbers of the source segments of each output, given the bytes that survive of each source, none of
-    which exceeds the limit.
+    """Return the numbers of the source segments of each output. `kept` are the retained bytes of each source, at most
+    `limit`.
     """
     outputs, size = [[0]], kept[0]
     for number, n in enumerate(kept[1:], 1):
@@ -329,7 +330,7 @@ def test_measured_outputs_are_those_of_the_reference_rule(case, chunks, tmp_path
     task = task_for(path, log, facts, NOW, first_dirty=base, config=config, grouping="measured", drop_keyless=True)
     result = clean_partition(LOCAL, task)
     outputs = [segment for group in result.groups for segment in group.segments]
-    # The reference model merges sources without bytes, whatever the limit.
+    # The reference model merges sources without bytes even above the limit.
     bases = [[b for n in numbers for b in alone.segments[n].source_bases] for numbers in measured(kept, limit)]
     assert [list(group.source_bases) for group in result.groups] == bases
     assert [segment.base_offset for segment in outputs] == [b[0] for b in bases]
@@ -357,7 +358,7 @@ def test_a_source_larger_than_the_limit_continues_in_the_next_output(tmp_path):
 
 
 def test_by_kafkas_grouping_an_output_exceeds_segment_bytes_but_not_what_a_broker_opens(tmp_path, monkeypatch):
-    batches = [one(n, key=b"%02d" % n, value=None) for n in range(12)]  # tombstones: each grows by its horizon
+    batches = [one(n, key=b"%02d" % n, value=None) for n in range(12)]  # tombstones, which get a delete horizon
     size = len(batches[0])
     config = {"segment_bytes": 12 * size}
     _, result = clean_tiny(tmp_path / "grown", batches, config=config)
@@ -405,7 +406,7 @@ def test_with_delete_in_the_policy_an_output_spans_at_most_a_segments_age(tmp_pa
 
 
 def test_rows_of_written_batches_equal_those_parsed_from_their_bytes(monkeypatch, tmp_path):
-    """Writers and indexes use the rows of copied, rebuilt and emptied batches as they were written."""
+    """Writers and indexes use these rows of copied, rebuilt and emptied batches, and do not parse the output."""
     append, found_rows = writer.OutputWriter.append, 0
 
     def checked(self, data, table):
@@ -414,7 +415,7 @@ def test_rows_of_written_batches_equal_those_parsed_from_their_bytes(monkeypatch
         index_batches(np.ascontiguousarray(data), len(data), 0, -1, found, out)
         assert out[:3].tolist() == [len(table), len(data), OK]
         for name in BATCH_TABLE.names:
-            if name != "position":  # the writer assigns the position
+            if name != "position":  # the position is assigned by the writer
                 assert found[name].tolist() == table[name].tolist(), name
         found_rows += len(table)
         append(self, data, table)

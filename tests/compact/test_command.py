@@ -1,4 +1,4 @@
-"""`keytail compact --execute` as an operator runs it: a separate process, which starts its own Spark."""
+"""`keytail compact --execute` as an operator runs it, in a separate process that starts Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flags(log_dir: Path) -> tuple[str | Path, ...]:
 
 
 def execute(log_dir: Path, *more: str) -> tuple[int, dict[str, dict[str, Any]], str]:
-    """Return the exit status, rows by partition, and standard error of an executing run."""
+    """Run with `--execute`; return the exit status, the rows by partition, and standard error."""
     done = keytail("compact", *flags(log_dir), *more)
     rows = json.loads(done.stdout) if done.stdout else []
     return done.returncode, {f"{row['topic']}-{row['partition']}": row for row in rows}, done.stderr
@@ -57,8 +57,8 @@ def assert_unchanged_records(before: list[Any], partition: Path) -> None:
 
 
 @pytest.mark.spark
-def test_good_partitions_are_compacted_beside_a_corrupt_one(log_dir: Path) -> None:
-    """The log dir has a partition with a flipped byte, a leftover of a killed run, a checkpoint past the log end, and a
+def test_a_corrupt_partition_does_not_stop_the_others(log_dir: Path) -> None:
+    """The log dir has a partition with a flipped byte, a file of a killed run, a checkpoint above the log end, and a
     topic that is not compacted.
     """
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-2")}
@@ -89,10 +89,10 @@ def test_good_partitions_are_compacted_beside_a_corrupt_one(log_dir: Path) -> No
     assert "orders 0 300\n" in checkpoint
     assert "orders 2 300\n" in checkpoint
     assert "orders 1" not in checkpoint
-    assert "users 0 100000" in checkpoint, "a topic that is not compacted keeps its entry"
+    assert "users 0 100000" in checkpoint, "the entry of a topic that is not compacted was removed"
     assert not list(log_dir.rglob("*.clean"))
-    assert (log_dir / ".lock").read_bytes() == b"", "it must remain: a broker that starts may have it open"
-    assert "[3/3]" in errors, "without a terminal, progress is printed as plain lines"
+    assert (log_dir / ".lock").read_bytes() == b"", "the lock file must remain: a broker that starts may have it open"
+    assert "[3/3]" in errors, "without a terminal, progress must be printed as lines"
     noise = [line for line in errors.splitlines() if line and not line.startswith(("keytail", "Next:"))]
     assert noise == [], "Spark must print nothing"
 
@@ -105,10 +105,10 @@ def test_good_partitions_are_compacted_beside_a_corrupt_one(log_dir: Path) -> No
 
 
 @pytest.mark.long
-def test_a_held_lock_refuses_the_run(log_dir: Path) -> None:
+def test_a_run_is_refused_if_the_lock_is_held(log_dir: Path) -> None:
     (log_dir / ".lock").touch()
     before = snapshot(log_dir)
-    with (log_dir / ".lock").open("r+") as lock:  # closing any descriptor of the file releases this lock
+    with (log_dir / ".lock").open("r+") as lock:  # closing a descriptor of the file releases the lock
         fcntl.lockf(lock, fcntl.LOCK_EX)
         done = forked.keytail("compact", *flags(log_dir))
     assert (done.returncode, json.loads(done.stdout)) == (1, [])

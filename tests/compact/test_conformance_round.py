@@ -1,6 +1,5 @@
-"""Behaviours of tests/CONFORMANCE.md, by their numbers, on small logs worked out by hand.
-
-The random logs of test_cleaner.py and of the interop tests require more of the same code; these tests explain it.
+"""Behaviours of tests/CONFORMANCE.md, by number, on small logs written by hand. Random logs in test_cleaner.py and in
+tests/interop cover more of the same code.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Log:
 
 
 def test_offsets_far_apart_inside_one_segment_are_mapped(tmp_path: Path) -> None:
-    """9: a span of nearly 2^31 offsets inside one segment, far from offset zero, is mapped like any other span."""
+    """9: nearly 2^31 offsets inside one segment, far from offset 0, are mapped like a smaller span."""
     base, far = 2**40, 2**40 + 2**31 - 1
     log = Log(tmp_path, {base: one(base, b"a") + one(base + 1, b"b") + one(far, b"a")}, far + 1)
     assert log.round(first_dirty=base).end_offset == far + 1
@@ -78,8 +77,8 @@ def test_offsets_far_apart_inside_one_segment_are_mapped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("starts", [(0, 1000), (0, 1000, 5_000_000_000)])
-def test_gaps_between_segments_do_not_stop_progress(tmp_path: Path, starts: tuple[int, ...]) -> None:
-    """10: where offsets are missing between segments, and before the active one, the next round begins after them."""
+def test_gaps_between_segments_do_not_stop_the_next_round(tmp_path: Path, starts: tuple[int, ...]) -> None:
+    """10: after a gap of offsets between segments, or before the active one, the next round begins after the gap."""
     end = starts[-1] + 500
     log = Log(tmp_path, {start: one(start) for start in starts}, end)
     assert log.round().end_offset == end
@@ -87,8 +86,7 @@ def test_gaps_between_segments_do_not_stop_progress(tmp_path: Path, starts: tupl
 
 
 def test_small_maps_make_progress_every_round(tmp_path: Path) -> None:
-    """8, 13: a full map ends the round inside a segment; the records after that are retained, and later rounds reach
-    them."""
+    """8, 13: a full map ends the round inside a segment; later records are retained, and cleaned by later rounds."""
     keys = [b"k%d" % (n % 6) for n in range(24)]
     segments = {k: b"".join(one(n, keys[n]) for n in range(k, k + 12)) for k in (0, 12)}
     log, at, ends = Log(tmp_path, segments, 24), 0, []
@@ -103,7 +101,7 @@ def test_small_maps_make_progress_every_round(tmp_path: Path) -> None:
 
 
 def test_a_tombstone_removes_its_key_from_the_clean_section_too(tmp_path: Path) -> None:
-    """15: no value of a deleted key is left in any cleanable segment, dirty or clean."""
+    """15: no value of a deleted key remains in a cleanable segment, dirty or clean."""
     log = Log(tmp_path, {0: one(0, b"a") + one(1, b"b"), 2: one(2, b"a") + one(3, b"a", None) + one(4, b"c")}, 5)
     log.round(first_dirty=2)
     assert [(r.offset, r.value) for b in log.batches() for r in b.records] == [(1, b"v"), (3, None), (4, b"v")]
@@ -125,7 +123,7 @@ def test_a_tombstone_is_retained_until_its_horizon_whatever_its_timestamp(tmp_pa
 
 
 def test_segments_from_the_uncleanable_offset_on_are_not_changed(tmp_path: Path) -> None:
-    """17: their bytes and their files are unchanged, and their records supersede no other record."""
+    """17: their files are unchanged, and their records supersede no other record."""
     log = Log(tmp_path, {0: one(0) + one(1), 2: one(2) + one(3)}, 4)
     untouched = Path(log.path, f"{2:020d}.log")
     before = (untouched.read_bytes(), os.stat(untouched).st_ino, os.stat(untouched).st_mtime_ns)
@@ -135,7 +133,7 @@ def test_segments_from_the_uncleanable_offset_on_are_not_changed(tmp_path: Path)
 
 
 def test_the_counters_of_a_round_match_the_disk(tmp_path: Path) -> None:
-    """12, 18, 41: the counters include the records and bytes of the clean section, and the files have no padding."""
+    """12, 18, 41: the counters include the clean section, and the files have no padding."""
     segments = {0: one(0, b"a") + one(1, b"b"), 2: one(2, b"a") + one(3, b"a", None) + one(4, b"c")}
     log = Log(tmp_path, segments, 5)
     result = log.round(first_dirty=2)
@@ -165,8 +163,7 @@ def test_duplicates_inside_one_batch_are_removed(tmp_path: Path, codec: int) -> 
 def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: int
 ) -> None:
-    """35: such batches are cleaned even if a chunk is smaller than a batch or max.message.bytes has been lowered since.
-    """
+    """35: batches larger than a chunk, or than a lower max.message.bytes of today, are cleaned."""
     small = functools.partial(SegmentReader, chunk_bytes=200, arena_bytes=200)
     monkeypatch.setattr(cleaner, "SegmentReader", small)
     noise = random.Random(1)
@@ -177,9 +174,9 @@ def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
 
 
 def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
-    """33: aborted data is not decompressed, so a chunk that would decompress to 40 MB needs no memory for it."""
+    """33: aborted data is not decompressed, so that a chunk of it needs no memory for 40 MB."""
     peaks = []
-    # the first round warms up
+    # a first round to warm up
     for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):
         fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True, "codec": 4}
         data = [
@@ -203,8 +200,8 @@ def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
 
 
 def test_empty_segments_are_merged_across_any_span(tmp_path: Path) -> None:
-    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes join it whatever the span, so that
-    they do not accumulate.
+    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes are always added, so that they do not
+    accumulate.
     """
     bases = [0, 10, 2**32, 2**33]
     log = Log(tmp_path, {0: one(0, b"a"), 10: b"", 2**32: b"", 2**33: one(2**33, b"b")}, 2**33 + 5)
@@ -223,8 +220,8 @@ def batch_rows(*rows: tuple[int, int, int, int]) -> np.ndarray:
 
 
 def test_entries_are_added_after_more_than_the_interval(tmp_path: Path) -> None:
-    """67: an entry is added after strictly more bytes than the interval, and never for the first batch; the time index
-    gets a last entry.
+    """67: an entry is added after more bytes than the interval, and never for the first batch; the time index gets a
+    last entry.
     """
     indexer = SegmentIndexer(0, 200, 1 << 20)
     rows = [(0, 100, 1, 50), (100, 100, 2, 60), (200, 100, 3, 60), (300, 100, 4, 55), (400, 100, 5, 70)]

@@ -1,5 +1,4 @@
-"""The counts of each source segment that a rewrite reports, compared with a simple count of the files before and after.
-"""
+"""The counts of a rewrite for each source segment, compared with a simple count over the files before and after."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def batches_of(path: str) -> dict[int, list[Batch]]:
 def test_records_and_horizons_are_reported_by_source(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """In every other case a segment is read in several chunks."""
+    """In every second case, a segment is read in several chunks."""
     print("seed", SEED, "case", case)
     if case % 2:
         monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, chunk_bytes=300, arena_bytes=200))
@@ -88,5 +87,5 @@ def test_many_segments_are_combined_into_few_parts() -> None:
     assert sum(part.segments for part in parts) == len(segments)
     assert sum(part.log_bytes for part in parts) == sum(item.log_bytes for item in segments)
     assert parts[0] == Part(0, 11, 55, 10, 110, 44)
-    assert parts[1].records is None, "not all segments of this part were counted"
+    assert parts[1].records is None, "the part with an uncounted segment must have no counts"
     assert parts_of([]) == ()

@@ -46,7 +46,9 @@ CONFIG = CompactionConfig(cleanup_policy=frozenset({"compact"}), min_cleanable_d
 
 
 def make(path: Path, count: int = 5, records: int = 400) -> tuple[Path, list[CleaningTask]]:
-    """Write a log dir with partitions `t-0` ... and return the task that compacts each up to its active segment."""
+    """Write a log dir with partitions `t-0`, `t-1`, ...; return it with tasks that compact each up to its active
+    segment.
+    """
     log_dir = write_log_dir(path, {f"t-{n}": random_records(n, records + 40 * n) for n in range(count)})
     [facts] = survey_log_dirs(LOCAL, [str(log_dir)])
     tasks = []
@@ -83,7 +85,7 @@ def compaction_of(
     ledger: Any = None,
     **events: Any,
 ) -> Compaction:
-    """Run the tasks; `of_dirs` has the partitions of each log dir."""
+    """Return the driver of these tasks; `of_dirs` has the partitions of each log dir."""
     destination = InPlace(fs, of_dirs, clean or partial(clean_on_worker, engine.concurrent_tasks))
     return Compaction(engine, tasks, space or ScratchSpace(LOCAL), destination, Events(**events), deadline_s, ledger)
 
@@ -138,7 +140,7 @@ def test_a_killed_worker_fails_one_partition(engine: SparkEngine, tmp_path: Path
     assert [row.status for row in rows] == ["compacted", "compacted", "failed", "compacted", "compacted"], rows
     assert "killed twice" in rows[2].error
     assert rows[2].bytes_after == rows[2].bytes_before
-    assert snapshot(log_dir / "t-2") == untouched, "its scratch files must be removed, and its segments unchanged"
+    assert snapshot(log_dir / "t-2") == untouched, "scratch files must be removed, and segments unchanged"
     assert ("t", 2) not in checkpoint(log_dir)
     assert not list(log_dir.rglob("*.clean"))
     for row in rows:
@@ -215,8 +217,8 @@ def answers(tasks: list[CleaningTask]) -> list[tuple[CleaningTask, Outcome[Clean
 
 
 class Checkpoints(FileSystem):
-    """Records which names of files that a replacement still needs exist whenever a checkpoint is replaced. Replacing
-    `failing` fails.
+    """Records the files of unfinished replacements whenever a checkpoint is replaced. In the log dir named `failing`,
+    this raises OSError.
     """
 
     def __init__(self, failing: str = "none") -> None:
@@ -235,30 +237,30 @@ class Checkpoints(FileSystem):
 
 def test_the_checkpoints_of_a_bundle_are_written_once_for_each_log_dir(tmp_path: Path) -> None:
     """They are written after all segments of the bundle are in place."""
-    item, first = make(tmp_path / "one", count=3)
+    one, first = make(tmp_path / "one", count=3)
     two, second = make(tmp_path / "two", count=2)
     fs = Checkpoints()
-    hosts = {str(item): {("t", n) for n in range(3)}, str(two): {("t", n) for n in range(2)}}
+    hosts = {str(one): {("t", n) for n in range(3)}, str(two): {("t", n) for n in range(2)}}
     driver = compaction_of(ThisProcess(), hosts, [*first, *second], fs=fs)
     rows = rows_of_answers(driver, answers([first[0], second[0], *first[1:], second[1]]))
     assert [row.status for row in rows] == ["compacted"] * 5
     assert fs.replaced == ["one", "two"]
     assert fs.unfinished == []
-    for log_dir, tasks in ((item, first), (two, second)):
+    for log_dir, tasks in ((one, first), (two, second)):
         assert checkpoint(log_dir) == {("t", task.partition): task.first_uncleanable_offset for task in tasks}
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_the_partitions_of_its_log_dir(tmp_path: Path) -> None:
-    item, first = make(tmp_path / "one", count=2)
+    one, first = make(tmp_path / "one", count=2)
     two, second = make(tmp_path / "two", count=1)
-    hosts = {str(item): {("t", n) for n in range(2)}, str(two): {("t", 0)}}
+    hosts = {str(one): {("t", n) for n in range(2)}, str(two): {("t", 0)}}
     driver = compaction_of(ThisProcess(), hosts, [*first, *second], fs=Checkpoints(failing="one"))
     rows = rows_of_answers(driver, answers([*first, *second]))
     assert [row.status for row in rows] == ["failed", "failed", "compacted"]
     for row in rows[:2]:
         assert "Input/output error" in row.error
         assert "1 of 1 groups done, safe to start the broker; the next run continues from there" in row.error
-    assert checkpoint(item) == {}
+    assert checkpoint(one) == {}
     assert checkpoint(two) == {("t", 0): second[0].first_uncleanable_offset}
 
 
@@ -271,7 +273,7 @@ def test_a_partition_that_fails_does_not_affect_checkpoints_of_its_bundle(tmp_pa
     assert checkpoint(log_dir) == {("t", n): tasks[n].first_uncleanable_offset for n in (0, 2)}
 
 
-def test_a_stopped_bundle_moves_the_checkpoints_of_finished_partitions(tmp_path: Path) -> None:
+def test_a_stopped_bundle_writes_the_checkpoints_of_finished_partitions(tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
     untouched = snapshot(log_dir / "t-2")
 
@@ -279,18 +281,18 @@ def test_a_stopped_bundle_moves_the_checkpoints_of_finished_partitions(tmp_path:
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if "/t-1/" in path and path.endswith(".log.cleaned"):
-                driver.stop.asked = True  # the stop is requested after the commit of the group
+                driver.stop.asked = True  # request the stop after the commit of the group
 
     driver = compaction(ThisProcess(), log_dir, tasks, fs=Stopping())
     given = answers(tasks[:2])
-    rows = rows_of_answers(driver, [*given, (tasks[2], Outcome(None, CorruptLog("never looked at")))])
+    rows = rows_of_answers(driver, [*given, (tasks[2], Outcome(None, CorruptLog("not used")))])
     assert [row.status for row in rows] == ["compacted", "compacted"]
     assert checkpoint(log_dir) == {("t", n): tasks[n].first_uncleanable_offset for n in (0, 1)}
     assert snapshot(log_dir / "t-2") == untouched
 
 
 class FullDisk(FileSystem):
-    """The driver's file system, on which checkpoints can be written but segments cannot be replaced."""
+    """A file system of the driver in which checkpoints can be written, but segments cannot be replaced."""
 
     def rename(self, source: str, target: str) -> None:
         if target.endswith(".swap"):
@@ -299,7 +301,7 @@ class FullDisk(FileSystem):
 
 
 def test_outputs_that_end_at_a_limit_are_reported(tmp_path: Path) -> None:
-    """The indexes have two entries, one for each batch."""
+    """Each index has room for two entries, one per batch."""
     log_dir, [task] = make(tmp_path / "logs", count=1)
     before = newest_by_key(records_of(log_dir / "t-0"))
     tight = replace(CONFIG, segment_index_bytes=2 * 12, index_interval_bytes=0)
@@ -318,7 +320,7 @@ def test_outputs_that_end_at_a_limit_are_reported(tmp_path: Path) -> None:
     assert newest_by_key(records_of(log_dir / "t-0")) == before
 
 
-def test_batches_rebuilt_beyond_the_largest_message_are_reported(tmp_path: Path) -> None:
+def test_rebuilt_batches_above_max_message_bytes_are_reported(tmp_path: Path) -> None:
     log_dir, [task] = make(tmp_path / "logs", count=1)
     notes: list[str] = []
     result = clean_partition(LOCAL, replace(task, config=replace(CONFIG, max_message_bytes=70)))
@@ -329,7 +331,7 @@ def test_batches_rebuilt_beyond_the_largest_message_are_reported(tmp_path: Path)
     ]
 
 
-def test_the_checkpoint_is_unchanged_when_replacing_fails(engine: SparkEngine, tmp_path: Path) -> None:
+def test_the_checkpoint_is_unchanged_if_a_replacement_fails(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
     before = records_of(log_dir / "t-0")
     [row] = compaction(engine, log_dir, tasks, fs=FullDisk()).run()
@@ -340,7 +342,7 @@ def test_the_checkpoint_is_unchanged_when_replacing_fails(engine: SparkEngine, t
     assert records_of(log_dir / "t-0") == before
 
 
-def test_a_bug_in_the_driver_ends_the_run(engine: SparkEngine, tmp_path: Path) -> None:
+def test_an_unexpected_exception_in_the_driver_ends_the_run(engine: SparkEngine, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
 
     def wrong(row: ResultRow) -> None:

@@ -36,7 +36,7 @@ def test_the_strategy_depends_on_scratch_size_and_keys() -> None:
     room = int(GIB / MAP_BYTES_A_KEY)
     assert expected(1 << 20, room).strategy == "packed"
     assert expected(1 << 20, room + 2).strategy == "maybe fan-out"
-    assert 2 * PACKED_BYTES <= bundles.BUNDLE_BYTES, "two packed partitions share a job"
+    assert 2 * PACKED_BYTES <= bundles.BUNDLE_BYTES, "packed partitions must share the cost of a job"
 
 
 @given(st.integers(10, 1 << 34))
@@ -56,7 +56,7 @@ def test_scratch_counts_only_segments_below_the_end() -> None:
     assert 1 << 30 < expected(1 << 30, 10**6).scratch_bytes < 1.01 * (1 << 30) + (2 << 20)
 
 
-def test_more_bytes_take_longer_and_clean_sections_less_than_dirty_ones() -> None:
+def test_more_bytes_take_longer_and_clean_bytes_less_than_dirty_ones() -> None:
     assert expected(1 << 30, 10).seconds > expected(1 << 29, 10).seconds > 1
     assert expected(1 << 30, 10, clean_bytes=1 << 29).seconds < expected(1 << 30, 10).seconds
 

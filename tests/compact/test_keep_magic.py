@@ -35,8 +35,7 @@ RETENTION = 1000
 
 
 def log_of(rng: random.Random) -> RandomLog:
-    """Return messages of magic 0 and 1, alone and in wrappers, and batches of version 2, with tombstones of all ages.
-    """
+    """Return messages of magic 0 and 1, alone and in wrappers, and batches of magic 2, with tombstones of any age."""
     offset, made, ends = rng.choice([0, 0, 17, 2**40]), [], []
     keys = [b"k%d" % i for i in range(rng.choice([1, 3, 10, 40]))] + [b""]
     for number in range(rng.randint(1, 5)):
@@ -92,7 +91,7 @@ def expected(log: RandomLog, first_dirty: int, segment_bytes: int = 1) -> Round:
 
 
 def contents(log: bytes) -> list[object]:
-    """Return everything in a log that is independent of compression: each header, and its contents."""
+    """Return everything in a log that does not depend on compression: each header with its records."""
     found: list[object] = []
     for batch in decode_any_log(log):
         raw = log[batch.position : batch.position + batch.size]
@@ -123,7 +122,7 @@ def assert_equal(path: Path, result: CleaningResult, round_: Round, *, same_grou
 
 
 @pytest.mark.parametrize("number", range(draws(60)))
-def test_a_round_leaves_what_the_reference_model_leaves(tmp_path: Path, number: int) -> None:
+def test_a_round_has_the_result_of_the_reference_model(tmp_path: Path, number: int) -> None:
     rng = random.Random(f"keep-{number}")
     log = log_of(rng)
     first_dirty = rng.choice([segment.base_offset for segment in log.segments[:-1]])
@@ -175,18 +174,19 @@ def test_messages_are_copied_and_wrappers_rebuilt_with_their_own_fields(tmp_path
     assert messages[0] == whole and messages[2] == single and b"".join(messages[4:]) == newest
     offset, magic, attributes, timestamp = struct.unpack_from(">q8xbbq", messages[1])
     assert (offset, magic, attributes, timestamp) == (8, 1, GZIP, 4000), (
-        "the last offset and the newest timestamp of the retained messages"
+        "a wrapper must have the last offset and the latest timestamp of the retained messages"
     )
     fields = [struct.unpack_from(">q8xbbq", inner) for inner in inner_messages(messages[1])]
-    assert fields == [(0, 1, 0, 3000), (3, 1, 0, 4000)], "offsets are relative to the first retained message"
+    assert fields == [(0, 1, 0, 3000), (3, 1, 0, 4000)], "relative to the first retained message"
     (offset, magic, attributes), value = struct.unpack_from(">q8xbb", messages[3]), messages[3][26:]
     assert (offset, magic, attributes) == (22, 0, LZ4)
-    assert value[6:7] == wrong_header_checksum(value[:6]), "clients before 0.10 refuse the correct one"
+    assert value[6:7] == wrong_header_checksum(value[:6]), "clients before 0.10 require a wrong checksum"
     assert [struct.unpack_from(">q", inner)[0] for inner in inner_messages(messages[3])] == [22], "absolute"
 
 
-def test_a_wrapper_around_another_magic_is_rebuilt_although_nothing_is_removed(tmp_path: Path) -> None:
-    """As in Kafka, damage by KAFKA-4298 is repaired; a message of magic 0 inside gets the append time of its wrapper.
+def test_a_wrapper_of_messages_of_another_magic_is_always_rebuilt(tmp_path: Path) -> None:
+    """As in Kafka, damage by KAFKA-4298 is repaired, and an inner message of magic 0 gets the append time of its
+    wrapper.
     """
     records = [Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")]
     mixed = encode_wrapper(records, GZIP, inner_magics=[0, 1], append_time=700)
@@ -198,8 +198,8 @@ def test_a_wrapper_around_another_magic_is_rebuilt_although_nothing_is_removed(t
     assert [(m[16], m[17], struct.unpack_from(">q", m, 18)[0]) for m in inner_messages(left)] == [(1, 8, 700)] * 2
 
 
-def test_a_wrapper_of_magic_0_has_no_time_although_messages_inside_had_one(tmp_path: Path) -> None:
-    """Otherwise its time index entry would contain a time that no message of the segment has."""
+def test_a_rebuilt_wrapper_of_magic_0_has_no_timestamp(tmp_path: Path) -> None:
+    """Otherwise the time index would have a timestamp that no message of the segment has."""
     mixed = encode_wrapper([Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")], GZIP, magic=0, inner_magics=[0, 1])
     newer = encode_single(Rec(2, 400, b"a", b"3"), magic=1)
     log = RandomLog([Segment(0, mixed + newer, mtime_ms=NOW), Segment(40, b"")], [], 40, {})
@@ -207,8 +207,8 @@ def test_a_wrapper_of_magic_0_has_no_time_although_messages_inside_had_one(tmp_p
     assert_equal(path, clean_partition(LOCAL, task_of(path, log, 0)), expected(log, 0))
 
 
-def test_a_last_message_of_the_range_is_removed_when_it_is_emptied(tmp_path: Path) -> None:
-    """A batch of version 2 would be retained without records, which is impossible for a message."""
+def test_the_last_message_of_the_range_is_removed_if_it_is_emptied(tmp_path: Path) -> None:
+    """A batch of magic 2 would be retained without records; a message cannot be empty."""
     source = encode_single(Rec(0, NOW, b"a", b"1")) + encode_single(Rec(1, NOW, b"b", None))
     log = RandomLog([Segment(0, source, mtime_ms=0), Segment(2, b"")], [], 2, {})
     path = tmp_path / "t-0"

@@ -1,4 +1,4 @@
-"""Records of each key, counted in the map and in shards, compared with a Counter over the records on disk."""
+"""Counts of records per key, in the map and in shards, compared with a Counter over the records on disk."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.compact.test_passes import files_of, random_task, run_passes
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference import key_counts as model
 
-Item = tuple[int, int, int, int]  # low, high, ordinal, times
+Item = tuple[int, int, int, int]  # low and high word, ordinal, number of records
 
 words = st.one_of(st.integers(0, 3), st.sampled_from([0, 1 << 63, 2**64 - 1]), st.integers(0, 2**64 - 1))
 many = st.one_of(st.integers(1, 5), st.sampled_from([2**31, model.MOST_COUNTED - 1, model.MOST_COUNTED]))
@@ -75,7 +75,7 @@ def put(offset_map: OffsetMap, items: list[Item], *, one_each: bool) -> int:
 def test_a_map_counts_keys_like_a_counter(
     rounds: list[list[Item]], one_each: bool, max_entries: int, slots: int, most: int
 ) -> None:
-    """The map may have grown or be full, and its memory may contain what an earlier use left."""
+    """The map may grow or be full, and its memory may have old contents."""
     offset_map = OffsetMap(slots * (SLOT_BYTES + 4) * 3 // 2, max_entries, counting=True)
     offset_map_without = OffsetMap(slots * SLOT_BYTES * 3 // 2, offset_map.max_entries)
     counts: Counter[tuple[int, int]] = Counter()
@@ -101,7 +101,7 @@ def test_a_map_counts_keys_like_a_counter(
     assert offset_map.counted(3) == Counted((0,) * model.SIZES, (0,) * model.SIZES, ())
 
 
-def test_counts_survive_growth_within_the_memory_of_the_map() -> None:
+def test_counts_are_retained_when_the_map_grows() -> None:
     memory = 6 << 20
     offset_map = OffsetMap(memory, counting=True)
     first, n = len(offset_map.slots), offset_map.max_entries
@@ -123,14 +123,14 @@ def test_counts_survive_growth_within_the_memory_of_the_map() -> None:
 
 
 @pytest.mark.parametrize("memory", [4 << 20, (1 << 26) + 7, 3 << 30])
-def test_counting_does_not_change_when_fan_out_is_needed(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of the proof is full before a map that counts is."""
-    monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # the memory of this map is not used
+def test_counting_does_not_require_fan_out_earlier(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof's table is full before a counting map."""
+    monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # do not allocate the memory of the map
     assert memory >= LEAST_MEMORY_BYTES
     assert OffsetMap(memory, counting=True).max_entries > most_keys(memory)
 
 
-def test_a_count_at_its_maximum_remains_there() -> None:
+def test_a_count_does_not_exceed_its_maximum() -> None:
     offset_map = OffsetMap(1 << 16, counting=True)
     for times in (model.MOST_COUNTED - 1, 7, 1):
         put(offset_map, [(1, 1, 5, times)], one_each=False)
@@ -141,8 +141,8 @@ def test_a_count_at_its_maximum_remains_there() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=200), st.integers(1, 8))
-def test_parts_without_a_key_in_common_add_up(written: list[tuple[int, int]], most: int) -> None:
-    """Each key is in one part, decided by its bytes; the hottest key of a part need not be the hottest of all."""
+def test_counts_of_parts_without_common_keys_are_added(written: list[tuple[int, int]], most: int) -> None:
+    """Each key is in one part. The key with the most records in a part need not be that of the whole."""
     records = [(b"%d" % key, place) for place, (key, _) in enumerate(written)]
     parts = []
     for part in range(4):
@@ -173,10 +173,10 @@ def expected_of(logs: Iterable[bytes], task: CleaningTask, end: int) -> KeyCount
 def test_the_hottest_keys_of_a_log_are_counted(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """Logs are read in one chunk or several, use all codecs, and may have more keys than the map has room for. Counting
+    """Logs use all codecs, are read in one or several chunks, and may have more keys than fit into the map. Counting
     does not change the output.
 
-    If a round has several passes, the first one counts for all of them.
+    In a round of several passes, the first pass counts for all.
     """
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
@@ -215,10 +215,10 @@ def sweep_scratch(path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", range(draws(25)))
-def test_a_fan_out_counts_as_one_task_does(
+def test_a_fan_out_has_the_counts_of_one_task(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
-    """The counts do not depend on slices and shards, nor on the size of the tables in which a slice collects keys."""
+    """Counts do not depend on slices, shards, or the size of the tables of a slice."""
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     monkeypatch.setattr(fan_out_keys, "_DEDUP_BYTES", rng.choice([1, 300, 12 << 20]))
@@ -246,7 +246,7 @@ def test_records_of_aborted_transactions_are_not_counted(first_dirty: int, tmp_p
     sizes = Sizes(slice_bytes=1, shards=3)
     assert fan_out(LOCAL, task, InProcess(tmp_path / "cells"), sizes).key_counts == alone
     assert alone is not None
-    if first_dirty == 0:  # k at 5 and 8, u twice, q at 4 and 7; aborted: k at 0, x at 10
+    if first_dirty == 0:  # counted: k at 5 and 8, u twice, q at 4 and 7; aborted: k at 0, x at 10
         assert [tuple(item)[:2] for item in alone.hottest] == [(2, 8), (2, 7), (2, 3)]
         assert [item.key for item in alone.hottest] == [b"k", b"q", b"u"]
         assert sum(alone.records) == 9
@@ -261,7 +261,7 @@ def test_more_keys_than_one_task_can_map_are_counted_by_fan_out(tmp_path: Path) 
 
 
 def test_only_the_chunks_of_the_hottest_keys_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The segments before the one in which the key was last written are not read."""
+    """No segment is read before that with the last record of the key."""
     task = replace(some_log(tmp_path / "t-0", keys=300), hottest_keys=1)
     read: list[int] = []
 
@@ -278,7 +278,7 @@ def test_only_the_chunks_of_the_hottest_keys_are_read_again(tmp_path: Path, monk
 
 
 class Watched:
-    """Counts the bytes of the chunks that a function reads."""
+    """Wraps a function that reads chunks, and counts their bytes."""
 
     def __init__(self, read, function) -> None:  # type: ignore[no-untyped-def]
         self.read, self.function, self.read_bytes = read, function, 0
@@ -290,7 +290,7 @@ class Watched:
         return answer
 
 
-def test_a_segment_that_lost_records_meanwhile_is_reported(tmp_path: Path) -> None:
+def test_a_segment_with_fewer_records_than_counted_is_reported(tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0")
     part = hottest_keys.HotPart(task, (0, 0), ((2, 10**6),))
     with pytest.raises(CorruptLog, match="fewer records than when its keys were counted"):
@@ -301,7 +301,7 @@ def test_a_segment_that_lost_records_meanwhile_is_reported(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "1"), (1, "2"), (2, "3 to 4"), (3, "5 to 8"), (11, "1,025 to 2,048")])
-def test_sizes_are_printed_as_ranges(size: int, text: str) -> None:
+def test_key_count_sizes_are_printed_as_ranges(size: int, text: str) -> None:
     assert size_text(size) == text
     low, high = (int(part.replace(",", "")) for part in (text.split(" to ") * 2)[:2])
     for count in (low, high):

@@ -1,4 +1,4 @@
-"""Partitions of many segments: the number of file system calls grows with the segments, not with their square."""
+"""Partitions of many segments: the number of file system calls increases linearly with the segments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_spark() -> Iterator[None]:
 
 
 def compacted(root: Path, segments: int, fs: FileSystem) -> str:
-    """Compact a log dir whose segments are separate groups, with a backup, and return the id of the run."""
+    """Compact a log dir with one group per segment, with a backup, and return the id of the run."""
     log_dir = make(root / "logs", segments)
     request = compaction.Request(
         Choice(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True), execute=True, fan_out="never",
@@ -62,7 +62,7 @@ def counted(root: Path, segments: int, what: str) -> Counter[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["compact", "undo", "recover"])
-def test_listings_do_not_grow_with_segments_and_no_call_grows_faster(tmp_path: Path, what: str) -> None:
+def test_file_system_calls_increase_linearly_and_listings_not_at_all(tmp_path: Path, what: str) -> None:
     few, more, most = (counted(tmp_path / str(number), number, what) for number in (FEW, MORE, MOST))
     assert few["scan"] == more["scan"] == most["scan"]
     for operation in OPERATIONS:
@@ -84,7 +84,7 @@ def test_a_directory_changed_by_another_process_is_listed_again(tmp_path: Path) 
     assert directory.base_above(bases[0]) == bases[2]
     assert [file.name for file in directory.unfinished()] == [f"{bases[1]:020d}.log.deleted"]
     (path / f"{bases[1] + 1:020d}.log").touch()
-    os.utime(path, ns=(1, 1))  # a change in the same tick of the clock does not change the directory's time
+    os.utime(path, ns=(1, 1))  # otherwise the time of the directory might be the same
     directory.refresh()
     assert (fs.counts["scan"], directory.bases_between(0, bases[-1])) == (2, (bases[0], bases[1] + 1, bases[2]))
     (path / "x.swap").touch()

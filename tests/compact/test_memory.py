@@ -1,7 +1,7 @@
-"""A task's memory does not grow with its segments: it needs the map and less than 512 MiB more, also for 1 GiB.
+"""A task needs its map and less than 512 MiB more, even for segments of 1 GiB.
 
-Each round runs in a separate process, which compares its peak of private memory, as reported by Linux, with the value
-after keytail was imported and its kernels were loaded. Run as a module, this file is that process.
+Each round runs in a separate process, which runs this file as a module. It compares its peak of private memory, as
+reported by Linux, with the value after keytail was imported and its kernels were loaded.
 """
 
 import json
@@ -39,8 +39,8 @@ _CRC_AT, _CRC_FROM, _CODEC_AT = 17, 21, 22
 
 
 @njit
-def sign_batches(data, batch_bytes):
-    """Return the checksum of each of the equally long batches in `data`."""
+def write_checksums(data, batch_bytes):
+    """Write the checksum of each batch in `data`; all batches have the same length."""
     for start in range(0, len(data), batch_bytes):
         crc = crc32c(data, start + _CRC_FROM, batch_bytes - _CRC_FROM)
         for k in range(4):
@@ -48,7 +48,7 @@ def sign_batches(data, batch_bytes):
 
 
 def template_of(batch_records, value_bytes):
-    """Return a batch as bytes, and the positions of its keys, which all have the same length."""
+    """Return the bytes of a batch, and the positions of its keys, which have the same length."""
     mark = b"#" * KEY_BYTES
     batch = encode_batch([Rec(n, NOW - 1, mark, b"v" * value_bytes) for n in range(batch_records)])
     pieces = batch.split(mark)
@@ -62,7 +62,7 @@ def key_names(numbers):
 
 
 def uncompressed(size_bytes, batch_records, value_bytes, keys):
-    """Write batches of one length, made from one of them: new base offsets, random keys, checksums."""
+    """Return copies of one batch with other base offsets and random keys."""
     template, places = template_of(batch_records, value_bytes)
     n = size_bytes // len(template)
     data = np.tile(np.frombuffer(template, np.uint8), n)
@@ -72,12 +72,12 @@ def uncompressed(size_bytes, batch_records, value_bytes, keys):
     chosen = np.random.default_rng(1).integers(0, keys, (batch_records, n), np.int32)
     for place, key in zip(places, chosen, strict=True):
         batches[:, place : place + KEY_BYTES] = names[key]
-    sign_batches(data, len(template))
+    write_checksums(data, len(template))
     return data, n * batch_records
 
 
 def compressed(size_bytes, batch_records, value_bytes):
-    """Write zstd batches of which one chunk decompresses to more than the limit; half of the records of each batch are
+    """Return zstd batches of which one chunk decompresses to more than the limit. Half of the records of each are
     retained.
     """
     template, places = template_of(batch_records, value_bytes)
@@ -92,7 +92,7 @@ def compressed(size_bytes, batch_records, value_bytes):
         batch[:8] = np.frombuffer(offset.to_bytes(8, "big"), np.uint8)
         batch[8:12] = np.frombuffer((len(batch) - 12).to_bytes(4, "big"), np.uint8)
         batch[_CODEC_AT] = ZSTD
-        sign_batches(batch, len(batch))
+        write_checksums(batch, len(batch))
         parts.append(batch)
         size, offset = size + len(batch), offset + batch_records
     opened_bytes = len(parts) * len(block) * CHUNK_BYTES // size
@@ -101,7 +101,7 @@ def compressed(size_bytes, batch_records, value_bytes):
 
 
 def bomb(codec, values, value_bytes, keys):
-    """Write, between two small batches, one that decompresses to more than a gigabyte, in few records or in many."""
+    """Return a batch between two small ones that decompresses to more than a gigabyte, with few records or many."""
     if value_bytes:
         parts = value_records([b"k%d" % (n % keys) for n in range(values)], value_bytes)
     else:
@@ -124,12 +124,12 @@ SHAPES = {
     "a batch of records of 60 MiB": partial(bomb, ZSTD, 20, 60 << 20, 7),
     "a batch of a million records": partial(bomb, ZSTD, 1_000_000, 0, 1000),
 }
-# The other shapes need the same parts of the code: chunks, decompressed blocks, batches in pieces.
+# These cover chunks, decompressed blocks and batches in pieces, like the other shapes.
 IN_CI = ("batches of 100", "a batch of 50 KB that decompresses to 1.1 GiB")
 
 
 def clean_in_a_process(directory, data, log_end_offset, **overrides):
-    """Return the private memory of one round over a segment of these bytes, measured in a separate process."""
+    """Run one round over a segment of these bytes in a separate process, and return its private memory."""
     path = directory / "t-0"
     path.mkdir()
     data.tofile(path / f"{0:020d}.log")
@@ -155,7 +155,7 @@ def test_a_task_needs_its_map_and_less_than_512_mib(shape, tmp_path):
     assert answer["records_before"] == end
     assert 0 < answer["records_after"] < end
     assert answer["growth_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
-    # The interpreter and its libraries fit into the limit, too.
+    # The limit includes the interpreter and its libraries.
     assert answer["peak_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
 
 
@@ -178,7 +178,7 @@ def test_the_measurement_detects_a_segment_read_at_once(tmp_path):
 
 
 def one_round(path, end, chunk_bytes=None, threads=1):
-    """Run one round to warm up, then the one that is measured. Called in the separate process."""
+    """Run one round to warm up, then a measured one; called in the separate process."""
     small = encode_batch([Rec(n, NOW, b"k%d" % (n % 3), b"v") for n in range(9)])
     segments = [Segment(0, small, 0, 0, NOW), Segment(9, b"", 0, 0, NOW)]
     with tempfile.TemporaryDirectory() as directory:

@@ -1,5 +1,5 @@
-"""A partition is refused if a segment is missing of which another file exists, and is `corrupt` if the log end is
-missing. The plan reports both.
+"""A partition is refused if a `.log` is missing of which other files exist, and is `corrupt` if the log end is missing.
+The plan reports both.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ def test_a_partition_is_refused_until_the_other_files_of_a_missing_segment_are_r
 def test_index_files_below_the_log_start_or_inside_a_segment_are_accepted(run: Run, log_dir: Path) -> None:
     partition = log_dir / "orders-0"
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\norders 0 150\n")
-    for base in (100, 250):  # the first is below the log start offset, the second inside a segment
+    for base in (100, 250):  # below the log start offset, and inside a segment
         shutil.copy(partition / f"{300:020d}.index", partition / f"{base:020d}.index")
     remove(log_dir, 100, (".log", ".timeindex"))
     assert compact(run, log_dir, "--execute")["status"] == "compacted"
 
 
-def test_a_snapshot_of_a_stop_before_a_copied_gap_is_compacted(run: Run, log_dir: Path) -> None:
-    """A follower was down while its leader was compacted: the gap begins at the log end of the stop."""
+def test_a_partition_with_a_snapshot_at_the_start_of_a_gap_is_compacted(run: Run, log_dir: Path) -> None:
+    """A follower was stopped while its leader was compacted: the gap begins at its log end offset at the stop."""
     remove(log_dir, 200, SEGMENT_FILES)
     partition = log_dir / "orders-0"
     closed_ns = (partition / f"{100:020d}.timeindex").stat().st_mtime_ns
     os.utime(partition / f"{200:020d}.snapshot", ns=(closed_ns - 2 * 10**9,) * 2)
-    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "there is no snapshot after the gap"
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "no snapshot after the gap"
     (partition / f"{300:020d}.snapshot").write_bytes(encode_snapshot([]))
-    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "the partition was never compacted"
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "never compacted"
     (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 100\n")
-    for last_offset, status in ((200, "refused"), (199, "would-compact")):  # the first one was appended in the gap
+    for last_offset, status in ((200, "refused"), (199, "would-compact")):  # offset 200 is in the gap
         entry = ProducerEntry(7, 0, 5, last_offset, 0, BASE_MS, -1, -1)
         (partition / f"{300:020d}.snapshot").write_bytes(encode_snapshot([entry]))
         assert compact(run, log_dir, status=int(status == "refused"))["status"] == status
@@ -117,7 +117,7 @@ def test_a_truncated_active_segment_is_reported_by_the_plan(run: Run, log_dir: P
         assert row["status"] == "corrupt", flags
         assert "offset 490" in row["error"]
     (log_dir / ".kafka_cleanshutdown").unlink()
-    assert compact(run, log_dir)["status"] == "would-compact", "a broker will truncate it"
+    assert compact(run, log_dir)["status"] == "would-compact", "a broker would truncate the log"
 
 
 def test_a_missing_active_segment_is_reported_by_the_plan(run: Run, log_dir: Path) -> None:

@@ -1,5 +1,6 @@
-"""The offset map compared with its reference model, a dictionary, with every invariant checked after each step
-(checklist 1-6)."""
+"""The offset map compared with its reference model, a dictionary; invariants are checked after each step
+(CONFORMANCE.md 1 to 6).
+"""
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def get(offset_map, keys):
     return found.tolist()
 
 
-# A few distinct words, some of which collide: the upper half of the high word determines the slot.
+# Halves of hashes, some of which collide: the upper 32 bits of the high half determine the slot.
 words = st.one_of(st.integers(0, 3), st.sampled_from([0, 1 << 63, MASK, MASK - 1]), st.integers(0, MASK))
 items_strategy = st.lists(
     st.tuples(words, words, st.one_of(st.just(-1), st.integers(0, 2**62))), min_size=0, max_size=60
@@ -50,7 +51,7 @@ def test_a_map_behaves_like_a_dictionary_until_it_is_full(rounds, max_entries, s
 
 
 @pytest.mark.parametrize("n", [10, 100, 1000, 5000])
-def test_keys_are_read_back__checklist_1_4(n):
+def test_keys_are_read_back(n):
     rng = np.random.default_rng(n)
     low, high = rng.integers(0, MASK, n, np.uint64), rng.integers(0, MASK, n, np.uint64)
     offset_map = OffsetMap(1 << 20)
@@ -73,7 +74,7 @@ def test_a_map_grows_within_its_memory_and_retains_every_key():
     assert get(offset_map, [(int(low[-1]), int(high[-1]))]) == [-1]
 
 
-def test_clear_removes_every_key__checklist_2():
+def test_clear_removes_every_key():
     offset_map = OffsetMap(1 << 16)
     low, high, ordinals = columns([(1, 2, 3), (4, 5, 6)])
     offset_map.put_all(low, high, ordinals, 2)
@@ -83,14 +84,14 @@ def test_clear_removes_every_key__checklist_2():
     assert offset_map.used == 0
 
 
-def test_a_full_map_rejects_even_a_known_key_and_still_finds_its_keys__checklist_3_6():
+def test_a_full_map_rejects_even_a_known_key_and_still_finds_its_keys():
     offset_map = OffsetMap(1 << 16, max_entries=2)
     low, high, ordinals = columns([(1, 1, 0), (2, 2, 1), (1, 1, 2)])
     assert offset_map.put_all(low, high, ordinals, 3) == 2
     assert get(offset_map, [(1, 1), (2, 2), (9, 9)]) == [0, 1, -1]
 
 
-def test_lookup_ends_in_a_table_without_a_free_slot__checklist_3():
+def test_a_look_up_ends_in_a_table_without_a_free_slot():
     from keytail.kernels import offset_map as kernels
 
     slots = np.zeros(4, kernels.SLOT)

@@ -1,5 +1,5 @@
-"""Rounds of several passes: whatever the bound, they write the bytes of a single pass, and each pass is proven before
-it is installed.
+"""Rounds of several passes write the bytes of a single pass, for any bound, and each pass is proven before it is
+installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def files_of(path: str | Path) -> dict[str, tuple[bytes, int]]:
 
 
 def run_passes(task: CleaningTask, fs: FileSystem = LOCAL) -> list[CleaningResult]:
-    """Run and install all passes; as the driver does, remove files of earlier passes."""
+    """Run and install all passes; between them, remove files as the driver does."""
     results = []
     while True:
         result = clean_partition(fs, replace(task, attempt=str(len(results))))
@@ -87,7 +87,7 @@ def test_passes_of_any_size_write_the_bytes_of_one_pass(case: int, fast_dir: Pat
     [whole] = run_passes(replace(task, partition_path=str(fast_dir / "other")))
     results = run_passes(replace(task, max_scratch_bytes=bound))
     if bound == 1 and grouping == "kafka":
-        assert len(results) == max(1, len(whole.groups)), "one group per pass"
+        assert len(results) == max(1, len(whole.groups)), "each group must be a pass"
     for file in list((fast_dir / "t-0").glob("*.clean")):
         assert ".survivors." in file.name or ".proof." in file.name
         file.unlink()
@@ -103,7 +103,7 @@ def rec(offset: int, key: bytes | None, value: bytes | None = b"v") -> Rec:
 
 
 def task_of(path: Path, segments: list[list[bytes]], first_dirty: int, **fields: Any) -> CleaningTask:
-    """Write a log of these batches, whose last segment is active. Each of the others is a group, and a pass."""
+    """Write a log of these segments, of which the last is active. Each other segment is a group and a pass."""
     sources, offset = [], 0
     for batches in segments:
         log = b"".join(batches)
@@ -121,14 +121,14 @@ ACTIVE = encode_batch([rec(90, b"z")])
 
 
 def test_problems_in_the_segments_of_later_passes_are_found_before_anything_is_replaced(tmp_path: Path) -> None:
-    """The clean section has a record without a key, or a damaged batch whose checksum is valid."""
+    """The clean section has a record without a key, or a damaged batch with a valid checksum."""
     batches = [[encode_batch([rec(0, b"a")])], [encode_batch([rec(1, None)])], [encode_batch([rec(2, b"a")])], [ACTIVE]]
     keyless = task_of(tmp_path / "t-0", batches, 2)
     with pytest.raises(Refused, match=r"without a key.*offset 1"):
         clean_partition(LOCAL, keyless)
     assert not list((tmp_path / "t-0").glob("*.clean"))
     damaged = bytearray(encode_batch([rec(1, b"b")]))
-    damaged[64] ^= 2  # the offset of the record; the checksum is made to match
+    damaged[64] ^= 2  # the offset of the record, with a matching checksum
     damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
     twice = encode_batch([rec(1, b"b"), rec(1, b"c")])
     before_the_first = encode_batch([rec(0, b"b")], base_offset=1, last_offset=1)
@@ -156,7 +156,7 @@ def test_only_dirty_records_of_later_passes_justify_removals_and_they_must_be_re
 
 
 def test_aborted_records_of_later_passes_justify_no_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last offset of a batch with several records decides which marker ends its transaction."""
+    """Which marker ends the transaction of a batch is decided by its last offset."""
     producer = {"producer_id": 1, "producer_epoch": 0}
     later = [
         encode_batch([rec(10, b"a"), rec(11, b"b")], base_sequence=0, transactional=True, **producer),
@@ -171,7 +171,7 @@ def test_aborted_records_of_later_passes_justify_no_removal(tmp_path: Path, monk
         clean_partition(LOCAL, task_of(tmp_path / "t-1", segments, 0))
 
 
-def test_a_pass_refuses_state_that_the_previous_one_did_not_write(tmp_path: Path) -> None:
+def test_a_pass_refuses_state_that_has_changed_since_the_previous_pass(tmp_path: Path) -> None:
     segments = [[encode_batch([rec(n, b"a")])] for n in range(3)]
     task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0)
     first = clean_partition(LOCAL, task)
@@ -190,7 +190,7 @@ def test_a_pass_refuses_state_that_the_previous_one_did_not_write(tmp_path: Path
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
-    """Make the rewriter drop the batches at these offsets, or retain them (negative offsets)."""
+    """Make the rewriter drop the batches at these offsets, or copy those at negative offsets."""
     decide_rows = Rewriter._decide_rows
 
     def wrong(self: Rewriter, chunk: Any, *arguments: int) -> Any:
@@ -241,7 +241,7 @@ def test_the_proof_continues_across_passes(
 
 @pytest.mark.parametrize("grouping", ["kafka", "measured"])
 def test_no_space_is_needed_for_segments_that_are_already_replaced(grouping: Any, tmp_path: Path) -> None:
-    """The first group is the largest one; a later pass needs space only for the groups that are left."""
+    """The first group is the largest; a later pass needs space only for the remaining groups."""
     values = [b"v" * 5000, b"v" * 700, b"v" * 300]
     segments = [[encode_batch([rec(n, b"k%d" % n, value)])] for n, value in enumerate(values)]
     task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0, grouping=grouping)
@@ -258,7 +258,7 @@ def test_no_space_is_needed_for_segments_that_are_already_replaced(grouping: Any
     assert needs == sorted(set(needs), reverse=True)
 
 
-def test_a_source_that_may_overfill_an_output_needs_its_space_twice(tmp_path: Path) -> None:
+def test_space_is_reserved_twice_for_a_source_that_may_exceed_an_output(tmp_path: Path) -> None:
     task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [ACTIVE]], 0, config={"segment_bytes": 1000})
     for index_bytes, time_index_bytes, once in ((None, None, 70), (8, 12, 90)):
         segment = SegmentFacts(0, 70, 0, index_bytes, time_index_bytes, None, 0, 0)
@@ -267,11 +267,11 @@ def test_a_source_that_may_overfill_an_output_needs_its_space_twice(tmp_path: Pa
 
 @pytest.mark.parametrize("per_batch", [1, 50])
 def test_space_is_reserved_for_saved_state(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The saved files are largest if all keys are distinct and the pass ends before the dirty section."""
+    """Saved state is largest if all keys are distinct and the pass ends before the dirty section."""
     monkeypatch.setattr(passes, "_UNCOUNTED_BYTES", 0)
     monkeypatch.setattr(offset_map, "_FIRST_SLOTS", 16)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
-    monkeypatch.setattr(passes, "_MARGIN_BYTES", 2000)  # the overhead of values beyond their arrays
+    monkeypatch.setattr(passes, "_MARGIN_BYTES", 2000)  # for data other than arrays
     segments = [
         [
             encode_batch([rec(n, b"%d" % n, b"v" * 100) for n in range(first, first + per_batch)])
@@ -287,7 +287,7 @@ def test_space_is_reserved_for_saved_state(per_batch: int, tmp_path: Path, monke
     assert least < scratch_bytes(task)
     written = sum(file.stat().st_size for file in (tmp_path / "t-0").glob("*.clean"))
     assert written <= least
-    assert least_scratch_bytes(replace(task, map_memory_bytes=1000)) < least, "a small map needs no more space"
+    assert least_scratch_bytes(replace(task, map_memory_bytes=1000)) < least, "a small map must need less space"
 
 
 def test_batches_larger_than_the_initial_output_buffer_are_written(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_batches_larger_than_the_initial_output_buffer_are_written(tmp_path: Pat
 
 
 def test_later_passes_end_where_the_map_was_full(tmp_path: Path) -> None:
-    """The map is full inside a batch from which an older record is removed."""
+    """The map becomes full inside a batch from which an older record is removed."""
     end = encode_batch([rec(1, b"b"), rec(2, b"b"), rec(3, b"c"), rec(4, b"d")])
     task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [end], [ACTIVE]], 0, map_max_entries=3)
     results = run_passes(task)

@@ -1,4 +1,4 @@
-"""Partitions that do not fit into the scratch space: the passes that the driver runs, and when they end early."""
+"""Partitions that do not fit into the scratch space: the passes of the driver, and passes that end early."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.log_dirs import newest_by_key, records_of, snapshot
 
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare the sizes of the logs alone with the scratch space."""
+    """Compare only the sizes of logs with the scratch space."""
     monkeypatch.setattr(passes, "_MARGIN_BYTES", 0)
 
 
 class RecordingTasks(ThisProcess):
-    """Runs the jobs of passes without Spark, and records their tasks."""
+    """Runs the tasks of passes without Spark, and records them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def clean_here(task: CleaningTask, attempt: str) -> CleaningResult:
 
 
 def in_passes(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
-    """Write a log of three groups, one for each segment below the active one."""
+    """Write a log of three groups, one for each closed segment."""
     log_dir, tasks = make(path, count=count)
     config = replace(CONFIG, segment_bytes=1)
     return log_dir, [replace(task, config=config, grouping="kafka", map_memory_bytes=1 << 20) for task in tasks]
@@ -58,7 +58,7 @@ def in_passes(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
 def finish(
     log_dir: Path, task: CleaningTask, fs: FileSystem = LOCAL, engine: Engine | None = None, **more: Any
 ) -> tuple[Compaction, Any]:
-    """Return the compaction and the row of one partition, compacted in passes of one group each."""
+    """Compact one partition with a pass per group; return the compaction and the row."""
     task = replace(task, max_scratch_bytes=1)
     space = ScratchSpace(LOCAL, least_scratch_bytes(task))
     space.device(str(log_dir))
@@ -68,7 +68,7 @@ def finish(
 
 
 def whole(task: CleaningTask, tmp_path: Path) -> dict[str, bytes]:
-    """Return the logs that a single pass leaves, by file name."""
+    """Return the logs after a single pass, by file name."""
     shutil.copytree(task.partition_path, tmp_path / "whole")
     task = replace(task, partition_path=str(tmp_path / "whole"))
     install(LOCAL, task, clean_here(task, "w"))
@@ -109,7 +109,7 @@ def test_each_pass_is_a_task_and_the_checkpoint_is_written_last(tmp_path: Path) 
     assert row.records_after == len(records_of(log_dir / "t-0"))
     assert [t.first_segment for t in engine.run] == [1, 2]
     assert logs(log_dir / "t-0") == expected
-    assert set(map(len, seen)) == {0}, "no checkpoint is written before everything is replaced"
+    assert set(map(len, seen)) == {0}, "the checkpoint was written before all groups were replaced"
     assert checkpoint(log_dir) == {("t", 0): task.first_uncleanable_offset}
     assert not list(log_dir.rglob("*.clean"))
 
@@ -129,7 +129,7 @@ def test_after_the_deadline_no_pass_is_started(tmp_path: Path) -> None:
 
 
 class FullDisk(FileSystem):
-    """A disk that is full from the rename number `renames` to `.swap` on, or for `.clean` files."""
+    """A disk that is full after `renames` renames to `.swap`."""
 
     def __init__(self, renames: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class FullDisk(FileSystem):
 
 
 @pytest.mark.parametrize("renames", [0, 2, 3, 4, 6, 7])
-def test_a_disk_that_becomes_full_while_replacing_ends_the_partition(renames: int, tmp_path: Path) -> None:
+def test_a_full_disk_during_a_replacement_ends_the_partition(renames: int, tmp_path: Path) -> None:
     log_dir, [task] = in_passes(tmp_path / "logs")
     before = records_of(log_dir / "t-0")
     untouched = snapshot(log_dir / "t-0")
@@ -161,7 +161,7 @@ def test_a_disk_that_becomes_full_while_replacing_ends_the_partition(renames: in
 
 
 def test_a_group_that_recovery_finishes_counts_as_replaced(tmp_path: Path) -> None:
-    """A rename fails after the commit of the group, and recovery finishes it."""
+    """A rename fails after the commit of the group, and recovery finishes the replacement."""
 
     class Fails(FileSystem):
         failed = False
@@ -182,10 +182,8 @@ def test_a_group_that_recovery_finishes_counts_as_replaced(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
-def test_a_disk_that_becomes_full_in_a_task_ends_the_partition(part: float, tmp_path: Path) -> None:
-    """The disk becomes full while outputs, or the state for the next pass, are written; the files written so far are
-    removed.
-    """
+def test_a_full_disk_in_a_task_ends_the_partition(part: float, tmp_path: Path) -> None:
+    """The disk becomes full while outputs or the state for the next pass are written; all written files are removed."""
     log_dir, [task] = in_passes(tmp_path / "logs")
     untouched = snapshot(log_dir / "t-0")
     task = replace(task, max_scratch_bytes=1)
@@ -219,7 +217,7 @@ def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if path.endswith(".log.cleaned"):
-                driver.stop.asked = True  # the stop is requested after the commit of a group
+                driver.stop.asked = True  # request the stop after the commit of a group
 
     driver = compaction(ThisProcess(), log_dir, [task], fs=Stopping())
     [row] = rows_of_answers(driver, [(task, run_attempt(clean_here, task, "a0"))])
@@ -229,8 +227,8 @@ def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
     assert not [file for file in (log_dir / "t-0").iterdir() if file.name.endswith((".clean", ".swap", ".deleted"))]
 
 
-def test_a_failed_pass_reports_how_far_earlier_passes_came(tmp_path: Path) -> None:
-    """The second segment changes without the driver noticing."""
+def test_a_failed_pass_reports_the_groups_of_earlier_passes(tmp_path: Path) -> None:
+    """The second segment changes between the first and the second pass."""
     log_dir, [task] = in_passes(tmp_path / "logs")
 
     class Changing(FileSystem):

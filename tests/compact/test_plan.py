@@ -1,4 +1,4 @@
-"""The selection of what to clean (ratio, lag, grouping): examples, and comparisons with the reference model."""
+"""The selection of segments to clean and their grouping: examples, and comparisons with the reference model."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def config(**given):
     ],
 )
 def test_checkpoint_outside_the_log_is_reset_to_the_log_start(checkpoint, log_start, first_dirty, rewrite):
-    """Checklist 54."""
+    """CONFORMANCE.md 54."""
     got = select(partition(cleaner_checkpoint=checkpoint, log_start_offset=log_start), COMPACT, NOW)
     assert (got.first_dirty_offset, got.rewrite_checkpoint) == (first_dirty, rewrite)
 
 
 def test_a_reset_checkpoint_is_rewritten_even_if_no_round_is_due():
-    """Checklist 54."""
+    """CONFORMANCE.md 54."""
     got = select(partition(cleaner_checkpoint=99), config(min_cleanable_dirty_ratio=1.0), NOW)
     assert (got.eligible, got.rewrite_checkpoint) == (False, True)
 
@@ -100,7 +100,7 @@ def test_from_log_start_ignores_the_checkpoint_only():
 
 @pytest.mark.parametrize("start", [30, 33])
 def test_dirty_offset_in_the_active_segment_is_not_selected(start):
-    """Checklist 55."""
+    """CONFORMANCE.md 55."""
     for facts in (partition(cleaner_checkpoint=start), partition(log_start_offset=start)):
         got = select(facts, COMPACT, NOW, force=True)
         assert (got.eligible, got.cleanable_bytes, got.first_uncleanable_offset) == (False, 0, 30)
@@ -125,7 +125,7 @@ def test_dirty_offset_in_the_active_segment_is_not_selected(start):
     ],
 )
 def test_high_watermark_is_bounded_and_rounded_down_to_a_segment(high_watermark, first_uncleanable, limit):
-    """Checklist 56."""
+    """CONFORMANCE.md 56."""
     got = select(partition(high_watermark=high_watermark), COMPACT, NOW)
     assert (got.first_uncleanable_offset, got.limit) == (first_uncleanable, limit)
 
@@ -146,7 +146,7 @@ def test_without_a_high_watermark_nothing_is_cleaned_unless_the_log_end_replaces
 
 
 def test_open_transaction_bounds_cleaning_and_is_raised_to_the_log_start():
-    """Checklist 34 and 56."""
+    """CONFORMANCE.md 34 and 56."""
     got = select(partition(), COMPACT, NOW, unstable=Unstable(25, "why"))
     assert (got.first_uncleanable_offset, got.limit) == (20, "open transaction")
     got = select(partition(log_start_offset=12), COMPACT, NOW, unstable=Unstable(3, "open transaction of"))
@@ -164,21 +164,21 @@ def test_unclean_shutdown_bounds_cleaning_by_the_recovery_point():
 
 
 def test_a_checkpoint_past_the_recovery_point_leaves_nothing_to_clean():
-    """A round rewrites the clean section too, so it must not begin when the dirty section starts past the bound."""
+    """A round also rewrites the clean section, so none may run if the dirty section starts above the bound."""
     facts = partition(clean_shutdown=False, recovery_point=5, cleaner_checkpoint=20)
     assert not select(facts, COMPACT, NOW, force=True).eligible
 
 
 @pytest.mark.parametrize(("largest", "first_uncleanable"), [(NOW - 101, 30), (NOW - 100, 30), (NOW - 99, 10)])
 def test_minimum_lag_is_strict(largest, first_uncleanable):
-    """Checklist 56."""
+    """CONFORMANCE.md 56."""
     facts = partition([segment(0), segment(10, largest=largest), segment(20), segment(30, largest=NOW)])
     got = select(facts, config(min_compaction_lag_ms=100), NOW)
     assert got.first_uncleanable_offset == first_uncleanable
 
 
 def test_minimum_lag_applies_to_dirty_segments_only():
-    """Checklist 56."""
+    """CONFORMANCE.md 56."""
     facts = partition([segment(0, largest=NOW), segment(10), segment(20), segment(30)], cleaner_checkpoint=10)
     assert select(facts, config(min_compaction_lag_ms=100), NOW).first_uncleanable_offset == 30
     inside = partition([segment(0, largest=NOW), segment(10), segment(20), segment(30)], cleaner_checkpoint=9)
@@ -194,7 +194,7 @@ def test_without_a_minimum_lag_the_newest_segment_is_cleanable():
 
 
 def test_bytes_and_ratio_exclude_uncleanable_and_active_segments():
-    """Checklist 57."""
+    """CONFORMANCE.md 57."""
     facts = partition(
         [segment(0, 300), segment(10, 100), segment(20, 7000), segment(30, 9000)],
         cleaner_checkpoint=10,
@@ -216,14 +216,14 @@ def test_a_segment_with_the_first_dirty_offset_inside_counts_twice():
     [(100, 0.5, False), (101, 0.5, True), (0, 0.0, False), (1, 0.0, True), (100, 1.0, False)],
 )
 def test_the_ratio_must_be_exceeded(dirty_bytes, minimum, eligible):
-    """Checklist 69."""
+    """CONFORMANCE.md 69."""
     facts = partition([segment(0, 100), segment(10, dirty_bytes), segment(20)], cleaner_checkpoint=10)
     got = select(facts, config(min_cleanable_dirty_ratio=minimum), NOW)
     assert got.eligible is eligible
 
 
 def test_a_whole_dirty_log_does_not_exceed_a_ratio_of_one():
-    """Checklist 69."""
+    """CONFORMANCE.md 69."""
     assert select(partition(), COMPACT, NOW).dirty_ratio == 1.0
     assert not select(partition(), config(min_cleanable_dirty_ratio=1.0), NOW).eligible
 
@@ -237,14 +237,14 @@ def test_force_ignores_the_ratio_but_not_an_empty_section():
 
 @pytest.mark.parametrize(("first", "overdue"), [(NOW - 101, True), (NOW - 100, False), (0, False), (-1, False)])
 def test_maximum_lag_is_strict_and_ignores_missing_times(first, overdue):
-    """Checklist 56 and 69."""
+    """CONFORMANCE.md 56 and 69."""
     facts = partition([segment(0, first=NOW), segment(10, first=first), segment(20, first=NOW), segment(30)])
     got = select(facts, config(max_compaction_lag_ms=100, min_cleanable_dirty_ratio=1.0), NOW)
     assert (got.must_compact_now, got.eligible) == (overdue, overdue)
 
 
 def test_maximum_lag_applies_to_dirty_inactive_segments_only():
-    """Checklist 56."""
+    """CONFORMANCE.md 56."""
     lag = config(max_compaction_lag_ms=100, min_cleanable_dirty_ratio=1.0)
     old_clean = [segment(0, first=1), segment(10, first=NOW), segment(20, first=NOW), segment(30, first=1)]
     assert not select(partition(old_clean, cleaner_checkpoint=10), lag, NOW).must_compact_now
@@ -252,14 +252,14 @@ def test_maximum_lag_applies_to_dirty_inactive_segments_only():
 
 
 def test_maximum_lag_needs_cleanable_bytes():
-    """Checklist 69."""
+    """CONFORMANCE.md 69."""
     lag = config(max_compaction_lag_ms=100)
     got = select(partition(high_watermark=5), lag, NOW)
     assert (got.must_compact_now, got.eligible) == (True, False)
 
 
 def test_logs_without_bytes_are_skipped():
-    """Checklist 69."""
+    """CONFORMANCE.md 69."""
     got = select(partition([segment(0, 0), segment(10, 0)]), COMPACT, NOW, force=True)
     assert not got.eligible
     assert got.total_bytes == 0
@@ -325,7 +325,7 @@ def test_the_reason_why_the_section_of_a_due_partition_ends_is_named():
         "cleaned only up to offset 20: open transaction of producer id 7. Let the transaction end, or abort it "
         "(kafka-transactions.sh), while the broker runs"
     )
-    assert select(partition(), COMPACT, NOW).held_back == "", "that the active segment is never cleaned needs no reason"
+    assert select(partition(), COMPACT, NOW).held_back == "", "no reason is needed for the active segment"
 
 
 # --- refusals and decisions ---
@@ -366,7 +366,7 @@ def test_each_reason_to_refuse_is_reported(facts, given, unknown, start):
     assert (decision.status, decision.error, decision.selection) == ("refused", reason, None)
 
 
-def test_small_differences_and_what_a_flag_allows_are_not_refused():
+def test_small_differences_and_states_that_a_flag_allows_are_not_refused():
     assert refusals(partition([segment(0, mtime=NOW + 3_600_000)]), COMPACT, "", NOW) == []
     late = partition([segment(0, mtime=NOW * 2)])
     assert refusals(late, COMPACT, "", NOW, unsafe_clock=True) == []
@@ -404,7 +404,7 @@ def test_the_status_of_a_plan_follows_from_the_decision(facts, status):
 
 
 def test_settings_of_a_compaction_are_listed():
-    """Without `force`, the settings that make a partition due are listed too."""
+    """Without `force`, the settings that make a partition due are also listed."""
     assert set(settings_of_compaction(force=True)) == {
         "cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable"
     }  # fmt: skip
@@ -453,13 +453,13 @@ ALL, TWO_AND_ONE, ALONE = ((0, 3),), ((0, 2), (2, 3)), ((0, 1), (1, 2), (2, 3))
 
 @pytest.mark.parametrize(("limit", "expected"), [(300, ALL), (299, TWO_AND_ONE), (1, ALONE)])
 def test_the_logs_of_a_group_may_reach_the_limit_exactly(limit, expected):
-    """Checklist 37."""
+    """CONFORMANCE.md 37."""
     assert grouped(partition().segments, segment_bytes=limit) == expected
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(48, ALL), (47, TWO_AND_ONE), (1, ALONE)])
 def test_either_index_of_a_group_may_reach_the_limit_exactly(limit, expected):
-    """Checklist 37."""
+    """CONFORMANCE.md 37."""
     by_offset_index = [segment(base, index=16, time_index=12) for base in (0, 10, 20, 30)]
     assert grouped(by_offset_index, index_bytes=limit) == expected
     by_time_index = [segment(base, index=0, time_index=12) for base in (0, 10, 20, 30)]
@@ -481,7 +481,7 @@ def test_groups_stop_at_the_end_offset_and_start_at_the_first_segment():
 
 
 def test_span_of_a_group_uses_the_next_base_and_for_the_last_the_uncleanable_offset():
-    """Checklist 38."""
+    """CONFORMANCE.md 38."""
     sparse = [segment(0), segment(10), segment(INT_MAX + 1), segment(INT_MAX + 11)]
     top = INT_MAX + 11
     assert grouped(sparse, end=top, uncleanable=top) == ((0, 2), (2, 3))
@@ -494,7 +494,7 @@ def test_span_of_a_group_uses_the_next_base_and_for_the_last_the_uncleanable_off
 
 
 def test_empty_segments_join_a_group_whatever_its_span():
-    """Checklist 38 and 39."""
+    """CONFORMANCE.md 38 and 39."""
     far = [segment(0), segment(INT_MAX * 2, 0), segment(INT_MAX * 4, 0), segment(INT_MAX * 6)]
     assert grouped(far, end=INT_MAX * 5, uncleanable=INT_MAX * 6) == ((0, 3),)
     no_index = [segment(0, index=0, time_index=0), segment(INT_MAX, 1, index=0), segment(INT_MAX + 9)]
@@ -535,7 +535,7 @@ def offsets_near(draw, segments):
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.data())
-def test_ranges_equal_the_models(data):
+def test_ranges_equal_those_of_the_model(data):
     segments = data.draw(segment_lists())
     start, end = sorted(data.draw(st.tuples(offsets_near(segments), offsets_near(segments))))
     a, b = segments_between(segments, start, end)
@@ -545,7 +545,8 @@ def test_ranges_equal_the_models(data):
 @settings(deadline=None, max_examples=draws(400))
 @given(st.data())
 def test_groups_of_random_segments_equal_those_of_the_model(data):
-    """Checklist 37 to 39: the groups cover the range in order, within their bounds, and are as large as allowed."""
+    """CONFORMANCE.md 37 to 39: the groups cover the range in order, within their limits, and are as large as allowed.
+    """
     segments = data.draw(segment_lists())
     end = data.draw(offsets_near(segments))
     uncleanable = end + data.draw(st.sampled_from([0, 1, 7, INT_MAX]))
@@ -570,8 +571,8 @@ def test_groups_of_random_segments_equal_those_of_the_model(data):
 
 @settings(deadline=None, max_examples=draws(500))
 @given(st.data())
-def test_selection_equals_the_models(data):
-    """Checklist 54 to 57 and 69, over logs of any shape."""
+def test_selection_equals_that_of_the_model(data):
+    """CONFORMANCE.md 54 to 57 and 69, over logs of any shape."""
     segments = data.draw(segment_lists())
     place = offsets_near(segments)
     log_end = segments[-1].base_offset + data.draw(st.integers(0, 9))
@@ -608,7 +609,7 @@ def test_selection_equals_the_models(data):
     assert {name: getattr(got, name) for name in expected} == expected
     assert bool(got.blocker) == (not got.eligible)
 
-    if got.eligible:  # a round changes only segments below every bound
+    if got.eligible:  # a round changes only segments below all bounds
         bounds = [segments[-1].base_offset]
         bounds += [] if facts.clean_shutdown else [facts.recovery_point]
         bounds += [] if unstable is None else [max(unstable, facts.log_start_offset)]

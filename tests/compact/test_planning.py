@@ -69,7 +69,7 @@ def test_a_dry_run_changes_nothing_and_prints_how_to_execute_it(run: Run, log_di
     assert not (log_dir / ".lock").exists()
 
 
-def test_json_is_an_array_of_rows_and_nothing_else(run: Run, log_dir: Path) -> None:
+def test_json_output_is_only_an_array_of_rows(run: Run, log_dir: Path) -> None:
     result = run("plan", "--log-dirs", log_dir, *ORDERS, *USERS, "--output", "json")
     assert result.exit_code == 0
     rows = json.loads(result.stdout)
@@ -93,7 +93,7 @@ def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path)
 
 
 def test_each_setting_that_a_compaction_requires_must_be_known(run: Run, log_dir: Path) -> None:
-    """Any one of these settings, given alone, implies nothing about the others."""
+    """A given setting implies nothing about the others."""
     rests_on = {
         "cleanup.policy": "compact", "delete.retention.ms": "1", "min.compaction.lag.ms": "0",
         "remote.storage.enable": "false", "max.compaction.lag.ms": "9", "min.cleanable.dirty.ratio": "0",
@@ -109,7 +109,7 @@ def test_each_setting_that_a_compaction_requires_must_be_known(run: Run, log_dir
         row = orders(rests_on.keys() - {name})
         assert (row["status"], f"Unknown settings of orders: {name}. Give" in row["error"]) == ("refused", True), row
     row = orders({"cleanup.policy"})
-    assert "--topics-have-no-overrides" in row["error"], "the assertion is safe if the policy is known"
+    assert "--topics-have-no-overrides" in row["error"], "with a known policy, the assertion must be sufficient"
 
 
 def test_neither_an_assertion_nor_the_brokers_default_gives_a_policy(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_broken_checkpoint_is_reported_with_its_line(run: Run, log_dir: Path) 
 def test_a_time_far_from_the_clock_needs_an_assertion(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     flags = ("--log-dirs", log_dir, *ORDERS, "--topic-list", "orders", "--now", str(10**12), "--output", "json")
-    assert run("compact", *flags).exit_code in (0, 1), "a dry run may use any time"
+    assert run("compact", *flags).exit_code in (0, 1), "a dry run must accept any time"
     result = run("compact", *flags, "--execute")
     assert result.exit_code == 1
     assert "--unsafe-clock" in result.stderr
@@ -260,7 +260,7 @@ def test_a_time_far_from_the_clock_needs_an_assertion(run: Run, log_dir: Path) -
     assert snapshot(log_dir) == before
 
 
-def test_force_ignores_the_dirty_ratio_only(run: Run, log_dir: Path) -> None:
+def test_force_ignores_only_the_dirty_ratio(run: Run, log_dir: Path) -> None:
     (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 200\n")
     flags = ("plan", "--log-dirs", log_dir, *ORDERS, "--partitions", "orders-0", "--output", "json")
     blocked = rows_of(run(*flags))["orders-0"]
@@ -309,7 +309,9 @@ def test_commands_that_read_no_logs_load_no_log_code(arguments: list[str]) -> No
 
 @pytest.mark.parametrize("outside", [-3, 100_000])
 def test_a_checkpoint_outside_the_log_is_corrected_if_nothing_is_due(run: Run, log_dir: Path, outside: int) -> None:
-    """54: it is set to the log start, whatever the ratio is; the entry of a topic that is not compacted is retained."""
+    """CONFORMANCE.md 54: it is set to the log start offset for any ratio. The entry of a topic that is not compacted is
+    retained.
+    """
     path = log_dir / "cleaner-offset-checkpoint"
     path.write_text(f"0\n3\norders 0 {outside}\norders 1 400\nusers 0 {outside}\n")
     never_due = ("--topic-config", "orders:min.cleanable.dirty.ratio=1")
@@ -361,7 +363,7 @@ def test_grouping_and_fan_out_reach_the_tasks(
 def test_a_partition_that_cannot_be_read_is_refused_beside_others_that_are_planned(
     run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a snapshot at the log end, planning reads batches. Even then, a disk error affects only one partition."""
+    """Without a snapshot at the log end, planning reads batches. A disk error then affects only one partition."""
     flags = ("plan", "--log-dirs", str(log_dir), *ORDERS, *USERS, "--output", "json")
     before = rows_of(run(*flags))
 

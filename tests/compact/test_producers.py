@@ -1,4 +1,4 @@
-"""Which batches are retained because an active producer's state depends on them."""
+"""Batches that are retained because the state of an active producer depends on them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def table_of(*batches: bytes) -> np.ndarray:
 def test_batches_that_an_active_producer_needs_are_found() -> None:
     known = ActiveProducers(np.array([1, 5, 9]), np.array([20, -1, -1]), np.array([0, 3, -1]))
     table = table_of(
-        batch("data", 19, 1, count=2),  # the last data batch
+        batch("data", 19, 1, count=2),  # the last data batch of its producer
         batch("data", 21, 1),
-        batch("COMMIT", 20, 1),  # has the same offset, because Kafka compares only offsets
+        batch("COMMIT", 20, 1),  # at the same offset; Kafka compares only offsets
         batch("COMMIT", 22, 1),
-        batch("COMMIT", 23, 5, epoch=3),  # no data is known, so every control batch of the epoch is needed
+        batch("COMMIT", 23, 5, epoch=3),  # without known data, every control batch of the epoch is needed
         batch("emptied marker", 24, 5, epoch=3),
         batch("COMMIT", 25, 5, epoch=2),
         batch("data", 26, 5, epoch=3),

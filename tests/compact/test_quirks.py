@@ -1,8 +1,7 @@
-"""Quirks of Kafka's logs that the result of a round does not show, and the selection from survey to result, without
-Kafka.
+"""Quirks of Kafka that the result of a round does not show, and the selection of segments, without Kafka.
 
 The numbers are those of tests/interop/test_quirks.py, which compares the other quirks with Kafka itself. Each test runs
-everything from the survey of a directory to the installed result.
+all steps from the survey of a directory to the installed result.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def one(offset: int, key: bytes, time_ms: int = NOW) -> bytes:
 
 
 def log_dir(home: Path, *partitions: str, segments: dict[int, list[bytes]]) -> Path:
-    """Write partitions that all have `segments`, cleanly shut down, with the high watermark at the log end."""
+    """Write partitions with the same `segments`, after a clean shutdown, with the high watermark at the log end."""
     home.mkdir(parents=True)
     end = max(*segments, *(decode_log(batch)[0].last_offset + 1 for found in segments.values() for batch in found))
     for partition in partitions:
@@ -68,7 +67,7 @@ def survey(*log_dirs: Path) -> list[PartitionFacts]:
 
 
 def compact(facts: PartitionFacts, fs: FileSystem = LOCAL, **given: Any) -> CleaningResult | None:
-    """Run a round, if one is due."""
+    """Run a round if one is due, and return its result."""
     fields = {name: given.pop(name) for name in list(given) if name in CleaningTask.__dataclass_fields__}
     config = CompactionConfig(**{"cleanup_policy": frozenset({"compact"}), "index_interval_bytes": 0, **given})
     assert refusals(facts, config, "", NOW) == []
@@ -121,10 +120,10 @@ class Watching(FileSystem):
         return result
 
 
-def test_18_27_at_most_one_group_has_swap_files_and_a_broker_never_discards_it_too_late__departed_from(
+def test_18_27_only_one_group_has_swap_files_and_a_broker_loses_no_record__departed_from(
     tmp_path: Path,
 ) -> None:
-    """Decision 7: a broker that starts at any instant finds the latest record of each key."""
+    """Decision 7: a broker that starts after any operation finds the latest record of each key."""
     path = log_dir(tmp_path / "logs", "t-0", segments=THREE) / "t-0"
     newest = {1, 2, 4, 5, 6}
     stages = set()
@@ -152,7 +151,7 @@ def test_18_30_a_foreign_directory_is_a_problem_of_all_partitions_of_the_log_dir
 
 
 def test_18_32_files_that_a_broker_does_not_check_again_are_durable__departed_from(tmp_path: Path) -> None:
-    """Decision 7: `.kafka_cleanshutdown` is unchanged, so the next start recovers nothing."""
+    """Decision 7: `.kafka_cleanshutdown` is unchanged, so that the next start recovers nothing."""
     home = log_dir(tmp_path / "logs", "t-0", "u-0", segments=THREE)
     path = home / "t-0"
     stamp = (home / ".kafka_cleanshutdown").stat()
@@ -189,7 +188,7 @@ def test_18_32_after_a_crash_nothing_above_the_recovery_point_is_changed__depart
 
 
 def test_18_33_the_directory_is_synced_between_the_steps_of_a_replacement__departed_from(tmp_path: Path) -> None:
-    """Decision 7: Kafka syncs the directory once, and leaves the order of earlier renames to the file system."""
+    """Decision 7: Kafka syncs the directory once, and does not ensure the order of renames before that."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     steps: list[str] = []
 
@@ -216,7 +215,7 @@ def test_18_33_the_directory_is_synced_between_the_steps_of_a_replacement__depar
 def test_18_35_bytes_after_the_last_batch_of_an_inactive_segment_are_reported_with_their_position__departed_from(
     tail: bytes, tmp_path: Path
 ) -> None:
-    """Decision 1: this applies to preallocated zeros and to incomplete batches."""
+    """Decision 1: they may be preallocated zeros or an incomplete batch."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     log = home / "t-0" / f"{2:020d}.log"
     size = log.stat().st_size
@@ -246,7 +245,7 @@ def test_several_log_dirs_have_their_own_checkpoints(tmp_path: Path) -> None:
 
 
 def test_checkpoint_entries_of_partitions_no_longer_on_disk_are_removed(tmp_path: Path) -> None:
-    """Checklist 68."""
+    """CONFORMANCE.md 68."""
     home = log_dir(tmp_path / "logs", "t-0", "u-1", segments=THREE)
     checkpoint = home / names.CLEANER_CHECKPOINT
     checkpoint.write_text("0\n3\nt 0 2\nu 1 4\ngone 0 99\n")
@@ -262,7 +261,7 @@ def test_checkpoint_entries_of_partitions_no_longer_on_disk_are_removed(tmp_path
     ("log_start", "kept"), [(3, [0, 1, 2, 4, 5, 6]), (5, [0, 1, 2, 3, 4, 5, 6]), (6, None), (7, None)]
 )
 def test_log_starts_inside_and_beyond_segments(log_start: int, kept: list[int] | None, tmp_path: Path) -> None:
-    """Records below the log start supersede no record, and are superseded themselves."""
+    """Records below the log start offset supersede no record, and are themselves removed if superseded."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     (home / names.LOG_START_CHECKPOINT).write_text(f"0\n1\nt 0 {log_start}\n")
     (facts,) = survey(home)
@@ -271,7 +270,7 @@ def test_log_starts_inside_and_beyond_segments(log_start: int, kept: list[int] |
     assert (offsets(home / "t-0") if result else None) == kept
 
 
-def test_a_log_start_behind_the_log_end_is_refused(tmp_path: Path) -> None:
+def test_a_log_start_above_the_log_end_is_refused(tmp_path: Path) -> None:
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     (home / names.LOG_START_CHECKPOINT).write_text("0\n1\nt 0 8\n")
     (facts,) = survey(home)
@@ -299,7 +298,7 @@ def test_both_lags_are_applied(tmp_path: Path) -> None:
 def test_with_time_retention_a_segment_contains_records_of_one_age_only(
     policy: set[str], left: list[int], tmp_path: Path
 ) -> None:
-    """Decision 15: with delete in the policy, measured outputs merge only segments within one segment.ms."""
+    """Decision 15: with `delete` in the policy, segments are merged in measured outputs only within one segment.ms."""
     aged = {base: [one(base, b"%d" % base, NOW - (6 - base) * HOUR_MS)] for base in (0, 2, 4)}
     home = log_dir(tmp_path / "logs", "t-0", segments={**aged, 6: [one(6, b"x")]})
     assert compact(survey(home)[0], cleanup_policy=frozenset(policy), segment_ms=HOUR_MS) is not None
@@ -308,8 +307,8 @@ def test_with_time_retention_a_segment_contains_records_of_one_age_only(
 
 
 def test_empty_segments_do_not_accumulate_whatever_their_age(tmp_path: Path) -> None:
-    """39 and decision 15: a segment without bytes counts as the latest, and would prevent the removal of older ones
-    after it.
+    """CONFORMANCE.md 39 and decision 15: a segment without bytes counts as the latest, so that retention would stop
+    there.
     """
     ages = {0: 9, 2: 6, 4: 3}
     aged = {base: [one(base, b"k", NOW - hours * HOUR_MS)] for base, hours in ages.items()}
@@ -318,15 +317,15 @@ def test_empty_segments_do_not_accumulate_whatever_their_age(tmp_path: Path) -> 
     assert compact(survey(home)[0], **policy) is not None
     assert bases(home / "t-0") == [0, 6]
     assert offsets(home / "t-0") == [4, 6]
-    # Segments that Kafka left empty are removed too.
+    # Empty segments of Kafka are also removed.
     empty = {0: [one(0, b"a", NOW - 9 * HOUR_MS)], 2: [], 4: [], 6: [one(6, b"b", NOW - HOUR_MS)], 8: [one(8, b"x")]}
     home = log_dir(tmp_path / "more", "t-0", segments=empty)
     assert compact(survey(home)[0], **policy) is not None
     assert bases(home / "t-0") == [0, 6, 8]
 
 
-def test_surviving_bytes_decide_how_segments_merge(tmp_path: Path) -> None:
-    """Decision 15: by their sizes before the round, none of these could be merged."""
+def test_segments_are_merged_by_their_retained_bytes(tmp_path: Path) -> None:
+    """Decision 15: by their sizes before the round, no two of these segments could be merged."""
     size = len(one(0, b"k0"))
     home = log_dir(
         tmp_path / "logs",
@@ -339,11 +338,11 @@ def test_surviving_bytes_decide_how_segments_merge(tmp_path: Path) -> None:
     assert all((home / "t-0" / f"{base:020d}.log").stat().st_size <= 2 * size for base in found)
 
 
-def test_a_batch_larger_than_any_limit_is_still_cleaned(tmp_path: Path) -> None:
-    """Checklist 35. The limits also apply to rebuilt batches."""
+def test_a_batch_larger_than_all_limits_is_cleaned(tmp_path: Path) -> None:
+    """CONFORMANCE.md 35. The limits also apply to rebuilt batches."""
     large = encode_batch([Rec(2 + i, NOW, b"%d" % i, b"v" * 900) for i in range(50)] + [Rec(52, NOW, b"a", None)])
     home = log_dir(tmp_path / "logs", "t-0", segments={0: [one(0, b"0"), one(1, b"z"), large, one(53, b"y")], 54: []})
     result = compact(survey(home)[0], segment_bytes=1000, max_message_bytes=100)
     assert result is not None and bases(home / "t-0") == [0, 2, 53, 54]
-    assert result.large_batches == 1, "the other batches are copied unchanged"
+    assert result.large_batches == 1, "the other batches must be copied unchanged"
     assert offsets(home / "t-0") == list(range(1, 54))

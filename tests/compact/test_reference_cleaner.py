@@ -1,6 +1,4 @@
-"""The reference cleaner does what Kafka's cleaner does, in rounds worked out by hand.
-
-All comparisons with `tests/reference/cleaner.py` rely on this.
+"""The reference cleaner (`tests/reference/cleaner.py`) has the results of Kafka's cleaner, in rounds written by hand.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def kept(round_):
     ],
 )
 def test_a_map_covers_half_open_ranges(start, end, offsets, latest):
-    """Checklist 7."""
+    """CONFORMANCE.md 7."""
     segments = [
         seg(0, batch(rec(0, "a"), rec(1, "b"))),
         seg(10, batch(rec(10, "a"), rec(11, "a"))),
@@ -72,7 +70,7 @@ def test_a_map_covers_half_open_ranges(start, end, offsets, latest):
 
 
 def test_a_full_map_stops_inside_a_batch_even_at_a_known_key():
-    """Checklist 8 and 13: the rest of the batch is retained, and the next round starts there."""
+    """CONFORMANCE.md 8 and 13: the rest of the batch is retained, and the next round starts there."""
     source = seg(0, batch(rec(0, "a"), rec(1, "b"), rec(2, "a"), rec(3, "c")))
     assert build_map([source], 0, 100, 2) == ({b"a": 0, b"b": 1}, 1)
     first = run(source, max_entries=2)
@@ -84,13 +82,13 @@ def test_a_full_map_stops_inside_a_batch_even_at_a_known_key():
 
 
 def test_a_full_map_at_a_batch_start_ends_after_the_last_complete_batch():
-    """Checklist 8: gaps up to that batch are covered, later ones are not."""
+    """CONFORMANCE.md 8: gaps below that batch are in the mapped range, later ones are not."""
     source = seg(0, batch(rec(0, "a"), last_offset=6), batch(rec(9, "b")))
     assert build_map([source], 0, 100, 1) == ({b"a": 0}, 6)
 
 
 def test_repeated_rounds_with_a_tiny_map_make_progress():
-    """Checklist 13."""
+    """CONFORMANCE.md 13."""
     log = b"".join(batch(rec(i, "abc"[i % 3])) for i in range(12))
     segments, first_dirty = [Segment(0, log), Segment(12, b"")], 0
     for _ in range(20):
@@ -103,16 +101,16 @@ def test_repeated_rounds_with_a_tiny_map_make_progress():
     assert [r.offset for r in all_records(decode_log(segments[0].log))] == [9, 10, 11]
 
 
-def test_huge_offsets_inside_a_segment_are_mapped():
-    """Checklist 9."""
+def test_offsets_far_apart_inside_a_segment_are_mapped():
+    """CONFORMANCE.md 9."""
     top = 2**31 - 1
     source = seg(0, batch(rec(0, "a")), batch(rec(top, "a")))
     done = run(source, first_uncleanable=top + 1)
     assert (done.end_offset, kept(done)) == (top + 1, [top])
 
 
-def test_gaps_between_segments_do_not_stop_progress():
-    """Checklist 10."""
+def test_gaps_between_segments_do_not_stop_the_next_round():
+    """CONFORMANCE.md 10."""
     segments = [seg(0, batch(rec(0, "a"))), seg(50, batch(rec(70, "a"))), seg(90)]
     done = run(*segments, first_uncleanable=90)
     assert (done.end_offset, kept(done)) == (90, [70])
@@ -128,7 +126,7 @@ def test_a_start_inside_a_batch_maps_only_what_follows():
 
 
 def test_a_superseded_record_is_removed_and_an_unaffected_batch_is_copied():
-    """Checklist 12 and 21."""
+    """CONFORMANCE.md 12 and 21."""
     odd = bytearray(batch(rec(4, "b"), rec(5, "c"), extra_attributes=0x4080))
     source = seg(0, batch(rec(0, "a"), rec(1, "x")), batch(rec(2, "a"), rec(3, "y")), bytes(odd))
     done = run(source)
@@ -140,14 +138,14 @@ def test_a_superseded_record_is_removed_and_an_unaffected_batch_is_copied():
 
 
 def test_the_clean_section_is_checked_too_and_the_later_record_of_a_batch_wins():
-    """Checklist 12 and 20."""
+    """CONFORMANCE.md 12 and 20."""
     clean_part = seg(0, batch(rec(0, "a"), rec(1, "b")))
     dirty = seg(10, batch(rec(10, "a"), rec(11, "a"), rec(12, "c")))
     assert kept(run(clean_part, dirty, first_dirty=10)) == [1, 11, 12]
 
 
 def test_a_rewritten_batch_keeps_its_header_and_loses_unused_bits():
-    """Checklist 21: base and last offset, sequence, epochs and codec are kept; bits 7 to 15 are written as 0."""
+    """CONFORMANCE.md 21: base and last offset, sequence, epochs and codec are kept; bits 7 to 15 are written as 0."""
     fields = {"leader_epoch": 5, "producer_id": 4001, "producer_epoch": 3, "base_sequence": 7}
     source = seg(
         0,
@@ -169,7 +167,7 @@ def test_a_rewritten_batch_keeps_its_header_and_loses_unused_bits():
 
 
 def test_the_bytes_of_a_rewritten_batch_are_those_of_kafka():
-    """Checklist 21 and 22: the batch with a retained tombstone, as Kafka's classes write it."""
+    """CONFORMANCE.md 21 and 22: the batch with a retained tombstone, as Kafka's classes write it."""
     source = batch(
         rec(100, "k1", b"v1", 1700000000000, ((b"h", b"x"),)),
         rec(101, "k2", None, 1700000000005, ((b"n", None),)),
@@ -189,7 +187,7 @@ def test_the_bytes_of_a_rewritten_batch_are_those_of_kafka():
 
 
 def test_the_bytes_of_an_emptied_batch_are_those_of_kafka():
-    """Checklist 21 and 23."""
+    """CONFORMANCE.md 21 and 23."""
     source = batch(
         rec(100, "k1", b"v1", 1700000000000),
         rec(101, "k2", b"v2", 1700000000005),
@@ -210,14 +208,14 @@ def test_the_bytes_of_an_emptied_batch_are_those_of_kafka():
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 def test_duplicates_inside_a_compressed_batch_are_removed(codec):
-    """Checklist 20 and 21: the codec is unchanged."""
+    """CONFORMANCE.md 20 and 21: the codec is unchanged."""
     source = seg(0, batch(rec(0, "a", b"1"), rec(1, "a", b"2"), rec(2, "b"), codec=codec))
     (rebuilt,) = decode_log(only(run(source)).log)
     assert [(r.offset, r.value) for r in rebuilt.records] == [(1, b"2"), (2, b"v")]
     assert rebuilt.codec == codec
 
 
-def test_log_append_time_rewrite_flattens_the_deltas():
+def test_with_log_append_time_rewritten_timestamp_deltas_are_0():
     source = batch(rec(0, "a", timestamp=10), rec(1, "b", timestamp=20), timestamp_type=1, max_timestamp=777)
     newer = batch(rec(2, "a"))
     output = only(run(seg(0, source, newer))).log
@@ -227,7 +225,7 @@ def test_log_append_time_rewrite_flattens_the_deltas():
 
 
 def test_a_partial_round_retains_records_beyond_its_end():
-    """Checklist 13: unchanged, except for a horizon if there is a tombstone among them."""
+    """CONFORMANCE.md 13: they are unchanged, except for a delete horizon if one is a tombstone."""
     beyond = batch(rec(2, "a"), rec(3, "a"), rec(4, None, b"keyless"))
     with_null = batch(rec(5, "a", None))
     source = seg(0, batch(rec(0, "a"), rec(1, "b")), beyond, with_null)
@@ -240,7 +238,7 @@ def test_a_partial_round_retains_records_beyond_its_end():
 
 
 def test_keyless_records_in_the_range_are_dropped_and_counted():
-    """Checklist 14."""
+    """CONFORMANCE.md 14."""
     source = seg(0, batch(rec(0, None), rec(1, "a"), rec(2, None), rec(3, b"")))
     done = run(source)
     assert (kept(done), done.keyless) == ([1, 3], 2)
@@ -249,7 +247,7 @@ def test_keyless_records_in_the_range_are_dropped_and_counted():
 
 
 def test_segments_at_or_after_the_uncleanable_offset_are_not_read():
-    """Checklist 17."""
+    """CONFORMANCE.md 17."""
     done = run(seg(0, batch(rec(0, "a"))), seg(10, b"garbage"), first_uncleanable=10)
     assert [s.base_offset for s in done.segments] == [0]
     assert kept(done) == [0]
@@ -259,7 +257,7 @@ def test_segments_at_or_after_the_uncleanable_offset_are_not_read():
 
 
 def test_a_tombstone_deletes_older_values_and_gets_a_horizon():
-    """Checklist 15, 16 and 22: the timestamp of the tombstone has no effect."""
+    """CONFORMANCE.md 15, 16 and 22: the timestamp of the tombstone has no effect."""
     source = seg(0, batch(rec(0, "a")), batch(rec(1, "a", None, timestamp=0)))
     (rebuilt,) = decode_log(only(run(source)).log)
     assert [r.offset for r in rebuilt.records] == [1]
@@ -269,7 +267,7 @@ def test_a_tombstone_deletes_older_values_and_gets_a_horizon():
 
 @pytest.mark.parametrize(("horizon", "stays"), [(NOW + 1, True), (NOW, False), (NOW - 1, False)])
 def test_a_tombstone_is_removed_at_its_horizon(horizon, stays):
-    """Checklist 16 and 22: a horizon never changes, and the batch is copied until then."""
+    """CONFORMANCE.md 16 and 22: a horizon never changes, and the batch is copied until then."""
     source = seg(0, batch(rec(0, "a", None), rec(1, "b"), delete_horizon_ms=horizon))
     output = only(run(source)).log
     (left,) = decode_log(output)
@@ -293,7 +291,7 @@ def test_an_overflowing_horizon_sets_no_flag():
 
 
 def test_the_last_batch_of_the_round_is_kept_empty_until_it_is_no_longer_last():
-    """Checklist 25."""
+    """CONFORMANCE.md 25."""
     expired = seg(0, batch(rec(0, "a")), batch(rec(1, None), rec(2, "b", None), delete_horizon_ms=NOW))
     emptied = decode_log(only(run(expired, first_uncleanable=3)).log)[-1]
     assert (emptied.base_offset, emptied.last_offset, emptied.record_count) == (1, 2, 0)
@@ -302,7 +300,7 @@ def test_the_last_batch_of_the_round_is_kept_empty_until_it_is_no_longer_last():
 
 
 def test_with_a_full_map_no_batch_counts_as_the_last_of_the_round():
-    """Checklist 25: the bound is the first uncleanable offset, not the end that the map reached."""
+    """CONFORMANCE.md 25: the first uncleanable offset decides, not the end offset of the map."""
     expired = batch(rec(0, "a", None), delete_horizon_ms=NOW)
     source = seg(0, expired, batch(rec(1, "b")))
     done = run(source, first_uncleanable=2, max_entries=1)
@@ -311,7 +309,7 @@ def test_with_a_full_map_no_batch_counts_as_the_last_of_the_round():
 
 
 def test_the_last_batch_of_an_active_producer_is_kept_empty_and_others_are_not():
-    """Checklist 23."""
+    """CONFORMANCE.md 23."""
     ids = {"producer_id": 9, "producer_epoch": 0}
     source = seg(
         0,
@@ -327,7 +325,7 @@ def test_the_last_batch_of_an_active_producer_is_kept_empty_and_others_are_not()
 
 
 def test_sequences_reused_from_zero_do_not_protect_old_batches():
-    """Checklist 26: the offset decides, not the sequence."""
+    """CONFORMANCE.md 26: the last batch is determined by offset, not by sequence."""
     ids = {"producer_id": 9, "base_sequence": 0}
     source = seg(
         0,
@@ -340,7 +338,7 @@ def test_sequences_reused_from_zero_do_not_protect_old_batches():
 
 
 def test_emptied_batches_keep_the_same_bytes_in_every_round():
-    """Checklist 23."""
+    """CONFORMANCE.md 23."""
     empty = batch(base_offset=0, last_offset=3, producer_id=9, producer_epoch=0, base_sequence=0, max_timestamp=5)
     source = seg(0, empty, batch(rec(4, "a")))
     assert only(run(source, producers={9: (3, 0)})).log == source.log
@@ -351,7 +349,7 @@ def test_emptied_batches_keep_the_same_bytes_in_every_round():
 
 
 def test_groups_become_one_segment_with_the_first_base_and_the_last_time():
-    """Checklist 37."""
+    """CONFORMANCE.md 37."""
     segments = [
         seg(0, batch(rec(0, "a")), mtime_ms=5),
         seg(10, batch(rec(10, "b")), mtime_ms=7),
@@ -366,8 +364,8 @@ def test_groups_become_one_segment_with_the_first_base_and_the_last_time():
     assert done.segments[0].log == segments[0].log + segments[1].log
 
 
-def test_a_segment_that_loses_everything_remains_as_an_empty_one():
-    """Checklist 39: later empty segments join a group whatever their distance."""
+def test_a_segment_without_retained_records_remains_empty():
+    """CONFORMANCE.md 39: empty segments are added to a group at any distance."""
     far = 2**33
     segments = [seg(0, batch(rec(0, "a"))), seg(far, b""), seg(2 * far, batch(rec(2 * far, "a")))]
     done = run(*segments, first_uncleanable=2 * far + 1)
@@ -379,8 +377,9 @@ def test_a_segment_that_loses_everything_remains_as_an_empty_one():
 
 
 def test_an_output_has_index_entries_after_each_interval():
-    """Checklist 67: after strictly more than the interval; last offset and start position; the maximum is the last
-    entry."""
+    """CONFORMANCE.md 67: after more bytes than the interval, with last offset and start position; the last time index
+    entry has the maximum.
+    """
     batches = [
         batch(rec(0, "a", timestamp=10), rec(1, "b", timestamp=90)),
         batch(rec(2, "c", timestamp=20)),
@@ -403,13 +402,13 @@ def test_indexes_without_timestamps_are_relative_to_their_base():
 
 
 def test_the_time_index_contains_the_earliest_batch_of_the_largest_timestamp():
-    """Checklist 67."""
+    """CONFORMANCE.md 67."""
     log = b"".join(batch(rec(i, "a", timestamp=9)) for i in range(3))
     assert index_files(log, 0, 0)[1] == struct.pack(">qi", 9, 0)
 
 
 def test_full_indexes_are_errors():
-    """The time index reserves a slot for its last entry, so it is full one entry earlier."""
+    """The time index reserves room for its last entry, so it is full one entry earlier."""
     untimed = [batch(rec(i, "a", timestamp=-1)) for i in range(5)]
     assert len(index_files(b"".join(untimed[:4]), 0, 0, segment_index_bytes=24)[0]) == 24
     with pytest.raises(ValueError, match="offset index is full"):
@@ -434,7 +433,7 @@ MARKER = {"producer_id": 7, "producer_epoch": 0}
 
 
 def test_aborted_records_are_removed_and_their_marker_one_round_later():
-    """Checklist 11, 28 and 30."""
+    """CONFORMANCE.md 11, 28 and 30."""
     entry = Aborted(7, 0, 1, 2)
     source = seg(
         0,
@@ -461,7 +460,7 @@ def test_aborted_records_are_removed_and_their_marker_one_round_later():
 
 
 def test_a_commit_marker_is_retained_while_data_of_its_transaction_is_left():
-    """Checklist 19 and 29: a record whose key looks like a marker's changes nothing."""
+    """CONFORMANCE.md 19 and 29: a record with the key of a marker does not change this."""
     source = seg(
         0,
         batch(rec(0, "a"), **PID),
@@ -475,7 +474,7 @@ def test_a_commit_marker_is_retained_while_data_of_its_transaction_is_left():
 
 
 def test_transactions_across_segments_of_a_group_are_tracked():
-    """Checklist 31."""
+    """CONFORMANCE.md 31."""
     entry = Aborted(7, 0, 10, 11)
     segments = [
         seg(0, batch(rec(0, "a"), **PID)),
@@ -488,7 +487,7 @@ def test_transactions_across_segments_of_a_group_are_tracked():
 
 
 def test_the_aborted_last_batch_of_a_producer_is_kept_empty():
-    """Checklist 24."""
+    """CONFORMANCE.md 24."""
     source = seg(
         0,
         batch(rec(0, "a"), **PID),
@@ -501,7 +500,7 @@ def test_the_aborted_last_batch_of_a_producer_is_kept_empty():
 
 
 def test_an_empty_control_batch_is_kept_for_its_producer_only():
-    """Checklist 27: a producer without data is known by its epoch."""
+    """CONFORMANCE.md 27: a producer without data is known by its epoch."""
     empty = batch(base_offset=0, last_offset=0, transactional=True, control=True, producer_id=7, producer_epoch=0)
     source = seg(0, empty, batch(rec(1, "a")))
     assert only(run(source, producers={7: (None, 0)})).log == source.log
@@ -510,14 +509,14 @@ def test_an_empty_control_batch_is_kept_for_its_producer_only():
 
 
 def test_a_producer_without_data_protects_no_data_batch():
-    """Checklist 27."""
+    """CONFORMANCE.md 27."""
     source = seg(0, batch(rec(0, "a"), **PID), batch(rec(1, "a")))
     assert len(decode_log(only(run(source, producers={7: (None, 0)})).log)) == 1
 
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_marker_is_not_retained_for_the_data_of_an_earlier_transaction(commit):
-    """Checklist 29 and 30."""
+    """CONFORMANCE.md 29 and 30."""
     aborted = () if commit else (Aborted(7, 0, 1, 2), Aborted(7, 2, 3, 4))
     source = seg(
         0,
@@ -534,7 +533,7 @@ def test_a_marker_is_not_retained_for_the_data_of_an_earlier_transaction(commit)
 
 
 def test_each_output_has_the_aborted_transactions_of_its_own_markers():
-    """Checklist 32."""
+    """CONFORMANCE.md 32."""
     entries = Aborted(7, 0, 1, 2), Aborted(7, 10, 11, 12)
     segments = [
         seg(
@@ -586,8 +585,8 @@ def random_segments(draw):
 
 @settings(deadline=None, max_examples=draws(150))
 @given(random_segments(), st.integers(1, 4), st.integers(50, 400))
-def test_laws_of_a_round(made, max_entries, segment_bytes):
-    """Checklist 12 to 16, 18: what may be removed, what must be retained, and that nothing is added or moved."""
+def test_invariants_of_a_round(made, max_entries, segment_bytes):
+    """CONFORMANCE.md 12 to 16, 18: what may be removed, what must be retained, and that nothing is added or moved."""
     segments, end = made
     source = [(r, b) for s in segments for b in decode_log(s.log) for r in b.records]
     given = {"first_uncleanable": end, "segment_bytes": segment_bytes}

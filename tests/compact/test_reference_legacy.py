@@ -1,4 +1,4 @@
-"""What the reference cleaner writes for messages of magic 0 and 1, in rounds worked out by hand (LEGACY.md, "As version
+"""Results of the reference cleaner for messages of magic 0 and 1, in rounds written by hand (LEGACY.md, "As version
 2").
 """
 
@@ -65,7 +65,7 @@ def test_append_time_applies_to_magic_0_messages_inside_only_through_the_header(
 
 @pytest.mark.parametrize(("mtime_ms", "is_removed"), [(8999, True), (9000, True), (9001, False)])
 def test_a_tombstone_is_removed_by_the_time_of_its_file(mtime_ms: int, is_removed: bool) -> None:
-    """The horizon, 10000, is the time of the last segment before the dirty ones minus the retention of 1000 ms."""
+    """The horizon, 10000, is the time of the last clean segment minus delete.retention.ms, 1000 ms."""
     segments = [
         Segment(0, encode_single(rec(0, b"a", None)), mtime_ms=mtime_ms),
         Segment(10, encode_single(rec(10, b"b")), mtime_ms=10_000),
@@ -102,7 +102,7 @@ def test_an_empty_last_batch_of_the_round_is_an_error() -> None:
 
 
 def test_tombstones_of_both_kinds_in_one_file_follow_their_own_rules() -> None:
-    """A version 2 tombstone without a horizon is retained, whatever the time of its file."""
+    """A tombstone of magic 2 without a horizon is retained for any file time."""
     log = encode_single(rec(0, b"a", None)) + encode_batch([rec(1, b"b", None)])
     (left,) = batches(run(Segment(0, log, mtime_ms=0)))
     assert left.base_offset == 1

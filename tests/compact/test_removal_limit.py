@@ -1,5 +1,5 @@
-"""Tombstones and markers that are retained until other replicas have been cleaned: what is retained, compared with the
-reference model, and what the proof rejects.
+"""Tombstones and markers are retained until other replicas have been cleaned: comparisons with the reference model, and
+results that the proof rejects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
-from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
+from tests.compact.fan_out.test_stages import fan_out_passes, remove_scratch
 from tests.compact.logs import RandomLog, task_for, write_log
 from tests.compact.proof.case import Case
 from tests.compact.proof.test_legacy import _example as legacy_example
@@ -35,7 +35,7 @@ NOW = 1_750_000_000_000
 
 
 def mixed_log(rng: random.Random) -> RandomLog:
-    """Return a log of old messages followed by batches and transactions, with tombstones and markers in all states."""
+    """Return a log of old messages, then batches and transactions, with tombstones and markers in all states."""
     keys = [b"k%d" % n for n in range(8)]
     offset, segments, parts, entries = rng.choice([0, 1000]), [], [], []
     started: dict[int, int] = {}
@@ -124,15 +124,15 @@ def test_retained_records_equal_the_models_with_one_task_and_with_many(case: int
             held = result
             install(LOCAL, task, held)
             many = replace(task, partition_path=str(tmp_path / "many" / "t-0"))
-            fan_out_rounds(many, InProcess(tmp_path / "cells"), Sizes(slice_bytes=1, shards=2))
-            sweep(tmp_path / "many" / "t-0")
+            fan_out_passes(many, InProcess(tmp_path / "cells"), Sizes(slice_bytes=1, shards=2))
+            remove_scratch(tmp_path / "many" / "t-0")
             assert files_of(tmp_path / "many" / "t-0") == files_of(tmp_path / "one" / "t-0")
             return
-        sweep(tmp_path / "one" / "t-0")
+        remove_scratch(tmp_path / "one" / "t-0")
 
 
 def some_partition(path: Path) -> tuple[RandomLog, tuple[SegmentFacts, ...]]:
-    """Write a tombstone at 2 and a marker at 3 past their horizons, and a tombstone at 6."""
+    """Write a tombstone at 2 and a marker at 3, both past their delete horizons, and a tombstone at 6."""
     over = {"delete_horizon_ms": NOW - 1}
     first = encode_batch([Rec(0, NOW, b"a", b"1"), Rec(1, NOW, b"b", b"1")])
     first += encode_batch([Rec(2, NOW, b"a", None)], **over)
@@ -163,18 +163,18 @@ def test_tombstones_and_markers_are_retained_from_the_limit_on_and_removed_below
 def test_the_proof_rejects_a_cleaner_that_ignores_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decide_rows = Rewriter._decide_rows
 
-    def without_state(self, *arguments):
+    def without_limit(self, *arguments):
         self._facts[row_kernels.REMOVAL_LIMIT] = NO_REMOVAL_LIMIT
         return decide_rows(self, *arguments)
 
-    monkeypatch.setattr(Rewriter, "_decide_rows", without_state)
+    monkeypatch.setattr(Rewriter, "_decide_rows", without_limit)
     for limit, text, offset in (
         (2, "a marker was removed above the offset to which another replica has been cleaned", 3),
         (3, "a marker was removed above the offset to which another replica has been cleaned", 3),
         (4, "the latest record of its key is not in the output", 6),
         (6, "the latest record of its key is not in the output", 6),
     ):
-        for first_dirty in (0, 5):  # tombstones of the clean section too
+        for first_dirty in (0, 5):  # also tombstones of the clean section
             log, facts = some_partition(tmp_path / f"{limit}-{first_dirty}")
             path = str(tmp_path / f"{limit}-{first_dirty}")
             task = task_for(path, log, facts, NOW, first_dirty=first_dirty, removal_limit_offset=limit)
@@ -189,11 +189,11 @@ def test_the_proof_rejects_a_cleaner_that_ignores_the_limit_for_old_tombstones(
 ) -> None:
     decide_rows = Rewriter._decide_rows
 
-    def without_state(self, *arguments):
+    def without_limit(self, *arguments):
         self._facts[row_kernels.REMOVAL_LIMIT] = NO_REMOVAL_LIMIT
         return decide_rows(self, *arguments)
 
-    monkeypatch.setattr(Rewriter, "_decide_rows", without_state)
+    monkeypatch.setattr(Rewriter, "_decide_rows", without_limit)
     old = b"".join(encode_single(Rec(n, NOW, b"%d" % n, None if n == 1 else b"v"), magic=1) for n in range(3))
     newer = encode_batch([Rec(3, NOW, b"x", b"v")])
     mtimes_ms = (NOW - 10**7, NOW - 5000, NOW)
@@ -225,13 +225,13 @@ def test_the_proof_accepts_a_removed_tombstone_only_below_the_limit(first_dirty:
 
 
 def test_the_proof_rejects_a_marker_removed_above_the_limit(tmp_path: Path) -> None:
-    """The examples are those of the proof's own tests. They pass if the limit is past all their removals; with limit 0,
-    the removed marker is rejected.
+    """The example of proof/test_transactions.py passes if the limit is above all removals; with limit 0, the removed
+    marker is rejected.
     """
     for number, example in enumerate((transactional_example, legacy_example)):
         case = example()
         case.removal_limit = 0
-        if number == 0:  # the marker at 12 was removed, since it is past its horizon
+        if number == 0:  # the marker at 12 was removed, because its horizon has passed
             with pytest.raises(KeytailError, match="above the offset to which another replica has been cleaned"):
                 case.prove(tmp_path / str(number))
         case.removal_limit = 13

@@ -1,6 +1,4 @@
-"""`plan` and `compact` with `--replica`: which tombstones and markers are retained because of which replica, what is
-refused, and that replicas are only read.
-"""
+"""`plan` and `compact` with `--replica`: retained tombstones and markers, refusals, and that replicas are only read."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from tests.reference.batches import Rec
 
 CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
           "users:cleanup.policy=delete")  # fmt: skip
-LATER = BASE_MS + 10**12  # after every horizon
+LATER = BASE_MS + 10**12  # after all delete horizons
 
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> list[Path]:
-    """Write three brokers with the same partition; every tenth record is a tombstone of a separate key."""
+    """Write log dirs of three brokers with the same partition; every tenth record is a tombstone of a separate key."""
     records = [
         Rec(n, BASE_MS + n, b"key-%d" % (n % 7), b"v") if n % 10 else Rec(n, BASE_MS + n, b"gone-%d" % n, None)
         for n in range(400)
@@ -66,7 +64,7 @@ def test_tombstones_are_retained_until_all_replicas_have_been_cleaned(run: Run, 
     assert kept in table
     _, row = compact(run, a, *others, "--from-log-start", now=LATER)
     assert row["status"] == "compacted"
-    assert tombstones(a) == [n for n in before if n >= 200], "the batch of offsets 200 to 209 contains the limit"
+    assert tombstones(a) == [n for n in before if n >= 200], "the limit is inside the batch of offsets 200 to 209"
     once = snapshot(a / "orders-0")
     result, row = compact(run, a, *others, now=LATER)
     assert (result.exit_code, row["status"]) == (0, "clean")

@@ -1,4 +1,4 @@
-"""`--roll-active`: when the active segment is rolled and compacted, and which reason the row otherwise reports."""
+"""`--roll-active`: when the active segment is rolled and compacted, and the reason in the row otherwise."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FLAGS = ("--now", "1800000000000", "--unsafe-clock", "--topics-have-no-overrides
 
 
 def decisions(facts: PartitionFacts, settings: CompactionConfig, **given: Any) -> tuple[Decision, Decision, str]:
-    """Return the decision without the flag, the decision with it, and the reason why the segment is not rolled."""
+    """Return the decisions without and with the flag, and the reason why the segment is not rolled."""
     rules = Rules(NOW, roll_active=True, force=given.pop("force", False))
     decide_on = partial(decide, config=settings, unknown=NO_ERROR, rules=rules, policy_known=True, **given)
     plain = decide_on(facts)
@@ -62,7 +62,7 @@ def test_a_due_partition_is_rolled_and_cleaned_to_its_end() -> None:
     assert decision.selection.limit == "active segment"
 
 
-def test_the_decision_is_that_after_a_broker_has_rolled() -> None:
+def test_the_decision_equals_that_after_a_roll_by_a_broker() -> None:
     facts, settings = partition(), config(min_cleanable_dirty_ratio=0.3)
     rolled = replace(facts, segments=(*facts.segments, segment(35, 0, index=0, time_index=0, first=-1)))
     for checkpoint in (None, 0, 10, 25, 30, 33, 35):
@@ -90,7 +90,7 @@ def test_a_partition_with_only_an_active_segment_is_rolled() -> None:
         ({"log_end_offset": MAX_OFFSET}, "no record can follow"),
     ],
 )
-def test_an_empty_segment_and_one_in_an_unsafe_state_are_not_rolled(change: dict[str, Any], why: str) -> None:
+def test_empty_segments_and_unsafe_states_are_not_rolled(change: dict[str, Any], why: str) -> None:
     facts = partition(**change)
     assert why in reason_against(facts)
     plain, decision, reported = decisions(facts, config())
@@ -121,7 +121,7 @@ def test_a_segment_that_a_round_would_not_clean_is_not_rolled(
         assert decision == plain
 
 
-def test_a_reason_that_the_row_reports_anyway_is_not_repeated() -> None:
+def test_a_reason_that_is_the_error_of_the_row_is_not_repeated() -> None:
     settings = config(min_compaction_lag_ms=10**15)
     plain, decision, why = decisions(partition(), settings)
     assert (decision, why) == (plain, NOT_DUE)
@@ -130,7 +130,7 @@ def test_a_reason_that_the_row_reports_anyway_is_not_repeated() -> None:
     assert not any(map(is_shown, (None, "rolled", "would-roll", "empty")))
 
 
-def test_a_running_broker_is_expected_to_stop_with_everything_replicated() -> None:
+def test_a_plan_assumes_a_clean_stop_of_a_running_broker() -> None:
     facts = partition(clean_shutdown=False, high_watermark=31, tail_bytes=40)
     assert reason_against(as_stopped(facts)) == ""
     assert as_stopped(facts).high_watermark == 35
@@ -143,7 +143,7 @@ def test_a_running_broker_is_expected_to_stop_with_everything_replicated() -> No
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    """Write segments at 0, 100, ... 400 with nine keys; the last one is active."""
+    """Write segments at 0, 100, ... 400 with nine keys; the last is active."""
     path = write_log_dir(tmp_path / "logs", {NAME: random_records(1, END, 9)}, segments=5)
     for base in range(100, END + 1, 100):
         (path / NAME / f"{base:020d}.snapshot").write_bytes(encode_snapshot([]))
@@ -183,7 +183,7 @@ def test_all_records_are_compacted_and_a_second_run_changes_nothing(run: Run, lo
     assert snapshot(log_dir) == files
 
 
-def test_without_the_flag_the_active_segment_is_left(run: Run, log_dir: Path) -> None:
+def test_without_the_flag_the_active_segment_is_unchanged(run: Run, log_dir: Path) -> None:
     active = sizes_of(log_dir)[400]
     row = compact(run, log_dir, "--execute")
     assert (row["active_segment"], row["end_dirty_offset"]) == (None, 400)
@@ -214,7 +214,7 @@ def remove_snapshot(log_dir: Path) -> None:
     (log_dir / NAME / f"{END:020d}.snapshot").unlink()
 
 
-def do_not_trim(log_dir: Path) -> None:
+def untrim(log_dir: Path) -> None:
     with (log_dir / NAME / f"{400:020d}.timeindex").open("ab") as file:
         file.write(bytes(120))
 
@@ -225,7 +225,7 @@ def do_not_trim(log_dir: Path) -> None:
         (lower_high_watermark, "not rolled: the high watermark is 499, and the log end offset is 500"),
         (stop_uncleanly, "not rolled: the broker was not stopped cleanly"),
         (remove_snapshot, f"not rolled: the producer snapshot at the log end offset, {END:020d}.snapshot, is missing"),
-        (do_not_trim, "not rolled: its indexes are not as a broker leaves them: 00000000000000000400.timeindex ends "),
+        (untrim, "not rolled: its indexes are not as a broker leaves them: 00000000000000000400.timeindex ends "),
     ],
 )
 def test_if_the_segment_is_not_rolled_the_others_are_compacted_and_the_row_reports_why(
@@ -320,7 +320,7 @@ def test_flags_that_exclude_roll_active(other: tuple[str, ...], run: Run, log_di
 
 
 @pytest.mark.parametrize("other", ["--measure", "--estimate"])
-def test_a_plan_measures_no_segment_that_does_not_exist_yet(other: str, run: Run, log_dir: Path) -> None:
+def test_roll_active_cannot_be_combined_with_a_measurement(other: str, run: Run, log_dir: Path) -> None:
     done = run("plan", "--log-dirs", log_dir, *FLAGS, "--roll-active", other)
     assert done.exit_code == 2
     assert "--roll-active cannot be combined with --measure or --estimate" in done.output
@@ -387,7 +387,7 @@ def test_beside_a_running_broker_a_plan_expects_a_clean_stop(run: Run, log_dir: 
     stop_uncleanly(log_dir)
     lower_high_watermark(log_dir)
     remove_snapshot(log_dir)
-    do_not_trim(log_dir)  # a running broker does not trim its indexes either
+    untrim(log_dir)  # a running broker has not trimmed its indexes
     flags = ("plan", "--log-dirs", log_dir, *FLAGS, "--output", "json")
     with lock_held(log_dir):
         done = run(*flags, "--roll-active")

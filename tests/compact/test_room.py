@@ -1,4 +1,4 @@
-"""A plan refuses exactly those partitions for which a run would not have enough space."""
+"""A plan refuses exactly the partitions for which a run would not have enough space."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from keytail.undo.backup import Backup
 from tests.command_line import Run, rows_of
 from tests.log_dirs import random_records, snapshot, write_log_dir
 
-MARGIN_BYTES = 1 << 20  # the space that every partition needs in addition to its segments
+MARGIN_BYTES = 1 << 20  # the space of each partition in addition to its segments
 INDEX_BYTES = 50_000
 FLAGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
 
 
 class Filling(FileSystem):
-    """A file system that always has `free` bytes free."""
+    """A file system on which `free` bytes are always free."""
 
     def __init__(self, free: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Filling(FileSystem):
 
 @pytest.fixture(scope="module")
 def log_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Write log dirs with partitions of random sizes; some have large indexes, like those of an active segment."""
+    """Write log dirs with partitions of random sizes, some with large indexes, as of active segments."""
     chance = random.Random(7)
     found = []
     for number in range(4):
@@ -109,7 +109,7 @@ def test_a_plan_refuses_partitions_for_which_a_run_has_no_space(
 
     rows = driver.plan(request, fs)
     assert {row.partition for row in rows if row.status == "would-compact"} == has_room
-    if not copies:  # with copies, the messages differ: the run creates the directory of the backup
+    if not copies:  # with copies, the texts differ: the run creates the directory of the backup
         assert {row.partition: row.error for row in rows if row.status == "refused"} == refused
     for row in rows:
         if row.status == "refused":
@@ -132,7 +132,7 @@ def test_a_plan_with_little_free_space_prints_remedies(
     for remedy in ("300.0 KiB are free", "KiB more on this file system", "--output-dir", "another log dir"):
         assert remedy in result.stdout
     assert rows_of(run("compact", *flags, "--execute", "--output", "json")).keys() == rows.keys()
-    assert snapshot(log_dir) == before, "the run does not have enough space either"
+    assert snapshot(log_dir) == before, "the run must refuse it, too"
     monkeypatch.setattr(FileSystem, "free_bytes", lambda *_: 1 << 30)
     assert {row["status"] for row in rows_of(run("plan", *flags, "--output", "json")).values()} == {"would-compact"}
 

@@ -1,5 +1,4 @@
-"""The state that one pass saves for the next is only data: a file put in its place cannot make the next pass run code.
-"""
+"""The state that a pass saves for the next is data only: a file that replaces it cannot make the next pass run code."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def task(tmp_path: Path) -> CleaningTask:
 
 
 def with_replaced_file(task: CleaningTask, data: bytes) -> CleanFile:
-    """Replace a file of the run, and the digest in the result of the task that wrote it, with those of `data`."""
+    """Replace a saved file by `data`, and its digest in the result of the task."""
     file = save_state(LOCAL, task, names.PROOF, 7)
     Path(task.scratch_path, file.name).write_bytes(data)
     return replace(file, size_bytes=len(data), digest_hex=hashlib.blake2b(data).hexdigest())

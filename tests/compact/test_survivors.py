@@ -1,5 +1,4 @@
-"""The map phase: it sets exactly one bit per mapped key, and maps the range that the reference model maps (checklist
-7-11).
+"""The map phase sets one bit per mapped key, and maps the same range as the reference model (CONFORMANCE.md 7 to 11).
 """
 
 

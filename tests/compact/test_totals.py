@@ -1,4 +1,4 @@
-"""What a plan prints below its rows, and how much a run prints about partitions that are unchanged."""
+"""The totals that a plan prints below its rows, and the output of a run about unchanged partitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 class Disks(FileSystem):
-    """/a and /b are on one file system, /c is on another."""
+    """/a and /b are on one file system, /c on another."""
 
     def stat(self, path: str) -> SimpleNamespace:  # type: ignore[override]
         return SimpleNamespace(device=2 if path == "/c" else 1)
@@ -110,7 +110,7 @@ def test_totals_are_printed_below_the_table_and_beside_json(run: Run, log_dir: P
     assert printed[-2].startswith("Scratch space: up to 2.")
     assert printed[-1].startswith("Downtime: about ")
     result = run(*flags, "--output", "json", "--log-format", "json")
-    assert len(rows_of(result)) == 2, "nothing else is on standard output"
+    assert len(rows_of(result)) == 2, "standard output must have only rows"
     [facts] = [item for line in result.stderr.splitlines() if (item := json.loads(line)).get("event") == "totals"]
     assert facts["downtime_s"] > 0
     assert facts["read_bytes"] == sum(row["bytes_before"] for row in rows_of(result).values())
@@ -119,7 +119,7 @@ def test_totals_are_printed_below_the_table_and_beside_json(run: Run, log_dir: P
 def test_the_reason_why_only_a_part_of_a_partition_is_cleaned_is_reported(
     run: Run, log_dir: Path, tmp_path: Path
 ) -> None:
-    """This must be known before the broker is stopped: afterwards a transaction can be neither ended nor aborted."""
+    """This must be known before the broker is stopped, because later a transaction can be neither ended nor aborted."""
     producer = ProducerEntry(
         producer_id=7, epoch=3, last_sequence=0, last_offset=250, offset_delta=0, timestamp_ms=BASE_MS,
         coordinator_epoch=0, current_txn_first_offset=250,

@@ -1,5 +1,5 @@
-"""Transactions: the tracker compared with its reference model, and transaction indexes that are missing, truncated,
-wrong or of another log.
+"""The transaction tracker compared with its reference model, and transaction indexes that are missing, truncated, wrong
+or of another log.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def table_of(events: list[Event]) -> np.ndarray:
     return table
 
 
-def native(entries: list[Aborted]) -> np.ndarray:
+def entry_array(entries: list[Aborted]) -> np.ndarray:
     out = np.zeros(len(entries), NATIVE_ENTRY)
     for row, entry in zip(out, entries, strict=True):
         row["producer_id"], row["first_offset"] = entry.producer_id, entry.first_offset
@@ -64,7 +64,7 @@ def plain(entries: np.ndarray) -> list[Aborted]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Event]:
-    """Draw transactions as brokers write them: a few interleaved producers, some transactions empty, some left open."""
+    """Draw transactions of a few interleaved producers; some transactions are empty, some open."""
     kinds = st.sampled_from(["plain", "data", "data", "data", "ABORT", "COMMIT", "ABORT", "other control"])
     events, offset = [], draw(st.sampled_from([0, 2**40]))
     for kind, producer_id, gap, span in draw(
@@ -83,8 +83,8 @@ def in_pieces(table: np.ndarray, draw: random.Random) -> list[np.ndarray]:
 
 
 def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[Aborted]]:
-    """Remove from a log what rounds may remove, and return the events left and their index entries. Any data may be
-    removed, markers and entries only after all data of their transactions.
+    """Remove events that rounds may remove, and return the others with their index entries. Markers and entries are
+    removed only after all data of their transactions.
     """
     entries = broker_entries(events)
     share = rng.choice([0.3, 0.7, 1.0])
@@ -97,7 +97,7 @@ def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[
         elif event.kind in ("ABORT", "COMMIT") and event.producer_id in open_data:
             open_data.remove(event.producer_id)
             needed.add(event.base_offset)
-    # The entry is removed first, the marker in a later round.
+    # The entry is removed before the marker.
     entries = [a for a in entries if a.last_offset in needed or rng.random() < 0.5]
     needed |= {a.last_offset for a in entries}
     return [
@@ -106,7 +106,7 @@ def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[
 
 
 def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0) -> np.ndarray:
-    """Return the index entries that are used after the log has been read."""
+    """Return the index entries as corrected by the log."""
     tracker = TransactionTracker(entries, log_start_offset)
     tracker.follow(table)
     try:
@@ -118,10 +118,10 @@ def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0)
 @settings(deadline=None, max_examples=draws(300))
 @given(logs(), st.randoms(use_true_random=False))
 def test_the_tracker_equals_the_model_after_any_rounds(events: list[Event], rng: random.Random) -> None:
-    """Checklist 29 to 31: whatever rounds have removed from the log, valid indexes are trusted completely."""
+    """CONFORMANCE.md 29 to 31: valid indexes are used for any removals of earlier rounds."""
     events, entries = cleaned(events, rng)
     table = table_of(events)
-    tracker = TransactionTracker(native(entries), 0)
+    tracker = TransactionTracker(entry_array(entries), 0)
     # As bytes: NumPy and compiled code disagree about a bool that is neither 0 nor 1.
     discards = [flag for piece in in_pieces(table, rng) for flag in tracker.follow(piece).view(np.uint8).tolist()]
     expected, kept = track(events, entries)
@@ -129,7 +129,7 @@ def test_the_tracker_equals_the_model_after_any_rounds(events: list[Event], rng:
     transactions = tracker.finish()
     data = np.array([e.kind == "data" for e in events], bool)
     control = np.array([e.is_control for e in events], bool)
-    for _ in range(2):  # in any order, now that all transactions are known
+    for _ in range(2):  # in any order, because all transactions are known now
         at = rng.sample(range(len(events)), len(events))
         assert (transactions.aborted(table[at]) == (np.array(expected, bool) & data)[at]).all()
         assert (transactions.unneeded_markers(table[at]) == (np.array(expected, bool) & control)[at]).all()
@@ -143,19 +143,19 @@ def test_the_tracker_equals_the_model_after_any_rounds(events: list[Event], rng:
 @given(logs(), st.randoms(use_true_random=False))
 def test_without_indexes_the_log_itself_is_sufficient(events: list[Event], rng: random.Random) -> None:
     right = broker_entries(events)
-    assert plain(corrected(table_of(events), native([]))) == plain(native(right))
+    assert plain(corrected(table_of(events), entry_array([]))) == plain(entry_array(right))
     if right:
         left_out = rng.randrange(len(right))
-        tracker = TransactionTracker(native(right[:left_out] + right[left_out + 1 :]), 0)
+        tracker = TransactionTracker(entry_array(right[:left_out] + right[left_out + 1 :]), 0)
         for piece in in_pieces(table_of(events), rng):
             tracker.follow(piece)
         with pytest.raises(Contradiction) as contradiction:
             tracker.finish()
-        assert plain(contradiction.value.entries) == plain(native(right))
+        assert plain(contradiction.value.entries) == plain(entry_array(right))
 
 
 def damaged_entries(entries: list[Aborted], events: list[Event], rng: random.Random) -> list[Aborted]:
-    """Omit some entries, duplicate some, change a field of some, and invent some."""
+    """Omit, duplicate and change some entries, and add wrong ones."""
     offsets = [at for e in events for at in (e.base_offset - 1, e.base_offset, e.last_offset, e.last_offset + 1)]
     out = []
     for entry in entries:
@@ -181,26 +181,26 @@ def test_with_any_entries_data_is_aborted_only_by_its_next_marker(events: list[E
         events, entries = cleaned(events, rng)
     else:
         entries = broker_entries(events)
-    table, wrong = table_of(events), sorted_entries(native(damaged_entries(entries, events, rng)), start)
+    table, wrong = table_of(events), sorted_entries(entry_array(damaged_entries(entries, events, rng)), start)
     right = corrected(table, wrong, start)
-    assert plain(right) == plain(sorted_entries(native(right_entries(events, plain(wrong), start)), start))
+    assert plain(right) == plain(sorted_entries(entry_array(right_entries(events, plain(wrong), start)), start))
     tracker = TransactionTracker(right, start)
     discards = tracker.follow(table).tolist()
-    transactions = tracker.finish()  # the log does not contradict the entries
+    transactions = tracker.finish()  # the log does not contradict these entries
     for number, event in enumerate(events):
         following = [e for e in events[number:] if e.producer_id == event.producer_id and e.kind in ("ABORT", "COMMIT")]
         if event.kind == "data" and event.last_offset >= start:
             is_aborted = following[:1] != [] and following[0].kind == "ABORT"
             assert discards[number] == is_aborted
             assert transactions.aborted(table[number : number + 1]).tolist() == [is_aborted]
-    # A broker stops its search at an entry whose last stable offset is at or above the one that it looks for.
+    # A broker ends its search at an entry whose last stable offset is at or above the one sought.
     by_marker = sorted(plain(right), key=lambda entry: entry.last_offset)
     for number, entry in enumerate(by_marker):
         assert all(entry.last_stable_offset <= later.first_offset for later in by_marker[number + 1 :])
 
 
 def events_of(*shorthand: tuple[str, int]) -> list[Event]:
-    """Return the events of pairs (kind, producer id), each with one offset."""
+    """Return an event of one offset for each pair (kind, producer id)."""
     return [Event(kind, producer, at, at) for at, (kind, producer) in enumerate(shorthand)]  # type: ignore[arg-type]
 
 
@@ -224,7 +224,7 @@ RIGHT = [Aborted(1, 0, 2, 1)]
     ],
 )
 def test_entries_that_the_log_contradicts_are_rejected(entries: list[Aborted], at: int) -> None:
-    tracker = TransactionTracker(native(entries), 0)
+    tracker = TransactionTracker(entry_array(entries), 0)
     tracker.follow(table_of(LOG))
     with pytest.raises(Contradiction) as contradiction:
         tracker.finish()
@@ -234,7 +234,7 @@ def test_entries_that_the_log_contradicts_are_rejected(entries: list[Aborted], a
 
 @pytest.mark.parametrize("stable", [-1, 0, 2, 3, 77])
 def test_an_entry_with_only_a_wrong_last_stable_offset_is_corrected_immediately(stable: int) -> None:
-    tracker = TransactionTracker(native([Aborted(1, 0, 2, stable)]), 0)
+    tracker = TransactionTracker(entry_array([Aborted(1, 0, 2, stable)]), 0)
     tracker.follow(table_of(LOG))
     transactions = tracker.finish()
     assert plain(transactions.entries) == RIGHT
@@ -247,11 +247,11 @@ DATA_2, PLAIN_3, ABORT_9 = Event("data", 1, 2, 2), Event("plain", -1, 3, 5), Eve
 @pytest.mark.parametrize(
     ("events", "entry", "right"),
     [
-        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 1, 9, 0), None),  # no data is left at 1 or at 0
-        # the entry begins after its first data
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 1, 9, 0), None),  # the data at 0 and 1 has been removed
+        # begins after the first data
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), Aborted(1, 2, 9, 10)),
         ([PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), None),
-        ([PLAIN_3, ABORT_9], Aborted(1, 4, 9, 10), ()),  # the entry begins within another batch
+        ([PLAIN_3, ABORT_9], Aborted(1, 4, 9, 10), ()),  # begins inside another batch
         ([Event("plain", -1, 0, 1), DATA_2, ABORT_9], Aborted(1, 1, 9, 10), Aborted(1, 2, 9, 10)),
         ([Event("data", 2, 0, 1), DATA_2, ABORT_9], Aborted(1, 0, 9, 0), Aborted(1, 2, 9, 0)),
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 2, 9, 4), Aborted(1, 2, 9, 10)),  # no transaction began there
@@ -262,35 +262,35 @@ DATA_2, PLAIN_3, ABORT_9 = Event("data", 1, 2, 2), Event("plain", -1, 3, 5), Eve
 def test_an_entry_is_trusted_unless_the_log_contradicts_it(
     events: list[Event], entry: Aborted, right: Aborted | tuple[()] | None
 ) -> None:
-    found = plain(corrected(table_of(events), native([entry])))
+    found = plain(corrected(table_of(events), entry_array([entry])))
     assert found == ([] if right == () else [right or entry])
 
 
 def test_of_several_entries_for_a_marker_the_first_possible_one_is_trusted() -> None:
-    entries = native([Aborted(1, first, 9, 10) for first in (0, 1, 4, 7)])
+    entries = entry_array([Aborted(1, first, 9, 10) for first in (0, 1, 4, 7)])
     events = [Event("plain", -1, 0, 0), Event("data", 1, 5, 5), ABORT_9]
     assert plain(corrected(table_of(events), entries)) == [Aborted(1, 1, 9, 10)]
 
 
 def test_last_stable_offsets_below_the_log_start_are_trusted() -> None:
-    # If data of a transaction is left only below the log start, the log does not show where the transaction began.
+    # If data of a transaction remains only below the log start, the log does not show where the transaction began.
     events = [Event("data", 2, 0, 0), Event("data", 1, 4, 4), Event("ABORT", 1, 5, 5), Event("COMMIT", 2, 6, 6)]
-    assert plain(corrected(table_of(events), native([Aborted(1, 4, 5, 0)]), 3)) == [Aborted(1, 4, 5, 0)]
-    assert plain(corrected(table_of(events), native([Aborted(1, 4, 5, 6)]), 0)) == [Aborted(1, 4, 5, 0)]
+    assert plain(corrected(table_of(events), entry_array([Aborted(1, 4, 5, 0)]), 3)) == [Aborted(1, 4, 5, 0)]
+    assert plain(corrected(table_of(events), entry_array([Aborted(1, 4, 5, 6)]), 0)) == [Aborted(1, 4, 5, 0)]
 
 
 def test_offsets_of_removed_batches_are_trusted() -> None:
-    events = LOG[1:]  # a round removed the first batch of the aborted data, and later batches are emptied
-    assert plain(corrected(table_of(events), native(RIGHT))) == RIGHT
+    events = LOG[1:]  # a round removed the first batch of the aborted data, and emptied later ones
+    assert plain(corrected(table_of(events), entry_array(RIGHT))) == RIGHT
     events = [LOG[0], *LOG[2:]]  # a round removed the first batch of the committed data
-    assert plain(corrected(table_of(events), native(RIGHT))) == RIGHT
-    assert plain(corrected(table_of(events), native([Aborted(1, 0, 2, 2)]))) == [Aborted(1, 0, 2, 3)]
-    assert plain(corrected(table_of(events), native([]))) == [Aborted(1, 0, 2, 3)]
+    assert plain(corrected(table_of(events), entry_array(RIGHT))) == RIGHT
+    assert plain(corrected(table_of(events), entry_array([Aborted(1, 0, 2, 2)]))) == [Aborted(1, 0, 2, 3)]
+    assert plain(corrected(table_of(events), entry_array([]))) == [Aborted(1, 0, 2, 3)]
 
 
 def test_a_wrong_entry_that_reaches_into_an_earlier_transaction_is_rejected() -> None:
     events = events_of(("data", 1), ("COMMIT", 1), ("data", 1), ("ABORT", 1))
-    tracker = TransactionTracker(native([Aborted(1, 0, 3, 4)]), 0)
+    tracker = TransactionTracker(entry_array([Aborted(1, 0, 3, 4)]), 0)
     tracker.follow(table_of(events))
     with pytest.raises(Contradiction) as contradiction:
         tracker.finish()
@@ -298,14 +298,14 @@ def test_a_wrong_entry_that_reaches_into_an_earlier_transaction_is_rejected() ->
 
 
 def test_no_entry_is_requested_below_the_log_start() -> None:
-    tracker = TransactionTracker(sorted_entries(native(RIGHT), 3), 3)
+    tracker = TransactionTracker(sorted_entries(entry_array(RIGHT), 3), 3)
     assert tracker.follow(table_of(LOG)).tolist() == [False, False, True, False, False, False]
     assert not len(tracker.finish().entries)
 
 
 def test_an_emptied_control_batch_ends_no_transaction_and_is_not_needed() -> None:
     table = table_of(events_of(("data", 1), ("emptied control", 1), ("ABORT", 1)))
-    tracker = TransactionTracker(native([Aborted(1, 0, 2, 3)]), 0)
+    tracker = TransactionTracker(entry_array([Aborted(1, 0, 2, 3)]), 0)
     # As bytes: NumPy and compiled code disagree about a bool that is neither 0 nor 1.
     assert tracker.follow(table).view(np.uint8).tolist() == [1, 1, 0]
     assert tracker.finish().unneeded_markers(table).view(np.uint8).tolist() == [0, 1, 0]
@@ -313,13 +313,13 @@ def test_an_emptied_control_batch_ends_no_transaction_and_is_not_needed() -> Non
 
 def test_an_entry_is_requested_for_a_batch_that_contains_the_log_start() -> None:
     events = [Event("data", 1, 0, 4), Event("ABORT", 1, 5, 5)]
-    assert plain(corrected(table_of(events), native([]), 4)) == [Aborted(1, 0, 5, 6)]
-    assert not len(corrected(table_of(events), native([]), 5))
+    assert plain(corrected(table_of(events), entry_array([]), 4)) == [Aborted(1, 0, 5, 6)]
+    assert not len(corrected(table_of(events), entry_array([]), 5))
 
 
 def test_a_log_without_transactions_needs_no_entries() -> None:
     table = table_of(events_of(("plain", -1), ("plain", 5)))
-    tracker = TransactionTracker(native([]), 0)
+    tracker = TransactionTracker(entry_array([]), 0)
     assert not tracker.follow(table).any()
     transactions = tracker.finish()
     assert not transactions.aborted(table).any() and not transactions.unneeded_markers(table).any()
@@ -328,7 +328,7 @@ def test_a_log_without_transactions_needs_no_entries() -> None:
 
 def test_a_control_batch_of_another_type_does_not_end_a_transaction() -> None:
     events = events_of(("data", 1), ("other control", 1), ("data", 1), ("ABORT", 1))
-    assert plain(corrected(table_of(events), native([]))) == [Aborted(1, 0, 3, 4)]
+    assert plain(corrected(table_of(events), entry_array([]))) == [Aborted(1, 0, 3, 4)]
 
 
 # Index files
@@ -414,7 +414,7 @@ def left(path: Path) -> dict[str, bytes]:
 
 
 def test_without_an_offset_index_transactions_are_tracked_from_the_first_batch(tmp_path: Path) -> None:
-    """That batch contains the first dirty offset and is aborted, so its record justifies no removal."""
+    """That batch contains the first dirty offset and is aborted, so its record supersedes no other."""
     aborted = encode_batch(
         [Rec(1, NOW, b"a", b"v"), Rec(2, NOW, b"b", b"v")], producer_id=1, producer_epoch=0, base_sequence=0,
         transactional=True,
@@ -440,7 +440,7 @@ def test_without_an_offset_index_transactions_are_tracked_from_the_first_batch(t
         {3: Aborted(2, 0, 3, 1).encode(), 6: INDEXES[6]},
         {3: INDEXES[3], 6: Aborted(99, 2, 7, 8).encode()},
         {3: bytes(34), 6: bytes(68)},
-        {0: INDEXES[3] + INDEXES[6]},  # all entries are present, but not in the right files
+        {0: INDEXES[3] + INDEXES[6]},  # all entries, in the wrong file
         {3: Aborted(1, 0, 3, 4).encode(), 6: Aborted(3, 4, 6, 2**62).encode()},
     ],
 )  # fmt: skip
@@ -464,7 +464,7 @@ def test_a_partition_whose_log_contradicts_the_index_is_corrupt_and_unchanged(
 ) -> None:
     task = partition(tmp_path / "t-0", {})
     before = left(tmp_path / "t-0")
-    answers = iter([native([Aborted(2, 1, 5, 6)]), native([])])
+    answers = iter([entry_array([Aborted(2, 1, 5, 6)]), entry_array([])])
     monkeypatch.setattr(TransactionTracker, "_right_entries", lambda *arguments: next(answers))
     with pytest.raises(CorruptLog, match="contradict each other") as corrupt:
         clean_partition(LOCAL, task)

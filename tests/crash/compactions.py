@@ -1,8 +1,8 @@
-"""Small log dirs that are compacted as a whole, and checks of every state that a stopped compaction leaves.
+"""Small log dirs that are compacted as a whole, and checks of the states after a stopped compaction.
 
-A run does what the driver does: resolve the leftovers of the last run, survey, select, clean every partition, then
-install each and move its checkpoint. The expected result comes from the reference model of the cleaner, started on
-what the model of Kafka's loader finds.
+A run has the steps of the driver: recover from the last run, survey, select, clean every partition, then install each
+and write its checkpoint. The expected result is that of the reference model of the cleaner, applied to what the model
+of Kafka's loader finds.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from tests.reference.loader import Loaded, LoadedSegment, load_alike
 
 NOW = 1_750_000_000_000
 RETENTION_MS = 1000
-INTERVAL_BYTES = 50  # less than a batch: every batch but the first has an index entry
+INTERVAL_BYTES = 50  # less than a batch, so that every batch except the first has an index entry
 CHECKPOINT = "cleaner-offset-checkpoint"
 COMMIT_KEY = b"\0\0\0\1"
-GONE = ("gone-3", 7)  # a checkpoint entry of a partition that is not in the log dir
+GONE = ("gone-3", 7)  # checkpoint entry of a partition that is not in the log dir
 
-Files = dict[int, tuple[bytes, bytes, bytes, bytes]]  # log, its three indexes (b"": no entries), by base offset
+Files = dict[int, tuple[bytes, bytes, bytes, bytes]]  # by base offset, the log and its three indexes (b"": no entries)
 Entries = dict[str, int]
 
 
@@ -66,8 +66,8 @@ class Log:
     of words:
 
     `k:v` is a record, `k:-` a tombstone, `!` a delete horizon that has passed, `@7` producer 7, and `+3` a gap before
-    the batch. `T7` is data of a transaction of producer 7; `t7` is the same, but the producer has long been idle at the
-    end; `C7` and `A7` are its markers. A transaction without a marker is open at the end.
+    the batch. `T7` is data of a transaction of producer 7; `t7` is the same, but the producer has expired at the end;
+    `C7` and `A7` are its markers. A transaction without a marker is open at the end.
     """
 
     name: str
@@ -120,8 +120,7 @@ class Log:
 
     @cached_property
     def txn_indexes(self) -> dict[int, tuple[Entry, ...]]:
-        """Return the index entries as a broker writes them: the entry of a transaction is in the segment of its marker.
-        """
+        """Return the index entries of a broker: the entry of a transaction is in the segment of its marker."""
         bases = sorted(self.segments)
         return {
             base: tuple(entry for entry in self.transactions.aborted if base <= entry.last_offset < end)
@@ -157,9 +156,9 @@ class Log:
             os.utime(file, ns=((NOW - 5000) * 10**6,) * 2)
 
     def judge(self, records: Sequence[Rec], end: int, bases: Sequence[int]) -> None:
-        """Check promises 1 and 2 of lib/keytail/README.md on what a broker finds."""
-        assert end == self.end, f"{self.name}: the log end is {end}, but it was {self.end}"
-        assert min(bases) == min(self.segments), f"{self.name}: the log starts at {min(bases)}"
+        """Check promises 1 and 2 of lib/keytail/README.md for the records that a broker finds."""
+        assert end == self.end, f"{self.name}: the log end offset is {end}, but was {self.end}"
+        assert min(bases) == min(self.segments), f"{self.name}: the first segment is {min(bases)}"
         offsets = [rec.offset for rec in records]
         assert offsets == sorted(set(offsets)), f"{self.name}: offsets {offsets}"
         for rec in records:
@@ -197,16 +196,14 @@ class Log:
                     assert listed == is_aborted, f"{self.name}: aborted: {is_aborted}, in the index: {listed}, {batch}"
 
     def rolled(self, loaded: Loaded) -> Loaded:
-        """Return what a broker finds after rolling the log, if a round then cleans everything that was in the active
-        segment.
-        """
+        """Return the log after a roll, if a round can then clean all records of the previous active segment."""
         last = loaded.segments[max(loaded.segments)]
         if not last.log or not self.compacted or self.transactions.open_from:
             return loaded
         return replace(loaded, segments={**loaded.segments, self.end: LoadedSegment(b"", b"", b"", None)})
 
     def after_a_round(self, loaded: Loaded, first_dirty: int | None, segment_bytes: int) -> tuple[Files, int | None]:
-        """Return the files after one more round over what a broker finds, and the checkpoint after that round."""
+        """Return the files and the checkpoint after one more round on the log that a broker finds."""
         left = files_of(loaded)
         start = min(left) if first_dirty is None else first_dirty
         open_from = min([max(left), *self.transactions.open_from.values()])
@@ -234,10 +231,9 @@ class Log:
 
 @dataclass(frozen=True)
 class LogDir:
-    """A log dir. `join` is the number of segments, from the start of the first partition, that fit into one segment.
-
-    `keep_in` is the name of a directory beside the log dir for backups, which are `copies` or links; if it is empty,
-    there are no backups. With `rolls`, active segments are rolled first.
+    """A log dir. `join` is the number of segments of the first partition that fit into one output. `keep_in` is the
+    directory for backups, relative to that of the log dir, and empty without backups; `copies` means that these are not
+    links. With `rolls`, active segments are rolled first.
     """
 
     logs: tuple[Log, ...]
@@ -265,7 +261,7 @@ class LogDir:
         (root / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
-        """Run the driver without Spark, with all partitions as one bundle, and return the failures."""
+        """Run the driver's steps without Spark, with all partitions in one bundle, and return the failures."""
         [listing] = survey_log_dirs(fs, [str(root)])
         compacted = {log.name for log in self.logs if log.compacted}
         tasks, reported = [], []
@@ -287,7 +283,7 @@ class LogDir:
         answers = [(task, outcome) for (task, _), outcome in zip(begun, outcomes, strict=True)]
         rows = [
             item.row for item in driver.installer.finish(answers)
-        ]  # the driver's own order of installation and checkpoint
+        ]  # the driver's own code installs, then writes the checkpoint
         reported += [row.error for row in rows if row.status != "compacted"]
         assert not reported or fs is not LOCAL, reported
         return Failed(tuple(reported))
@@ -312,7 +308,7 @@ class LogDir:
             return None
         refuse_missing_segments(fs, facts)
         if roll is not None and roll.is_due:
-            if why := why_not_closed(fs, facts):  # in this case a run does not roll, and reports it in the row
+            if why := why_not_closed(fs, facts):  # in this case, a run does not roll, which the row reports
                 raise Refused(f"not rolled: {why}")
             facts = after_roll(facts)
         selection = decision.selection
@@ -355,7 +351,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Expected:
-    """The result of a complete run that begins with `before`."""
+    """The expected result of a complete run from the state `before`."""
 
     before: Found
     files: dict[str, Files]
@@ -367,9 +363,8 @@ def find(log_dir: LogDir, root: Path) -> Found:
 
 
 def expect(log_dir: LogDir, found: Found) -> Expected:
-    """Return the result that the reference model of the cleaner gives.
-
-    Checkpoint entries of removed partitions remain until the first update.
+    """Return the result of the reference model of the cleaner. Checkpoint entries of removed partitions remain until
+    the first update.
     """
     files, entries = {}, dict(found.checkpoints)
     for log in log_dir.logs:
@@ -383,7 +378,7 @@ def expect(log_dir: LogDir, found: Found) -> Expected:
 
 
 def judge(log_dir: LogDir, found: Found, run: Expected, *, ended: bool) -> None:
-    """Check a state within a run: the promises, and that no checkpoint is ahead of its segments."""
+    """Check a state within a run: the promises, and that no checkpoint is above the cleaned segments."""
     files = found.files()
     for log in log_dir.logs:
         log.check_loaded(found.logs[log.name])
@@ -392,7 +387,7 @@ def judge(log_dir: LogDir, found: Found, run: Expected, *, ended: bool) -> None:
         assert now in (before, after), f"the checkpoint of {log.name} is {now}, neither {before} nor {after}"
         if ended or (now != before and now == after):
             assert now == after
-            assert files[log.name] == run.files[log.name], f"the checkpoint of {log.name} is ahead of its segments"
+            assert files[log.name] == run.files[log.name], f"the checkpoint of {log.name} is above the cleaned segments"
     assert found.checkpoints.keys() <= {log.name for log in log_dir.logs} | {GONE[0]}
     moved = found.checkpoints != run.before.checkpoints
     assert (GONE[0] in found.checkpoints) == (not moved and GONE[0] in run.before.checkpoints)
@@ -414,7 +409,7 @@ class Replayed:
 
 
 class Entry(Aborted):
-    """A transaction with data; if it was aborted, this is also its entry in an index."""
+    """A transaction with data; if it was aborted, this equals its entry in the transaction index."""
 
     def covers(self, producer_id: int, offset: int) -> bool:
         return self.producer_id == producer_id and self.first_offset <= offset <= self.last_offset
@@ -447,7 +442,7 @@ def files_of(loaded: Loaded) -> Files:
 
 
 def end_of(logs: Mapping[int, bytes]) -> int:
-    """Return the log end offset, given the bytes of the segments by base offset."""
+    """Return the log end offset of a log, given as bytes by base offset."""
     batches = decode_log(logs[max(logs)])
     return batches[-1].last_offset + 1 if batches else max(logs)
 
@@ -458,7 +453,7 @@ def write_checkpoint(path: Path, entries: Entries) -> None:
 
 
 def read_checkpoint(path: Path) -> Entries:
-    """Read a checkpoint as strictly as a broker; a missing file has no entries."""
+    """Read a checkpoint as strictly as a broker does; a missing file has no entries."""
     if not path.exists():
         return {}
     version, count, *lines = path.read_text().splitlines() or ["empty", "0"]
@@ -468,7 +463,7 @@ def read_checkpoint(path: Path) -> Entries:
 
 
 def random_log(rng: random.Random, name: str) -> Log:
-    """Return a random log; below its checkpoint each key occurs once, as after an earlier round."""
+    """Return a random log in which, below the checkpoint, each key occurs once, as after a round."""
     first_dirty_segment, last = rng.choice([0, 0, 1, 2]), rng.randint(3, 4)
     unused = [f"k{n}" for n in range(6)]
     rng.shuffle(unused)

@@ -1,4 +1,4 @@
-"""Prints, after the tests, the table of lib/keytail/log/FAULTS.md: the stops and faults that were tried of each
+"""Prints the table of lib/keytail/log/FAULTS.md after the tests: the stops and faults that were tried for each
 protocol.
 """
 

@@ -1,10 +1,10 @@
-"""Runs an action and checks the state that a stop before each of its file operations leaves; then runs it again for
-each operation, with that operation failing, and checks the resulting state.
+"""Runs an action, and checks the states after a stop before each of its file operations. Then lets each operation fail
+in a separate run, and checks the states after that.
 
-Each stop and each fault gives several states: the directory as it is, a power cut that loses everything that was not
-fsynced, and power cuts that lose some of it, in order or in any order. Equal states are checked once. The state after a
-stop does not depend on the operations that would have followed, so one run covers all stops. The states are values
-(`trees.py`), written to a disk only while they are checked.
+Each stop and each fault has several states: the directory as it is, after a power cut that loses all unsynced changes,
+and after power cuts that lose some of them, in order or in any order. Equal states are checked once. The state after a
+stop does not depend on later operations, so one run covers all stops. States are values (`trees.py`), and are written
+to a disk only while they are checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from keytail.errors import KeytailError, in_words, of_system
-from tests.crash.faults import CUT, GOES_ON, Fault, chosen
+from tests.crash.faults import CUT, PARTIAL, Fault, chosen
 from tests.crash.recorder import RecordingFileSystem
 from tests.crash.trees import Tree, digest_of_tree, read_tree, remove_tree, write_tree
 
@@ -30,10 +30,9 @@ EVERY_FAULT = SOAK or os.environ.get("KEYTAIL_FAULTS") == "all"
 
 @dataclass(frozen=True)
 class State:
-    """A directory as a stop or a fault left it. `check` may change it; `label` describes how to reproduce it.
-
-    `action_ended` means that the action completed and reported no failure. `left` is the resulting tree, which is not
-    yet written to `where`.
+    """The state of a directory after a stop or a fault. `check` may change it; `label` describes how to reproduce it.
+    `action_ended` means that the action completed and reported no failure. `left` is the tree, which is not written to
+    `where` yet.
     """
 
     where: Path
@@ -56,15 +55,16 @@ class State:
 
 @dataclass(frozen=True)
 class Failed:
-    """The result of an action that returns its failures instead of raising them, as `failed` rows do."""
+    """The result of an action that returns its failures, like `failed` rows, instead of raising them."""
 
     reported: tuple[str, ...]
 
 
 @dataclass
 class Counts:
-    """The numbers of stops, faults and states that were tried. Counts with a `protocol` are lines of the table that
-    `make crash` prints."""
+    """The numbers of stops, faults and states that were tried. Those with a `protocol` are rows of the table that `make
+    crash` prints.
+    """
 
     protocol: str = ""
     calls: int = 0  # calls of log/fs.py in a run without a fault, including reads
@@ -89,10 +89,8 @@ TABLE: list[Counts] = []
 Action = Callable[[RecordingFileSystem, Path], object]
 Check = Callable[[State], object]
 def few_in_check(names: Iterable[str], *in_check: str, drawn: Collection[str] = ()) -> list[Any]:
-    """Return all names as parameters of a test, with marks.
-
-    `make check` runs only the names in `in_check`, a few cheap ones of each protocol, and each run draws only one of
-    the similar names in `drawn`.
+    """Return all names as parameters of a test, with marks. `make check` runs only those in `in_check`, a few fast ones
+    of each protocol; each run draws one of the similar names in `drawn`.
     """
     marks = {name: [] if name in in_check else [pytest.mark.long] for name in names}
     assert {*in_check, *drawn} <= set(marks), (in_check, drawn)
@@ -138,10 +136,9 @@ def for_every_stop(
     torn_writes: bool = True,
     seed: int = 0,
 ) -> None:
-    """Build `work_dir/origin` once with `start(path)`, and run `action(fs, root)` on a copy of it.
-
-    `check(state)` is called with every distinct state, including the one after the complete action. If several calls
-    get the same `counts`, each state is checked only once among all of them.
+    """Create `work_dir/origin` with `start(path)`, and run `action(fs, root)` on a copy of it. `check(state)` is called
+    with every distinct state, including that after the complete action. Calls with the same `counts` check each state
+    only once in total.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     origin, root, rng = _origin(start, work_dir), work_dir / "run", random.Random(seed)
@@ -189,8 +186,8 @@ def for_every_fault(
 
     Without KEYTAIL_FAULTS=all a `share` of the faults is tried, selected by `seed`. The action must succeed despite the
     fault, raise OSError or KeytailError, or return `Failed`. The text must name the operation and the file, and no
-    descriptor may remain open. Afterwards no name may end in one of `scratch`, unless the fault prevents the removal.
-    `again(fs, root)` is run after a failed fsync: data that this fsync did not write is never written.
+    descriptor may remain open. Afterwards, no name may end in one of `scratch`, unless the fault prevents the removal.
+    `again(fs, root)` is run after a failed fsync, whose data is never written.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     origin, root, rng = _origin(start, work_dir), work_dir / "run", random.Random(seed)
@@ -214,7 +211,7 @@ def for_every_fault(
         _check(left, check, counts)
         if operation == "fsync" and again is not None and reported:
             fs.repair()
-            assert not _run(fs, again, root), f"at {label}: the second run failed too"
+            assert not _run(fs, again, root), f"at {label}: the second run also failed"
             fs.check()
             left = _new_states(fs, f"{label}, then again", True, counts, work_dir, rng, partial_cuts, fault)
             _check(left, check, counts)
@@ -232,8 +229,7 @@ def _new_states(
     partial_cuts: int,
     fault: Fault | None = None,
 ) -> list[State]:
-    """Return the states that a stop leaves at this point and that were not seen before, without writing them to a disk.
-    """
+    """Return the new states after a stop at this point, without writing them to a disk."""
     strategies: list[tuple[str, Tree]] = [
         ("as it is", fs.as_it_is()),
         ("power cut", fs.power_cut()),
@@ -243,7 +239,7 @@ def _new_states(
     states = []
     for strategy, tree in strategies:
         counts.states += 1
-        # the last state must also meet the conditions for the end of the action
+        # the last state must also pass the checks of a completed action
         digest = f"{digest_of_tree(tree)} {ended}"
         if digest not in counts.seen:
             counts.seen.add(digest)
@@ -281,7 +277,7 @@ def _origin(start: Start, work_dir: Path) -> Tree:
 
 
 def _calls(origin: Tree, action: Action, root: Path, counts: Counts) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the calls of a run without a fault."""
+    """Return the calls of the file system in a run without a fault."""
     write_tree(origin, root)
     fs = RecordingFileSystem(root, origin)
     reported = _run(fs, action, root)
@@ -309,28 +305,27 @@ def _open_files() -> list[str]:
     for number in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{number}"))
-        except OSError:  # the descriptor of this listing itself
+        except OSError:  # the descriptor of this listing
             continue
     return found
 
 
 def _check_reported(fs: RecordingFileSystem, fault: Fault, reported: list[str]) -> None:
-    """Check that a failure is reported with the system's text, the operation, the file, and a remedy."""
-    assert not (reported and fault.kind in GOES_ON), f"a partial read or write was reported as a failure: {reported}"
-    if not reported or fault.kind in GOES_ON:
+    """Check that a failure is reported with the error of the system, the operation, the file, and a remedy."""
+    assert not (reported and fault.kind in PARTIAL), f"a partial read or write was reported as a failure: {reported}"
+    if not reported or fault.kind in PARTIAL:
         return
     words = [] if fault.kind == CUT else [str(fault.error().strerror), " while ", of_system(fault.error()).remedy or ""]
-    named = [any(all(word in text for word in (*words, name)) for text in reported) for _, name in fs.failed]
-    assert any(named), f"{fs.failed} failed, but {reported} was reported"
+    is_reported = [any(all(word in text for word in (*words, name)) for text in reported) for _, name in fs.failed]
+    assert any(is_reported), f"{fs.failed} failed, but {reported} was reported"
 
 
 def _check_scratch(root: Path, operation: str, fault: Fault, reported: list[str], scratch: tuple[str, ...]) -> None:
-    """Check that no scratch files are left, except those that the fault itself prevented from being listed or removed.
-    """
+    """Check that no scratch files remain, except those that could not be listed or removed because of the fault."""
     if not scratch or fault.may_keep_scratch or operation == "scan":
         return
     left = [name for name in read_tree(root) if name.endswith(scratch)]
-    assert len(left) <= (operation == "unlink"), f"left: {left}"
+    assert len(left) <= (operation == "unlink"), f"scratch files remain: {left}"
 
 
 def digest_of(root: Path) -> str:

@@ -1,4 +1,4 @@
-"""Explores every state that a stopped compaction can leave: in the first run, in the recovery, and in the next run."""
+"""Explores all states in which a compaction can stop: in the first run, in the recovery, and in the next run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every
 from tests.crash.recorder import RecordingFileSystem
 from tests.crash.trees import Tree, digest_of_content, read_tree, remove_tree, write_tree
 
-RECOVERIES_EXPLORED = 1  # the number without KEYTAIL_SOAK
+RECOVERIES_EXPLORED = 1  # without KEYTAIL_SOAK
 SCRATCH = (".clean", ".tmp")
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A state to check. `run` is the expected result of the stopped run, and `origin` the initial state; `root` may be
+    """A state to check. `run` is the expected result of a complete run, `origin` the initial state; `root` may be
     changed.
     """
 
@@ -38,9 +38,8 @@ class Visit:
 class Explorer:
     """Visits each state once. States that differ only in scratch files, which are never read, count as one.
 
-    A recovery is the first part of a run, and ends in one of a few states. To cover all stops in every second run, it
-    is therefore sufficient to stop in each recovery, and in the rest of the run from each state in which a recovery
-    ends.
+    A recovery is the first part of a run, and ends in one of a few states. All stops in second runs are covered by
+    stops in each recovery, and stops in the rest of the run from each recovered state.
     """
 
     log_dir: LogDir
@@ -49,7 +48,7 @@ class Explorer:
     seed: int
     soak: bool = False
     partial_cuts: int = 1
-    fault_share: float = 0.05  # the share without KEYTAIL_SOAK
+    fault_share: float = 0.05  # without KEYTAIL_SOAK
     first: Counts = field(default_factory=lambda: Counts("compaction"))
     recoveries: Counts = field(default_factory=lambda: Counts("recovery of a compaction"))
     second: Counts = field(default_factory=lambda: Counts("compaction after a recovery"))
@@ -70,8 +69,8 @@ class Explorer:
         self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", self.partial_cuts)
 
     def explore_faults(self) -> None:
-        """Let every operation of a run fail in turn, and those of the recovery from some of the states that a run
-        leaves.
+        """Let each operation of a run fail in turn, and each operation of recoveries from some of the states after a
+        stop.
         """
         origin, run = self._begin()
         self._every_fault(origin, self.log_dir.run, run, self.first, "first", self.fault_share)
@@ -131,7 +130,7 @@ class Explorer:
             self._every_stop(recovered, self._run_again, again, self.second, None, "second", partial)
 
     def _recovered(self, tree: Tree) -> tuple[Tree, Found]:
-        """Return the result of an undisturbed recovery from a state."""
+        """Return the tree after an undisturbed recovery from a state, and what a broker finds in it."""
         root = self.work_dir / "recovered"
         write_tree(tree, root)
         self.log_dir.recover(LOCAL, root)
@@ -140,7 +139,7 @@ class Explorer:
         return found
 
     def _run_after_a_fault(self, fs: RecordingFileSystem, root: Path) -> Failed:
-        """Run again. The expected result depends on what the first run replaced and whether its checkpoint moved."""
+        """Run again. The expected result depends on which segments and checkpoints the first run replaced."""
         self.after_a_fault = expect(self.log_dir, self._recovered(read_tree(root))[1])
         return self._run_again(fs, root)
 

@@ -1,7 +1,5 @@
-"""The faults of each operation of a file system, and the selection of those that are tried.
-
-A fault fails one operation, or that operation and all later ones with the same cause: a disk stays full, and a file
-system that became read-only stays read-only.
+"""The faults of each file operation, and the selection of those that are tried. A fault makes one operation fail, or
+also all later ones with the same cause: a disk remains full, and a file system remains read-only.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# The first writes half of the data and then fails; the second writes half, and is called again for the rest.
+# The first writes half of the data and fails; the second writes half, and is called again for the rest.
 SHORT_WRITE, PARTIAL_WRITE = "half is written, then ENOSPC", "half is written at a time"
-# The first returns half of the data, and is called again for the rest; the second returns half and then the end of the
-# file, as if the file had been truncated.
+# The first returns half of the data, and is called again for the rest; the second returns half, and then the end of the
+# file.
 PARTIAL_READ, CUT = "half is read at a time", "the file was truncated"
-GOES_ON = {PARTIAL_WRITE, PARTIAL_READ}
+PARTIAL = {PARTIAL_WRITE, PARTIAL_READ}
 
 FAULTS_OF: dict[str, tuple[str, ...]] = {
     "create": ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE"),
@@ -46,13 +44,13 @@ FAULTS_OF: dict[str, tuple[str, ...]] = {
     "free_bytes": ("EIO",),
 }
 LASTING = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE")
-# Allocated space remains, so written data can be synced on a full disk.
+# Written data has its space, so that it can be synced on a full disk.
 _NOT_FULL = {"fsync"}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, whose `kind` is the name of an errno or one of the sentences above."""
+    """A fault. `kind` is the name of an errno, or one of the descriptions above."""
 
     kind: str
     lasting: bool = False
@@ -61,7 +59,7 @@ class Fault:
         return f"{self.kind}{' from then on' if self.lasting else ''}"
 
     def fails(self, operation: str) -> bool:
-        """Return whether a lasting fault also fails a later operation of this kind."""
+        """Return whether a lasting fault also makes a later operation of this kind fail."""
         kinds = FAULTS_OF.get(operation, ())
         return self.kind in kinds and not (self.kind == "ENOSPC" and operation in _NOT_FULL)
 
@@ -82,8 +80,7 @@ def faults_of(operation: str) -> list[Fault]:
 
 
 def chosen(operations: Sequence[str], share: float, rng: random.Random) -> Iterator[tuple[int, Fault]]:
-    """Yield (number, fault) for a `share` of the faults of each operation, rounded randomly; 1.0 selects all of them.
-    """
+    """Yield (number, fault) for a `share` of the faults of each operation, rounded randomly; 1.0 selects all."""
     for number, operation in enumerate(operations):
         faults = faults_of(operation)
         wanted = share * len(faults)

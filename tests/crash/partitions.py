@@ -1,6 +1,5 @@
-"""Small partition directories with replacements that are ready to commit, and the check of every state in between.
-
-The outputs are given explicitly: these tests check which bytes a broker finds, not why they were retained.
+"""Small partition directories with replacements that are ready to be committed, and checks of all states until then.
+The outputs are given: these tests check which bytes a broker finds, not which records are retained.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.indexing import index_files
 from tests.reference.loader import Loaded, LoadedSegment, load, load_before_3
 
-INTERVAL_BYTES = 50  # less than a batch: every batch except the first has an index entry
+INTERVAL_BYTES = 50  # less than a batch, so that every batch except the first has an index entry
 PARTITION = "orders-0"
 SCRATCH = ".r1.a1.clean"
 NO_PRODUCERS = bytes.fromhex("0001 48674bc7 00000000")  # a producer snapshot without entries
@@ -25,10 +24,8 @@ NO_PRODUCERS = bytes.fromhex("0001 48674bc7 00000000")  # a producer snapshot wi
 
 @dataclass(frozen=True)
 class Group:
-    """The retained offsets of some sources. `txn_index` belongs to the last output; None stands for no such file.
-
-    `continued` has the base offsets of the outputs after the first; each contains the retained offsets from its base
-    on.
+    """Some sources and their retained offsets. `txn_index` is that of the last output, None if it has none. `continued`
+    are the base offsets of the outputs after the first; each output has the retained offsets from its base offset on.
     """
 
     source_bases: tuple[int, ...]
@@ -58,7 +55,7 @@ class Group:
 
     @property
     def parts(self) -> list[Group]:
-        """Return the parts: an output that begins where a source does is replaced separately, after the outputs before
+        """Return the parts: an output with the base offset of a source is replaced separately, after the outputs before
         it.
         """
         starts = [base for base in self.outputs if base in self.source_bases]
@@ -75,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Partition:
-    """Segments by base offset, each with its offsets; the last one is active."""
+    """Segments as offsets, by base offset; the last is active."""
 
     segments: Mapping[int, Sequence[int]]
     groups: tuple[Group, ...]
@@ -109,11 +106,11 @@ class Partition:
         return [part for group in self.groups for part in group.parts]
 
     def judge(self, loaded: Loaded) -> list[bool]:
-        """Return which parts a broker finds replaced. Raises AssertionError if it finds anything but sources or
-        outputs.
+        """Return for each part whether a broker finds it replaced. Raises AssertionError if it finds other files than
+        sources or outputs.
 
-        Sources at or above the end of their outputs may still exist after the commit: all their records were superseded
-        or had expired, so the result with them is equivalent.
+        Sources at or above the end of their outputs may exist after the commit: all their records are superseded or
+        expired, so that they do not change the contents.
         """
         found = dict(loaded.segments)
         for base, segment in found.items():
@@ -129,7 +126,7 @@ class Partition:
             )
             if as_sources and not self._same(part):
                 replaced.append(False)
-                if found[part.base].index is not None:  # otherwise the broker rebuilds it too
+                if found[part.base].index is not None:  # otherwise the broker also rebuilds this index
                     assert found[part.base].txn_index == self.txn_indexes.get(part.base)
             else:
                 replaced.append(True)
@@ -149,7 +146,7 @@ class Partition:
             assert base in found, f"no segment at {base}"
             assert found[base].log == log, f"neither the source nor the output at {base}"
             if found[base].index is not None:
-                # If the only output is empty, the source's index remains, because nothing is deleted.
+                # If the only output is empty, the index of the source remains, because no file is deleted.
                 assert found[base].txn_index == part.txn_index_of(base) or part.end == base
         rest = [base for base in present if base != part.base]
         assert rest == [b for b in part.source_bases if b != part.base][-len(rest) or 99 :], rest
@@ -162,9 +159,9 @@ class Partition:
         return part.source_bases == (part.base,) and part.outputs == {part.base: log_of(self.segments[part.base])}
 
     def check_start(self, log_dir: Path) -> list[bool]:
-        """Run `check_set` on what brokers of all versions find when they start on the log dir.
+        """Call `judge` with the log that brokers of all versions find at their start, and return the result.
 
-        The results must be equal, and brokers before 3.0 must leave no `.swap` file, which a later version would use.
+        The logs must be equal, and brokers before 3.0 must leave no `.swap` file, which a later version would use.
         """
         path = log_dir / PARTITION
         replaced = self.judge(load(path))
@@ -186,7 +183,7 @@ def _output_segment(base: int, log: bytes, txn_entries: bytes | None) -> OutputS
 
 
 def log_of(offsets: Sequence[int]) -> bytes:
-    """Return batches of two records each; the key of a record contains its offset."""
+    """Return batches of two records; the key of a record contains its offset."""
     return _log_of(tuple(offsets))
 
 
@@ -200,7 +197,7 @@ def _log_of(offsets: tuple[int, ...]) -> bytes:
 
 
 def txn_index(*marker_offsets: int) -> bytes:
-    """Return the entries of aborted transactions that began at offset 0 and ended with these markers."""
+    """Return the entries of aborted transactions that began at offset 0 and ended at these offsets."""
     return b"".join(struct.pack(">hqqqq", 0, 1, 0, offset, offset + 1) for offset in marker_offsets)
 
 

@@ -1,7 +1,7 @@
-"""A file system that can stop before any operation or let it fail, and computes the state that a power cut then leaves.
+"""A file system that can stop before any operation or let it fail, and compute the state after a power cut.
 
-Contents are durable as of the last fsync of their file, and names as of the last fsync of their directory. The
-operations are also done in a real directory, so that the code under test reads its own changes.
+Contents are durable since the last fsync of their file, and names since the last fsync of their directory. Operations
+are also executed in a real directory, so that the code under test reads its own changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from keytail.log.fs import FileSystem
-from tests.crash.faults import CUT, GOES_ON, SHORT_WRITE, Fault
+from tests.crash.faults import CUT, PARTIAL, SHORT_WRITE, Fault
 from tests.crash.trees import Tree, read_file, read_tree
 
 MUTATING = (
@@ -25,24 +25,24 @@ MUTATING = (
 
 
 class Stopped(BaseException):
-    """Raised where the process dies. Not an Exception, so that no handler of the code under test continues."""
+    """Raised where the process ends. Not an Exception, so that no handler of the code under test catches it."""
 
 
 @dataclass
 class _File:
-    """One inode: its present content and mtime, and those that remain after a power cut."""
+    """An inode: its present content and mtime, and those after a power cut."""
 
     content: bytes
     mtime_ns: int
     durable_content: bytes
     durable_mtime_ns: int
-    # After a failed fsync the pages count as clean, so a later successful fsync writes nothing.
+    # After a failed fsync, the pages count as clean, so that a later fsync succeeds and writes nothing.
     fsync_failed: bool = False
 
 
 @dataclass
 class _Dir:
-    """A directory. The functions in `pending` apply the changes since its last fsync to its names."""
+    """A directory. `pending` are functions that apply the changes since the last fsync to its names."""
 
     now: dict[str, _Node] = field(default_factory=dict)
     durable: dict[str, _Node] = field(default_factory=dict)
@@ -60,10 +60,10 @@ _Change: TypeAlias = Callable[[dict[str, _Node]], object]
 class RecordingFileSystem(FileSystem):
     """Records all changes. Everything under `root` counts as durable at the start; changes elsewhere are refused.
 
-    `stop_at(n)` stops before changing operation n (0 is the first); `torn` first does half of a write. `fail_at(n,
-    fault)` lets call n fail, counting reads too. `before_each` is called before every changing operation; `as_it_is`
-    and the power cuts then return the state that a stop at this point leaves or, while a write is `torn`, the state
-    after half of that write. `tree` is the content of `root`, if the caller knows it.
+    `stop_at(n)` stops before changing operation n (0 is the first); `torn` first executes half of a write. `fail_at(n,
+    fault)` lets call n fail, where reads also count. `before_each` is called before every changing operation;
+    `as_it_is` and the power cuts then return the state after a stop at this point or, while a write is `torn`, after
+    half of that write. `tree` is the content of `root`, if the caller knows it.
     """
 
     def __init__(self, root: Path, tree: Tree | None = None) -> None:
@@ -71,13 +71,13 @@ class RecordingFileSystem(FileSystem):
         self.root = root
         self.operations: list[tuple[str, tuple[Any, ...]]] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.failed: list[tuple[str, str]] = []  # operations that were made to fail, each with the name of its file
+        self.failed: list[tuple[str, str]] = []  # operations that failed, each with the name of its file
         self._stop_at: int | None = None
         self._torn = False
         self._stopped = False
         self._fail_at: int | None = None
         self._fault: Fault | None = None
-        self._does_half = False  # the present call does only half of what was requested
+        self._does_half = False  # the present call reads or writes only half
         self._open: dict[int, _File] = {}
         self._tree = _dir_of(read_tree(root) if tree is None else tree)
         self.before_each: Callable[[str, tuple[Any, ...]], object] | None = None
@@ -116,7 +116,7 @@ class RecordingFileSystem(FileSystem):
         fault = self._fault_now(operation, arguments)
         if fault is None:
             return super()._look(operation, arguments, action)
-        if fault.kind in GOES_ON:
+        if fault.kind in PARTIAL:
             self._does_half = True
             try:
                 return super()._look(operation, arguments, action)
@@ -127,7 +127,7 @@ class RecordingFileSystem(FileSystem):
 
         def fail() -> None:
             if operation == "close":
-                action()  # the descriptor is closed nevertheless
+                action()  # the descriptor is closed even if this fails
             raise fault.error()
 
         return super()._look(operation, arguments, fail)
@@ -142,7 +142,7 @@ class RecordingFileSystem(FileSystem):
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], Any]) -> Any:
         assert operation in MUTATING, f"the recorder does not know {operation}"
         if self._stopped:
-            raise Stopped  # a dead process makes no more changes
+            raise Stopped  # an ended process makes no more changes
         if self.before_each is not None:
             self.before_each(operation, arguments)
         if len(self.operations) == self._stop_at:
@@ -151,12 +151,12 @@ class RecordingFileSystem(FileSystem):
                 self._half(operation, arguments)
             raise Stopped
         fault = self._fault_now(operation, arguments)
-        if fault is not None and fault.kind not in GOES_ON:
+        if fault is not None and fault.kind not in PARTIAL:
             return super()._change(operation, arguments, lambda: self._fail(operation, arguments, fault))
         self.operations.append((operation, _short(arguments)))
         self._does_half = fault is not None
         try:
-            # The real fsync is omitted, because nothing needs to reach the disk.
+            # No real fsync is needed.
             done = (lambda: None) if operation in ("fsync", "fsync_dir") else action
             result = super()._change(operation, arguments, done)
         finally:
@@ -187,7 +187,7 @@ class RecordingFileSystem(FileSystem):
         raise fault.error()
 
     def _half(self, operation: str, arguments: tuple[Any, ...]) -> None:
-        """Do half of a write."""
+        """Execute half of a write."""
         if operation not in ("write", "write_at"):
             return
         fd, view, *position = arguments
@@ -277,7 +277,7 @@ class RecordingFileSystem(FileSystem):
         found: _Node = self._tree
         relative = os.path.relpath(path, self.root)
         for part in () if relative == "." else relative.split(os.sep):
-            assert isinstance(found, _Dir) and part in found.now, f"outside of the recorded directories: {path}"
+            assert isinstance(found, _Dir) and part in found.now, f"outside the recorded directories: {path}"
             found = found.now[part]
         assert isinstance(found, _Dir), path
         return found
@@ -285,21 +285,21 @@ class RecordingFileSystem(FileSystem):
     # States after a stop
 
     def as_it_is(self) -> Tree:
-        """Return the state after the process died, but the machine did not."""
+        """Return the state after a kill of the process."""
         return _flat(self._tree, lambda made: made.now, lambda file: (file.content, file.mtime_ns))
 
     def power_cut(self) -> Tree:
-        """Return the state without everything that was not fsynced."""
+        """Return the state without unsynced changes."""
         return _flat(
             self._tree, lambda made: made.durable, lambda file: (file.durable_content, file.durable_mtime_ns)
         )
 
     def partial_power_cut(self, rng: random.Random, *, in_order: bool) -> Tree:
-        """Return a state with some of the unsynced changes: of each directory either the earliest ones or any; also of
-        each file.
+        """Return a state with some of the unsynced changes to each file and directory; with `in_order`, the earliest
+        ones of a directory.
 
-        Journaling file systems keep the order of changes to names. Only tests that do not rely on this show whether
-        every fsync is in the right place.
+        Journaling file systems keep the order of changes to names. Only without this order do tests show whether every
+        fsync is in the right place.
         """
 
         def names(directory: _Dir) -> dict[str, _Node]:
@@ -323,7 +323,7 @@ class RecordingFileSystem(FileSystem):
 
     @contextmanager
     def torn(self, operation: str, arguments: tuple[Any, ...]) -> Iterator[None]:
-        """Apply half of this write temporarily."""
+        """Apply half of this write within the block."""
         fd, view, *position = arguments
         file = self._open[fd]
         content, mtime_ns = file.content, file.mtime_ns
@@ -332,7 +332,7 @@ class RecordingFileSystem(FileSystem):
         file.content, file.mtime_ns = content, mtime_ns
 
     def check(self) -> None:
-        """Check that the model of the present state agrees with the real directory."""
+        """Check that the model of the present state equals the real directory."""
         _check(str(self.root), self._tree)
 
 
@@ -380,7 +380,7 @@ def _file(node: _Node) -> _File:
 
 
 def _short(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Abbreviate arguments for output: names instead of paths, sizes instead of contents."""
+    """Return arguments for output: names instead of paths, sizes instead of contents."""
     return tuple(
         os.path.basename(a) if isinstance(a, str) else len(a) if isinstance(a, memoryview) else a for a in arguments
     )

@@ -1,7 +1,5 @@
-"""Stops before every file operation of appends, rolls, flushes and a close.
-
-A broker that recovers the remaining files has everything that was flushed, and the earliest written part of the rest
-(log/append/APPEND.md, "After a log was not closed").
+"""Stops before every file operation of appends, rolls, flushes and a close. After a recovery, a broker has all flushed
+data, and the first part of the rest (log/append/APPEND.md, "After a log was not closed").
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ def _batch(n: int) -> bytes:
 
 
 def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tuple[int, int]]) -> None:
-    """Append, roll and flush. `flushed` receives (operations done, log end offset) whenever all data below that offset
-    is durable.
+    """Append, roll and flush. When all data is durable, (number of operations, log end offset) is appended to
+    `flushed`.
     """
 
     def promise(end: int) -> None:
@@ -74,7 +72,7 @@ def _whole(work_dir: Path, config: AppendConfig) -> bytes:
 
 
 class Promises:
-    """The conditions that every state meets: Kafka's model loses nothing that was flushed, and keytail opens only
+    """The checks of every state: by the model of Kafka's loader, no flushed data is lost, and keytail opens only
     correct logs.
     """
 
@@ -86,7 +84,7 @@ class Promises:
         _traffic(fs, root, self.config, self._flushed)
 
     def flushed_by(self, state: State) -> int:
-        """Return the offset up to which all data was durable when the action stopped at this state."""
+        """Return the offset below which all data was durable when the action stopped."""
         return max((end for done, end in self._flushed if done <= len(state.operations)), default=0)
 
     def check(self, state: State) -> None:
@@ -97,14 +95,14 @@ class Promises:
         has_logs = any(directory.glob("*.log"))
         logs = recovered_logs(directory, 0) if has_logs else {}
         found = b"".join(logs[base] for base in sorted(logs))
-        assert self.whole.startswith(found), "the log is not a prefix of what was appended"
+        assert self.whole.startswith(found), "the log is not a prefix of the appended data"
         flushed = self.flushed_by(state)
         assert _end(found) >= flushed, f"the log ends at {_end(found)}, but was flushed up to {flushed}"
         if state.action_ended:
             assert found == self.whole
             PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS).close()
         elif has_logs:
-            try:  # some states are those of a closed log, and valid
+            try:  # some states are valid, like that of a closed log
                 log = PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS)
             except (Refused, CorruptLog):
                 return
@@ -117,15 +115,15 @@ def make_dir(root: Path) -> None:
     (root / PARTITION).mkdir(parents=True)
 
 
-def test_a_broker_has_everything_that_was_flushed(fast_dir: Path) -> None:  # noqa: F811
+def test_a_broker_finds_all_flushed_data(fast_dir: Path) -> None:  # noqa: F811
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
     counts = Counts("append")
     for_every_stop(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts)
     assert counts.distinct_states > 60
 
 
-def test_after_a_fault_the_log_is_correct_or_accepts_no_more(fast_dir: Path) -> None:  # noqa: F811
-    """After an error the log accepts nothing more, and its files are those of a crash."""
+def test_after_a_fault_the_log_is_correct_or_accepts_no_batches(fast_dir: Path) -> None:  # noqa: F811
+    """After an error, the log accepts no more batches, and its files are in a state after a crash."""
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
     counts = Counts("append, faults")
     for_every_fault(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts,
@@ -135,8 +133,8 @@ def test_after_a_fault_the_log_is_correct_or_accepts_no_more(fast_dir: Path) -> 
 
 @pytest.mark.interop
 def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """This also holds if no appended data is left, although no checkpoint contains the start of the log."""
-    opened: list[int] = []  # the number of operations done when the log was opened
+    """Also without any data, although no checkpoint has the log start offset."""
+    opened: list[int] = []  # the number of operations until the log was open
 
     def action(fs: RecordingFileSystem, root: Path) -> None:
         opened.clear()
@@ -161,7 +159,7 @@ def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> N
 
 @pytest.mark.interop
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_kafka_recovers_everything_that_was_flushed(preallocate: bool, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+def test_kafka_recovers_all_flushed_data(preallocate: bool, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": preallocate}))
     counts = Counts()
     configs = {"segment.index.bytes": CONFIG.index_bytes, "preallocate": str(preallocate).lower()}
@@ -182,7 +180,7 @@ def test_kafka_recovers_everything_that_was_flushed(preallocate: bool, kafka: Ka
 
 
 def _end(log: bytes) -> int:
-    """Return the offset after the last batch."""
+    """Return the log end offset."""
     at = end = 0
     while at < len(log):
         size = int.from_bytes(log[at + 8 : at + 12], "big") + 12

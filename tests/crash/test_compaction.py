@@ -1,9 +1,8 @@
 """Stops before every file operation of whole compactions, of the recovery, and of the next run.
 
-Each stop gives several states: the directory as it is, after a power cut, and after partial power cuts. What a broker
-finds meets promises 1 and 2, no checkpoint is ahead of its segments, and keytail's next run has the result of the
-reference model (promise 5). KEYTAIL_SOAK=1 tries more of everything, and KEYTAIL_SEED repeats the random log dirs of a
-run.
+Each stop has several states: the directory as it is, after a power cut, and after partial power cuts. In each, promises
+1 and 2 hold for a broker, no checkpoint is above the cleaned segments, and keytail's next run has the result of the
+reference model (promise 5). KEYTAIL_SOAK=1 tries more of everything, and KEYTAIL_SEED repeats the random log dirs.
 """
 
 from __future__ import annotations
@@ -74,12 +73,12 @@ SHAPES = {
         )
     ),
 }  # fmt: skip
-# Merges exercise every step of a replacement. Only a few of the partial power cuts reveal a wrong order of names.
+# Merges have all steps of a replacement. Only some partial power cuts reveal a wrong order of renames.
 MOST_CUTS = "merges"
 IN_CHECK = "several groups, and producers that must stay known"
 RANDOM = 20 if SOAK else 1
 NAMES = [*SHAPES, *(f"random {number}" for number in range(RANDOM))]
-# These have several groups, each with other contents; a run draws one of them.
+# These have several groups with different contents; each run draws one.
 ALIKE = [
     "tombstones in later groups than what they delete", "empty outputs", "the first dirty offset inside a segment",
     "transactions across groups: committed, aborted, and one open", "random 0",
@@ -88,13 +87,13 @@ ALIKE = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(NAMES, IN_CHECK, drawn=ALIKE))
-def test_every_stop_of_a_compaction_and_of_the_run_after_it_loses_nothing(
+def test_every_stop_of_a_compaction_and_of_the_next_run_loses_no_record(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log_dir = shape(name)
-    undisturbed, settled = digest_after_a_run(log_dir, fast_dir / "undisturbed"), Settled()
+    undisturbed, settled = digest_after_a_run(log_dir, fast_dir / "undisturbed"), NextRuns()
 
     def visit(state: Visit) -> None:
         judge(log_dir, state.found, state.run, ended=state.ended)
@@ -104,20 +103,20 @@ def test_every_stop_of_a_compaction_and_of_the_run_after_it_loses_nothing(
     explorer.explore()
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {explorer}; losses 0")
-    if name in SHAPES:  # a random log may already be compact
+    if name in SHAPES:  # a random log may have nothing to remove
         assert explorer.first.distinct_states > 50
         assert explorer.recoveries.distinct_states > 10
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(NAMES, IN_CHECK, drawn=ALIKE))
-def test_every_fault_of_a_compaction_and_of_its_recovery_loses_nothing(
+def test_every_fault_of_a_compaction_and_of_its_recovery_loses_no_record(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log_dir = shape(name)
-    undisturbed, settled = digest_after_a_run(log_dir, fast_dir / "undisturbed"), Settled()
+    undisturbed, settled = digest_after_a_run(log_dir, fast_dir / "undisturbed"), NextRuns()
 
     def visit(state: Visit) -> None:
         judge(log_dir, state.found, state.run, ended=state.ended)
@@ -152,10 +151,8 @@ def digest_after_a_run(log_dir: LogDir, root: Path) -> str:
     return digest
 
 
-def check_next_run(log_dir: LogDir, state: Visit, undisturbed: str, settled: Settled) -> None:
-    """Check promise 5, and that there are no more files than after an undisturbed run, and that a further run changes
-    nothing.
-    """
+def check_next_run(log_dir: LogDir, state: Visit, undisturbed: str, settled: NextRuns) -> None:
+    """Check promise 5: the next run has the files of an undisturbed run, and one more run changes nothing."""
     run = expect(log_dir, state.found)
     found, digest = settled.run(log_dir, state)
     judge(log_dir, found, run, ended=True)
@@ -166,20 +163,20 @@ def check_next_run(log_dir: LogDir, state: Visit, undisturbed: str, settled: Set
 
 
 @dataclass
-class Settled:
+class NextRuns:
     """Caches the results of next runs: a run begins with a recovery, and recoveries end in few states.
 
-    From each of these states, one whole run is made for every kind of leftovers before the recovery. Other states with
-    the same kinds of leftovers are equal to the byte after recovery, and therefore have the same result; KEYTAIL_SOAK=1
-    runs them all.
+    There is one run for each recovered state and each set of kinds of files before the recovery. Other states with the
+    same kinds of files are equal to the byte after the recovery, so that their result is the same; KEYTAIL_SOAK=1 runs
+    them all.
     """
 
     ends: dict[tuple[object, ...], tuple[Found, str]] = field(default_factory=dict)
-    # results, with the times of their logs, that a further run leaves unchanged
+    # digests of results, with the times of logs, that one more run did not change
     again: set[str] = field(default_factory=set)
 
     def run(self, log_dir: LogDir, state: Visit) -> tuple[Found, str]:
-        """Return what a broker finds at the end, and the digest of all files."""
+        """Return what a broker finds after the next run, and the digest of all files."""
         left = state.state.tree
         kinds = frozenset(Path(name).suffix for name in left)
         log_dir.recover(LOCAL, state.root)
@@ -204,7 +201,9 @@ class Settled:
 
 
 def check_names(log: Log, found: Found, path: Path) -> None:
-    """Check that nothing is left over, and that the log end and each segment except the first have a snapshot."""
+    """Check that no other files remain, and that there is a snapshot for the log end offset and for each segment except
+    the first.
+    """
     bases = found.logs[log.name].segments
     assert log.end == end_of({base: segment.log for base, segment in bases.items()})
     expected = {"leader-epoch-checkpoint", f"{log.end:020d}.snapshot"}

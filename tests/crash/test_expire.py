@@ -1,7 +1,6 @@
-"""Stops before every file operation of `expire`, and lets each one fail.
-
-No data that must be retained is lost, a broker serves the log as it was before the run or as it is after it, and the
-next run, or a broker, completes the work. The states in the table of EXPIRE.md are tested too.
+"""Stops before every file operation of `expire`, and lets each one fail. No data to be retained is lost, a broker
+serves the log as before or as after the run, and the next run, or a broker, completes the removal. The states in the
+table of EXPIRE.md are also tested.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from tests.reference.loader import load
 
 SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)}
 END = 34
-NOW_MS = 1_000_025  # the record of offset n has the timestamp 1,000,000 + n
+NOW_MS = 1_000_025  # the record at offset n has the timestamp 1,000,000 + n
 BY_TIME = Retention(retention_ms=5)
 UNLIMITED = Retention(retention_ms=-1)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A log dir, the retention that is applied to it, and the base offset of the first retained segment."""
+    """A log dir, its retention, and the base offset of the first retained segment."""
 
     retention: Retention
     first: int
@@ -113,8 +112,8 @@ def checkpoints(root: Path) -> dict[str, dict[tuple[str, int], int]]:
 
 
 def served(root: Path) -> tuple[int, list[int], int]:
-    """Return what a broker that starts on these files serves: the log start offset, the offsets, and the log end
-    offset.
+    """Return the log start offset, the offsets of the records, and the log end offset that a broker serves after a
+    start.
     """
     loaded = load(root / PARTITION)
     first = min(loaded.segments)
@@ -126,7 +125,7 @@ def served(root: Path) -> tuple[int, list[int], int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_stop_and_fault_of_expire_loses_nothing_else(
+def test_no_stop_or_fault_of_expire_loses_retained_data(
     name: str, fast_dir: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
 ) -> None:
     case = CASES[name]
@@ -151,7 +150,7 @@ def test_every_stop_and_fault_of_expire_loses_nothing_else(
         if found[0] == before[0] != after[0]:
             assert found == before, "part of the log was removed before the log start offset was written"
         elif state.fault is not None and "ENOSPC" in str(state.fault) and found != after:
-            # On a full disk the oldest segment is removed first.
+            # On a full disk, the oldest segment is removed first.
             start = max(10, case.log_start or 0)
             assert found == (start, list(range(start, END)), END)
             if case.log_start is not None and case.log_start < 10:
@@ -162,7 +161,7 @@ def test_every_stop_and_fault_of_expire_loses_nothing_else(
         assert retained.items() <= files.items(), "a retained file has changed"
         if state.action_ended:
             assert files == left
-        # Once the log start offset is written, the next run completes the work without any retention.
+        # If the log start offset was written, the next run completes the removal without any retention.
         retention = UNLIMITED if found[0] == after[0] != before[0] else case.retention
         assert run(LOCAL, state.root, retention) is None
         assert partition_files(state.root) == left
@@ -182,7 +181,7 @@ def test_every_stop_and_fault_of_expire_loses_nothing_else(
 
 @pytest.mark.parametrize("name", ["by time", "by size, an entry below", "all"])
 def test_on_a_full_disk_the_oldest_segment_is_removed_first(name: str, tmp_path: Path) -> None:
-    """Nothing can be created or written until a file has been removed."""
+    """No file can be created or written until a file has been removed."""
     case = CASES[name]
     for root in (tmp_path / "roomy", tmp_path / "full"):
         case.make(root)
@@ -196,7 +195,7 @@ def test_on_a_full_disk_the_oldest_segment_is_removed_first(name: str, tmp_path:
 
 
 class FullDisk(FileSystem):
-    """Has no space for new data until a `.log` file has been removed."""
+    """A file system without space for new data until a `.log` file is removed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,10 +215,8 @@ class FullDisk(FileSystem):
 
 @pytest.mark.interop
 @pytest.mark.parametrize("name", ["by time", "all"])
-def test_kafka_starts_on_every_stop(name: str, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Kafka's loader finds the log as it was before the run or as it is after it, and Kafka's retention completes the
-    work.
-    """
+def test_kafka_starts_after_every_stop(name: str, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+    """Kafka's loader finds the log of before or after the run, and Kafka's retention completes the removal."""
     case = CASES[name]
 
     def check(state: State) -> None:
@@ -286,7 +283,7 @@ def row_7(root: Path) -> None:
     run(LOCAL, root, BY_TIME)
 
 
-# For each row, the function that creates the state, and the offset from which a broker that starts on it serves.
+# For each row, the function that creates the state, and the log start offset of a broker that starts on it.
 ROWS: dict[int, tuple[Callable[[Path], None], int]] = {
     1: (row_1, 0), 2: (row_2, 20), 3: (row_3, 20), 4: (row_4, 20), 5: (row_5, 20), 6: (row_6, 20), 7: (row_7, 20),
 }  # fmt: skip
@@ -299,7 +296,7 @@ def test_each_row_of_the_table_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_a_state_of_the_table_is_resolved(number: int, tmp_path: Path) -> None:
+def test_each_state_of_the_table_is_resolved(number: int, tmp_path: Path) -> None:
     case, (build, start) = CASES["by time"], ROWS[number]
     case.make(tmp_path / "whole")
     run(LOCAL, tmp_path / "whole", case.retention)
@@ -311,7 +308,7 @@ def test_a_state_of_the_table_is_resolved(number: int, tmp_path: Path) -> None:
     assert read_epochs(LOCAL, str(tmp_path / "d" / PARTITION / "leader-epoch-checkpoint")) == [(2, 20), (5, 25)]
 
 
-def test_an_expire_of_a_compacted_topic_is_completed_too(tmp_path: Path) -> None:
+def test_the_next_run_completes_an_expire_of_a_compacted_topic(tmp_path: Path) -> None:
     case = CASES["by time"]
     case.make(tmp_path / "d")
     row_2(tmp_path / "d")

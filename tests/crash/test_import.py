@@ -1,7 +1,5 @@
-"""Stops before every file operation of an import, and lets each one fail.
-
-A broker finds the complete import or nothing of it, the state of producers is never lost, and after the next run the
-partition contains the import once.
+"""Stops before every file operation of an import, and lets each one fail. A broker finds the complete import or none of
+it, the state of producers is not lost, and after the next run the partition has the import once.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.indexing import index_files
 from tests.reference.loader import load_alike
 
-SHARE = 0.03  # the share of the faults without KEYTAIL_FAULTS=all
+SHARE = 0.03  # without KEYTAIL_FAULTS=all
 SCRATCH = (".clean", ".tmp", ".cleaned")
 RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 
 
 def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:
-    """Return the logs of one replica as a broker that starts finds them."""
+    """Return the logs of one replica that a broker finds at its start."""
     return {
         base: item.log for base, item in load_alike(case.dirs(root)[number] / PARTITION).segments.items() if item.log
     }
@@ -52,7 +50,7 @@ def records_in(logs: dict[int, bytes]) -> list[Rec]:
 
 
 def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, bytes], number: int = 0) -> bool:
-    """Return whether a broker finds the import. Raises AssertionError if it finds only a part of it."""
+    """Return whether a broker finds the import. Raises AssertionError if it finds only a part."""
     path = case.dirs(root)[number] / PARTITION
     loaded = load_alike(path)
     logs = logs_of(case, root, number)
@@ -82,7 +80,7 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
 
 
 def drive(case: Case, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
-    """Run what the driver runs, with the task in this process."""
+    """Run the steps of the driver, with the task in this process."""
     replicas = case.replicas(fs, root)
     if reasons := [reason for replica in replicas for reason in refusals(replica.facts, RULES)]:
         return Failed(tuple(reasons))
@@ -114,7 +112,7 @@ def check_of_one(
         assert is_there or not state.action_ended
         plan = case.run(LOCAL, state.root, "r2")
         assert judge(case, state.root, before, after)
-        assert plan.record is not None or not is_there, "an existing import was repeated"
+        assert plan.record is not None or not is_there, "a complete import was repeated"
         assert names_of(case, state.root) - {"keytail-import.tmp", "leader-epoch-checkpoint.tmp"} == names
         end = case.end + case.count
         for checkpoint in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
@@ -125,7 +123,7 @@ def check_of_one(
 
 
 def check_of_two(case: Case, before: dict[int, bytes], after: dict[int, bytes]) -> Callable[[State], None]:
-    """Return the check that the second replica has nothing that the first one lacks."""
+    """Return the check that the second replica has no records that the first one lacks."""
 
     def check(state: State) -> None:
         first, second = (judge(case, state.root, before, after, number) for number in (0, 1))
@@ -143,7 +141,7 @@ def check_of_two(case: Case, before: dict[int, bytes], after: dict[int, bytes]) 
 
 
 @pytest.mark.parametrize("name", few_in_check(CASES, "one segment"))
-def test_a_broker_finds_all_or_nothing_of_an_import_at_every_stop(
+def test_a_broker_finds_a_complete_import_or_none_after_every_stop(
     name: str,
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
@@ -172,7 +170,7 @@ def test_replicas_differ_at_most_by_the_whole_import(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
-def test_a_broker_finds_all_or_nothing_of_an_import_at_every_fault(
+def test_a_broker_finds_a_complete_import_or_none_after_every_fault(
     name: str,
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
@@ -187,12 +185,12 @@ def test_a_broker_finds_all_or_nothing_of_an_import_at_every_fault(
 
 @pytest.mark.long
 @pytest.mark.parametrize("one_has_it", [False, True])
-def test_replicas_differ_at_most_by_the_whole_import_at_every_fault(
+def test_replicas_differ_at_most_by_the_whole_import_after_every_fault(
     one_has_it: bool,
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    """Faults occur in the whole import, and in a run that finds the import only in the first replica."""
+    """Faults occur in a whole import, and in a run after an import into the first replica only."""
     case, counts = TWO_REPLICAS, Counts("import into two replicas, faults")
     before, after = expected_logs(case, tmp_path)
 
@@ -233,13 +231,13 @@ def faults(
 @pytest.mark.interop
 @pytest.mark.parametrize("name", ["behind records, beginning a new segment",
                                   "behind an empty active segment, whose snapshot is the only one"])  # fmt: skip
-def test_kafka_finds_all_or_nothing_at_every_stop(
+def test_kafka_finds_a_complete_import_or_none_after_every_stop(
     name: str,
     tmp_path: Path,
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    """Kafka's own loader is used; a run after a broker has started on the remaining files is tested too."""
+    """Checked by Kafka's own loader; also, runs after a start of a broker on the remaining files."""
     case, counts = CASES[name], Counts("import, opened by Kafka")
     before, after = expected_logs(case, tmp_path)
     known = producers_of(tmp_path / "whole", case, kafka)
@@ -292,7 +290,7 @@ def test_every_stop_of_the_second_run(
 
     def again(begin: State) -> None:
         digest = digest_of_rest(begin.tree)
-        if digest in started:  # scratch files are removed first and never read
+        if digest in started:  # scratch files are removed first, and not read
             return
         started.add(digest)
 

@@ -1,9 +1,9 @@
-"""Stops runs out of place before every file operation, and lets each one fail. The target is empty, or the output of an
-earlier run after which one partition of the source has changed.
+"""Stops runs out of place before every file operation, and lets each one fail.
 
-In every state, the bytes and times of the source are unchanged, no broker can start on an incomplete target, and each
-partition in the target whose record is finished has the contents of one of the two runs. The next run ends with the
-same target as an undisturbed run.
+The target is empty, or is the output of an earlier run after which one partition of the source has changed. In every
+state, bytes and times of the source are unchanged, no broker can start on an incomplete target, and each partition in
+the target with a complete record has the contents of one of the two runs. After the next run, the target is that of an
+undisturbed run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.crash.trees import Tree, read_tree
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.run.engines import LikeSpark
 
-# One partition is compacted, with a tombstone in a later group than the record it deletes; the other one is copied.
+# One partition is compacted, and has a tombstone in a later group than the record it deletes; the other is copied.
 LOGS = LogDir(
     (
         Log("orders-0", [["a:1 b:1", "x:1"], ["a:2 x:2"], ["! a:- x:-"], ["y:1"]]),
@@ -76,7 +76,7 @@ def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = 
 @contextlib.contextmanager
 def _here(fs: FileSystem) -> Iterator[None]:
     with (
-        # tests/log/test_lock.py tests faults of locking.
+        # faults of locks are tested by tests/log/test_lock.py
         patch.object(steps, "hold", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark(1)),
@@ -91,8 +91,8 @@ def failures(fs: FileSystem, root: Path) -> Failed:
 
 
 def without_records(tree: Tree, prefix: str) -> Tree:
-    """Return the files below `prefix`: names of records, names and contents of other files of the log dir, and also the
-    times of files of partitions.
+    """Return the files below `prefix`: of output records the names, of other files also the contents, and of files of
+    partitions also the times.
     """
     found: Tree = {}
     for path, (content, mtime_ns) in tree.items():
@@ -131,7 +131,7 @@ def make_again(root: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [pytest.param(make_first, marks=pytest.mark.long), make_again])
-def test_after_every_stop_and_fault_the_source_is_unchanged_and_the_next_run_finishes(
+def test_after_every_stop_and_fault_the_source_is_unchanged_and_the_next_run_completes(
     make: Any,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

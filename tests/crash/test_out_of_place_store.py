@@ -1,7 +1,6 @@
-"""Lets each call to an object store fail in turn, once or permanently.
-
-Every partition that counts as done is complete, no broker can start on an incomplete target, and the next run ends with
-the objects of an undisturbed one. CI tries a fifth of the calls, selected by the seed; `make crash` tries all.
+"""Lets each call to an object store fail in turn, once or permanently. Partitions with an output record are complete,
+no broker can start on an incomplete target, and after the next run the objects are those of an undisturbed run. CI
+tries a fifth of the calls, selected by the seed; `make crash` tries all.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ URI = "s3://bucket/backup"
 
 
 class Memory:
-    """The methods of pyarrow's file systems that are used, on a dictionary; an object exists once it is closed.
-
-    Call `fails_at` fails, and with `lasting` all later calls fail too.
+    """The methods of pyarrow's file systems that keytail uses, on a dictionary; an object exists when it has been
+    closed. Call number `fails_at` fails, and with `lasting` all later calls.
     """
 
     type_name = "memory"
@@ -92,7 +90,7 @@ class _Object(io.BytesIO):
 
 
 def send(root: Path, remote: Memory, scratch: Path) -> list[ResultRow] | str:
-    """Return the rows of a run, or the text of the exception that ended it."""
+    """Run, and return the rows, or the text of the exception."""
     with (
         patch.object(object_store, "_connected", lambda uri: (remote, "bucket/backup")),
         patch.object(Target, "entries", Target._entries),

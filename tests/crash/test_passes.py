@@ -1,8 +1,6 @@
-"""Stops before every file operation of compactions in passes of one group each, and lets each one fail.
-
-The state between passes is one that a compaction in one pass also reaches, so the checks are the same: what a broker
-finds meets promises 1 and 2, no checkpoint is ahead of its segments, and the next run has the result of the reference
-model.
+"""Stops before every file operation of compactions with a pass for each group, and lets each one fail. The states
+between passes also occur in a compaction in one pass, so the checks are the same: promises 1 and 2 hold for a broker,
+no checkpoint is above the cleaned segments, and the next run has the result of the reference model.
 """
 
 from __future__ import annotations
@@ -24,14 +22,13 @@ from tests.crash import compactions
 from tests.crash.compactions import Found, Log, LogDir, find
 from tests.crash.driver import Counts, Failed, for_every_fault
 from tests.crash.explorer import Explorer, Visit
-from tests.crash.test_compaction import SHAPES, SOAK, Settled, check_next_run, digest_after_a_run, judge
+from tests.crash.test_compaction import SHAPES, SOAK, NextRuns, check_next_run, digest_after_a_run, judge
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.run.engines import LikeSpark
 
 
 class InPasses(LogDir):
-    """A log dir whose run writes each group after the earlier groups have been replaced; the next run may use one pass.
-    """
+    """A log dir that is compacted with a pass for each group; the next run may use one pass."""
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
         with (
@@ -63,14 +60,14 @@ SHAPES_OF_PASSES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SHAPES_OF_PASSES if SOAK else list(SHAPES_OF_PASSES)[::2])
-def test_every_stop_and_fault_of_passes(
+def test_no_stop_or_fault_of_passes_loses_a_record(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     logs, join = SHAPES_OF_PASSES[name]
     log_dir, at_once = InPasses(logs, join), LogDir(logs, join)
-    undisturbed, settled = digest_after_a_run(at_once, fast_dir / "undisturbed"), Settled()
+    undisturbed, settled = digest_after_a_run(at_once, fast_dir / "undisturbed"), NextRuns()
     assert digest_after_a_run(log_dir, fast_dir / "passes") == undisturbed, "the bytes differ from those of one pass"
     next_run = at_once if name == TRANSACTIONS else log_dir
 
@@ -92,7 +89,7 @@ def test_every_stop_and_fault_of_passes(
 
 
 def test_a_stopped_pass_leaves_the_state_after_its_last_group(fast_dir: Path) -> None:  # noqa: F811
-    """The tests above stop in states between passes: a stopped pass leaves the state after its last group."""
+    """The tests above stop after each group: a pass that is stopped before its first replacement changes nothing."""
     logs, join = SHAPES_OF_PASSES["passes in the clean section"]
     log_dir = InPasses(logs, join)
     log_dir.make(fast_dir / "run")

@@ -1,8 +1,8 @@
 """Stops before every file operation of a preparation and of its commit, and lets each one fail.
 
-At every stop a broker finds what it would find after a stop of a compaction in a single run, and the next run, which
-commits or discards the preparation, has the result of the reference model. Inodes are ignored, because the states are
-written to a disk again. KEYTAIL_SEED repeats the random log dirs of a run.
+The states for a broker are those of a compaction in a single run, and the next run, which commits or discards the
+preparation, has the result of the reference model. Inodes are ignored, because states are written to a disk again.
+KEYTAIL_SEED repeats the random log dirs of a run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def without_inodes() -> Iterator[None]:
 
 
 class InTwoSteps(LogDir):
-    """A log dir whose run prepares a compaction and then commits it; a run after a stop does both again."""
+    """A log dir of which a run prepares and commits a compaction; a run after a stop does both again."""
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
         reported = [*self.prepare(fs, root, "p" + run_id), *self.commit(fs, root, run_id)]
@@ -131,7 +131,7 @@ class InTwoSteps(LogDir):
             record, _ = read_record(fs, entry.path, facts.leftovers)
             if record is None or not record.files.issuperset(
                 facts.leftovers
-            ):  # this is the condition of compact/steps.py
+            ):  # the same condition as in compact/steps.py
                 recover(fs, entry.path, record.files if record else ())
                 facts = survey_partition(fs, listing, entry)
         if facts.problems:
@@ -150,7 +150,7 @@ def _is_not_run(task: CleaningTask, attempt: str) -> None:
     raise AssertionError
 
 
-# Two commits, a checkpoint shared by partitions, transactions with their indexes, and one drawn from all others.
+# Two commits, partitions with one checkpoint file, transactions with their indexes, and one of the others, drawn.
 IN_CHECK = "partitions that share a checkpoint file"
 DRAWN = [name for name in (*SHAPES, "random 0", "random 1") if name != IN_CHECK]
 
@@ -182,7 +182,8 @@ def test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name: str, fas
 
 
 def check_state(log_dir: InTwoSteps, run: Expected, state: State) -> int:
-    """Check what a broker finds, and the result of the next run; return how many preparations that run committed."""
+    """Check what a broker finds, and the result of the next run; return the number of preparations that it committed.
+    """
     tree = state.tree
     judge(log_dir, find(log_dir, state.root), run, ended=state.action_ended)
     log_dir.recover(LOCAL, state.root)

@@ -1,5 +1,5 @@
 """Stops before every file operation of a rebuild: each file is unchanged or correct, no broker accepts an incomplete
-file, and the next run has the result of an undisturbed one.
+file, and the next run has the result of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
     return Failed(reported)
 
 
-def spoil(root: Path, *, only_what_a_broker_repairs: bool) -> None:
+def damage_files(root: Path, *, only_what_a_broker_repairs: bool) -> None:
     """Remove or damage a different file of each segment."""
     path = root / NAME
 
@@ -70,7 +70,7 @@ def spoil(root: Path, *, only_what_a_broker_repairs: bool) -> None:
     file(2, ".index").unlink()
     file(2, ".timeindex").unlink()
     if only_what_a_broker_repairs:
-        for snapshot in path.glob("*.snapshot"):  # the snapshots with which the log dir is created contain no producers
+        for snapshot in path.glob("*.snapshot"):  # the initial snapshots of the log dir have no producers
             if int(snapshot.stem) in BASES:
                 snapshot.unlink()
         return
@@ -92,12 +92,12 @@ def files_of(root: Path) -> dict[str, bytes]:
 def test_every_stop_of_a_rebuild_loses_nothing(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     LOG_DIR.make(fast_dir / "right")
     right = files_of(fast_dir / "right")
-    spoiled = fast_dir / "spoiled"
-    shutil.copytree(fast_dir / "right", spoiled)
-    spoil(spoiled, only_what_a_broker_repairs=False)
-    before = files_of(spoiled)
+    damaged = fast_dir / "spoiled"
+    shutil.copytree(fast_dir / "right", damaged)
+    damage_files(damaged, only_what_a_broker_repairs=False)
+    before = files_of(damaged)
     undisturbed = fast_dir / "undisturbed"
-    shutil.copytree(spoiled, undisturbed)
+    shutil.copytree(damaged, undisturbed)
     run(LOCAL, undisturbed)
     after = files_of(undisturbed)
     assert {n: d for n, d in after.items() if not n.endswith(".snapshot")} == {
@@ -114,14 +114,14 @@ def test_every_stop_of_a_rebuild_loses_nothing(fast_dir: Path, capsys: pytest.Ca
         for base in BASES:
             stem = f"{base:020d}"
             if f"{stem}.index" in found and f"{stem}.index" not in before:
-                for suffix in (".timeindex", ".txnindex"):  # a broker does not rebuild these if a `.index` exists
+                for suffix in (".timeindex", ".txnindex"):  # not rebuilt by a broker beside a `.index`
                     assert found.get(stem + suffix) == after.get(stem + suffix), stem + suffix
         assert found == after or not state.action_ended
         run(LOCAL, state.root, "r2")
         assert digest_of(state.root) == digest
 
     def make(path: Path) -> None:
-        shutil.copytree(spoiled, path)
+        shutil.copytree(damaged, path)
 
     for_every_stop(make, run, check, work_dir=fast_dir / "stops", counts=counts)
     for_every_fault(
@@ -135,10 +135,10 @@ def test_every_stop_of_a_rebuild_loses_nothing(fast_dir: Path, capsys: pytest.Ca
 
 @pytest.mark.interop
 def test_kafka_starts_on_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """If a broker can rebuild the missing files itself, it finds the same logs at every stop as without keytail."""
-    spoiled = fast_dir / "spoiled"
-    LOG_DIR.make(spoiled)
-    spoil(spoiled, only_what_a_broker_repairs=True)
+    """If a broker can rebuild the missing files itself, it finds the same logs after every stop as without keytail."""
+    damaged = fast_dir / "spoiled"
+    LOG_DIR.make(damaged)
+    damage_files(damaged, only_what_a_broker_repairs=True)
 
     def opened(root: Path) -> tuple[object, ...]:
         copy = fast_dir / "kafka" / NAME
@@ -149,7 +149,7 @@ def test_kafka_starts_on_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -
         assert loaded.fetch_mismatches == ()
         return loaded.records, loaded.aborted, loaded.committed, index_files
 
-    expected = opened(spoiled)
+    expected = opened(damaged)
 
     def check(state: State) -> None:
         assert opened(state.root) == expected
@@ -157,6 +157,6 @@ def test_kafka_starts_on_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -
             assert not kafka.load(state.root / NAME, configs=CONFIGS).repaired
 
     for_every_stop(
-        lambda path: shutil.copytree(spoiled, path), run, check,
+        lambda path: shutil.copytree(damaged, path), run, check,
         work_dir=fast_dir / "stops", counts=Counts(), partial_cuts=1,
     )  # fmt: skip

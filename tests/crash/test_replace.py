@@ -1,5 +1,5 @@
-"""Stops before every file operation of a replacement, and of its recovery: the model of Kafka's loader always finds all
-sources or all outputs, and the recovery ends with exactly one of the two.
+"""Stops before every file operation of a replacement, and of its recovery: the model of Kafka's loader finds all
+sources or all outputs, and the recovery ends with one of the two.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ IN_CHECK = ("three into one", "one by itself, with a transaction index that is r
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
-def test_every_stop_of_a_replacement_and_of_its_recovery_loses_nothing(
+def test_every_stop_of_a_replacement_and_of_its_recovery_loses_no_record(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     partition = CASES[name]
     counts, in_recovery = Counts("replacement of segments"), Counts("recovery")
-    settled: Settled = {}
+    settled: NextRuns = {}
 
     def commit(fs: FileSystem, root: Path) -> None:
         for group in partition.outputs():
@@ -119,7 +119,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery_loses_nothing(
 
 
 class _FewLinks:
-    """A file system that refuses hard links after the first `links` ones."""
+    """A file system that refuses hard links after the first `links`."""
 
     def __init__(self, fs: FileSystem, links: int) -> None:
         self._fs, self._links = fs, links
@@ -135,9 +135,9 @@ class _FewLinks:
 
 
 @pytest.mark.parametrize("links", [1, 2])
-def test_every_stop_loses_nothing_if_the_file_system_refuses_further_hard_links(links: int, fast_dir: Path) -> None:  # noqa: F811
-    """The names created before are permanently removed before anything is renamed: beside a `.log` with its final name,
-    a broker would treat them as rebuilt indexes, and would remove the other index files.
+def test_no_stop_loses_a_record_if_the_file_system_refuses_hard_links(links: int, fast_dir: Path) -> None:  # noqa: F811
+    """The links created before are removed, and this is synced, before a rename: beside a `.log` with its final name, a
+    broker would use them as rebuilt indexes, and remove the other index files.
     """
     partition = CASES["one by itself, with a transaction index that is retained"]
 
@@ -159,15 +159,15 @@ def test_every_stop_loses_nothing_if_the_file_system_refuses_further_hard_links(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
-def test_every_fault_of_a_replacement_and_of_its_recovery_loses_nothing(
+def test_every_fault_of_a_replacement_and_of_its_recovery_loses_no_record(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A broker and the recovery treat the state after a failed operation like that after a stop."""
+    """The state after a failed operation is one of those after a stop, for a broker and for the recovery."""
     partition = CASES[name]
     counts, in_recovery = Counts("replacement of segments"), Counts("recovery")
-    settled: Settled = {}
+    settled: NextRuns = {}
     unlike: dict[str, Tree] = {}
 
     def commit(fs: FileSystem, root: Path) -> None:
@@ -201,11 +201,11 @@ def test_every_fault_of_a_replacement_and_of_its_recovery_loses_nothing(
     assert counts.faults > 10
 
 
-Settled = dict[str, list[bool]]  # by digest, the results of recoveries that were checked
+NextRuns = dict[str, list[bool]]  # by digest, the checked results of recoveries
 
 
-def recover_completely(partition: Partition, root: Path, settled: Settled) -> list[bool]:
-    """Recover, and check that nothing is left over, sources are unchanged or replaced, and a second recovery does
+def recover_completely(partition: Partition, root: Path, settled: NextRuns) -> list[bool]:
+    """Recover, and check that no other files remain, sources are unchanged or replaced, and a second recovery changes
     nothing.
     """
     recover(LOCAL, str(root / PARTITION))

@@ -1,7 +1,6 @@
-"""Kafka's own loader opens every state that a stopped replacement, or its stopped recovery, leaves.
-
-It must find the same as the model in tests/reference/loader.py, which validates the model, find each record by its
-offset through the indexes, and thus find all sources or all outputs.
+"""Kafka's own loader opens every state after a stop of a replacement or of its recovery. It must find the same log as
+the model in tests/reference/loader.py, which finds all sources or all outputs, and each record by its offset through
+the indexes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.interop
 
 @pytest.mark.one_of()
 @pytest.mark.parametrize("name", CASES)
-def test_kafka_finds_all_sources_or_the_output_at_every_stop(
+def test_kafka_finds_all_sources_or_all_outputs_after_every_stop(
     name: str,
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
@@ -70,13 +69,13 @@ def test_kafka_finds_all_sources_or_the_output_at_every_stop(
 
 
 @pytest.mark.parametrize("name", SHAPES if SOAK else ["merges"])
-def test_kafka_opens_every_state_after_stops_and_faults_of_a_compaction(
+def test_kafka_opens_all_states_after_stops_and_faults_of_a_compaction(
     name: str,
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Check each state once: the offsets that the model finds, and each of them again through the indexes."""
+    """Kafka finds the same offsets as the model, also through the indexes. Each state is checked once."""
     log_dir, counts = SHAPES[name], Counts("compaction, opened by Kafka")
     opened: set[str] = set()
 
@@ -124,7 +123,7 @@ def _check_kafka_agrees(kafka: Kafka, model: Loaded, path: Path) -> None:  # noq
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_kafka_does_what_the_row_of_the_table_states(
+def test_kafka_loads_each_row_of_the_table_as_documented(
     number: int,
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
@@ -136,7 +135,7 @@ def test_kafka_does_what_the_row_of_the_table_states(
             kafka.load(d.path, configs=CONFIGS)
         return
     loaded = kafka.load(d.path, configs=CONFIGS)
-    if number == 24:  # loaded unchanged; the index points at the truncated batch, so no source is deleted
+    if number == 24:  # loaded unchanged: no source is deleted, because the index points at the truncated batch
         assert loaded.segment_bases == [0, 10, 20, 30]
         assert [record.offset for record in loaded.records][:6] == [1, 4, 8, 12, 15, 23]
         return

@@ -1,7 +1,6 @@
-"""Stops before every file operation of a compaction that first rolls the active segments, and lets each one fail.
-
-As in test_compaction.py, at every stop a broker finds the log unchanged, rolled or compacted, and loses nothing; the
-next run has the result of the reference model on a rolled log.
+"""Stops before every file operation of a compaction that first rolls the active segments, and lets each one fail. After
+every stop, a broker finds the log unchanged, rolled or compacted; the next run has the result of the reference model on
+a rolled log.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tests.chance import SEED
 from tests.crash.compactions import Expected, Log, LogDir, expect, find, judge
 from tests.crash.driver import SOAK, few_in_check
 from tests.crash.explorer import Explorer, Visit
-from tests.crash.test_compaction import SHAPES, Settled, check_next_run, digest_after_a_run, shape
+from tests.crash.test_compaction import SHAPES, NextRuns, check_next_run, digest_after_a_run, shape
 from tests.interop.conftest import fast_dir  # noqa: F401
 
 IN_CHECK = "one segment, the active one"
@@ -42,7 +41,7 @@ def rolled(name: str) -> LogDir:
 
 
 def explorer_of(name: str, log_dir: LogDir, work_dir: Path, seen: list[bool]) -> Explorer:
-    undisturbed, settled = digest_after_a_run(log_dir, work_dir / "undisturbed"), Settled()
+    undisturbed, settled = digest_after_a_run(log_dir, work_dir / "undisturbed"), NextRuns()
 
     def visit(state: Visit) -> None:
         judge(log_dir, state.found, state.run, ended=state.ended)
@@ -55,7 +54,7 @@ def explorer_of(name: str, log_dir: LogDir, work_dir: Path, seen: list[bool]) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_every_stop_of_a_compaction_that_rolls_loses_nothing(
+def test_every_stop_of_a_compaction_with_a_roll_loses_no_record(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -72,7 +71,7 @@ def test_every_stop_of_a_compaction_that_rolls_loses_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_every_fault_of_a_compaction_that_rolls_loses_nothing(
+def test_every_fault_of_a_compaction_with_a_roll_loses_no_record(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,5 @@
-"""Stops before every file operation that rebuilds a snapshot or leader epochs: the file is the old or the new one."""
+"""Stops before every file operation that rebuilds a snapshot or leader epochs: the file is the old one or the new one.
+"""
 
 from __future__ import annotations
 

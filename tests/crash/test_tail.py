@@ -1,5 +1,5 @@
-"""Stops before every file operation of a truncation: a broker that recovers the remaining files ends with the same log
-as a further run of keytail. The states in the table of TAIL.md are tested too.
+"""Stops before every file operation of a truncation: after a recovery by a broker, the log is the same as after another
+run of keytail. The states in the table of TAIL.md are also tested.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def files_of(root: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
+def test_after_every_stop_of_a_truncation_the_log_is_the_same(case: str, tmp_path: Path) -> None:
     torn = CASES[case]
     torn.make(tmp_path / "origin")
     expected = torn.recovered(tmp_path / "origin")
@@ -62,7 +62,7 @@ def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
     counts = Counts("truncation of a torn tail")
 
     def check(state: State) -> None:
-        assert torn.recovered(state.root) == expected, "a broker ended with another log"
+        assert torn.recovered(state.root) == expected, "a broker recovered another log"
         found = checkpoints_of(state.root)
         was_truncated = logs_of(state.root)[10] == expected[10]
         assert not was_truncated or (found == after and files_of(state.root) == left), "the log was truncated too early"
@@ -73,8 +73,8 @@ def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
         assert checkpoints_of(state.root) == after
 
     for_every_stop(torn.make, truncate, check, work_dir=tmp_path / "work", counts=counts, partial_cuts=2)
-    # Unlike a run, `find` treats unreadable data as torn, so only the truncation itself gets faults. If the fsync of
-    # the truncated log fails, the torn tail may reappear after a power cut; then it is found and truncated again.
+    # Unlike a run, `find` treats unreadable data as torn, so only the truncation has faults. If the fsync of the
+    # truncated log fails, the torn tail may exist again after a power cut; then it is truncated again.
     tail = find(tmp_path / "origin")
     for_every_fault(
         torn.make, lambda fs, root: truncate_as_found(fs, root, tail), check,
@@ -135,7 +135,7 @@ def row_9(root: Path) -> None:
     (root / PARTITION / f"{10:020d}.log").write_bytes(CUT[10])
 
 
-# For each row, the function that creates the state, and the results of a broker and of keytail.
+# For each row, the function that creates the state, the log of a broker, and the result of keytail.
 ROWS: dict[int, tuple[Callable[[Path], None], dict[int, bytes], dict[int, bytes]]] = {
     1: (row_1, CUT, CUT),
     2: (row_2, CUT, CUT),
@@ -165,7 +165,7 @@ def test_every_row_of_the_table_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_a_row_of_the_table_is_resolved(number: int, tmp_path: Path) -> None:
+def test_each_row_of_the_table_is_resolved(number: int, tmp_path: Path) -> None:
     build, broker, keytail = ROWS[number]
     torn = Torn()
     torn.make(tmp_path / "d")

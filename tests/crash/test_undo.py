@@ -1,8 +1,8 @@
-"""Stops before every file operation of compactions with backups, and of undoing them, and lets each one fail.
+"""Stops before every file operation of compactions with backups, and of their undo, and lets each one fail.
 
-From every state of a compaction, undo restores the bytes, the times and the checkpoint of the previous files. In every
-state of an undo a broker loses nothing, and undo, run again, has the result of an undisturbed one. KEYTAIL_SOAK=1 tries
-more of everything, and KEYTAIL_SEED repeats the random log dirs of a run.
+After every stop of a compaction, undo restores bytes, times and checkpoint of the previous files. After every stop of
+an undo, a broker loses no record, and another undo has the result of an undisturbed one. KEYTAIL_SOAK=1 tries more of
+everything, and KEYTAIL_SEED repeats the random log dirs of a run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SHAPES: dict[str, LogDir] = {
     ),
 }  # fmt: skip
 ALL = [*SHAPES, *(f"random {number}" for number in range(20))]
-# Only a few of the partial power cuts reveal a wrong order of names.
+# Only some partial power cuts reveal a wrong order of renames.
 MOST_CUTS = ("an output that ends below its last sources", COPIES)
 
 
@@ -70,20 +70,20 @@ def shape(name: str) -> LogDir:
 
 
 def run_undo(fs: FileSystem, root: Path, run_id: str = "r1") -> list[UndoRow]:
-    """Run undo as the command does, in a copy of the log dir that the run was in."""
+    """Run undo as the command does, in a copy of the log dir of the run."""
     logs = (str(root / "logs"),)
     return undo(Request(str(root / KEPT), run_id, log_dirs=logs, execute=True, shared_storage=True), fs)
 
 
 def undo_all(fs: FileSystem, root: Path) -> Failed:
-    # tests/log/test_lock.py tests the faults of the lock.
+    # faults of locks are tested by tests/log/test_lock.py
     with patch("keytail.undo.driver.hold", lambda *_: contextlib.nullcontext()):
         rows = run_undo(fs, root)
     return Failed(tuple(row.error for row in rows if row.status not in ("undone", "clean")))
 
 
 def tree(root: Path) -> Tree:
-    """Return what a partition's broker reads, with times, and the entries of checkpoints."""
+    """Return the files of a partition that a broker reads, with times, and the entries of checkpoints."""
     files = {
         str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in sorted(root.rglob("*"))
@@ -120,7 +120,7 @@ def test_every_state_of_a_compaction_can_be_undone(
             assert all((entry_of(state.root, log) / MANIFEST).exists() for log in log_dir.logs)
         for log in log_dir.logs:
             log.check_loaded(load_alike(logs / log.name))
-        log_dir.recover(LOCAL, logs)  # if there is no backup, the model of a broker finds the originals
+        log_dir.recover(LOCAL, logs)  # without a backup, the model of a broker finds the previous files
         started = (state.root / KEPT / "r1").exists()
         rows = {row.name: row for row in (run_undo(LOCAL, state.root) if started and any_entry(state.root) else [])}
         found = tree(logs)
@@ -144,7 +144,7 @@ def any_entry(root: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [*MOST_CUTS, "random 0"], COPIES))
-def test_a_stopped_undo_loses_nothing_and_the_next_undo_completes_it(
+def test_a_stopped_undo_loses_no_record_and_the_next_undo_completes_it(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -159,7 +159,7 @@ def test_a_stopped_undo_loses_nothing_and_the_next_undo_completes_it(
         nonlocal compacted
         compacted = tree(root / "logs")
         for path in (root / KEPT).rglob("*") if log_dir.copies else ():
-            os.utime(path, ns=(1, 1))  # therefore undo copies these files back
+            os.utime(path, ns=(1, 1))  # so that undo copies these files back
         assert compacted != origin
 
     compacted: Tree = {}
@@ -186,7 +186,7 @@ def test_a_stopped_undo_loses_nothing_and_the_next_undo_completes_it(
     explore(name, log_dir, make, "undo", check, fast_dir, counts)
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {counts}; losses 0")
-    assert counts.distinct_states > (10 if name in MOST_CUTS else 4)  # a random log may have only one small group
+    assert counts.distinct_states > (10 if name in MOST_CUTS else 4)  # a random log may have one small group only
 
 
 def explore(

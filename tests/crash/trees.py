@@ -1,4 +1,4 @@
-"""Directories as values: states that are not yet written to a disk."""
+"""Directories as values: states that are not written to a disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-# Content and modification time by path, parents first; the path of a directory ends in a slash, and has neither.
+# Content and modification time by path, parents first. The path of a directory ends in a slash, and has (b"", 0).
 Tree = dict[str, tuple[bytes, int]]
 
 
@@ -19,7 +19,7 @@ def read_tree(root: Path) -> Tree:
 
 
 def write_tree(tree: Mapping[str, tuple[bytes, int]], root: Path) -> None:
-    """Create `root`. The files get their times, but not their permissions."""
+    """Create `root` with files of these times and default permissions."""
     os.makedirs(root)
     for name, (content, mtime_ns) in tree.items():
         path = f"{root}/{name}"
@@ -36,8 +36,7 @@ def write_tree(tree: Mapping[str, tuple[bytes, int]], root: Path) -> None:
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a directory. No other process uses it, so the protection of `shutil.rmtree` against races is not needed.
-    """
+    """Remove a directory, without the protection of `shutil.rmtree` against races with other processes."""
     with os.scandir(root) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -1,6 +1,6 @@
-"""A real Kafka broker for tests, of version 4.3.1 or another: KRaft on one node, at 127.0.0.1 and free ports.
+"""A Kafka broker for tests, of version 4.3.1 or another: one KRaft node on 127.0.0.1, at free ports.
 
-`Broker` starts on a log dir, which it formats if needed, returns what it logged, and stops by SIGTERM to its own
+`Broker` formats a log dir if needed, starts on it, returns the lines of its log, and stops by SIGTERM to its own
 process. broker_client.py contains Kafka's clients for it.
 """
 
@@ -27,7 +27,7 @@ NODE_ID = 1
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 120.0
 
-# Every broker of these tests has one replica of everything, and no background task that changes old data.
+# Brokers of these tests have one replica of each partition, and no background task changes old data.
 PROPERTIES: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
@@ -74,10 +74,10 @@ class LogLine(NamedTuple):
 
 
 class Broker:
-    """One broker on one or more log dirs; `with Broker(...) as broker` starts it and stops it cleanly.
+    """A broker on one or more log dirs; `with Broker(...) as broker` starts it, and stops it cleanly at the end.
 
     A broker with ZooKeeper is a subclass (tests/versions_of_kafka). `work_dir` contains its configuration and its log.
-    An object has the same ports after a restart.
+    The ports do not change with a restart.
     """
 
     ready_text = "Kafka Server started"
@@ -95,7 +95,7 @@ class Broker:
         java_options: Sequence[str] | None = None,
     ) -> None:
         """Create a broker. `uid` is the user and group that the process runs as; only root may set it. If
-        `java_options` is None, the JVM starts with an archive of its classes, if there is one.
+        `java_options` is None, the JVM uses an archive of its classes, if there is one.
         """
         self.log_dirs = [log_dirs] if isinstance(log_dirs, Path) else list(log_dirs)
         self.log_file = work_dir / "broker.log"
@@ -151,7 +151,7 @@ class Broker:
         """Return the stacks of the JVM's threads that contain Kafka's code."""
         start = self.log_file.stat().st_size
         process.send_signal(signal.SIGQUIT)
-        for _ in range(100):  # at most 10 s; the dump ends with the heap
+        for _ in range(100):  # wait at most 10 s for the last part of the dump, which is about the heap
             text = self.log_file.read_bytes()[start:].decode(errors="replace")
             if "\nHeap\n" in text:
                 break
@@ -160,7 +160,7 @@ class Broker:
         return "\n\n".join(stacks)[:100_000]
 
     def kill(self) -> None:
-        """End the process, if it runs, immediately, as a crash would."""
+        """Kill the process if it runs, as a crash would end it."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -168,7 +168,7 @@ class Broker:
             atexit.unregister(self.kill)
 
     def log_lines(self) -> list[LogLine]:
-        """Return what the broker has logged since its last start."""
+        """Return the lines that the broker has logged since its last start."""
         with self.log_file.open("rb") as log:
             log.seek(self._started_at)
             text = log.read().decode(errors="replace")

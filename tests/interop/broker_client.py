@@ -1,7 +1,7 @@
 """Kafka's own clients for tests: producers, consumers and an admin client in one JVM, driven from Python.
 
-The JVM outlives the broker that it uses, so a producer can continue where it stopped. Records are plain values;
-broker.py starts brokers.
+The JVM continues to run when the broker stops, so that a producer can continue after a restart. broker.py starts
+brokers.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ class Served(NamedTuple):
 
 
 class ClientError(Exception):
-    """Kafka's clients, or the broker through them, refused a request. The text has the class and the message of the
-    exception.
-    """
+    """A request failed in Kafka's client or in the broker. The text has the class and the message of the exception."""
 
 
 class BrokerClient:
-    """Producers, consumers and an admin client in one JVM. A context manager; `connect` must be called first."""
+    """Producers, consumers and an admin client in one JVM, as a context manager. Call `connect` first."""
 
     def __init__(self, heap: str = "512m") -> None:
         self._process = subprocess.Popen(
@@ -55,7 +53,8 @@ class BrokerClient:
         atexit.register(self.close)
 
     def connect(self, broker: Broker) -> None:
-        """Use this broker from now on. Producers keep the address with which they were created."""
+        """Use this broker from now on. Existing producers keep the address of the broker with which they were created.
+        """
         self._ask("connect", bootstrap=broker.bootstrap)
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str], *, replicas: int = 1) -> None:
@@ -65,8 +64,8 @@ class BrokerClient:
         self._ask("alter_configs", topic=topic, configs=dict(configs))
 
     def describe_topics(self) -> dict[str, dict[str, Any]]:
-        """Return all topics, including internal ones: `partitions`, `id`, `in_sync` (the number of in-sync replicas of
-        the partition that has the fewest), and `configs` set on the topic itself.
+        """Return all topics, including internal ones: `partitions`, `id`, `in_sync` (the smallest number of in-sync
+        replicas of a partition), and `configs` (those set on the topic itself).
         """
         answer: dict[str, dict[str, Any]] = self._ask("describe_topics")
         return answer
@@ -96,7 +95,7 @@ class BrokerClient:
     ) -> list[int]:
         """Send one batch of (timestamp, key, value[, headers]) with the producer of that name, and return the offsets.
 
-        The settings apply if the name is new: the producer exists until `close_producer`.
+        The producer is created with these settings if the name is new, and exists until `close_producer`.
         """
         answer: list[int] = self._ask(
             "produce",
@@ -111,10 +110,9 @@ class BrokerClient:
         return answer
 
     def produce_file(self, topic: str, path: Path, *, codec: str, batch_bytes: int) -> float:
-        """Send all records of a file with a separate producer, and return the seconds of sending and of the flush.
-
-        The file has a count and then, for each record, timestamp, key and value with lengths, big-endian. The file is
-        read before the time is measured.
+        """Send all records of a file with a separate producer, and return the seconds of sending and of the flush,
+        without reading the file. The file has a count and then, for each record, timestamp, key and value with lengths,
+        big-endian.
         """
         answer: float = self._ask("produce_file", topic=topic, path=str(path), codec=codec, batch_bytes=batch_bytes)
         return answer
@@ -130,7 +128,7 @@ class BrokerClient:
         self._ask("transaction", producer=producer, step=step, transactional_id=transactional_id, timeout_ms=timeout_ms)
 
     def send_offsets(self, producer: str, group: str, topic: str, partition: int, offset: int) -> None:
-        """Commit a group's offset as part of the transaction."""
+        """Commit an offset of a group in the transaction of the producer."""
         self._ask("send_offsets", producer=producer, group=group, topic=topic, partition=partition, offset=offset)
 
     def abort_transaction(self, topic: str, partition: int, start_offset: int) -> None:
@@ -169,7 +167,7 @@ class BrokerClient:
         return answer["error"], answer["base_offset"]
 
     def consume(self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted") -> list[Served]:
-        """Return all records of these partitions, from the start of each to its current end."""
+        """Return all records of these partitions, from the log start to the current log end."""
         rows = self._ask("consume", partitions=[list(partition) for partition in partitions], isolation=isolation)
         return sorted((from_wire(row) for row in rows), key=lambda record: record[:3])
 
@@ -189,8 +187,8 @@ class BrokerClient:
         return {name: (start, end) for name, (start, end) in answer.items()}
 
     def wait_until_decided(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Wait until no transaction is open. A commit returns before its markers are written: the coordinator writes
-        them later, and until then a read_committed consumer does not see the transaction.
+        """Wait until no transaction is open. The coordinator writes the markers of a transaction after its commit has
+        returned, and until then a read_committed consumer does not see the transaction.
         """
         asked, give_up = list(partitions), time.monotonic() + 60
         while self.offsets(asked) != (stable := self.offsets(asked, isolation="read_committed")):
@@ -198,8 +196,8 @@ class BrokerClient:
             time.sleep(0.05)
 
     def wait_until_quiet(self, partitions: Iterable[tuple[str, int]], quiet_s: float = 1.0) -> None:
-        """Wait until no record has arrived for a second: after the markers of a transaction, the coordinator writes
-        that it is complete.
+        """Wait until no record has been appended for `quiet_s`: after the markers of a transaction, the coordinator
+        writes that it is complete.
         """
         asked = list(partitions)
         ends, since_s = self.offsets(asked), time.monotonic()
@@ -217,11 +215,11 @@ class BrokerClient:
         return [None if found is None else (found[0], found[1]) for found in answer]
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
-        """Raise the log start offset. Kafka allows this only if the policy contains `delete`."""
+        """Raise the log start offset. Kafka allows this only if cleanup.policy contains `delete`."""
         self._ask("delete_records", topic=topic, partition=partition, before_offset=before_offset)
 
     def commit_offsets(self, group: str, topic: str, partition: int, offsets: Iterable[int], note: str = "") -> None:
-        """Commit the offsets one after the other, each with its own request."""
+        """Commit the offsets one after the other, each in a separate request."""
         self._ask("commit_offsets", group=group, topic=topic, partition=partition, offsets=list(offsets), note=note)
 
     def committed_offsets(self, group: str) -> dict[str, int]:

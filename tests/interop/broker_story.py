@@ -1,7 +1,4 @@
-"""Functions shared by scenarios with a real broker: running keytail, reading the broker's log, comparing.
-
-The scenarios and their checks are in the test modules.
-"""
+"""Functions shared by tests with a real broker: they run keytail, filter the broker's log, and summarise records."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ HARMLESS = (
     "The config `log.cleaner.enable` is deprecated",
     "Error processing append operation on partition",  # the gap in sequences that test_broker.py provokes
 )
-# Loggers of the quorum and the network, which do not concern logs, and warn if a machine is slow or a node stops.
+# Loggers of the quorum and the network: they do not report on logs, and warn if a machine is slow or a node stops.
 NOT_ABOUT_LOGS = re.compile(
     r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager|RequestSendThread|network\.Processor"
     r"|EventPerformanceMonitor)$"
@@ -40,14 +37,14 @@ REPAIRS = re.compile(
 NO_REPAIRS = (
     "clean shutdown file was found",
     "Reloading from producer snapshot and rebuilding producer state",
-    "due to log start offset",  # the cleaner also removes segments of a topic with delete
+    "due to log start offset",  # with `compact,delete`, the cleaner also deletes segments
 )
 
 State = dict[bytes | None, bytes]
 
 
 def start_client() -> BrokerClient:
-    """Start Kafka's clients. Without Kafka, the test is skipped with the reason, or fails."""
+    """Start Kafka's clients. Without Kafka, skip the test with the reason, or fail if KEYTAIL_NO_SKIP=1."""
     try:
         return BrokerClient()
     except KafkaUnavailable as reason:
@@ -76,8 +73,7 @@ def complaints(lines: Iterable[LogLine]) -> list[LogLine]:
 
 
 def repairs(lines: Iterable[LogLine]) -> list[LogLine]:
-    """Return messages about repairs of a log during loading, except for those of the metadata log, which always begins
-    with a recovery.
+    """Return messages about repairs of a log during loading, except the metadata log, which is recovered at each start.
     """
     return [
         line
@@ -90,7 +86,7 @@ def repairs(lines: Iterable[LogLine]) -> list[LogLine]:
 
 
 def state_of(records: Iterable[Served]) -> dict[int, State]:
-    """Return, by partition, the contents of a table of the topic: the latest value of each key, without tombstones."""
+    """Return, by partition, the latest value of each key, without tombstones."""
     tables: dict[int, State] = defaultdict(dict)
     for record in records:
         if record.value is None:
@@ -100,5 +96,5 @@ def state_of(records: Iterable[Served]) -> dict[int, State]:
     return tables
 
 
-def newest_of(records: Iterable[Served]) -> dict[tuple[int, bytes | None], Served]:
+def latest_by_key(records: Iterable[Served]) -> dict[tuple[int, bytes | None], Served]:
     return {(record.partition, record.key): record for record in records}

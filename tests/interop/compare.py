@@ -1,4 +1,4 @@
-"""Compares the results of a round in two partition directories, file by file (promise 3).
+"""Compares two partition directories after a round, file by file (promise 3).
 
 Uncompressed logs and their indexes must have the same bytes. If Kafka recompressed a batch, only the bytes of that
 batch may differ, with its length and checksum; then the indexes must match the log in the same directory.
@@ -30,7 +30,7 @@ def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[s
     for name in both:
         if not name.endswith(TIMED) and (kafka / name).read_bytes() != (ours / name).read_bytes():
             found.append(f"{name}: bytes differ")
-    # Opening a log changes the indexes of its active segment, and only Kafka has opened it.
+    # Kafka opened its copy, which changes the indexes of the active segment.
     active = max(logs, default="").removesuffix(".log")
     for name in both:
         if name.endswith(TIMED) and not (name.startswith(active) and not name.endswith(".log")):
@@ -49,7 +49,7 @@ def _segment_differences(kafka: Path, ours: Path, stem: str, index_interval_byte
         return [f"{stem}{suffix}: bytes differ" for suffix, pair in pairs if pair[0] != pair[1]]
     found = _batch_differences(stem, decode_log(log[0]), decode_log(log[1]), log)
     if not found and (index[1], time_index[1]) != index_files(log[1], int(stem), index_interval_bytes):
-        found.append(f"{stem}: indexes are not those of the log beside them")
+        found.append(f"{stem}: the indexes do not match the log in the same directory")
     return found
 
 
@@ -65,7 +65,7 @@ def _batch_differences(
             found.append(f"{where}: not compressed, and the bytes differ")
     if len(theirs) != len(own):
         extra = [batch.base_offset for batch in (theirs[len(own) :] or own[len(theirs) :])]
-        found.append(f"{stem}.log: Kafka's has {len(theirs)} batches, ours {len(own)}; beyond both: {extra}")
+        found.append(f"{stem}.log: Kafka's has {len(theirs)} batches, ours {len(own)}; only on one side: {extra}")
     return found
 
 

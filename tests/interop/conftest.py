@@ -1,7 +1,5 @@
-"""The fixture `kafka`: one JVM with Kafka's storage classes for all tests of a process, including those in other
-folders.
-
-Without Java, Maven or the jars, its tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
+"""The fixture `kafka`: one JVM with Kafka's storage classes for all tests of a process, in any folder. Without Java,
+Maven or the jars, its tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ def kafka() -> Kafka:
 
 @functools.cache
 def _harness() -> Kafka:
-    """Return the harness. An imported fixture is a different one in each module, but its value is the same."""
+    """Return the harness, which is shared by the fixtures of all modules that import `kafka`."""
     harness = Kafka()
     atexit.register(harness.close)
     return harness
@@ -39,7 +37,7 @@ def _harness() -> Kafka:
 
 @pytest.fixture
 def fast_dir() -> Iterator[Path]:
-    """Yield a directory in memory, if possible: thousands of fsyncs take no time there."""
+    """Yield a directory in memory, if possible, where fsync takes no time."""
     memory = Path("/dev/shm")
     parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="keytail-", dir=parent))

@@ -1,8 +1,7 @@
-"""Functions that each damage one healthy partition, with the file and position that an inspection must report, and with
-a check whether Kafka considers it damage, too.
+"""Each function damages one intact partition, and returns what `verify` must report and a check whether Kafka also
+detects the damage.
 
-Each function takes a random generator and the partition's directory, and returns None if the damage is impossible in
-this log.
+It takes a random generator and the partition's directory, and returns None if the damage is impossible in this log.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from keytail.format.producers import encode_snapshot, parse_snapshot
 from tests.interop.kafka import Kafka, KafkaError
 from tests.reference.varints import crc32c
 
-# The complaints do not include offsets that are not consecutive, which a cleaned log always has.
+# Not a complaint: offsets that are not consecutive, as in every cleaned log.
 _DUMP_SIGNS = (
     "Mismatches in",
     "Found timestamp mismatch",
@@ -31,8 +30,8 @@ Witness = Callable[[Kafka, Path], bool]
 
 @dataclass(frozen=True)
 class Damage:
-    """A damage. Any of the `kinds` is a correct finding; `byte_position` is None if it concerns the whole file;
-    `witness` returns whether Kafka agrees.
+    """The damage of one file. Each of `kinds` is a correct finding; `byte_position` is None if the whole file is
+    concerned; `witness` returns whether Kafka also detects it.
     """
 
     kinds: tuple[str, ...]
@@ -42,7 +41,7 @@ class Damage:
 
 
 def batches(log: Path) -> list[tuple[int, bytes]]:
-    """Return the position and the bytes of each batch of a healthy segment."""
+    """Return the position and the bytes of each batch of an intact segment."""
     data, at, found = log.read_bytes(), 0, []
     while at < len(data):
         size = 12 + struct.unpack_from(">i", data, at + 8)[0]
@@ -67,7 +66,7 @@ def _write_at(path: Path, at: int, data: bytes) -> None:
     path.write_bytes(old[:at] + data + old[at + len(data) :])
 
 
-def _signed(batch: bytes) -> bytes:
+def _with_crc(batch: bytes) -> bytes:
     return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
 
@@ -139,8 +138,9 @@ def wrong_max_timestamp(rng: random.Random, partition: Path) -> Damage | None:
     if chosen is None or chosen[2][22] & 0x08 or struct.unpack_from(">i", chosen[2], 57)[0] == 0:
         return None
     log, position, batch = chosen
-    (stated,) = struct.unpack_from(">q", batch, 35)
-    _write_at(log, position, _signed(batch[:35] + struct.pack(">q", stated + rng.choice([-1, 1, 10**9])) + batch[43:]))
+    (max_ms,) = struct.unpack_from(">q", batch, 35)
+    data = struct.pack(">q", max_ms + rng.choice([-1, 1, 10**9]))
+    _write_at(log, position, _with_crc(batch[:35] + data + batch[43:]))
     return Damage(("max-timestamp",), log, position)
 
 
@@ -153,9 +153,9 @@ def wrong_record_count(rng: random.Random, partition: Path) -> Damage | None:
     if count == 0 or batch[22] & 0x20:
         return None
     stated = count + rng.choice([-1, 1])
-    _write_at(log, position, _signed(batch[:57] + struct.pack(">i", stated) + batch[61:]))
+    _write_at(log, position, _with_crc(batch[:57] + struct.pack(">i", stated) + batch[61:]))
     kinds = ("record-count", "record", "decompress", "max-timestamp")
-    # In a batch that declares no records, Kafka reads nothing and thus finds nothing.
+    # Kafka does not read the records of a batch whose header declares none.
     return Damage(kinds, log, position, _dump_complains(log, "--deep-iteration") if stated else None)
 
 
@@ -167,7 +167,7 @@ def wrong_leader_epoch(rng: random.Random, partition: Path) -> Damage | None:
     (epoch,) = struct.unpack_from(">i", batch, 12)
     later = [b for file in sorted(partition.glob("*.log")) for at, b in batches(file) if (file, at) > (log, position)]
     if epoch < 0 or not any(b[16] == 2 and struct.unpack_from(">i", b, 12)[0] >= 0 for b in later):
-        return None  # the last batch could be the first of a new leader
+        return None  # in the last batch, a higher epoch could be that of a new leader
     _write_at(log, position + 12, struct.pack(">i", epoch + rng.choice([5, 1 << 20])))
     return Damage(("leader-epoch",), log, position)
 
@@ -194,10 +194,10 @@ def index_position(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def index_offset(rng: random.Random, partition: Path) -> Damage | None:
-    """Change the entry's offset to one before the batch that it points to, so that a search for the offset does not
-    find it.
+    """Change the entry's offset to one before the batch that it points to, so that a search for the offset misses its
+    batch.
 
-    The offset after the batch is not used: if the next batch ends with it, a broker before 4.0 writes it for both
+    The offset after the batch is not used: if the next batch ends there, brokers before 4.0 write this offset for both
     batches.
     """
     chosen = _entry(rng, partition, ".index", 8)
@@ -296,7 +296,7 @@ def snapshot_bit(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def snapshot_entry(rng: random.Random, partition: Path) -> Damage | None:
-    """Change a field of an entry. In a log that was never cleaned, every field can be derived from the log."""
+    """Change a field of an entry. Each field can be derived from the log, if the log was never cleaned."""
     file = _pick(rng, partition, ".snapshot", least_bytes=56)
     if file is None:
         return None
@@ -328,7 +328,7 @@ def epochs_line(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def epochs_moved(rng: random.Random, partition: Path) -> Damage | None:
-    """Move an entry after the first one, so that the first batch of its epoch belongs to the previous epoch."""
+    """Move any entry but the first one, so that the first batch of its epoch belongs to the previous epoch."""
     file = partition / "leader-epoch-checkpoint"
     lines = file.read_text().splitlines()
     if len(lines) < 4:
@@ -366,5 +366,5 @@ ANYWHERE = (
     index_offset, time_entry, zeroed_time_index, lost_index, snapshot_bit, epochs_line, fatal_name,
     log_start_beyond, high_watermark_beyond,
 )  # fmt: skip
-# Only a log that was never cleaned reveals all changes of these functions.
+# The changes of these functions are detectable only in a log that was never cleaned.
 NEVER_CLEANED = (wrong_leader_epoch, lost_aborted_entry, other_aborted_entry, snapshot_entry, epochs_moved)

@@ -1,8 +1,6 @@
-"""Draws random logs for rounds.py from a seed, counts what they cover, and shrinks a log for which the two sides
-differ.
-
-The directories of a failing log are kept under target/failed. Its traffic is reduced as long as it fails in the same
-way, and printed.
+"""Draws random logs for rounds.py from a seed, counts the cases that they cover, and shrinks a log for which the two
+sides differ: its traffic is reduced as long as it fails in the same way, and printed. The directories of a failing log
+are kept under target/failed.
 """
 
 from __future__ import annotations
@@ -41,7 +39,8 @@ def run_cases(
     configs: Mapping[str, Any] | None = None,
     **traffic_options: Any,
 ) -> Counter[str]:
-    """Run that many random logs and return what they covered. The first difference fails the test, after it is shrunk.
+    """Run `logs` random logs, and return the number of cases by kind. The first difference is shrunk and fails the
+    test.
 
     `from_inside` lets rounds start and end inside segments: with small maps, and checkpoints at any offset. If `rounds`
     is None, each log has three to five. `case_of` creates the case of each log. `configs` override those that are
@@ -49,7 +48,7 @@ def run_cases(
     """
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={logs} mode {mode} {traffic_options}", flush=True)
     only = os.environ.get("KEYTAIL_FUZZ_LOG")
-    keep_going = os.environ.get("KEYTAIL_FUZZ_KEEP_GOING") == "1"  # count the kinds of difference, and shrink none
+    keep_going = os.environ.get("KEYTAIL_FUZZ_KEEP_GOING") == "1"  # count the differences by kind, without shrinking
     seen: Counter[str] = Counter()
     started = time.monotonic()
     for number in range(logs) if only is None else [int(only)]:
@@ -86,7 +85,8 @@ def run_cases(
 
 
 def _drawn(traffic: Traffic, rng: random.Random, *, from_inside: bool) -> tuple[Round, Any]:
-    """Draw the next round of a log, and a function that draws its circumstances once the traffic is written."""
+    """Draw the next round of a log; return it with a function that draws its circumstances when the traffic is written.
+    """
     options = dict(traffic.options)
     steps = traffic.steps()
 
@@ -113,7 +113,8 @@ def _drawn(traffic: Traffic, rng: random.Random, *, from_inside: bool) -> tuple[
 
 
 def _changed_configs(rng: random.Random, opened: Opened) -> dict[str, Any]:
-    """Sometimes draw other limits than those with which the segments were written, reached exactly or missed by one."""
+    """Sometimes draw other segment limits than those used for writing, which the segments reach exactly or miss by one.
+    """
     first = rng.randrange(len(opened.segments))
     run = opened.segments[first : first + rng.randint(2, 4)]
     changed: dict[str, Any] = {}
@@ -133,7 +134,7 @@ def _changed_configs(rng: random.Random, opened: Opened) -> dict[str, Any]:
 def _shrunk(
     case: Case, ours: Side, problem: Exception, work: Path, kept: Path, case_of: Callable[..., Case]
 ) -> tuple[list[Round], Exception]:
-    """Return the shortest script of a failed case that still fails, and how it fails. Its directories are in `kept`."""
+    """Return the shortest script found that fails like `case`, with its exception; its directories are in `kept`."""
     script, last, wanted = case.rounds, problem, _signature(problem)
     deadline = time.monotonic() + SHRINK_S
     smaller = True
@@ -154,14 +155,13 @@ def _shrunk(
 
 
 def _signature(problem: Exception) -> tuple[str, str]:
-    """Return the kind of a failure, without its numbers."""
+    """Return the text of a failure without numbers."""
     text = str(problem).partition("\n")[0]
     return type(problem).__name__, re.sub(r"[0-9]+", "", text)[:40]
 
 
 def _replayed(again: Case, ours: Side, script: list[Round]) -> Exception | None:
-    """Run these rounds from the beginning, and return how they fail; None if they do not fail, or if Kafka refuses the
-    traffic.
+    """Run these rounds from the beginning. Return the exception, or None if there is none or Kafka refuses the traffic.
     """
     shutil.rmtree(again.home, ignore_errors=True)
     try:
@@ -203,7 +203,7 @@ def _replaced(script: list[Round], at: int, steps: list[dict[str, Any]]) -> list
 
 
 def _resequenced(script: list[Round]) -> list[Round]:
-    """Return the script with the sequences that a producer would use for the remaining batches."""
+    """Return the script with consecutive sequence numbers for the remaining batches of each producer."""
     script = deepcopy(script)
     following: dict[tuple[int, int], int] = {}
     for round_ in script:

@@ -1,4 +1,4 @@
-"""A real Kafka's storage classes for tests: one long-lived JVM, with one line of JSON per request and answer.
+"""Kafka's storage classes for tests, in one long-lived JVM, with one line of JSON per request and answer.
 
 Resolves Kafka's jars with Maven once, compiles java/ after changes, restarts the JVM after a crash, and turns an
 exception in Kafka into KafkaError. The tests interpret the answers.
@@ -25,7 +25,7 @@ TARGET = HERE / "target"
 VERSION = "4.3.1"
 CLOCK_MS = 1_700_000_000_000
 LOAD_FACTOR = 0.9
-# The loader's messages, including DEBUG, about something deleted, renamed, recovered or truncated.
+# Messages of the loader, including DEBUG, that something was deleted, renamed, recovered or truncated.
 REPAIR_SIGNS = (
     " LogLoader: ",
     "Found invalid messages",
@@ -39,7 +39,7 @@ class KafkaUnavailable(Exception):
 
 
 class KafkaError(Exception):
-    """Kafka raised an exception: its class and message, the Java trace, and what was logged before."""
+    """An exception in Kafka: its class and message, the Java trace, and what was logged before."""
 
     def __init__(self, error: Mapping[str, Any], messages: Sequence[str]) -> None:
         super().__init__(f"{error['class']}: {error['message']}")
@@ -61,7 +61,9 @@ class SegmentSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Opened:
-    """The result of every command on a partition: Kafka's own numbers for it, and what it logged at INFO and above."""
+    """The result of every command on a partition: the offsets and state that Kafka reports, and what it logged at INFO
+    and above.
+    """
 
     log_start_offset: int
     log_end_offset: int
@@ -87,7 +89,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Cleanable(Opened):
-    """What LogCleanerManager and LogToClean report about a log: the numbers of the selection."""
+    """The selection by LogCleanerManager and LogToClean: what they report about a log."""
 
     first_dirty_offset: int
     first_uncleanable_dirty_offset: int
@@ -144,8 +146,9 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded(Opened):
-    """A directory as Kafka's loader left it. `batches`, if requested, are header fields by name; `fetch_mismatches` are
-    (requested offset, expected, received); `timestamps` maps each requested time to (time, offset).
+    """A partition after Kafka's loader has opened it. `batches`, if requested, are header fields by name;
+    `fetch_mismatches` are (requested offset, expected, received); `timestamps` maps each requested time to (time,
+    offset).
     """
 
     records: tuple[Record, ...]
@@ -172,7 +175,9 @@ class Indexes(NamedTuple):
 
 
 class Dumped(NamedTuple):
-    """The result of DumpLogSegments: its exit status, both streams, and the seconds without the start of the JVM."""
+    """The result of DumpLogSegments: exit status, standard output and error, and the seconds without the start of the
+    JVM.
+    """
 
     status: int
     out: str
@@ -181,7 +186,9 @@ class Dumped(NamedTuple):
 
 
 def slots_for(map_max_entries: int) -> int:
-    """Return the smallest number of SkimpyOffsetMap slots, at least 2, in which exactly this many keys fit."""
+    """Return the smallest number of slots, at least 2, with which a SkimpyOffsetMap has room for exactly this many
+    keys.
+    """
     slots = max(2, int(map_max_entries / LOAD_FACTOR))
     while int(slots * LOAD_FACTOR) < map_max_entries:
         slots += 1
@@ -204,8 +211,8 @@ def step_batch(
     """Return one batch to append. Records are (timestamp, key, value[, headers]) tuples, or Record if offsets matter.
 
     `producer` is (id, epoch, base sequence). As a leader, the default, Kafka assigns offsets, and applies the topic's
-    timestamp type and compression. As a `follower` it appends the batch as built; only then do offsets with gaps,
-    `log_append_time` and `delete_horizon_ms` apply.
+    timestamp type and compression. As a `follower`, it appends the batch unchanged; offsets with gaps,
+    `log_append_time` and `delete_horizon_ms` require this.
     """
     batch: dict[str, Any] = {"codec": codec, "records": [_wire_record(record) for record in records]}
     if producer is not None:
@@ -246,13 +253,14 @@ def step_marker(
 
 
 def step_raw(batches: bytes, leader_epoch: int = 0) -> dict[str, Any]:
-    """Return batches as bytes, appended as by a follower: with any magic and any attribute, and with unchanged offsets.
+    """Return a step that appends these bytes as a follower: batches of any magic, with any attributes, and unchanged
+    offsets.
     """
     return {"raw": _text(batches), "leader_epoch": leader_epoch}
 
 
 def step_roll(base_offset: int | None = None) -> dict[str, Any]:
-    """Return a roll: a new segment begins at the log end offset or, if given, at a higher base offset."""
+    """Return a roll: a new segment begins at the log end offset, or at `base_offset`, which is higher."""
     return {"roll": True if base_offset is None else base_offset}
 
 
@@ -261,12 +269,13 @@ def step_clock(clock_ms: int) -> dict[str, Any]:
 
 
 def step_delete_records(log_start_offset: int) -> dict[str, Any]:
-    """Return a rise of the log start offset as by a DeleteRecords request; segments remain."""
+    """Return a step that raises the log start offset like a DeleteRecords request; no segment is deleted."""
     return {"log_start_offset": log_start_offset}
 
 
 class Kafka:
-    """The harness. Commands on a partition take its directory `<topic>-<n>`, and the options of `_options`."""
+    """The harness: a JVM with Kafka's classes. Commands on a partition take its directory `<topic>-<n>` and `_options`.
+    """
 
     def __init__(self, *, heap: str = "512m", compiler: str = "quick") -> None:
         """Create a harness. `compiler="full"` is for benchmarks: the JVM's best compiler instead of the one that starts
@@ -283,11 +292,13 @@ class Kafka:
     def append(
         self, partition: Path, steps: Sequence[Mapping[str, Any]], *, settle: bool = True, **options: Any
     ) -> Opened:
-        """Apply the steps through UnifiedLog and shut down cleanly. `settle` starts and stops the log once more."""
+        """Apply the steps with UnifiedLog and close the log cleanly. `settle` opens and closes it once more."""
         return _opened(Opened, self._ask("append", partition, options, steps=list(steps), settle=settle))
 
     def cleanable(self, partition: Path, *, checkpoint: int | None = None, **options: Any) -> Cleanable:
-        """Return the cleaner's numbers for a log with this cleaner checkpoint; None means that there is no entry."""
+        """Return what the cleaner would select in a log with this cleaner checkpoint, which is None if there is no
+        entry.
+        """
         return _opened(Cleanable, self._ask("cleanable", partition, options, checkpoint=checkpoint))
 
     def clean(
@@ -302,7 +313,7 @@ class Kafka:
         only_if_cleanable: bool = False,
         **options: Any,
     ) -> Cleaned:
-        """Run one round of Kafka's cleaner at `clock_ms`, followed by a clean shutdown; no `.deleted` file remains."""
+        """Run one round of Kafka's cleaner at `clock_ms`, then shut down cleanly and remove `.deleted` files."""
         return _opened(
             Cleaned,
             self._ask(
@@ -319,7 +330,7 @@ class Kafka:
         )
 
     def expire(self, partition: Path, **options: Any) -> Retained:
-        """Apply retention at `clock_ms` as a broker does, followed by a clean shutdown; no `.deleted` file remains."""
+        """Apply retention at `clock_ms` as a broker does, then shut down cleanly and remove `.deleted` files."""
         return _opened(Retained, self._ask("expire", partition, options))
 
     def load(
@@ -335,8 +346,8 @@ class Kafka:
     ) -> Loaded:
         """Open a directory in any state, and read all of it; with `clean=False`, as after an unclean shutdown.
 
-        `fetch` reads again, through the indexes, from the offset of every record and the offset after it; `timestamps`
-        are looked up as by ListOffsets. Afterwards the log is closed cleanly.
+        `fetch` also reads through the indexes, from the offset of every record and from the offset after it;
+        `timestamps` are looked up as by ListOffsets. Afterwards the log is closed cleanly.
         """
         return _opened(
             Loaded,
@@ -397,8 +408,8 @@ class Kafka:
         clean_records: int = 0,
         **options: Any,
     ) -> Opened:
-        """Write one large log of uniformly chosen keys of 16 bytes. All segments with records are closed; the active
-        one is empty.
+        """Write one large log with uniformly distributed keys of 16 bytes. All segments with records are closed; the
+        active one is empty.
 
         The first `clean_records` records have distinct keys, in order, as in a log that has been cleaned.
         """
@@ -495,7 +506,7 @@ class Kafka:
             line = b""
         if not line:
             status = process.wait()
-            self._process = None  # the next request starts a new JVM
+            self._process = None  # so that the next request starts a new JVM
             raise RuntimeError(f"the JVM died with status {status} in {request['command']}: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
@@ -515,10 +526,10 @@ class Kafka:
 
 
 def class_path(*, with_logging: bool = False) -> str:
-    """Return Kafka's jars and the compiled harness, resolved and compiled if needed.
+    """Return the class path of the harness: Kafka's jars and the compiled classes, resolved and compiled if needed.
 
-    The harness returns Kafka's log messages through its own logging binding. `with_logging` returns the class path of a
-    broker process, without the harness and with a binding that writes to standard error.
+    The harness has a logging binding that returns Kafka's messages. With `with_logging`, return the class path of a
+    broker process instead: without the harness, and with a binding that writes to standard error.
     """
     if with_logging:
         return broker_class_path(VERSION)
@@ -537,7 +548,7 @@ def broker_class_path(version: str) -> str:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Let only one process compile at a time, because two may start at the same time."""
+    """Hold the lock with which only one process compiles at a time."""
     TARGET.mkdir(exist_ok=True)
     with (TARGET / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -553,7 +564,7 @@ def _java() -> str:
 
 
 def jar_folder(version: str) -> Path:
-    """Return the folder for the jars of a version, which may not exist yet."""
+    """Return the folder for the jars of a version. It may not exist yet."""
     return TARGET / version / "jars"
 
 
@@ -586,8 +597,8 @@ def fetched_jars(pom: Path, jars: Path, version: str, profiles: Sequence[str] = 
 
 
 def compiled(sources: Sequence[Path], path: str) -> Path:
-    """Return target/classes/<digest of sources and class path>, which javac compiles once. A running JVM continues to
-    use the classes with which it started.
+    """Return target/classes/<digest of sources and class path>, which javac compiles once. The folder of a running JVM
+    is not changed.
     """
     digest = hashlib.sha256(b"".join([path.encode(), *(source.read_bytes() for source in sources)])).hexdigest()
     classes = TARGET / "classes" / digest[:16]

@@ -8,8 +8,8 @@ import pyspark
 
 from tests.interop.broker import Broker
 
-# The source and its dependencies. They are listed one by one because the token provider, which only Kerberos needs, is
-# not published in every version of Spark.
+# The source and its dependencies, without the token provider: only Kerberos needs it, and not every version of Spark
+# has one.
 PACKAGES = (
     f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",

@@ -1,4 +1,5 @@
-"""Cleans one log with Kafka and with another cleaner for several rounds, with more traffic between them.
+"""Cleans one log in several rounds with Kafka and with another cleaner, usually keytail, with more traffic between the
+rounds.
 
 In mode "each", both sides start every round from Kafka's previous result. In "drift" and "measured", each side
 continues from its own result. "damaged" is like "each", with wrong transaction indexes on keytail's side. The cases
@@ -33,8 +34,8 @@ CHOICE = (
     "rewrite_checkpoint",
 )
 
-# By parts of Kafka's exceptions, what keytail does in that case. The reference model, which has no limits, raises
-# ValueError.
+# By parts of the text of Kafka's exceptions, what the other side may do in that case: keytail, or the reference model,
+# which raises ValueError.
 NO_ROOM = ("IllegalArgumentException", "Attempt to append to a full")
 OLD_EMPTIED = ("IllegalStateException", "Empty batches are only supported for magic v2")
 THROWN: dict[tuple[str, str], tuple[str, ...]] = {
@@ -59,9 +60,8 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the other side selected (values by the names of CHOICE) and where its round ended; None if there was none.
-
-    `rounds` is the number of passes in which the groups were written, each installed before the next.
+    """What the other side selected (by the names of CHOICE), and the end offset of its round, or None if it did not
+    run. `rounds` is the number of passes in which the groups were written, each installed before the next.
     """
 
     choice: Mapping[str, Any]
@@ -77,12 +77,14 @@ class Side(Protocol):
 
 Mode = Literal["each", "drift", "measured", "damaged"]
 Draw = Callable[[Opened, int | None], Circumstances]
-# Runs once more, and returns whether there was still something to do, which it then did on a separate copy.
+# Runs once more. If there is still something to do, it is done on a separate copy, and the result is True.
 Again = Callable[[Path, Circumstances], bool]
 
 @dataclass
 class Round:
-    """What is done to a log in one round. `now` is drawn when the round is first run, and kept."""
+    """The steps and settings of one round. `now` is drawn when the round is first run, and used again when it is
+    repeated.
+    """
 
     steps: list[dict[str, Any]]
     options: Mapping[str, Any]
@@ -114,8 +116,8 @@ class Case:
         self.rounds: list[Round] = []
 
     def play(self, ours: Side, round_: Round, draw: Draw | None = None) -> bool:
-        """Run one round. Return False if Kafka's cleaner raised an exception, so that there is no result to continue
-        from.
+        """Run one round on both sides, and compare. Return False if Kafka's cleaner raised an exception: the log then
+        ends here.
         """
         self.rounds.append(round_)
         drifts = self.mode in ("drift", "measured")
@@ -141,19 +143,19 @@ class Case:
             theirs = self._kafka_round(now)
         except KafkaError as error:
             self.seen[f"Kafka raised {error.java_class}"] += 1
-            self._refused_or_right(ours, now, error)
+            self._check_after_exception(ours, now, error)
             return False
         try:
             outcome = ours(self.ours, now)
         except KeytailError as refusal:
-            # Here Kafka restores a deleted value, which the proof forbids (DECISIONS.md 17).
+            # Kafka makes a deleted value visible again, which the proof forbids (DECISIONS.md 17).
             if not self._forbidden_revival(refusal, now):
                 raise
             self.seen["refused: a deleted value would come back"] += 1
             return False
         self._compare(theirs, outcome, now)
         self.seen["rounds that wrote groups in rounds"] += outcome.rounds > 1
-        self._served_alike(now)
+        self._check_served(now)
         self._count(theirs, now)
         self.checkpoint = theirs.end_offset if theirs.cleaned else self.checkpoint
         if self.again is not None:
@@ -174,7 +176,8 @@ class Case:
         return opened
 
     def _clamped(self, round_: Round, opened: Opened) -> Circumstances:
-        """Return the drawn circumstances, with offsets limited to those of a log whose script has lost steps."""
+        """Return the drawn circumstances, with offsets limited to the log, which may have become shorter by shrinking.
+        """
         now = round_.now
         assert now is not None
         start, end = opened.log_start_offset, opened.log_end_offset
@@ -185,14 +188,14 @@ class Case:
         )
 
     def _compare(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
-        self._same_choice(theirs, outcome, now)
+        self._check_selection(theirs, outcome, now)
         if self.mode not in ("measured", "damaged"):
             interval = int(now.configs["index.interval.bytes"])
             found = differences(self.kafka / "t-0", self.ours / "t-0", index_interval_bytes=interval)
             if found:
                 raise Difference("\n".join(found))
 
-    def _same_choice(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
+    def _check_selection(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
         names = CHOICE if self.mode != "measured" else CHOICE[:2]
         other = [
             f"{name}: Kafka's {getattr(theirs, name)}, ours {outcome.choice[name]}"
@@ -202,14 +205,14 @@ class Case:
         if other:
             raise Difference(f"the selection differs from that of Kafka: {other}")
         end_offset = theirs.end_offset if theirs.cleaned else None
-        if outcome.end_offset != end_offset and not self._fills_otherwise(theirs, outcome, now):
-            raise Difference(f"the end differs: Kafka's {end_offset}, ours {outcome.end_offset}")
+        if outcome.end_offset != end_offset and not self._map_may_end_elsewhere(theirs, outcome, now):
+            raise Difference(f"the end offset differs: Kafka's {end_offset}, ours {outcome.end_offset}")
 
-    def _fills_otherwise(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> bool:
-        """Return whether a full map may have ended the round elsewhere.
+    def _map_may_end_elsewhere(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> bool:
+        """Return whether a full map may have ended the two rounds at different offsets.
 
-        A full map ends the round with what it contains. If the round began inside a segment, that depends on entries
-        without remaining data (CLEANING.md, "Aborted data and the map"), which a wrong index may have lost.
+        If a round begins inside a segment, the keys in the map depend on entries of aborted transactions without
+        remaining data (CLEANING.md, "Aborted data and the map"), which a damaged index may have lost.
         """
         inside = now.checkpoint is not None and not self._is_base(now.checkpoint)
         if self.mode != "damaged" or not inside or not theirs.cleaned or outcome.end_offset is None:
@@ -220,7 +223,7 @@ class Case:
         return True
 
     def _again(self, again: Again, now: Circumstances) -> None:
-        """Check promise 4: keytail, run again at the same clock, changes nothing, unless the round was limited."""
+        """Check promise 4: a second run at the same clock changes nothing, unless the map limited the round."""
         before = _contents(self.ours)
         if again(self.ours, now):
             self.seen["rounds cut short by the map"] += 1
@@ -230,10 +233,10 @@ class Case:
             self.seen["second runs that changed nothing"] += 1
 
     def _set_mtimes(self, log_dir: Path, round_: Round) -> None:
-        """Set times to the nanosecond, different for the files of a segment, because only the time of the log matters.
+        """Set file times to the nanosecond; those of indexes differ from that of their log, because only the latter
+        matters.
 
-        The times of files that a round has cleaned are not changed: if the results of both sides drift apart, they keep
-        their times.
+        Files that a round has cleaned are left out, so that each side keeps the times that it has written.
         """
         if round_.files_seed is None and self.mode in ("each", "damaged"):
             return
@@ -272,14 +275,14 @@ class Case:
             "producer_id_expiration_ms": now.producer_id_expiration_ms,
         }
 
-    def _served_alike(self, now: Circumstances) -> None:
+    def _check_served(self, now: Circumstances) -> None:
         """Check that Kafka opens keytail's result without repairs, and reads the same as from its own result."""
         theirs, own = self.loaded(self.kafka, now), self.loaded(self.ours, now)
         if own.repaired or own.fetch_mismatches:
             raise Difference(f"our result was repaired: {own.repaired}, or misread: {own.fetch_mismatches}")
         names = ["log_start_offset", "log_end_offset", "last_stable_offset"]
         if self.mode == "damaged":
-            self._committed_alike(theirs, own, now)
+            self._check_committed(theirs, own, now)
         else:
             names += ["committed", "records", "producers", "aborted"] + (["files"] if self.mode != "measured" else [])
         for name in names:
@@ -301,12 +304,12 @@ class Case:
         self.seen["segments that span 2^31 offsets"] += sum(end - base >= 2**31 for base, end in spans)
         self.seen["compressed batches"] += sum(batch["codec"] != "none" for batch in headers)
 
-    def _committed_alike(self, theirs: Loaded, own: Loaded, now: Circumstances) -> None:
+    def _check_committed(self, theirs: Loaded, own: Loaded, now: Circumstances) -> None:
         """Check that the committed records are the same, except superseded ones after a round that begins inside a
         segment.
 
-        In that case, an index entry whose data is removed, or its absence, determines what Kafka's map omits
-        (CLEANING.md 11.4), and the log does not show whether such an entry is valid.
+        In that case, what Kafka's map omits depends on index entries without remaining data (CLEANING.md 11.4), and the
+        log does not show whether such an entry is missing or wrong.
         """
         by_marker = sorted(own.aborted, key=lambda entry: entry[2])
         for number, (_, _, _, stable) in enumerate(by_marker):
@@ -315,7 +318,7 @@ class Case:
         different = set(theirs.committed) ^ set(own.committed)
         if not different:
             return
-        # The records that neither side considers aborted, and of which both sides retained a later one.
+        # The records that were committed before the round, and superseded by a record that both sides retained.
         before = set(self.harness.load(self.source / "t-0", transactions=True, **self._opening(now)).committed)
         both = set(theirs.committed) & set(own.committed)
         newest: dict[bytes | None, int] = {}
@@ -337,11 +340,11 @@ class Case:
             log_dir / "t-0", fetch=True, batches=True, transactions=True, **self._opening(now)
         )
 
-    def _refused_or_right(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
+    def _check_after_exception(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
         """If Kafka's cleaner raises an exception, check that keytail changes nothing, or that it retains the latest
         record of each key and adds nothing.
 
-        THROWN states which of the two is expected for each kind of exception; any other result is a difference.
+        THROWN has the expected result for each kind of exception; any other result is a difference.
         """
         kind = next((kind for kind in THROWN if all(part in str(error) for part in kind)), None)
         if kind is None:
@@ -353,7 +356,7 @@ class Case:
             ours(self.ours, now)
         except (KeytailError, ValueError) as refusal:
             if kind == NO_ROOM and "has magic 0 or 1 and would lose all its records" in str(refusal):
-                kind = OLD_EMPTIED  # the exception that Kafka would have raised next
+                kind = OLD_EMPTIED  # this is the exception that Kafka would have raised next
             self._expect(kind, type(refusal).__name__, refusal)
             assert names == sorted(os.listdir(self.ours / "t-0"))
             for name in names:
@@ -364,11 +367,11 @@ class Case:
         assert after.repaired == []
         assert after.fetch_mismatches == ()
         assert after.log_end_offset == now.log_end_offset
-        # A message of magic 0 has no time; in a v2 batch with append time it has that of the batch.
+        # A message of magic 0 has no timestamp; in a v2 batch with append time, it has that of the batch.
         timeless = {record.offset for record in before.records if record.timestamp_ms == -1}
         after_records = [r._replace(timestamp_ms=-1) if r.offset in timeless else r for r in after.records]
         allowed = set(before.records)
-        if self.keeps_magic:  # a message of magic 1 inside one of magic 0 is written as magic 0, without its time
+        if self.keeps_magic:  # magic 1 in a wrapper of magic 0 is written as magic 0, without the timestamp
             allowed |= {record._replace(timestamp_ms=-1) for record in before.records}
         assert set(after_records) <= allowed
         newest = newest_offsets(self.source / "t-0", now.log_start_offset)
@@ -400,7 +403,7 @@ class Case:
 
 def _copy(source: Path, copy: Path) -> None:
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(source, copy)  # copytree preserves modification times, which are part of the input
+    shutil.copytree(source, copy)  # copytree keeps modification times, which are part of the input
 
 
 def _contents(log_dir: Path) -> dict[str, tuple[bytes, int]]:
@@ -409,7 +412,7 @@ def _contents(log_dir: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def _headers(loaded: Loaded) -> list[dict[str, Any]]:
-    """Return the headers of all batches, in whichever segment they are. A codec may compress a batch to other bytes."""
+    """Return the headers of all batches, without segments and sizes, which may differ with the compression."""
     return [{k: v for k, v in batch.items() if k not in ("segment", "bytes")} for batch in loaded.batches]
 
 

@@ -1,9 +1,9 @@
-"""The same sets of batches are appended to Kafka's UnifiedLog and to PartitionLog; after each, all files have the same
-bytes.
+"""The same sets of batches are appended to Kafka's UnifiedLog and to PartitionLog. After each step, all files have the
+same bytes.
 
-Settings and traffic are random: batches as producers, coordinators and leaders send them, sent twice, out of sequence,
-too large or damaged; rolls, starts and stops. KEYTAIL_APPEND_LOGS sets the number of logs, and KEYTAIL_SEED selects
-them.
+Settings and traffic are random: batches of producers, coordinators and leaders, some of them sent twice, out of
+sequence, too large or damaged; rolls, starts and stops. KEYTAIL_APPEND_LOGS sets the number of logs, and KEYTAIL_SEED
+selects them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.reference.codecs import GZIP, LZ4, SNAPPY, ZSTD
 LOGS = int(os.environ.get("KEYTAIL_APPEND_LOGS", "60"))
 HOUR_MS = 3_600_000
 MAX_MESSAGE_BYTES = 700
-# Kafka refuses these batches of a producer only after the segment was ended, and all others before.
+# With these exceptions, Kafka refuses a batch after it may have rolled the segment; with all others, before.
 AFTER_A_ROLL = ("InvalidProducerEpochException", "InvalidTxnStateException", "OutOfOrderSequenceException")
 
 
@@ -50,7 +50,7 @@ class Drawn(random.Random):
 
 @dataclass
 class Sender:
-    """A producer: its identity, what it sends next, and what it has sent since the last start."""
+    """A producer: its id and epoch, its next sequence, and the batches that it has sent since the last start."""
 
     producer_id: int
     epoch: int = 0
@@ -77,8 +77,8 @@ class Writer:
 
     def write(self) -> None:
         rng = self.rng
-        # Some ids share a slot of a broker's hash table, on which the order in a snapshot depends. None of 64 slots has
-        # more than seven ids: with eight, the order may differ from that of keytail
+        # The order in a snapshot depends on the slots of a broker's hash table, which some ids share. None of 64 slots
+        # has more than seven ids: with eight, keytail's order may differ
         # (test_producers_that_share_a_slot_are_equal_in_another_order).
         ids = [1, 2, 17, 33, 4001, 2**31, 2**32 + 1, 2**40 + 16, 65536, 131072, *range(90, 110)]
         ids = rng.choice([ids, range(0, 40_000, 1000), range(0, 28 * 16, 16), range(40)])
@@ -111,7 +111,7 @@ class Writer:
         self.clock_ms += self.rng.choice([0, 1000, HOUR_MS])
         self.steps.append({"close": 1})
         if self.rng.random() < 0.3:
-            self.start = self.rng.randint(self.start, self.end)  # like the effect of DeleteRecords
+            self.start = self.rng.randint(self.start, self.end)  # as after a DeleteRecords request
             for sender in self.senders:
                 sender.in_transaction = False  # the snapshot with this producer may be removed
         self.open()
@@ -162,7 +162,7 @@ class Writer:
         self.give(data, "leader")
 
     def do_follower(self) -> None:
-        """Append a set as a leader has it: with gaps, several batches, markers between them, and increasing epochs."""
+        """Append a set of batches of a leader, with offset gaps, markers and increasing epochs."""
         parts = []
         for _ in range(self.rng.randint(1, 5) if self.large_sets else 1):
             if self.rng.random() < 0.1:
@@ -191,7 +191,7 @@ class Writer:
         self.end = records[-1].offset + 1
         data = self.batch(records, sender, self.epoch)
         if sender is not None:
-            # its offsets differ, but not its sequences: sent again, it would be recognised as a duplicate
+            # it has offset gaps: sent again, it would be recognised as a duplicate by its sequences
             sender.sent.clear()
         return data
 
@@ -258,7 +258,7 @@ class Writer:
             self.give(data, "leader", self.known_epoch())
 
     def known_epoch(self) -> int:
-        """Return an epoch that is already recorded, because Kafka records the epoch of a batch that it then refuses."""
+        """Return an epoch that is already recorded: Kafka records a new epoch even if it then refuses the batch."""
         for step in reversed(self.steps):
             if step.get("as") in ("leader", "coordinator", "follower") and step.get("good", True):
                 self.epoch = step["leader_epoch"]
@@ -269,8 +269,8 @@ class Writer:
         self.refused(encode_batch([Rec(0, 5, b"k", self.rng.randbytes(MAX_MESSAGE_BYTES))]), "leader")
 
     def do_larger_than_a_segment(self) -> None:
-        """Send a batch larger than a segment, if its epoch was recorded since the start: an epoch that no batch
-        followed is lost at a start.
+        """Send a batch larger than a segment, if its epoch was recorded since the start: without batches, an epoch is
+        lost at a start.
         """
         since = next(n for n, step in enumerate(reversed(self.steps)) if "open" in step)
         if any(step.get("as") == "leader" and step.get("good", True) for step in self.steps[len(self.steps) - since :]):
@@ -301,7 +301,7 @@ class Writer:
 
 
 def random_config(rng: random.Random, *, large_sets: bool) -> AppendConfig:
-    # Kafka fails after the write if a set of several batches fills an index.
+    # Kafka fails after the write if a set of several batches exceeds an index.
     index_bytes = 4000 if large_sets else rng.choice([12, 24, 30, 40, 60, 100, 1000])
     return AppendConfig(
         segment_bytes=rng.choice([1500, 2500, 6000]) if large_sets else rng.choice([800, 1500, 6000]),
@@ -367,7 +367,7 @@ class Replay:
     def compare(self, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         """Compare the results of a step.
 
-        A broker records the epoch of a set that it then refuses; keytail records it when it accepts a set with that
+        A broker records a new epoch even if it then refuses the set; keytail records it when it accepts a set of that
         epoch.
         """
         if ours == theirs:
@@ -424,7 +424,7 @@ class Replay:
             self.epoch_refused |= answer["refused"] in AFTER_A_ROLL
             renews = f"{log.segments[-1]:020d}.index" not in answer["files"]
             if answer["refused"] in AFTER_A_ROLL and (makes_new or renews):
-                # A broker ends the segment before it refuses the batch; keytail refuses first (APPEND.md).
+                # A broker rolls the segment before it refuses the batch; keytail refuses first (APPEND.md).
                 self.seen["refused after a roll"] += 1
                 log.roll(now_ms=self.clock_ms)
             return
@@ -472,9 +472,7 @@ def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: 
 
 @pytest.mark.interop
 def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
-    """The producers share a slot of a broker's hash table; log/append/APPEND.md, "Producers", explains the departure in
-    their order.
-    """
+    """Their order in the snapshot is a departure, which log/append/APPEND.md explains under "Producers"."""
     ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]
     batches = [
         encode_batch([Rec(0, CLOCK_MS, b"k", b"v")], producer_id=i, producer_epoch=0, base_sequence=0) for i in ids
@@ -490,8 +488,8 @@ def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fa
     name = f"{len(ids):020d}.snapshot"
     wanted, found = (parse_snapshot((path / name).read_bytes()) for path in (theirs, ours))
     assert {entry.producer_id: entry for entry in found} == {entry.producer_id: entry for entry in wanted}
-    assert found != wanted, "the orders are equal, so the page describes no departure"
+    assert found != wanted, "the orders are equal, so this is no departure"
     again = kafka.request({"command": "append_watched", "dir": str(ours), "clock_ms": CLOCK_MS, "configs": {},
                            "steps": [*steps, {"close": 1}]})  # fmt: skip
     offsets = [answer["first_offset"] for answer in again["steps"][1:-1]]
-    assert offsets == list(range(len(ids))), "a broker that loads our order must have every batch"
+    assert offsets == list(range(len(ids))), "a broker that loads keytail's snapshot must recognise every batch"

@@ -1,4 +1,4 @@
-"""Random logs that Kafka wrote, as replicas cleaned at different times by Kafka's Cleaner and by keytail: no records
+"""Replicas of random logs that Kafka wrote, cleaned at different times by Kafka's Cleaner and by keytail: no records
 may differ.
 """
 
@@ -29,7 +29,7 @@ ENOUGH_LOGS = 50
 
 
 class Broker:
-    """One replica, and its cleaner: `kafka`, `keytail` or none."""
+    """A replica and its cleaner: `kafka`, `keytail` or none."""
 
     def __init__(self, kafka: Kafka, path: Path, cleaner: str) -> None:
         self.kafka, self.path, self.cleaner = kafka, path, cleaner
@@ -40,7 +40,7 @@ class Broker:
         return self.kafka.append(self.path / "t-0", steps, **options).log_end_offset
 
     def clean(self, traffic: Traffic, end: int) -> bool:
-        """Clean the replica, and return whether anything was cleaned; a partition that its cleaner refuses is
+        """Clean the replica, and return whether anything was cleaned; a partition that the cleaner refuses remains
         unchanged.
         """
         now = Circumstances(

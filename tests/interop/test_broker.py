@@ -1,7 +1,7 @@
-"""A real broker on a log dir that keytail compacted: it starts without recovery or complaint, and serves the log dir.
+"""A real broker on a log dir that keytail compacted.
 
-All tests share one scenario: the golden log dir gets live traffic, the broker stops, keytail compacts, the broker
-starts, takes more traffic, and restarts, finally with its own cleaner on. Each test checks one promise.
+All tests share a scenario: clients write to the golden log dir, the broker stops, keytail compacts, the broker starts,
+clients write more, and the broker restarts, finally with its own cleaner on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from tests import golden
 from tests.interop.broker import Broker, LogLine
 from tests.interop.broker_client import BrokerClient, Served, from_wire
-from tests.interop.broker_story import complaints, keytail, newest_of, repairs, start_client, state_of
+from tests.interop.broker_story import complaints, keytail, latest_by_key, repairs, start_client, state_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -29,16 +29,16 @@ SHRINKING = (
     " cleaned-horizon-ahead cleaned-horizon-past transactional __consumer_offsets"
 ).split()
 UNTOUCHED = "recent one-segment empty events __transaction_state".split()
-# The topic whose tombstones compaction may remove; elsewhere their horizon is a day or more ahead.
+# The topic whose tombstones may be removed; in others, their delete horizon is a day or more in the future.
 TOMBSTONES_MAY_BE_REMOVED = ("cleaned-horizon-past",)
-LIVE = ("idempotent", "zstd", "append-time")  # topics with idempotent producers of this run
-RAW_PRODUCER = 800_001  # no broker assigns such an id in a test
+LIVE = ("idempotent", "zstd", "append-time")  # topics to which idempotent producers write in this run
+RAW_PRODUCER = 800_001  # brokers do not assign such a high id
 
 
 @dataclass
 class Story:
-    """What was observed `before` compaction, `after` it, `later` (after more traffic and another restart), and when
-    `cleaned` (by the broker's own cleaner).
+    """What was observed `before` compaction, `after` it, `later` (after more traffic and another restart), and after
+    the broker had `cleaned`.
     """
 
     log_dir: Path
@@ -54,7 +54,7 @@ class Story:
     log_dir_errors: dict[str, list[str | None]] = field(default_factory=dict)
     resent: list[tuple[tuple[str, int], tuple[str, int]]] = field(default_factory=list)
     out_of_order: str = ""
-    went_on: dict[str, list[int]] = field(default_factory=dict)
+    continued: dict[str, list[int]] = field(default_factory=dict)
     produced: dict[tuple[str, int], list[Served]] = field(default_factory=dict)
 
     def look(self, when: str, client: BrokerClient) -> None:
@@ -80,12 +80,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     log_dir = golden.unpack(root)
     seen = Story(log_dir)
     with start_client() as client:
-        _produce_all(seen, root, client)
+        _run_scenario(seen, root, client)
     yield seen
 
 
-def _produce_all(seen: Story, root: Path, client: BrokerClient) -> None:
-    broker = Broker(seen.log_dir, root / "work")  # one object, so that producers find it on the same port
+def _run_scenario(seen: Story, root: Path, client: BrokerClient) -> None:
+    broker = Broker(seen.log_dir, root / "work")  # one object: the port remains the same for the producers
     with broker:
         client.connect(broker)
         seen.served["golden"] = client.consume(golden.partitions())
@@ -154,10 +154,8 @@ def _wait_for_cleaner(seen: Story, topic: str) -> None:
 
 
 def _live_traffic(client: BrokerClient, topic: str) -> tuple[str, int, int]:
-    """Write with idempotent producers of this run. One of them stops early, so that its last batch is in a segment that
-    is cleaned, and its keys are superseded.
-
-    Returns the last batch of the raw producer: topic, sequence, base offset.
+    """Write with idempotent producers. One stops early, so that its last batch is in a segment that is cleaned, with
+    superseded keys. Return the last batch of the raw producer: topic, sequence, base offset.
     """
     now_ms = int(time.time() * 1000)
     last = (topic, -1, -1)
@@ -193,7 +191,7 @@ def _continue(seen: Story, client: BrokerClient) -> None:
     for topic in LIVE:
         for user in ("early", "late"):
             records = [(now_ms, b"went on", user.encode())]
-            seen.went_on[f"{topic} {user}"] = client.produce(f"{topic} {user}", topic, 0, records)
+            seen.continued[f"{topic} {user}"] = client.produce(f"{topic} {user}", topic, 0, records)
     for topic, number in golden.partitions():
         if topic in INTERNAL:
             continue
@@ -204,7 +202,7 @@ def _continue(seen: Story, client: BrokerClient) -> None:
                 Served(topic, number, offset, at_ms, "CreateTime", key, value, headers)
                 for offset, (at_ms, key, value, headers) in zip(offsets, new, strict=True)
             ]
-    for number in range(4):  # rolls segments, so that the broker's cleaner has something to clean
+    for number in range(4):  # these roll segments, so that the broker's cleaner has something to clean
         records = [(now_ms, b"user-%05d" % key, b"newest %d" % number * 8) for key in range(150)]
         client.produce("afterwards", "zstd", 0, records)
     client.transaction("tx-new", "begin", transactional_id="tx-new")
@@ -229,9 +227,9 @@ def test_every_partition_was_compacted_or_skipped_with_a_reason(story: Story) ->
     assert set(SHRINKING) | set(UNTOUCHED) == set(golden.TOPICS)
 
 
-def test_only_files_of_a_broker_are_left(story: Story) -> None:
+def test_only_files_of_a_broker_remain(story: Story) -> None:
     assert ".kafka_cleanshutdown" in story.files
-    assert ".lock" in story.files, "the file must remain: a broker that starts may have it open"
+    assert ".lock" in story.files, "the lock file must remain: a broker that starts may have it open"
     suffixes = {name.rpartition(".")[2] for name in story.files if re.search(r"/\d{20}\.", name)}
     assert suffixes <= {"log", "index", "timeindex", "txnindex", "snapshot", "checkpoint"}
 
@@ -251,14 +249,14 @@ def test_offsets_did_not_change(story: Story) -> None:
     assert story.offsets["after"] == story.offsets["before"]
 
 
-def test_every_record_served_was_there_before(story: Story) -> None:
+def test_every_served_record_existed_before(story: Story) -> None:
     before = {record[:3]: record for record in story.served["before"]}
     assert story.served["after"]
     for record in story.served["after"]:
         assert record == before[record[:3]]
 
 
-def test_a_consumer_may_start_at_any_offset(story: Story) -> None:
+def test_a_consumer_can_start_at_any_offset(story: Story) -> None:
     for (topic, number), answers in story.first_from.items():
         offsets = [r.offset for r in story.of("after", topic) if r.partition == number]
         for asked, found in answers.items():
@@ -267,12 +265,12 @@ def test_a_consumer_may_start_at_any_offset(story: Story) -> None:
 
 
 @pytest.mark.parametrize("topic", SHRINKING)
-def test_the_latest_record_of_every_key_is_there(story: Story, topic: str) -> None:
+def test_the_latest_record_of_every_key_is_retained(story: Story, topic: str) -> None:
     before, after = story.settled("before", topic), story.settled("after", topic)
     assert len(after) < len(before), "no record was removed"
     assert state_of(after) == state_of(before)
-    newest = newest_of(after)
-    for key, record in newest_of(before).items():
+    newest = latest_by_key(after)
+    for key, record in latest_by_key(before).items():
         if record.value is None and topic in TOMBSTONES_MAY_BE_REMOVED and key not in newest:
             continue
         assert newest[key] == record
@@ -280,7 +278,7 @@ def test_the_latest_record_of_every_key_is_there(story: Story, topic: str) -> No
 
 def test_tombstones_past_their_horizon_are_removed(story: Story, tmp_path: Path) -> None:
     (topic,) = TOMBSTONES_MAY_BE_REMOVED
-    # The tombstones that the broker's cleaner has already retained for some time; later ones get their horizon only
+    # Tombstones that the broker's cleaner has already cleaned have a horizon in the past; later ones get theirs only
     # now.
     cleaned_to = _cleaner_checkpoint(golden.unpack(tmp_path), topic)
     old = [r for r in story.of("before", topic) if r.value is None and r.offset < cleaned_to]
@@ -312,23 +310,23 @@ def test_groups_keep_their_offsets(story: Story) -> None:
 def test_live_producers_have_the_same_state_as_before(story: Story) -> None:
     assert story.producers["after"] == story.producers["before"]
     for topic in LIVE:
-        assert len(story.producers["after"][f"{topic}-0"]) == 3  # early, late, raw
+        assert len(story.producers["after"][f"{topic}-0"]) == 3  # the producers early, late and raw
 
 
-def test_a_batch_that_is_sent_again_is_recognised(story: Story) -> None:
+def test_a_batch_sent_again_is_recognised_as_a_duplicate(story: Story) -> None:
     assert len(story.resent) == 3
     for expected, answered in story.resent:
         assert answered == expected
     assert story.offsets["resent"] == story.offsets["after"]
 
 
-def test_a_gap_in_sequences_is_recognised(story: Story) -> None:
+def test_a_gap_in_sequences_is_refused(story: Story) -> None:
     assert story.out_of_order == "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 def test_idempotent_producers_continue(story: Story) -> None:
-    assert story.went_on
-    for name, (offset,) in story.went_on.items():
+    assert story.continued
+    for name, (offset,) in story.continued.items():
         assert offset >= story.offsets["after"][f"{name.split()[0]}-0"][1]
 
 
@@ -344,14 +342,14 @@ def test_new_records_go_to_every_partition_and_survive_a_restart(story: Story) -
             assert found == record
 
 
-def test_a_restart_changes_nothing(story: Story) -> None:
+def test_a_restart_changes_no_record(story: Story) -> None:
     assert story.offsets["later"] == story.offsets["produced"]
     ends = story.offsets["after"]
     old = [r for r in story.served["later"] if r.offset < ends[f"{r.topic}-{r.partition}"][1]]
     assert old == story.served["after"]
 
 
-def test_the_brokers_own_cleaner_continues_from_there(story: Story) -> None:
+def test_the_brokers_own_cleaner_continues_after_keytail(story: Story) -> None:
     assert story.offsets["cleaned"] == story.offsets["later"]
     assert len(story.of("cleaned", "zstd")) < len(story.of("later", "zstd"))
     for topic in SHRINKING:

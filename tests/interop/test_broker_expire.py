@@ -1,4 +1,4 @@
-"""A real broker on a log dir on which `expire` was run: it starts without recovery, serves the rest, and appends."""
+"""A real broker on a log dir after `expire`: it starts without recovery, serves the remaining records, and appends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.interop.broker_story import complaints, keytail, repairs, start_clien
 
 pytestmark = pytest.mark.interop
 
-# Policies and limits that remove a part of a log, all of it, and only segments below its log start.
+# Settings that remove a part of a log, all of it, and only segments below its log start offset.
 SETTINGS = (
     "events:retention.bytes=40000 events:retention.ms=-1"
     " transactional:cleanup.policy=delete transactional:retention.bytes=20000 transactional:retention.ms=-1"
@@ -20,8 +20,10 @@ SETTINGS = (
 ).split()
 
 
-@pytest.mark.one_of("a broker starts on what was removed or saved")
-def test_a_broker_starts_on_what_is_left_and_serves_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.one_of("a broker starts after expire, salvage or undo")
+def test_a_broker_starts_after_expire_and_serves_the_remaining_records(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     root = tmp_path_factory.mktemp("broker")  # a path without words that occur in messages about repairs
     log_dir = golden.unpack(root)
     config = [word for setting in SETTINGS for word in ("--topic-config", setting)]

@@ -1,7 +1,7 @@
-"""A broker starts on the output of `compact --output-dir`: the log dirs of another broker, compacted to another place.
+"""A broker starts on the output of `compact --output-dir`, compacted from the log dirs of another broker.
 
 It opens the partitions without recovery, serves the latest record of each key, and appends; the source log dirs are
-unchanged. Without `meta.properties` no broker starts.
+unchanged. Without `meta.properties`, no broker starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tests import golden
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, from_wire
-from tests.interop.broker_story import KEYTAIL, complaints, keytail, newest_of, repairs, start_client, state_of
+from tests.interop.broker_story import KEYTAIL, complaints, keytail, latest_by_key, repairs, start_client, state_of
 from tests.log_dirs import snapshot
 
 pytestmark = pytest.mark.interop
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.interop
 RECORD = "keytail-output.json"
 
 
-@pytest.mark.one_of("a broker starts on what a command left")
-def test_a_broker_continues_on_a_compaction_out_of_place(tmp_path: Path) -> None:
+@pytest.mark.one_of("a broker starts after another command")
+def test_a_broker_starts_on_an_out_of_place_compaction_and_appends(tmp_path: Path) -> None:
     log_dir, out = golden.unpack(tmp_path), tmp_path / "out"
-    before = [from_wire(row) for row in golden.record_rows()]  # as served by its own broker
+    before = [from_wire(row) for row in golden.record_rows()]  # as the source broker served them
     ends = {
         f"{topic.name}-{number}": tuple(offsets)
         for topic in golden.TOPICS.values()
@@ -52,7 +52,7 @@ def test_a_broker_continues_on_a_compaction_out_of_place(tmp_path: Path) -> None
     skipped = f"Skipping recovery of {len(golden.partitions())} logs from {out} since clean shutdown file was found"
     assert any(line.text == skipped for line in lines)
     assert {path.parent.name for path in out.rglob(RECORD)} == recorded, "the broker does not remove unknown files"
-    # Its metadata log has continued, which shows that a broker now uses the log dir.
+    # The metadata log has records of this broker, which shows that a broker uses the log dir.
     command = [KEYTAIL, "compact", *given]
     again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert again.returncode == 1
@@ -68,7 +68,7 @@ def _look(client: BrokerClient, before: list, ends: dict) -> None:
     for topic in ("none", "zstd", "gzip", "idempotent"):
         of = [[record for record in records if record.topic == topic] for records in (before, after)]
         assert state_of(of[0]) == state_of(of[1])
-        assert {key: newest_of(of[0])[key] for key in newest_of(of[1])} == newest_of(of[1])
+        assert {key: latest_by_key(of[0])[key] for key in latest_by_key(of[1])} == latest_by_key(of[1])
 
 
 def test_no_broker_starts_on_an_incomplete_target(tmp_path: Path) -> None:

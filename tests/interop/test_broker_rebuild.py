@@ -1,4 +1,4 @@
-"""A real broker on a log dir whose indexes were all lost and rebuilt: it recovers nothing, and answers as before."""
+"""A real broker on a log dir whose indexes were deleted and rebuilt: it recovers nothing, and answers as before."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ INDEXES = (".index", ".timeindex", ".txnindex")
 
 
 def answers(client: BrokerClient) -> dict[str, object]:
-    """Return, for each partition: all records, committed ones, where fetches from throughout the log begin, and offsets
-    for times.
+    """Return for each partition: all records, the committed ones, the first offsets of fetches, and offsets for times.
     """
     rng = random.Random(1)
     everything = golden.partitions()
@@ -34,7 +33,7 @@ def answers(client: BrokerClient) -> dict[str, object]:
     return found
 
 
-@pytest.mark.one_of("a broker starts on what a command left")
+@pytest.mark.one_of("a broker starts after another command")
 def test_a_broker_starts_on_rebuilt_indexes_without_recovery_and_serves_by_offset_and_time(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

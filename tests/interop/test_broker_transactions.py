@@ -1,9 +1,9 @@
-"""Transactions through a real broker and keytail: what consumers read, what coordinators know, and what continues.
+"""Transactions of a real broker after a compaction: what consumers read, the state of coordinators, and new
+transactions.
 
-In one scenario, the transactions of several producers interleave over many segments, two are left open when the broker
-stops, keytail compacts everything that is due without a list of topics, and the broker starts again; the open
-transactions are aborted, and everything is repeated. The expected contents of every partition follow from what was
-sent.
+In one scenario, transactions of several producers interleave over many segments, and two are open when the broker
+stops. keytail compacts all due partitions without a list of topics, and the broker starts again. The open transactions
+are aborted, and everything is repeated. The expected contents of every partition are computed from what was sent.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import pytest
 
 from tests.interop.broker import Broker, LogLine
 from tests.interop.broker_client import BrokerClient, Served
-from tests.interop.broker_story import complaints, keytail, newest_of, repairs, start_client
+from tests.interop.broker_story import complaints, keytail, latest_by_key, repairs, start_client
 from tests.interop.kafka import Kafka
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
 START_MS = 1_700_000_000_000
-RECENT_MS = int(time.time() * 1000) - 3_600_000  # a broker that starts expires old producers
+RECENT_MS = int(time.time() * 1000) - 3_600_000  # recent, because a broker that starts expires idle producers
 SEED = 20_260_413
 SMALL_SEGMENTS = {"cleanup.policy": "compact", "internal.segment.bytes": "16384"}
-LEDGER = (("ledger", 0), ("ledger", 1))  # transactions are left open in the first partition
+LEDGER = (("ledger", 0), ("ledger", 1))  # the first partition has the open transactions
 MOMENTS = ("moments", 0)
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
 INTERNAL = (*((OFFSETS, number) for number in range(3)), (TRANSACTIONS, 0))
 EVERYTHING = (*LEDGER, MOMENTS, *INTERNAL)
 GROUPS = tuple(f"group-{number}" for number in range(6))
 LOOKUPS = 1_500
-LONG_MS = 900_000  # the maximum that a broker allows: the transaction must not expire during the scenario
+LONG_MS = 900_000  # the maximum of a broker, so that the transaction does not expire during the scenario
 
 
 class Sent(NamedTuple):
@@ -96,7 +96,7 @@ class Ledger:
             self.groups |= self.pending[name]
 
     def traffic(self, steps: int) -> None:
-        """Execute interleaved steps of five transactional producers and a plain one; no transaction is left open."""
+        """Send interleaved steps of five transactional producers and a plain one, and end all transactions."""
         for _ in range(steps):
             producer = f"tx-{self.chance.randrange(5)}"
             if self.chance.random() < 0.1:
@@ -119,8 +119,8 @@ class Ledger:
         return not record.transaction or self.ended.get(record.transaction) == "commit"
 
     def after_compaction(self, number: int, end_offset: int) -> list[Sent]:
-        """Return the records that a round with this end offset leaves: below it, the latest record of each key among
-        those that were not aborted.
+        """Return the records that a round with this end offset retains: below it, the latest record of each key that
+        was not aborted.
         """
         below = [r for r in self.sent[number] if r.offset < end_offset and self.is_settled(r)]
         newest = {record.key: record.offset for record in below}
@@ -129,7 +129,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class View:
-    """What the broker returns at one point. `stable` are the last stable offsets."""
+    """What the broker serves at one time. `stable` are the last stable offsets."""
 
     offsets: dict[str, tuple[int, int]]
     stable: dict[str, int]
@@ -159,8 +159,8 @@ class View:
 
 @dataclass
 class Story:
-    """What was observed `before` compaction, `after` it, and in the second round: `before again`, when no transaction
-    is open, and `after again`.
+    """What was observed `before` compaction, `after` it, and, with no open transaction, `before again` and `after
+    again`.
     """
 
     log_dir: Path
@@ -171,7 +171,7 @@ class Story:
     expected_groups: dict[str, dict[str, int]] = field(default_factory=dict)
     aborted: dict[str, set[str]] = field(default_factory=dict)
     rows: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    planned: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # a plan made immediately afterwards
+    planned: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # the plan after the compaction
     log: dict[str, list[LogLine]] = field(default_factory=dict)
     left_open: list[str] = field(default_factory=list)
     stable_after_abort: list[int] = field(default_factory=list)
@@ -201,12 +201,12 @@ def story(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[St
     root = tmp_path_factory.mktemp("transactions")
     with start_client() as client:
         scenario = Story(root / "logs", Ledger(client, random.Random(SEED)))
-        _produce_all(scenario, root, client, kafka)
+        _run_scenario(scenario, root, client, kafka)
     yield scenario
     shutil.rmtree(root)
 
 
-def _produce_all(scenario: Story, root: Path, client: BrokerClient, kafka: Kafka) -> None:
+def _run_scenario(scenario: Story, root: Path, client: BrokerClient, kafka: Kafka) -> None:
     broker = Broker(scenario.log_dir, root / "work")  # one object, so that producers find it on the same port
     properties = root / "work" / "server.properties"
     with broker:
@@ -235,7 +235,7 @@ def _before(scenario: Story, client: BrokerClient) -> None:
     client.create_topic("ledger", 2, SMALL_SEGMENTS)
     client.create_topic("moments", 1, SMALL_SEGMENTS)
     ledger = scenario.ledger
-    ledger.begin("tx-0")  # creates the topics of the coordinators
+    ledger.begin("tx-0")  # this creates the topics of the coordinators
     ledger.note("tx-0", GROUPS[0], 1)
     ledger.end("tx-0", "commit")
     for topic in (OFFSETS, TRANSACTIONS):
@@ -254,9 +254,7 @@ def _before(scenario: Story, client: BrokerClient) -> None:
 
 
 def _times_for_lookups(client: BrokerClient) -> list[int]:
-    """Return times for look-ups, after superseding all records except the last ones and a quarter whose keys are not
-    written again.
-    """
+    """Write records of which all but a quarter and the last ones are superseded; return times for look-ups."""
     count, step_ms = 4_000, 60_000
     chance = random.Random(SEED)
     for first in range(0, count, 20):
@@ -269,7 +267,7 @@ def _times_for_lookups(client: BrokerClient) -> list[int]:
 
 
 def _answers_of_kafka(kafka: Kafka, scenario: Story, root: Path) -> list[tuple[int, int] | None]:
-    """Return what Kafka answers after a first round of its own cleaner on a copy of the same log."""
+    """Return Kafka's answers after a first round of its own cleaner on a copy of the same log."""
     copy = root / "copy" / "moments-0"
     shutil.copytree(scenario.log_dir / "moments-0", copy)
     kafka.clean(copy, configs=SMALL_SEGMENTS)
@@ -279,7 +277,7 @@ def _answers_of_kafka(kafka: Kafka, scenario: Story, root: Path) -> list[tuple[i
 
 
 def _continue(scenario: Story, client: BrokerClient) -> None:
-    """Use coordinators and producers with old and new names; then abort the open transactions in two ways."""
+    """Commit offsets and transactions with existing and new producers; then abort the open transactions in two ways."""
     ledger = scenario.ledger
     ledger.traffic(60)
     ledger.begin("new")
@@ -317,9 +315,8 @@ def _right_answers(served: Sequence[Served], times: Sequence[int]) -> list[tuple
 ROUNDS = ("after", "after again")
 
 
-def test_the_traffic_has_the_cases_of_the_scenario(story: Story) -> None:
-    """There are aborted, committed and plain records of many keys, and transactions that span segments and interleave.
-    """
+def test_the_traffic_covers_the_required_cases(story: Story) -> None:
+    """It has aborted, committed and plain records of many keys, and interleaved transactions that span segments."""
     before = story.views["before"]
     for topic, number in LEDGER:
         _, end = before.offsets[f"{topic}-{number}"]
@@ -334,7 +331,7 @@ def test_the_traffic_has_the_cases_of_the_scenario(story: Story) -> None:
 
 
 @pytest.mark.parametrize("when", ROUNDS)
-def test_all_that_is_due_is_compacted_without_a_list_of_topics(story: Story, when: str) -> None:
+def test_all_due_partitions_are_compacted_without_a_list_of_topics(story: Story, when: str) -> None:
     rows = story.rows[when]
     assert rows.keys() == {f"{topic}-{number}" for topic, number in EVERYTHING}
     assert {name: row["status"] for name, row in rows.items() if name.startswith("ledger")} == {
@@ -348,7 +345,7 @@ def test_all_that_is_due_is_compacted_without_a_list_of_topics(story: Story, whe
         assert rows["moments-0"]["segments_after"] < rows["moments-0"]["segments_before"] / 2
 
 
-def test_nothing_from_the_open_transaction_on_is_changed(story: Story) -> None:
+def test_records_from_the_open_transaction_on_are_unchanged(story: Story) -> None:
     first = story.ledger.first_offset(story.left_open[0])
     row = story.rows["after"]["ledger-0"]
     assert row["end_dirty_offset"] == max(base for base in story.bases if base <= first) > 0
@@ -412,7 +409,7 @@ def test_the_broker_starts_without_recovery_or_complaint(story: Story, when: str
 
 @pytest.mark.parametrize("when", ["before", "after", "before again", "after again"])
 def test_groups_have_the_committed_offsets(story: Story, when: str) -> None:
-    """Offsets committed in aborted or open transactions are never visible."""
+    """Offsets of aborted or open transactions are not visible."""
     found = {group: offsets["ledger-0"] for group, offsets in story.views[when].groups.items() if "ledger-0" in offsets}
     assert found == story.expected_groups[when]
     assert len(found) > 3
@@ -426,18 +423,19 @@ def test_group_offsets_are_the_same_after_compaction(story: Story) -> None:
 
 
 @pytest.mark.parametrize("when", ROUNDS)
-def test_the_coordinators_logs_retain_the_latest_of_each_key(story: Story, when: str) -> None:
+def test_the_coordinators_logs_retain_the_latest_record_of_each_key(story: Story, when: str) -> None:
     before, after = story.views[f"before{when[5:]}"], story.views[when]
     for item in INTERNAL:
-        assert newest_of(after.records(item, "read_committed")) == newest_of(before.records(item, "read_committed"))
+        old, new = (latest_by_key(view.records(item, "read_committed")) for view in (before, after))
+        assert new == old
         if story.rows[when][f"{item[0]}-{item[1]}"]["status"] == "compacted":
             assert len(after.records(item)) < len(before.records(item))
             assert {*_seen(after.records(item))} <= {*_seen(before.records(item))}
 
 
 def test_open_transactions_can_be_aborted(story: Story) -> None:
-    """One is aborted with its own transactional id, then one by an administrator; the last stable offset moves past
-    each.
+    """One is aborted through its transactional id, the other by an administrator; each time, the last stable offset
+    advances.
     """
     first, second = (story.ledger.first_offset(name) for name in story.left_open)
     assert story.views["after"].stable["ledger-0"] == first
@@ -446,7 +444,7 @@ def test_open_transactions_can_be_aborted(story: Story) -> None:
     again = story.views["before again"]
     assert again.stable["ledger-0"] == again.offsets["ledger-0"][1]
     left = {r.transaction for r in story.expected["after again"][0] if r.transaction in story.left_open}
-    assert not left, "these must be compacted in the second round"
+    assert not left, "their partitions must be compacted in the second round"
 
 
 def test_transactions_continue_after_compaction(story: Story) -> None:
@@ -464,7 +462,9 @@ def test_a_further_plan_has_nothing_to_compact(story: Story, when: str) -> None:
 def test_time_lookups_are_correct_after_the_first_round(
     story: Story, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Kafka's own first round leaves segments without bytes, which count as the latest of all times."""
+    """Kafka's own first round leaves empty segments, which Kafka treats as later than any time; its answers are then
+    wrong.
+    """
     before, after = (story.views[when].records(MOMENTS) for when in ("before", "after"))
     assert story.answers["before"] == _right_answers(before, story.times)
     right = _right_answers(after, story.times)

@@ -1,7 +1,7 @@
-"""Behaviours of sections B to E of tests/CONFORMANCE.md with transactions, by number, on logs worked out by hand.
+"""Behaviours with transactions in sections B to E of tests/CONFORMANCE.md, by number, on logs written by hand.
 
-Kafka's cleaner and keytail clean copies of each log, and must leave the same bytes, including the indexes of aborted
-transactions. Each test has its expected result.
+Kafka's cleaner and keytail clean copies of each log, and the results must have the same bytes, including the indexes of
+aborted transactions. Each test also has an expected result.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.interop
 
 LATER = NOW + DAY_MS
 COMMIT_KEY = b"\0\0\0\1"
-IDLE: dict[str, Any] = {"expiration_ms": 1}  # no producer is active, so no last batch is protected
+IDLE: dict[str, Any] = {"expiration_ms": 1}  # no producer is active then, so no last batch is protected
 
 
 def append(pair: Pair, *steps: Any) -> None:
-    """Append to the partition as the last round left it."""
+    """Append to the result of the last round."""
     wire = [step_raw(step) if isinstance(step, bytes) else step for step in steps]
     opened = pair.kafka.append(pair.source / "t-0", wire, **pair.opening(pair.circumstances()))
     pair.log_end_offset = opened.log_end_offset
 
 
 def consumed(pair: Pair, now_ms: int = LATER) -> Loaded:
-    """Return what Kafka serves from keytail's copy after the last round."""
+    """Return the records that Kafka serves from keytail's result of the last round."""
     return pair.kafka.load(pair.ours / "t-0", transactions=True, **pair.opening(pair.circumstances(now_ms=now_ms)))
 
 
@@ -47,15 +47,16 @@ def aborted_in_files(pair: Pair) -> dict[int, list[tuple[int, int]]]:
 
 
 def test_control_batches_and_aborted_data_supersede_nothing(kafka: Kafka, fast_dir: Path) -> None:
-    """11: control batches and aborted data are not in the map."""
+    """11: control batches and aborted data add no key to the map."""
     steps = [one(0, b"a"), one(1, COMMIT_KEY), data(2, b"a"), data(3, b"b", 8), marker(4, "ABORT")]
     pair = Pair(kafka, fast_dir, [*steps, marker(5, "COMMIT", 8), one(6, b"c"), ROLL, one(7)], **IDLE)
-    assert pair.round(now_ms=LATER).map_entries == 4  # the keys a, b and c, and the user's key
+    assert pair.round(now_ms=LATER).map_entries == 4  # the keys a, b, c and the user's key
     assert pair.offsets() == [0, 1, 3, 4, 5, 6]
 
 
 def test_a_user_key_that_equals_the_key_of_a_marker_removes_no_marker(kafka: Kafka, fast_dir: Path) -> None:
-    """19: the key is the latest of its bytes after two markers, in the clean section and in the dirty one."""
+    """19: the user's record follows two markers with the same key bytes, one in the clean and one in the dirty section.
+    """
     steps = [data(0, b"a"), marker(1, "COMMIT"), data(2, b"b"), marker(3, "COMMIT"), ROLL, one(4, COMMIT_KEY)]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(5)], **IDLE)
     for checkpoint in (4, 0):
@@ -66,19 +67,19 @@ def test_a_user_key_that_equals_the_key_of_a_marker_removes_no_marker(kafka: Kaf
 
 
 def test_wrappers_with_messages_of_another_magic_are_cleaned(kafka: Kafka, fast_dir: Path) -> None:
-    """20: messages of magic 0 are in a wrapper of magic 1 (KAFKA-4298); their values keep their offsets."""
+    """20: messages of magic 0 are in a wrapper of magic 1 (KAFKA-4298); the values remain at their offsets."""
     records = [Rec(n, NOW + n, b"k%d" % (n % 2), b"value %d" % n) for n in range(4)]
     wrapper = encode_wrapper(records, GZIP, magic=1, inner_magics=[0, 1, 0, 0])
     pair = Pair(kafka, fast_dir, [wrapper, one(4, b"other"), ROLL, one(5)])
     pair.round()
     batch = pair.batches()[2]
-    assert type(batch) is Batch  # a batch of version 2
+    assert type(batch) is Batch  # a batch of magic 2
     assert [(r.offset, r.key, r.value) for r in batch.records] == [(2, b"k0", b"value 2"), (3, b"k1", b"value 3")]
     assert pair.offsets() == [2, 3, 4]
 
 
 def test_an_aborted_last_batch_is_retained_empty_until_its_producer_writes_again(kafka: Kafka, fast_dir: Path) -> None:
-    """24: its marker is retained too, so that the empty batch is not mistaken for an open transaction."""
+    """24: its marker is retained too, otherwise the empty batch would be read as an open transaction."""
     pair = Pair(kafka, fast_dir, [data(0, b"a"), marker(1, "ABORT"), one(2, b"b"), ROLL, one(3)])
     for _ in range(2):
         pair.round()
@@ -95,8 +96,8 @@ def test_an_aborted_last_batch_is_retained_empty_until_its_producer_writes_again
 
 
 def test_sequences_that_restart_at_0_allow_old_batches_and_markers_to_be_removed(kafka: Kafka, fast_dir: Path) -> None:
-    """26: like a group coordinator, the producer writes every transaction from sequence 0; the offset determines which
-    batch is the last.
+    """26: like a group coordinator, the producer begins every transaction at sequence 0; the last batch is determined
+    by offset.
     """
     steps = [step for n in (0, 2, 4) for step in (data(n, b"a"), marker(n + 1, "COMMIT"))]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(6)])
@@ -113,8 +114,7 @@ def test_sequences_that_restart_at_0_allow_old_batches_and_markers_to_be_removed
 
 
 def test_aborted_records_of_any_key_are_removed_even_beyond_the_map(kafka: Kafka, fast_dir: Path) -> None:
-    """28: this includes keys that were not written again, records without a key, and data after the end of a full map.
-    """
+    """28: also keys that were not written again, records without a key, and data above the end of a full map."""
     steps = [one(0, b"x"), data(1, b"only here"), one(2, b"y"), data(3, b"nor there", sequence=1), data(4, None, 8)]
     ends = [marker(5, "ABORT", 8), marker(6, "ABORT"), one(7, b"x")]
     pair = Pair(kafka, fast_dir, [*steps, *ends, ROLL, one(8)], **IDLE)
@@ -134,7 +134,7 @@ def test_a_marker_is_removed_a_round_and_a_horizon_after_its_data(
     entries = {0: [(0, 2)]} if kind == "ABORT" else {}
     pair.round(now_ms=LATER)
     assert (pair.batches()[2].delete_horizon_ms, aborted_in_files(pair)) == (None, entries)
-    if kind == "COMMIT":  # b at offset 1 is retained until its key is written again
+    if kind == "COMMIT":  # b at offset 1 is the latest record of its key until the last round
         pair.round(now_ms=LATER)
         assert pair.offsets() == [1, 2, 3, 4] and pair.batches()[2].delete_horizon_ms is None
         append(pair, one(6, b"b"), ROLL, one(7))
@@ -148,9 +148,9 @@ def test_a_marker_is_removed_a_round_and_a_horizon_after_its_data(
     assert 2 not in pair.batches()
 
 
-@pytest.mark.parametrize("segment_bytes", [1, 1_000_000], ids=["each segment by itself", "one group"])
-def test_transactions_across_segments_lose_nothing_early(kafka: Kafka, fast_dir: Path, segment_bytes: int) -> None:
-    """31: transactions have data in three segments and markers in later ones; only aborted data is removed."""
+@pytest.mark.parametrize("segment_bytes", [1, 1_000_000], ids=["one segment per group", "one group"])
+def test_transactions_across_segments_lose_only_aborted_data(kafka: Kafka, fast_dir: Path, segment_bytes: int) -> None:
+    """31: transactions have data in three segments, and markers in later ones; only aborted data is removed."""
     steps = [
         *(data(0, b"a", 7), data(1, b"b", 8), ROLL),
         *(data(2, b"c", 7, sequence=1), data(3, b"d", 8, sequence=1), one(4, b"x"), ROLL),
@@ -171,7 +171,7 @@ def test_transactions_across_segments_lose_nothing_early(kafka: Kafka, fast_dir:
 
 
 def test_every_pass_with_a_tiny_map_leaves_the_correct_aborted_transactions(kafka: Kafka, fast_dir: Path) -> None:
-    """32: each pass rewrites more segments; entries outlive their data by a pass, and each is in the segment of its
+    """32: each pass rewrites more segments; an entry is removed one pass after its data, and is in the segment of its
     marker.
     """
     steps: list[Any] = []
@@ -186,7 +186,7 @@ def test_every_pass_with_a_tiny_map_leaves_the_correct_aborted_transactions(kafk
         checkpoint = theirs.end_offset
         assert consumed(pair).committed == (*right, 24)
         data_left = [b for b in pair.batches().values() if b.transactional and not b.control and b.producer_id == 7]
-        # A segment that this pass rewrote has no aborted data; a later segment still has data, with its entry.
+        # The segments that this pass rewrote have no aborted data; a later segment still has some, with its entry.
         for batch in data_left:
             assert batch.base_offset >= checkpoint
         listed = aborted_in_files(pair)

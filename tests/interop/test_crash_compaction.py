@@ -1,8 +1,8 @@
-"""Kafka's own loader opens every state that a stopped compaction, its recovery, or the next run leaves.
+"""Kafka's loader opens every state in which a compaction, its recovery, or the next run can stop.
 
-It finds the latest record of each key, nothing that was not there before, and the same log end (promises 1 and 2); it
-finds each record again through the indexes, and reads the checkpoint. From every state in which a recovery ends, the
-next run leaves what a round of Kafka's cleaner leaves (promise 5).
+It finds the latest record of each key, no new record, and the same log end offset (promises 1 and 2); it finds each
+record through the indexes, and reads the checkpoint. From every recovered state, the next run has the same result as a
+round of Kafka's cleaner (promise 5).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.interop
 
 @pytest.mark.one_of()
 @pytest.mark.parametrize("name", [*SHAPES, *(f"random {n}" for n in range(RANDOM))])
-def test_kafka_loses_nothing_whenever_a_compaction_stops(
+def test_kafka_loads_every_state_of_a_stopped_compaction_without_loss(
     name: str,
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
@@ -51,13 +51,13 @@ def test_kafka_loses_nothing_whenever_a_compaction_stops(
     explorer.explore()
     with capsys.disabled():
         print(f"\nby Kafka: {name} (seed {SEED}): {len(opened)} opened, {len(cleaned)} cleaned; losses 0; {explorer}")
-    if name in SHAPES:  # a random log may already be compact
+    if name in SHAPES:  # a random log may have nothing to remove
         assert len(opened) > 20
         assert len(cleaned) > 2
 
 
 def is_new(path: Path, seen: set[str]) -> bool:
-    """Return whether these names and contents were not checked before; scratch files are ignored."""
+    """Return whether this state was not checked before: its names and contents without scratch files."""
     if not path.exists():
         return False
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix != ".clean")
@@ -78,7 +78,7 @@ def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, model: 
         log.judge(records, loaded.log_end_offset, loaded.segment_bases)
         assert loaded.fetch_mismatches == ()
         assert loaded.segment_bases == sorted(model.segments)
-        assert records == model.records(), "the model of the loader finds other records"
+        assert records == model.records(), "Kafka and the model of its loader find different records"
         check_transactions(log, loaded)
         for base, segment in model.segments.items():
             assert (copy / f"{base:020d}.log").read_bytes() == segment.log
@@ -104,7 +104,7 @@ def clean_with_kafka(
     checkpoints: dict[str, int],
     cleaned: set[str],
 ) -> None:
-    """Compare the next run, from the state in which a recovery ended, with a round of Kafka's cleaner."""
+    """Compare the next run after a recovery with a round of Kafka's cleaner."""
     new = [log for log in log_dir.logs if log.compacted and is_new(root / log.name, cleaned)]
     if not new:
         return

@@ -1,6 +1,4 @@
-"""`python -m keytail.run.delta_jars` downloads the jars that --delta-jars requires, and a table can be written with
-them.
-"""
+"""`python -m keytail.run.delta_jars` downloads the jars for --delta-jars, and a table can be written with them."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ print(spark.read.format("delta").load(sys.argv[2]).count())
 
 
 def test_jars_are_downloaded_and_sufficient(tmp_path: Path) -> None:
-    """Both steps are separate processes, because each ends the JVM that it has started."""
+    """Both steps are separate processes, because each stops its JVM."""
     jars = tmp_path / "jars"
     reported = run("-m", "keytail.run.delta_jars", str(jars))
     assert reported.split() == sorted(path.name for path in jars.iterdir())

@@ -1,7 +1,7 @@
-"""Promise 3: one round of keytail leaves what one round of Kafka's cleaner leaves, on random logs.
+"""Promise 3: a round of keytail has the same result as a round of Kafka's cleaner, on random logs.
 
-KEYTAIL_FUZZ_LOGS sets the total number of logs, KEYTAIL_SEED repeats a run (log n of a seed and a test is always the
-same), and KEYTAIL_FUZZ_LOG runs only that log.
+KEYTAIL_FUZZ_LOGS sets the total number of logs, KEYTAIL_SEED repeats a run, and KEYTAIL_FUZZ_LOG runs only the log of
+that number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NEVER_MISSED = (
     "second runs that changed nothing",
     "rounds that wrote groups in rounds",
 )
-IN_PASSES = 0.15  # the share of rounds with a scratch limit, which take several times as long
+IN_PASSES = 0.15  # the share of rounds with a scratch limit, which take much longer
 PLAIN: dict[str, Any] = {}
 TRANSACTIONS = {"transactional": True}
 LEGACY = {"legacy": True}
@@ -64,7 +64,7 @@ BOTH = {"transactional": True, "legacy": True}
     [(PLAIN, 0.2), (TRANSACTIONS, 0.25), (LEGACY, 0.05), (BOTH, 0.1)],
     ids=["plain", "transactional", "legacy", "both"],
 )
-def test_a_round_leaves_what_kafkas_cleaner_leaves(
+def test_a_round_has_the_result_of_kafkas_cleaner(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
     logs = max(1, round(LOGS * share))
@@ -74,12 +74,10 @@ def test_a_round_leaves_what_kafkas_cleaner_leaves(
         assert not missing, f"the random logs never had: {missing}"
 
 
-def test_batches_in_pieces_leave_what_kafkas_cleaner_leaves(
+def test_batches_read_in_pieces_have_the_result_of_kafkas_cleaner(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches that decompress to more than memory allows are read in pieces; here all batches of more than one record
-    are.
-    """
+    """Batches that decompress to too many bytes are read in pieces; here, all batches with more than one record are."""
     take_in_pieces(monkeypatch)
     run_cases(kafka, fast_dir, keytail_round, logs=max(1, round(LOGS * 0.1)), again=run_again, **BOTH)
 
@@ -87,12 +85,10 @@ def test_batches_in_pieces_leave_what_kafkas_cleaner_leaves(
 @pytest.mark.parametrize(
     "options, share", [(PLAIN, 0.05), (TRANSACTIONS, 0.1), (BOTH, 0.05)], ids=["plain", "transactional", "both"]
 )
-def test_results_that_drift_apart_remain_equal(
+def test_results_remain_equal_if_each_side_continues_from_its_own(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
-    """Each side continues from its own result. The logs are not compressed, because sizes, and thus groups, would
-    differ.
-    """
+    """The logs are not compressed: otherwise sizes, and therefore groups, would differ."""
     logs = max(1, round(LOGS * share))
     run_cases(
         kafka, fast_dir, keytail_round, logs=logs, mode="drift", codecs=["none"], again=run_again, **options
@@ -105,7 +101,8 @@ def test_results_that_drift_apart_remain_equal(
 def test_with_measured_grouping_the_same_records_are_served(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
-    """Segments differ, but records, batches and checkpoints do not; rounds begin and end at segments of both sides."""
+    """Segments may differ; records, batches and checkpoints are equal. Rounds begin and end at segments of both sides.
+    """
     logs = max(1, round(LOGS * share))
     run_cases(
         kafka,
@@ -120,8 +117,8 @@ def test_with_measured_grouping_the_same_records_are_served(
 
 
 def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, fast_dir: Path) -> None:
-    """Whether the index is deleted, truncated or of another segment, or an entry is missing or wrong, the log itself
-    shows what was aborted.
+    """The index is deleted, truncated or of another segment, or an entry is missing or wrong: keytail reads from the
+    log what was aborted.
     """
     rng = random.Random(SEED)
     damages: Counter[str] = Counter()
@@ -142,7 +139,7 @@ def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, f
 
 
 def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
-    """Damage one transaction index of a segment that the round replaces, and return what was done."""
+    """Damage the transaction index of one segment that the round replaces, and return the kind of damage."""
     bases = [base for base in sorted(int(path.stem) for path in partition.glob("*.log")) if base < end_offset]
     indexes = {base: partition / f"{base:020d}.txnindex" for base in bases}
     full = [path for path in indexes.values() if path.exists() and path.stat().st_size]
@@ -170,8 +167,10 @@ def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
 
 
 @pytest.mark.parametrize("mode", ["drift", "measured"])
-def test_rounds_at_later_clocks_remove_everything_that_is_not_needed(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
-    """Tombstones, markers and emptied batches are removed when Kafka removes them, and in the end all of them are."""
+def test_rounds_at_later_clocks_remove_tombstones_markers_and_emptied_batches(
+    kafka: Kafka, fast_dir: Path, mode: Mode
+) -> None:
+    """They are removed when Kafka removes them, and all of them in the end."""
     removed = 0
     for number in range(max(1, round(LOGS * 0.02))):
         rng = random.Random(f"{SEED}-{number}")
@@ -191,7 +190,7 @@ def test_rounds_at_later_clocks_remove_everything_that_is_not_needed(kafka: Kafk
             clock_ms = traffic.clock_ms + day * 2 * DAY_MS
             if day:
                 records = [(clock_ms, b"key of the day %d" % day, b"value", ())]
-                if day == 1:  # no record of the first day is retained, so that no marker is needed for one
+                if day == 1:  # no record of the first day is retained, so that no marker is needed
                     records += [(clock_ms, key, None, ()) for key in traffic.keys]
                 steps = [step_clock(clock_ms), step_batch(records), step_roll()]
             options = {**traffic.options, "clock_ms": clock_ms}
@@ -200,7 +199,7 @@ def test_rounds_at_later_clocks_remove_everything_that_is_not_needed(kafka: Kafk
             boundary = boundary or case.now.log_end_offset
         served = case.loaded(case.ours, case.now)
         old = [batch for batch in served.batches if batch["last_offset"] < boundary]
-        # The time of a record may be years ahead; its producer then does not expire.
+        # If the timestamp of a record is years in the future, its producer does not expire.
         active = {producer[0] for producer in served.producers}
         idle = [batch for batch in old if batch["producer_id"] not in active]
         assert not [batch for batch in idle if batch["control"] or not batch["records"]], f"log {number}"
@@ -221,7 +220,7 @@ def plain_circumstances(
 def keytail_round(
     log_dir: Path, now: Circumstances, *, grouping: Grouping = "kafka", force: bool = False, **fields: Any
 ) -> Outcome:
-    """Run a round of keytail. `fields` are those of the task that do not follow from the circumstances."""
+    """Run a round of keytail. `fields` are other fields of the task."""
     facts, selection = keytail_choice(log_dir, now, force=force)
     choice = {name: getattr(selection, name) for name in CHOICE}
     if not selection.cleanable_bytes:
@@ -254,10 +253,9 @@ def keytail_round(
 
 
 def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]:
-    """Clean with a scratch limit, and check that it leaves what one pass leaves, and that no state between passes loses
-    a record for consumers.
-
-    Returns the end offset and the number of passes. With `stops`, another run continues after the first pass as well.
+    """Clean with a scratch limit, and compare the result with that of one pass. Check that consumers lose no record
+    between passes. Return the end offset and the number of passes. With `stops`, also continue in another run after the
+    first pass.
     """
     partition, whole, stopped = Path(task.partition_path), home / "whole" / "t-0", home / "stopped" / "t-0"
     for copy in (whole, stopped):
@@ -268,17 +266,17 @@ def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
     def nothing_lost(directory: Path, number: int) -> None:
         lost = (before ^ newest_offsets(directory, task.log_start_offset)) - doubled
         assert not lost or inside, (
-            f"latest records of their keys, missing or visible again after pass {number}: {sorted(lost)}"
+            f"after pass {number}, latest records are missing or superseded ones visible again: {sorted(lost)}"
         )
 
     inside = task.first_dirty_offset not in [segment.base_offset for segment in task.segments]
-    # If an earlier round began at a checkpoint that no cleaning had reached, the clean section may contain a value and
-    # its tombstone. In time the tombstone is removed and the value is visible again, as with Kafka's cleaner.
+    # If an earlier round began at a checkpoint beyond the cleaned section, this section may contain a value and its
+    # tombstone. When the tombstone is removed, the value is visible again, as with Kafka's cleaner.
     doubled = doubled_offsets(partition, task.first_dirty_offset)
     try:
         clean(replace(task, partition_path=str(whole), max_scratch_bytes=None))
     except KeytailError as refusal:
-        # An error in the last group ends its round: as in Kafka, the groups before it are replaced.
+        # If the last group fails, the groups before it have been replaced, as in Kafka.
         with pytest.raises(type(refusal)):
             clean(task, nothing_lost)
         shutil.rmtree(partition)
@@ -287,7 +285,7 @@ def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
     end_offset, rounds = clean(task, nothing_lost)
     found, expected = files_of(partition), files_of(whole)
     other = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-    assert not other, f"{rounds} passes left other files than one pass: {other}"
+    assert not other, f"files differ between {rounds} passes and one pass: {other}"
     if stops and rounds > 1:
         first = replace(task, partition_path=str(stopped))
         clean(first, rounds=1)
@@ -303,9 +301,7 @@ def in_passes(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
 def clean(
     task: CleaningTask, on_round: Callable[[Path, int], None] | None = None, *, rounds: int | None = None
 ) -> tuple[int, int]:
-    """Clean as the driver does, and return the end offset and the number of passes. With `rounds`, stop after that many
-    passes.
-    """
+    """Clean as the driver does, at most in `rounds` passes; return the end offset and the number of passes."""
     number = 0
     while True:
         number += 1
@@ -344,9 +340,7 @@ measured_round = partial(keytail_round, grouping="measured")
 
 
 def run_again(log_dir: Path, now: Circumstances, *, grouping: Grouping = "kafka") -> bool:
-    """Clean again at the same clock, with the checkpoint that the round left. Return True if its map had been too
-    small.
-    """
+    """Clean again at the same clock, from the checkpoint of the round. Return True if the map had limited the round."""
     if now.checkpoint is not None:
         write_offsets(LOCAL, str(log_dir / "cleaner-offset-checkpoint"), {("t", 0): now.checkpoint})
     _, choice = keytail_choice(log_dir, now, force=True)

@@ -1,4 +1,4 @@
-"""`dump` compared with Kafka's own DumpLogSegments on the same files: the same lines, and the same messages."""
+"""`dump` prints the same lines and complaints as Kafka's DumpLogSegments for the same files."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ class Ours:
             decoder=decoder,
         )
         dump(LOCAL, [str(file) for file in files], options, report)
-        # Kafka's tool decodes bytes as text and encodes them again; so does keytail, for lines that contain bytes of
-        # the log.
+        # Kafka's tool decodes bytes of the log as text and encodes them again; so does keytail.
         self.out = out.decode()
         self.said = message
         self.wrong = report.wrong
@@ -61,7 +60,7 @@ def files_of(partition: Path) -> list[Path]:
 
 def assert_same(theirs: str, ours: str) -> None:
     """Compare line by line, so that a difference is short."""
-    theirs = re.sub(r"((?:key|value)Size\W*: ?)-\d+", r"\1-1", theirs)  # DUMP.md: the size of null
+    theirs = re.sub(r"((?:key|value)Size\W*: ?)-\d+", r"\1-1", theirs)  # a departure, DUMP.md: the size of null
     if theirs == ours:
         return
     for number, (item, other) in enumerate(zip(theirs.split("\n"), ours.split("\n"), strict=False)):
@@ -70,7 +69,7 @@ def assert_same(theirs: str, ours: str) -> None:
 
 
 def complaints(text: str) -> list[str]:
-    """Return the lines of standard error, sorted, without those about a missing logging binding."""
+    """Return the sorted lines of standard error, without those about a missing logging binding."""
     return sorted(line for line in text.splitlines() if line and not line.startswith("SLF4J"))
 
 
@@ -119,7 +118,7 @@ TEXTS = [b"", b"key-1", "schlüssel".encode(), "鍵🔑".encode(), b'say "hi"\\'
 
 
 def random_bytes(rng: random.Random) -> bytes | None:
-    """Return text, text truncated at any byte, or any bytes; invalid UTF-8 is printed as Java's decoder would."""
+    """Return UTF-8 text, text truncated at any byte, or any bytes."""
     choice = rng.random()
     if choice < 0.1:
         return None
@@ -136,7 +135,7 @@ def random_bytes(rng: random.Random) -> bytes | None:
 
 
 def random_log(rng: random.Random, *, old: bool) -> bytes:
-    """Return batches of every kind that a segment can contain, with ascending offsets and gaps."""
+    """Return a log with batches of every kind, at ascending offsets with gaps."""
     offset, parts = rng.choice([0, 0, 5]), []
     for _ in range(rng.randint(1, 12)):
         records = []
@@ -217,9 +216,7 @@ def damage(rng: random.Random, files: Sequence[Path]) -> str:
 
 
 def before_the_exception(text: str) -> str:
-    """Return what Kafka's tool printed of the batches that it could read, without the records of the one in which it
-    failed.
-    """
+    """Return what Kafka's tool printed before the batch in which it failed."""
     lines = text.split("\n")[:-1]
     while lines and not lines[-1].startswith(("baseOffset: ", "offset: ", "timestamp: ", "Dumping ", "Log starting")):
         lines.pop()
@@ -227,8 +224,8 @@ def before_the_exception(text: str) -> str:
 
 
 def known(text: str) -> list[str]:
-    """Return the complaints of both tools in the same words, without those about timestamps that Kafka misses in
-    emptied batches.
+    """Return the complaints in a form common to both tools, without those about timestamps of emptied batches, which
+    Kafka misses.
     """
     found = [line for line in complaints(text) if not line.startswith("Found timestamp mismatch")]
     ours_alone = ("log timestamp: -1", "(/", "read from its start")
@@ -253,7 +250,7 @@ def test_random_logs_are_printed_as_by_kafka(kafka: Kafka, fast_dir: Path, old: 
                         assert known("\n".join(ours.said)) == known(theirs.err)
                     else:
                         assert ours.out.startswith(before_the_exception(theirs.out))
-                        # For each time index entry, Kafka's tool reads the log to its end; keytail does not.
+                        # For each time index entry, Kafka's tool reads the rest of the log; keytail does not.
                         assert ours.wrong or not done.endswith(file.name)
                     if not done:
                         assert not ours.wrong, ours.said

@@ -1,7 +1,6 @@
-"""All record types of `__consumer_offsets` and `__transaction_state`, at every version, are decoded by Kafka and by
-keytail.
+"""All record types of `__consumer_offsets` and `__transaction_state`, of each version, decoded by Kafka and keytail.
 
-The bytes are encoded with keytail's own tables of fields: a wrong table produces bytes that Kafka reads differently.
+The bytes are encoded with keytail's tables of fields: if a table is wrong, Kafka decodes the bytes differently.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def uvarint(value: int) -> bytes:
 def structure(
     rng: random.Random, fields: tuple[Field, ...], version: int, flexible: bool, later: float = 0.0
 ) -> bytes:
-    """Encode a structure; `later` is the probability of a tag of a later version. (Kafka prints an otherwise empty
-    structure with such a tag.)
+    """Encode a structure; `later` is the probability of a tagged field of a later version. With it, Kafka also prints
+    structures that are otherwise empty.
     """
     present = [field for field in fields if field.is_in(version)]
     out = b"".join(encoded(rng, field, version, flexible) for field in present if field.tag is None)
@@ -60,7 +59,7 @@ def encoded(rng: random.Random, field: Field, version: int, flexible: bool) -> b
         return struct.pack(">" + NUMBERS[kind], value)
     if kind == "uuid":
         return rng.choice([bytes(16), rng.randbytes(16)])
-    # a tagged field that is null is never written
+    # tagged fields that are null are not written
     is_null = field.nullable and field.tag is None and rng.random() < 0.4
     if kind == "struct":
         mark = struct.pack(">b", -1 if is_null else 1) if field.nullable else b""
@@ -81,9 +80,9 @@ def message(rng: random.Random, layout: Message, version: int) -> bytes:
 
 
 def subscription(rng: random.Random, data: bytes) -> bytes:
-    """Return a group whose members use the consumer protocol, some of them incorrectly."""
+    """Return a group whose members use the consumer protocol, some with invalid bytes."""
     layout = coordinator._OFFSETS_TOPIC[2].value
-    version = rng.randrange(4)  # not a flexible version, in which lengths would be harder to write
+    version = rng.randrange(4)  # lengths are easier to write in a version that is not flexible
     head = struct.pack(">h8siHH", 8, b"consumer", 3, 0, 0)
     if version >= 2:
         head += struct.pack(">q", 1_700_000_000_000)
@@ -140,7 +139,7 @@ def test_every_type_of_every_version_is_decoded_as_by_kafka(
         assert theirs.status == 0
         opened = [line for line in ours.out.splitlines() if "payload: {" in line or "<DELETE>" in line]
         assert len(opened) == len(found) - 3
-        # Errors in a key are reported in keytail's own words.
+        # The text of errors in a key is keytail's own.
         assert_same(*(text.replace("skipping. ", "skipping.\n") for text in (theirs.out, ours.out)))
     except AssertionError as difference:
         difference.add_note(f"KEYTAIL_SEED={SEED}")

@@ -1,4 +1,4 @@
-"""`expire` removes what Kafka's own retention removes, on random logs at a fixed clock, and the rest is equal to the
+"""`expire` removes the same segments as Kafka's retention, on random logs at a fixed clock; the rest is equal to the
 byte.
 """
 
@@ -30,13 +30,11 @@ from tests.reference.legacy import encode_single
 pytestmark = pytest.mark.interop
 
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) or 35
-DRAWS = 4  # settings, clocks and high watermarks per log
+DRAWS = 4  # draws of settings, clock and high watermark per log
 
 
 def aged_traffic(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the steps and configs of a log with few batches per segment, whose segments have ages of every kind, in
-    any order.
-    """
+    """Return the steps and configs of a log with few batches per segment, and segments of any age in any order."""
     steps: list[dict[str, Any]] = []
     epoch = offset = 0
     for _ in range(rng.randint(1, 8)):
@@ -64,7 +62,7 @@ def aged_traffic(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, An
 
 
 def make_log(kafka: Kafka, rng: random.Random, path: Path) -> tuple[dict[str, Any], int]:
-    """Write a closed log to `path` with Kafka itself, and return its configs and its log start offset."""
+    """Write a log to `path` with Kafka, close it, and return its configs and its log start offset."""
     if rng.random() < 0.5:
         steps, configs = aged_traffic(rng)
         start = next((step["log_start_offset"] for step in steps if "log_start_offset" in step), 0)
@@ -84,7 +82,7 @@ def set_file_times(rng: random.Random, path: Path) -> None:
 
 
 def draw_settings(rng: random.Random, facts: Any, ages: list[int]) -> tuple[dict[str, Any], int, int]:
-    """Draw settings, clock and high watermark, often such that a limit is met exactly."""
+    """Draw settings, clock and high watermark, often so that a limit is met exactly."""
     now_ms = CLOCK_MS + rng.choice([0, 1, DAY_MS, rng.randint(0, 12 * DAY_MS)])
     sizes = [segment.log_bytes for segment in facts.segments]
     total = sum(sizes)
@@ -105,8 +103,8 @@ def draw_settings(rng: random.Random, facts: Any, ages: list[int]) -> tuple[dict
 
 
 def as_log_dir(log_dir: Path, start: int, end: int, high_watermark: int) -> None:
-    """Write the files that a broker leaves beside the partition. It records a log start only above the base offset of
-    the first segment.
+    """Write the checkpoints of a broker. They have a log start offset only if it is above the base offset of the first
+    segment.
     """
     (log_dir / ".kafka_cleanshutdown").touch()
     first = min(int(path.stem) for path in (log_dir / "t-0").glob("*.log"))

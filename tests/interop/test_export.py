@@ -1,7 +1,6 @@
-"""An `export` equals what a read_committed consumer of a real broker aggregates to a map: beside the running broker,
-after it has stopped, and updated after more traffic.
-
-The log has transactions that were committed, aborted and left open, tombstones, headers and every codec.
+"""An `export` equals the latest records that a read_committed consumer of a real broker receives: beside the running
+broker, after it has stopped, and in an update after more traffic. The log has committed, aborted and open transactions,
+tombstones, headers and every codec.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ def spark() -> Any:
 
 
 def traffic(client: BrokerClient, rng: random.Random, batches: int, tag: str) -> None:
-    """Write plain batches and transactions of all codecs, interleaved, and leave a transaction of two partitions open.
-    """
+    """Write interleaved batches and transactions with all codecs, and leave a transaction in two partitions open."""
     now_ms = time.time_ns() // 1_000_000
 
     def records() -> list[tuple[Any, ...]]:
@@ -129,7 +127,7 @@ def test_an_export_equals_what_a_consumer_reads(spark: Any, tmp_path: Path, monk
             traffic(client, rng, 40, "b")
             expected = consumed(client)
             assert b"key-open" in {row[1] for row in expected}
-        rows = run(broker, lake)  # the high watermarks of a stopped broker are its log ends
+        rows = run(broker, lake)  # the high watermarks of a stopped broker are its log end offsets
         assert [(row.status, row.way) for row in rows] == [("exported", "incremental")] * PARTITIONS, rows
         assert table(spark, lake) == expected
         assert all(row.status == "exported" for row in run(broker, tmp_path / "anew"))

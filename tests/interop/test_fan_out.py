@@ -1,4 +1,4 @@
-"""A partition compacted by fan-out, with small slices and few keys per shard, compared with Kafka's own cleaner."""
+"""Compaction by fan-out, with small slices and few keys per shard, compared with Kafka's own cleaner."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "300"))
     [({}, 0.015), ({"transactional": True}, 0.03), ({"transactional": True, "legacy": True}, 0.015)],
     ids=["plain", "transactional", "both"],
 )
-def test_many_tasks_leave_what_kafkas_cleaner_leaves(
+def test_fan_out_has_the_result_of_kafkas_cleaner(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], share: float
 ) -> None:
-    """Some checkpoints are inside segments; if Kafka's map is small, one task is used instead."""
+    """Some rounds start inside a segment. If Kafka's map is small, keytail uses one task instead."""
     cleaned = 0
 
     def clean(task: CleaningTask, *arguments: Any, **more: Any) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def test_many_tasks_leave_what_kafkas_cleaner_leaves(
         except KeytailError:
             sweep(partition)
             if task.max_scratch_bytes is not None:
-                # An error in the last group ends its round: as in Kafka, the groups before it are replaced.
+                # If the last group fails, the groups before it have been replaced, as in Kafka.
                 before = one_task.newest_offsets(whole, task.log_start_offset)
                 assert before <= one_task.newest_offsets(partition, task.log_start_offset)
                 shutil.rmtree(partition)

@@ -1,4 +1,4 @@
-"""The harness itself: what is appended is loaded, and the cleaner leaves what small worked cases expect."""
+"""The harness itself: it loads what it has appended, and its cleaner has the expected result in small cases."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_follower_appends_offsets_times_and_horizons_unchanged(kafka: Kafka, f
     assert (other / f"{0:020d}.log").read_bytes() == raw
 
 
-def test_the_log_append_time_of_a_topic_is_the_clock(kafka: Kafka, fast_dir: Path) -> None:
+def test_log_append_time_is_the_time_of_the_clock(kafka: Kafka, fast_dir: Path) -> None:
     configs = {**SMALL, "message.timestamp.type": "LogAppendTime"}
     kafka.append(fast_dir / "t-0", [step_batch([(5, b"a", b"1")])], configs=configs, clock_ms=NOW + 7)
     assert kafka.load(fast_dir / "t-0", configs=configs).records[0].timestamp_ms == NOW + 7
@@ -110,7 +110,7 @@ def test_a_full_map_ends_the_round_inside_a_batch(kafka: Kafka, fast_dir: Path) 
     batch = step_batch([(NOW, key, b"1") for key in (b"a", b"b", b"a", b"c")])
     kafka.append(partition, [batch, step_batch([(NOW, b"a", b"2")]), step_roll()], configs=SMALL)
     cleaned = kafka.clean(partition, configs=SMALL, map_max_entries=2)
-    # Two keys fit; the size is tested before the put, so that the map is full even for "a" again at offset 2.
+    # Two keys fit. The size is checked before a put, so that the map is full even for the known key "a" at offset 2.
     assert (cleaned.map_max_entries, cleaned.map_entries, cleaned.end_offset) == (2, 2, 2)
     assert [offset for offset, _ in values(kafka, partition)] == [0, 1, 2, 3, 4]
     again = kafka.clean(partition, configs=SMALL, checkpoint=cleaned.end_offset, map_max_entries=10)
@@ -207,7 +207,7 @@ def test_the_loader_reports_repairs_and_wrong_indexes(kafka: Kafka, fast_dir: Pa
     kafka.append(partition, [*steps, step_roll()], configs=SMALL)
     index = partition / f"{0:020d}.index"
     good = index.read_bytes()
-    # The first entry of the index has a wrong position, so every fetch through it starts too late.
+    # The first entry of the index has a wrong position, so that fetches through it start too late.
     index.write_bytes(good[:4] + (3000).to_bytes(4, "big"))
     loaded = kafka.load(partition, configs=SMALL, fetch=True)
     assert loaded.fetch_mismatches
@@ -268,7 +268,7 @@ def test_the_log_of_the_benchmark_has_the_requested_records(kafka: Kafka, fast_d
     assert (cleaned.records_read, cleaned.map_entries) == (2_050, cleaned.records_written)
 
 
-def test_a_missing_java_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(KafkaUnavailable, match="no java"):

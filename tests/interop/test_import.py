@@ -1,6 +1,5 @@
-"""A real broker on the output of import: it starts without a message about recovery, a consumer receives exactly the
-imported records, even after a restart, producers continue where they stopped, and the broker's own cleaner compacts the
-partitions.
+"""A real broker on the output of import: it starts without recovery, a consumer receives exactly the imported records,
+also after a restart, idempotent producers continue, and the broker's own cleaner compacts the partitions.
 
 KEYTAIL_IMPORT_RECORDS sets the total number of records.
 """
@@ -27,7 +26,7 @@ from keytail.import_.source import Source
 from keytail.run.spark.engine import SparkEngine
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
-from tests.interop.broker_story import complaints, newest_of, repairs, start_client, state_of
+from tests.interop.broker_story import complaints, latest_by_key, repairs, start_client, state_of
 from tests.reference.murmur2 import partition as partition_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
@@ -115,7 +114,7 @@ def story(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stor
             reported.served = {topic: client.consume(partitions(topic)) for topic in topics}
             reported.produced_after = client.produce("kept", HAS_LEADER_EPOCHS, 0, records)
             reported.lines = broker.log_lines()
-        _restart_and_let_the_broker_clean(reported, broker, client)
+        _restart_and_clean(reported, broker, client)
     yield reported
 
 
@@ -133,9 +132,9 @@ def _import(reported: Story, topics: Sequence[str], root: Path) -> None:
         reported.reports[topic] = import_records(request)
 
 
-def _restart_and_let_the_broker_clean(reported: Story, broker: Broker, client: BrokerClient) -> None:
-    """Restart the broker with its cleaner on, and let it clean: no partition is dirty enough before the topic's ratio
-    is lowered.
+def _restart_and_clean(reported: Story, broker: Broker, client: BrokerClient) -> None:
+    """Restart the broker with its cleaner on, consume, then lower min.cleanable.dirty.ratio and wait until it has
+    cleaned.
     """
     on = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200", "log.cleaner.min.cleanable.ratio": "1"}
     broker._properties |= {**on, "log.initial.task.delay.ms": "500"}
@@ -143,7 +142,7 @@ def _restart_and_let_the_broker_clean(reported: Story, broker: Broker, client: B
         client.connect(broker)
         reported.restarted = {topic: client.consume(partitions(topic)) for topic in reported.rows}
         reported.restart_lines = broker.log_lines()
-        # The active segment is not cleaned; one more record after a roll closes the segments of the import.
+        # The active segment is not cleaned: records written later roll the segments of the import.
         client.alter_configs(COMPACTED, {"segment.ms": "1", "min.cleanable.dirty.ratio": "0"})
         for round_ in range(2):
             for number in range(PARTITIONS):
@@ -152,7 +151,7 @@ def _restart_and_let_the_broker_clean(reported: Story, broker: Broker, client: B
         ends = client.offsets(partitions(COMPACTED))
         give_up = time.monotonic() + 60
         while any(_cleaned_to(broker, number) < ends[f"{COMPACTED}-{number}"][1] - 2 for number in range(PARTITIONS)):
-            assert time.monotonic() < give_up, "the broker's cleaner did not clean what was imported"
+            assert time.monotonic() < give_up, "the broker's cleaner did not clean the imported records"
             time.sleep(0.2)
         reported.compacted = client.consume(partitions(COMPACTED))
         reported.cleaner_lines = broker.log_lines()
@@ -164,7 +163,8 @@ def _cleaned_to(broker: Broker, number: int) -> int:
 
 
 def expected(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """Return records by partition, in order: with keys as by the partitioner of Kafka's producer, others round-robin.
+    """Return the records of each partition, in order: Kafka's partitioner for records with keys, round-robin for
+    others.
     """
     of: dict[int, list[Row]] = defaultdict(list)
     for number, row in enumerate(rows):
@@ -203,11 +203,11 @@ def test_the_broker_recovers_nothing(story: Story) -> None:
         assert not repairs(lines)
 
 
-def test_a_restart_changes_nothing(story: Story) -> None:
+def test_a_restart_changes_no_record(story: Story) -> None:
     for topic in story.restarted:
         end = len(story.served[topic])
         again = story.restarted[topic]
-        if topic == HAS_LEADER_EPOCHS:  # written after the import
+        if topic == HAS_LEADER_EPOCHS:  # these records were written after the import
             again = [record for record in again if record.key != b"key-before"]
             end -= len(story.before)
             assert again == [record for record in story.served[topic] if record.key != b"key-before"]
@@ -217,7 +217,7 @@ def test_a_restart_changes_nothing(story: Story) -> None:
 
 
 def test_a_producer_continues_after_the_import(story: Story) -> None:
-    """An idempotent producer continues, because the snapshot at the new log end has its last sequence."""
+    """An idempotent producer can continue: the snapshot at the new log end has its last sequence."""
     end = len(expected(story.rows[HAS_LEADER_EPOCHS])[0]) + len(story.before)
     assert story.produced_after == list(range(end, end + 7))
 
@@ -227,5 +227,5 @@ def test_the_brokers_own_cleaner_compacts_the_import(story: Story) -> None:
     before = [record for record in story.served[COMPACTED] if record.key != b"last"]
     after = [record for record in story.compacted if record.key != b"last"]
     assert len(after) < len(before) / 2
-    assert {**newest_of(before)} == {**newest_of(after)}
+    assert {**latest_by_key(before)} == {**latest_by_key(after)}
     assert state_of(before) == state_of(after)

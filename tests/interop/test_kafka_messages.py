@@ -1,4 +1,4 @@
-"""The fields of Kafka's own records are those of the message definitions in Kafka's jars."""
+"""keytail's tables of fields of Kafka's own records equal the message definitions in Kafka's jars."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tests.interop.kafka import Kafka
 pytestmark = pytest.mark.interop
 
 
-def test_the_file_equals_the_generated_one(kafka: Kafka) -> None:
+def test_the_file_of_kafkas_messages_is_up_to_date(kafka: Kafka) -> None:
     assert kafka_messages.PATH.read_text() == kafka_messages.current(), "run python -m tests.golden.kafka_messages"

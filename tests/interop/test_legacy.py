@@ -1,6 +1,4 @@
-"""Messages of magic 0 and 1 in Kafka's classes, keytail and the reference model: what each reads, and what each
-refuses.
-"""
+"""Which messages of magic 0 and 1 are read and refused by Kafka's classes, keytail and the reference model."""
 
 from __future__ import annotations
 
@@ -130,12 +128,12 @@ def test_unusual_messages_are_read_as_kafka_reads_them(kafka: Kafka, name: str) 
     assert "problem" not in their
     assert records == their["records"] == list(decode_message(ODD[name]).records)
     assert (batch.base_offset, batch.max_timestamp_ms) == (their["base_offset"], their["max_timestamp"])
-    # Kafka does not change an outer offset of 0, although records follow it.
+    # Kafka takes an outer offset of 0 for the last offset, although inner messages have higher ones.
     assert batch.last_offset == (2 if name == "offset 0" else their["last_offset"])
 
 
-# Messages that Kafka's reader accepts, because it verifies no checksum, and keytail refuses. Kafka's cleaner would
-# compute a new checksum.
+# Messages that keytail refuses, and Kafka's reader accepts, because it does not verify checksums. Kafka's cleaner would
+# compute new ones.
 ACCEPTED_BY_KAFKA = {
     "checksum",
     "checksum inside",
@@ -152,7 +150,7 @@ ACCEPTED_BY_KAFKA = {
 
 
 @pytest.mark.parametrize("name", cases.WRONG)
-def test_messages_that_keytail_refuses_and_kafka_accepts_are_known(kafka: Kafka, name: str) -> None:
+def test_kafka_accepts_only_the_listed_messages_that_keytail_refuses(kafka: Kafka, name: str) -> None:
     data = cases.WRONG[name]
     data = data[:8] + struct.pack(">i", len(data) - 12) + data[12:]
     (their,) = kafkas(kafka, data)

@@ -1,5 +1,5 @@
-"""The lock of a log dir and real Java: a running broker, a broker that starts during a run, two runs at once, a lock
-file that is replaced, and the lock after its holder ends, fails or is killed.
+"""The lock of a log dir, shared with Kafka's classes and brokers: with two processes at once, after a lock file was
+replaced, and after the holder has ended, failed or been killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INDEXED = ("zstd", 0)
 
 
 class Paused(FileSystem):
-    """Waits before its first rename, when all files are written, but none has its final name."""
+    """Pauses before the first rename, when all files are written, and none has its final name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,17 +53,14 @@ def run(name: str, log_dir: Path, *flags: str) -> subprocess.CompletedProcess[st
 
 
 def ours(log_dir: Path) -> dict[str, tuple[bytes, int]]:
-    """Return all files except those of the metadata log, which a node that is also a controller opens before it
-    requests the lock.
+    """Return all files except the metadata log: a broker that is also a controller opens it before it takes the lock.
     """
     return {name: facts for name, facts in snapshot(log_dir).items() if not name.startswith("__cluster_metadata-0/")}
 
 
 @contextlib.contextmanager
 def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
-    """Run `rebuild-index --execute`, and pause it before it gives files their final names; it continues when the block
-    is left.
-    """
+    """Run `rebuild-index --execute`, paused before it renames files to their final names until the block ends."""
     fs, rows = Paused(), []
     request = rebuild.Request(Choice(log_dirs=(str(log_dir),)), execute=True)
     thread = threading.Thread(target=lambda: rows.extend(rebuild.rebuild(request, fs)))
@@ -77,8 +74,8 @@ def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
 
 
 def test_a_broker_and_a_run_exclude_each_other(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A broker that starts during a run ends immediately and does not affect the run, and a run that starts does not
-    disturb a running broker.
+    """A broker that starts during a run ends at once and does not affect the run; a run beside a running broker is
+    refused and does not affect the broker.
     """
     root = tmp_path_factory.mktemp("broker")
     log_dir = golden.unpack(root)
@@ -112,7 +109,7 @@ def test_a_broker_and_a_run_exclude_each_other(tmp_path_factory: pytest.TempPath
 
 
 class StepsBeforeLocking(FileSystem):
-    """Runs steps between the opening of the lock file and its locking."""
+    """Runs steps after the lock file was opened and before it is locked."""
 
     def __init__(self, *steps) -> None:
         super().__init__()
@@ -125,16 +122,16 @@ class StepsBeforeLocking(FileSystem):
         return opened
 
 
-def test_a_lock_file_that_a_broker_removes_while_it_stops_is_not_the_lock(tmp_path: Path, kafka: Kafka) -> None:
+def test_a_lock_file_that_a_stopping_broker_removes_is_not_used(tmp_path: Path, kafka: Kafka) -> None:
     assert kafka.lock(tmp_path)
     with lock.hold([str(tmp_path)], StepsBeforeLocking(lambda: kafka.unlock(tmp_path))):
         assert not kafka.lock(tmp_path)
-    assert kafka.lock(tmp_path), "the file that remains must not be locked"
+    assert kafka.lock(tmp_path), "the lock must be free after the block"
     kafka.unlock(tmp_path)
     assert not (tmp_path / ".lock").exists(), "a broker removes its lock file"
 
 
-def test_a_broker_that_stops_and_starts_between_open_and_lock_holds_it(tmp_path: Path, kafka: Kafka) -> None:
+def test_a_broker_that_restarts_between_open_and_lock_has_the_lock(tmp_path: Path, kafka: Kafka) -> None:
     def restarts() -> None:
         kafka.unlock(tmp_path)
         assert kafka.lock(tmp_path)
@@ -147,7 +144,7 @@ def test_a_broker_that_stops_and_starts_between_open_and_lock_holds_it(tmp_path:
     kafka.unlock(tmp_path)
 
 
-def test_a_lock_whose_file_is_replaced_is_still_held_by_its_holder(
+def test_a_run_does_not_remove_the_lock_file_of_another_holder(
     tmp_path: Path, kafka: Kafka
 ) -> None:
     with lock.hold([str(tmp_path)]):
@@ -177,7 +174,7 @@ with hold([sys.argv[1]]):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_that_ends_loses_the_lock_even_if_its_children_live(
+def test_an_ended_process_releases_the_lock_although_its_children_run(
     number: signal.Signals, tmp_path: Path, kafka: Kafka
 ) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)

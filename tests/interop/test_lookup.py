@@ -1,8 +1,8 @@
-"""Look-ups by keytail compared with a real broker: offsetsForTimes and fetches, on the golden logs and on random ones.
+"""Look-ups by keytail compared with offsetsForTimes and fetches of a real broker, on golden and on random logs.
 
-The random logs have times that rise and fall, all codecs, and both timestamp types. Some are compacted by Kafka's own
-cleaner, and copies of them have index files that are missing, empty or full of zeros when the broker starts; keytail
-predicts what the broker then answers.
+The random logs have timestamps out of order, all codecs, and both timestamp types. Some are compacted by Kafka's own
+cleaner. Others have index files that are missing, empty or full of zeros when the broker starts; keytail predicts the
+answers of the broker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Partition = tuple[str, int]
 
 @dataclass
 class Story:
-    """What keytail found before the broker started (`reported`) and beside it (`beside`), and what the broker answers.
+    """The answers of keytail before the broker started (`reported`) and beside it (`beside`), and those of the broker.
     """
 
     log_dir: Path
@@ -67,8 +67,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Story:
             client.connect(broker)
             _random_topics(rng, client)
         for topic in RANDOM[:2]:
-            # The segments are larger than before: otherwise a segment without bytes would count as the latest, and no
-            # time would be found.
+            # With larger segments than before, no segment becomes empty; Kafka treats an empty one as later than any
+            # time.
             larger = CONFIGS | {"internal.segment.bytes": "65536"}
             kafka.clean(seen.log_dir / f"{topic}-0", configs=larger, clock_ms=int(time.time() * 1000))
         for number, damage in enumerate(DAMAGES):
@@ -109,7 +109,7 @@ def _random_topics(rng: random.Random, client: BrokerClient) -> None:
 
 
 def _damage(partition: Path, damage: str, rng: random.Random) -> None:
-    """Remove or damage files of closed segments, each with a probability, but always the first one."""
+    """Remove or damage index files of the first closed segment, and of each other one with a probability."""
     for number, log in enumerate(sorted(partition.glob("*.log"))[:-1]):
         if number and rng.random() < 0.4:
             continue
@@ -137,14 +137,14 @@ def _survey(log_dir: Path) -> dict[Partition, PartitionFacts]:
 
 
 def _choose(rng: random.Random, seen: Story, partition: Partition, facts: PartitionFacts) -> None:
-    """Choose times around those of the segments, and offsets in segments, between them, and at the ends of the log."""
+    """Choose times near those of the segments, and offsets throughout the log and at both ends."""
     count = 60 if partition[0] in RANDOM else 12
     start, end = facts.log_start_offset, facts.log_end_offset
     largest = [segment.largest_timestamp_ms for segment in facts.segments]
     earliest = min([THEN, *(s.first_batch_timestamp_ms for s in facts.segments if s.first_batch_timestamp_ms > 0)])
     near = [time_ms + step for time_ms in largest for step in (-1, 0, 1)]
     some = [rng.randint(earliest - 10_000, max(*largest, earliest) + 1000) for _ in range(count)]
-    if partition[0] in ("created", "late", DAMAGED):  # the whole partition, if the newest file times are years later
+    if partition[0] in ("created", "late", DAMAGED):  # within the partition, if a few timestamps are years later
         some = [THEN - 10_000 + rng.randint(0, 150_000) for _ in range(count)]
     seen.times[partition] = sorted(max(t, 0) for t in {0, *rng.sample(near, min(len(near), 12)), *some})
     seen.offsets[partition] = sorted({start, end, *(rng.randint(start, end) for _ in range(count // 3))})
@@ -158,7 +158,8 @@ def _answers_of_keytail(
 
 
 def _first_from(facts: PartitionFacts, offset: int) -> int | None:
-    """Return records as a consumer receives them, without those that the broker itself wrote."""
+    """Return the offset of the first record that a consumer receives from `offset` on; it receives no control records.
+    """
     record = lookup_offset(LOCAL, facts, offset).record
     while record is not None and record.control:
         record = lookup_offset(LOCAL, facts, record.offset + 1).record
@@ -169,8 +170,8 @@ def _answer(result: Lookup) -> tuple[int, int] | None:
     return None if result.record is None else (result.record.offset, result.record.timestamp_ms)
 
 
-def _of_a_broker(result: Lookup) -> tuple[int, int] | None:
-    """Return the broker's answer according to the notes."""
+def _predicted(result: Lookup) -> tuple[int, int] | None:
+    """Return the answer that, according to the notes, the broker gives."""
     for note in result.notes:
         if found := re.search(r"A broker that starts .* returns offset (\d+), timestamp (\d+)", note):
             return int(found[1]), int(found[2])
@@ -179,10 +180,10 @@ def _of_a_broker(result: Lookup) -> tuple[int, int] | None:
     return _answer(result)
 
 
-def test_answers_by_time_equal_those_of_the_broker(story: Story) -> None:
+def test_look_ups_by_time_equal_those_of_the_broker(story: Story) -> None:
     compared = found = 0
     for partition, results in story.reported_times.items():
-        own = dict(zip(story.times[partition], map(_of_a_broker, results), strict=True))
+        own = dict(zip(story.times[partition], map(_predicted, results), strict=True))
         assert own == dict(zip(story.times[partition], story.broker_times[partition], strict=True)), partition
         compared += len(own)
         found += sum(answer is not None for answer in own.values())
@@ -190,17 +191,17 @@ def test_answers_by_time_equal_those_of_the_broker(story: Story) -> None:
     assert found > compared / 3
 
 
-def test_fetches_begin_where_those_of_the_broker_begin(story: Story) -> None:
+def test_fetches_begin_at_the_same_offset_as_those_of_the_broker(story: Story) -> None:
     assert story.reported_offsets == story.broker_offsets
     assert sum(map(len, story.reported_offsets.values())) > 200
     gaps = [asked - found for p in (("created", 0), ("appended", 0)) for asked, found in
             zip(story.offsets[p], story.reported_offsets[p], strict=True) if found is not None]  # fmt: skip
-    assert any(gaps)  # compaction had removed the requested record
+    assert any(gaps)  # some requested records were removed by compaction
 
 
-def test_answers_beside_the_running_broker_equal_those_of_the_broker(story: Story) -> None:
+def test_look_ups_beside_the_running_broker_equal_its_own(story: Story) -> None:
     for partition, results in story.beside_times.items():
-        assert [_of_a_broker(result) for result in results] == story.broker_times[partition], partition
+        assert [_predicted(result) for result in results] == story.broker_times[partition], partition
     assert story.beside_offsets == story.broker_offsets
 
 
@@ -210,8 +211,8 @@ def test_damaged_indexes_are_reported(number: int, story: Story) -> None:
     notes = {note for result in results for note in result.notes}
     says = {"zeros": "ends with zeros", "untrimmed": "was not trimmed", "empty time index": "is empty"}
     assert any(says.get(DAMAGES[number], "is missing") in note for note in notes)
-    # Without the index, the answer comes from the records themselves, and is that of the undamaged log.
-    differs = [_answer(result) != _of_a_broker(result) for result in results]
+    # keytail ignores such an index and reads the records, so its answer is that of the undamaged log.
+    differs = [_answer(result) != _predicted(result) for result in results]
     assert any(differs) == (DAMAGES[number] in ("no time index", "empty time index", "zeros"))
 
 
@@ -224,7 +225,7 @@ def test_after_an_unclean_shutdown_recovered_indexes_are_predicted(
     (partition.parent / "recovery-point-offset-checkpoint").write_text(f"0\n1\nt 0 {recovery_point}\n")
     facts = survey(partition, clean=False)
     times = [NOW - 2, NOW + 5, NOW + 19, NOW + 25, NOW + 39, NOW + 41, NOW + 59, NOW + 60]
-    reported = [_of_a_broker(lookup_time(LOCAL, facts, item)) for item in times]
+    reported = [_predicted(lookup_time(LOCAL, facts, item)) for item in times]
     theirs = kafka.load(partition, clean=False, recovery_point=recovery_point, timestamps=times).timestamps
     answers = (theirs[item] for item in times)
     assert reported == [None if answer is None else (answer[1], answer[0]) for answer in answers]

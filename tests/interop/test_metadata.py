@@ -1,7 +1,5 @@
-"""The metadata log of a real broker: with snapshots, while the broker runs, after a stop, and after a crash.
-
-In one scenario, topics are created, changed, deleted and created again, and the broker writes snapshots. Each test
-checks what keytail reads at one point.
+"""The metadata log of a real broker, with snapshots, read while the broker runs, after a stop, and after a crash. In
+one scenario, topics are created, changed, deleted and created again. Each test checks what keytail reads at one time.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ OFTEN = {
     "metadata.log.max.record.bytes.between.snapshots": "2000",
     "metadata.max.idle.interval.ms": "4",
 }
-# By the names in a broker's file; the first of several synonyms is effective.
+# By the names in the properties file; of several synonyms, the first is effective.
 SYNONYMS = {
     "log.roll.hours": "3",
     "log.retention.hours": "9",
@@ -47,7 +45,7 @@ SYNONYMS = {
     "log.cleaner.delete.retention.ms": "12",
     "message.max.bytes": "2000000",
 }
-# The broker uses these values, but reports them as defaults.
+# Values of synonyms in hours and minutes: the broker uses them, but reports them as defaults.
 IN_HOURS_AND_MINUTES = {
     "segment.ms": "server.properties: log.roll.hours=3", "retention.ms": "server.properties: log.retention.minutes=70"
 }
@@ -118,9 +116,7 @@ def change(broker: Broker, *commands: str) -> None:
 
 
 def _without_old_segments(scenario: Story, copy: Path) -> Path:
-    """Copy the metadata log of the log dir as it is after its broker has removed the segments that the snapshot
-    contains.
-    """
+    """Copy the metadata log without the segments that the snapshot covers; a broker removes these later."""
     shutil.copytree(scenario.log_dir / METADATA_DIR, copy / METADATA_DIR)
     logs = sorted((copy / METADATA_DIR).glob("*.log"))
     contained = [path for path, after in pairwise(logs) if int(after.stem) <= scenario.newest_snapshot]
@@ -151,7 +147,7 @@ def _settings(config: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _until_killed(scenario: Story, client: BrokerClient, work_dir: Path) -> None:
-    """This broker writes no snapshot, so its records may still be uncommitted."""
+    """Run a broker that writes no snapshot, and kill it, so that its last records may be uncommitted."""
     with Broker(scenario.log_dir, work_dir) as broker:
         client.connect(broker)
         change(broker, *LATER)
@@ -204,8 +200,8 @@ def test_every_effective_setting_and_its_source_are_those_of_the_broker(story: S
             found = settings[key.name]
             text = ",".join(found["value"]) if isinstance(found["value"], list) else str(found["value"])
             assert text.lower() == value.lower(), (topic, key.name)
-            shown_source = IN_HOURS_AND_MINUTES.get(key.name, SOURCES[source])
-            assert shown_source in found["source"], (topic, key.name, source)
+            expected = IN_HOURS_AND_MINUTES.get(key.name, SOURCES[source])
+            assert expected in found["source"], (topic, key.name, source)
             compared.add(source)
     assert story.settings.keys() == {"kept", "plain", "again"}
     assert compared >= {"DYNAMIC_TOPIC_CONFIG", "DYNAMIC_BROKER_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"}

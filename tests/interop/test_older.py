@@ -1,5 +1,5 @@
-"""Kafka 4.3.1 reads the log dirs of 2.8.2 and 3.6.2 through the indexes that those brokers wrote, and answers as they
-did.
+"""Kafka 4.3.1 reads log dirs of 2.8.2 and 3.6.2 through the indexes that those brokers wrote, and finds the same
+records.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Compaction as one user, with a broker that runs as another. A run that root starts works as the broker's user, and
-the broker starts on the result; any other user is refused before the first write, with the user to run as. Needs root,
-to switch users.
+"""Compaction of log dirs of a broker that runs as another user. A run of root works as the broker's user, and the
+broker starts on the result; any other user is refused before the first write, with the user to run as. These tests
+require root.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from tests import golden
 from tests.interop.broker import Broker
 from tests.interop.broker_client import from_wire
-from tests.interop.broker_story import complaints, keytail, newest_of, repairs, start_client
+from tests.interop.broker_story import complaints, keytail, latest_by_key, repairs, start_client
 from tests.log_dirs import random_records, write_log_dir
 from tests.owned import BROKER, OTHER, ROOT_ONLY, give
 
@@ -25,7 +25,7 @@ pytestmark = [
     ROOT_ONLY,
 ]
 
-# The interpreter may be where only root can read, so a dry run imports everything before root privileges are dropped.
+# The interpreter may be readable by root only, so a dry run imports everything before root privileges are dropped.
 AS_ANOTHER = """
 import json, os, sys
 from typer.testing import CliRunner
@@ -57,19 +57,21 @@ def owners(path: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def everything(path: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Return the metadata of all files; the times of directories show that files were created and removed again."""
+    """Return the metadata of all files and directories; times of directories change even if a file is created and
+    removed.
+    """
     found = {str(item): item.stat() for item in [path, *path.rglob("*")]}
     return {name: (facts.st_mtime_ns, facts.st_ino, facts.st_uid, facts.st_size) for name, facts in found.items()}
 
 
 @pytest.fixture
 def open_dir(fast_dir: Path) -> Path:
-    """Yield a directory that other users can enter; they cannot enter pytest's own directories."""
+    """Yield a directory that other users can enter, unlike those of pytest."""
     fast_dir.chmod(0o755)
     return fast_dir
 
 
-@pytest.mark.one_of("a broker starts on what a command left")
+@pytest.mark.one_of("a broker starts after another command")
 def test_the_brokers_user_starts_on_what_root_compacted(open_dir: Path) -> None:
     log_dir = golden.unpack(open_dir)
     give(log_dir, BROKER)
@@ -88,14 +90,14 @@ def test_the_brokers_user_starts_on_what_root_compacted(open_dir: Path) -> None:
         served = client.consume(partitions)
         assert client.produce("new", "zstd", 0, [(1, b"k", b"v")])
     before = [from_wire(row) for row in golden.record_rows() if (row[0], row[1]) in partitions]
-    newest, newest_before = newest_of(served), newest_of(before)
+    newest, newest_before = latest_by_key(served), latest_by_key(before)
     kept = {key: item for key, item in newest_before.items() if item.value is not None}
     assert {key: newest.get(key) for key in kept} == kept
     assert complaints(broker.log_lines()) == []
     assert repairs(broker.log_lines()) == []
 
 
-def test_another_user_is_refused_before_the_first_write_with_the_user_to_run_as(open_dir: Path) -> None:
+def test_another_user_is_refused_before_the_first_write(open_dir: Path) -> None:
     commands, what = [], []
     for command in ("compact", "rebuild-index"):
         for mode in (0o755, 0o777):

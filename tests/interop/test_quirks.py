@@ -1,8 +1,8 @@
-"""The quirks of Kafka's cleaner, one test each, compared with Kafka itself: equal, or departed from.
+"""The quirks of Kafka's cleaner, one test each, compared with Kafka itself.
 
-"Equal": both sides clean copies of one partition to the same bytes, and the result shows the quirk. "Departed from":
-`lib/keytail/DECISIONS.md` has the reason. The numbers 1 to 35 include those of tests/compact/test_quirks.py, which has
-the quirks that a cleaner's result does not show.
+Names end with `__equal` if both sides clean copies of one partition to the same bytes, and the result shows the quirk;
+and with `__departed_from` if keytail differs (`lib/keytail/DECISIONS.md` has the reasons). tests/compact/test_quirks.py
+has the quirks, of the numbers 1 to 35, that a cleaner's result does not show.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROLL = step_roll()
 
 
 class Pair:
-    """Partition t-0 in two copies. A round cleans both, compares them, and continues from Kafka's result."""
+    """Two copies of partition t-0. A round cleans both, compares them, and continues from Kafka's result."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Pair:
         )
 
     def our_round(self, now: Circumstances, **fields: Any) -> tuple[dict[str, Any], CleaningResult | None]:
-        """Return the selection, and the result of the round, if there was anything to clean."""
+        """Return the selection, and the result of the round or None if there was nothing to clean."""
         facts = survey(self.ours)
         config = compaction_config(now)
         unstable = first_unstable(LOCAL, facts, expiration_ms=self.expiration_ms, now_ms=now.now_ms)
@@ -239,7 +239,7 @@ def newer(offset: int, *keys: bytes) -> bytes:
 # Deciding what to clean and what to retain
 
 
-def test_18_01_the_last_batch_of_the_cleaned_range_is_that_before_a_segment__equal(
+def test_18_01_the_last_batch_of_the_cleaned_range_is_retained_empty__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
     removed = {"delete_horizon_ms": NOW - 1}
@@ -256,11 +256,11 @@ def test_18_01_the_last_batch_of_the_cleaned_range_is_that_before_a_segment__equ
     chosen = pair.round(high_watermark=3)
     assert (chosen.first_uncleanable_offset, chosen.end_offset) == (2, 2)
     batches = pair.batches()
-    assert not batches[1].records  # emptied, because it ends where the cleaned range ends
+    assert not batches[1].records  # emptied but retained, because the cleaned range ends with it
     assert batches[3].records
     assert pair.round(checkpoint=2).end_offset == 4
     assert sorted(pair.batches()) == [0, 2, 3] and not pair.batches()[3].records
-    # The end of a full map protects no batch: batch 1 ends at the end offset, and is removed.
+    # If a full map ends the range, no batch is protected: batch 1 ends there, and is removed.
     (fast_dir / "full").mkdir()
     pair = Pair(kafka, fast_dir / "full", steps)
     assert pair.round(max_entries=2).end_offset == 2
@@ -288,7 +288,7 @@ def test_18_04_a_full_map_is_full_for_a_known_key_too__equal(kafka: Kafka, fast_
     assert pair.offsets() == [0, 1, 2]
 
 
-def test_18_05_after_the_mapped_range_batches_still_get_a_horizon__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_05_batches_above_the_mapped_range_get_a_horizon__equal(kafka: Kafka, fast_dir: Path) -> None:
     pair = Pair(kafka, fast_dir, [one(0, b"a"), one(1, b"b", None), ROLL, one(2)])
     assert pair.round(max_entries=1).end_offset == 1
     assert pair.batches()[1].delete_horizon_ms == NOW + RETENTION_MS
@@ -309,11 +309,11 @@ def test_18_06_keyless_records_are_removed_inside_the_range_only__equal_with_a_f
     assert pair.offsets() == [1, 2, 3]
 
 
-def test_18_07_the_last_of_a_key_within_a_batch_wins__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_07_the_last_record_of_a_key_within_a_batch_is_retained__equal(kafka: Kafka, fast_dir: Path) -> None:
     pair = Pair(kafka, fast_dir, [many(0, (b"a", b"0"), (b"b", b"1"), (b"a", b"2")), ROLL, one(3)])
     pair.round()
     assert pair.offsets() == [1, 2]
-    pair.round()  # a record at its own offset in the map is retained
+    pair.round()  # a record whose offset is in the map is retained
     assert pair.offsets() == [1, 2]
 
 
@@ -341,13 +341,13 @@ def test_18_09_aborted_data_counts_as_committed_once_its_marker_is_below_the_log
     assert pair.offsets() == kept
 
 
-def test_18_10_markers_outlive_their_data_by_a_round__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_10_markers_get_a_horizon_a_round_after_their_data__equal(kafka: Kafka, fast_dir: Path) -> None:
     steps = [data(0, b"a"), marker(1, "COMMIT"), marker(2, "COMMIT", 8), one(3, b"a"), ROLL, one(4)]
     pair = Pair(kafka, fast_dir, steps, expiration_ms=1)
     now_ms = NOW + DAY_MS
     pair.round(now_ms=now_ms)
     assert pair.offsets() == [1, 2, 3]
-    assert pair.batches()[1].delete_horizon_ms is None  # this round still saw data of the transaction
+    assert pair.batches()[1].delete_horizon_ms is None  # the transaction still had data in this round
     assert (
         pair.batches()[2].delete_horizon_ms == now_ms + RETENTION_MS
     )  # the marker belongs to a transaction without data
@@ -362,7 +362,7 @@ def test_18_10_markers_outlive_their_data_by_a_round__equal(kafka: Kafka, fast_d
 def test_18_10_an_abort_marker_without_an_entry_leaves_its_producer_committed__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """By 18.9 the data counts as committed, so that the COMMIT of a later empty transaction is still needed."""
+    """By 18.9, the data counts as committed, so that the COMMIT marker of a later empty transaction is retained."""
     steps = [data(0, b"a"), marker(1, "ABORT"), marker(2, "COMMIT"), one(3, b"b"), ROLL, one(4)]
     pair = Pair(kafka, fast_dir, steps, log_start_offset=2, expiration_ms=1)
     pair.round(now_ms=NOW + DAY_MS)
@@ -377,7 +377,7 @@ def test_18_11_emptied_batches_keep_their_marker__equal(kafka: Kafka, fast_dir: 
         pair.round()
         assert not pair.batches()[0].records
         assert pair.batches()[1].delete_horizon_ms is None
-    # Without its marker, a reader of the log would take the emptied batch for an open transaction.
+    # Without its marker, the emptied batch would be read as an open transaction.
     for snapshot in (pair.ours / "t-0").glob("*.snapshot"):
         snapshot.unlink()
     replayed = pair.kafka.load(
@@ -447,7 +447,7 @@ def test_18_16_a_rewrite_preserves_base_offsets_but_not_base_timestamps__equal(k
     assert (found.base_timestamp, found.max_timestamp) == (NOW + 1, NOW + 2)
 
 
-def test_18_17_append_time_flattens_the_deltas__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_17_with_append_time_timestamp_deltas_are_0__equal(kafka: Kafka, fast_dir: Path) -> None:
     batch = many(0, (b"a", b"0"), (b"b", b"1"), (b"c", b"2"), timestamp_type=1, max_timestamp=NOW + 50)
     pair = Pair(kafka, fast_dir, [batch, one(3, b"a"), ROLL, one(4)])
     pair.round()
@@ -479,7 +479,7 @@ def odd_batch(offset: int, keys: Iterable[bytes], header_key: bytes = b"h") -> b
     return bytes(batch)
 
 
-def test_18_18_rewriting_normalises_what_copying_keeps__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_18_rewritten_records_are_normalised_and_copied_ones_are_not__equal(kafka: Kafka, fast_dir: Path) -> None:
     copied, rebuilt = odd_batch(0, [b"a", b"b"]), odd_batch(2, [b"c", b"d", b"null"])
     pair = Pair(kafka, fast_dir, [copied, rebuilt, one(5, b"c"), ROLL, one(6)])
     pair.round()
@@ -528,7 +528,7 @@ def test_18_19_batches_are_recompressed_with_their_own_codec_at_its_default_leve
         assert ours.codec == codec
         sizes.append((found.size, ours.size))
     assert sizes[0] == sizes[1]
-    # releases of a codec may differ slightly, levels would differ more
+    # sizes of two releases of a codec may differ slightly; those of two levels would differ more
     assert abs(sizes[0][0] - sizes[0][1]) <= 0.02 * sizes[0][0]
 
 
@@ -614,7 +614,7 @@ def test_18_25_an_output_has_the_time_of_its_last_source_in_whole_milliseconds__
     assert not pair.log(1).exists()
 
 
-def test_18_26_parsed_snapshots_and_checkpoints__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_26_snapshots_and_checkpoints_are_equal_when_parsed__equal(kafka: Kafka, fast_dir: Path) -> None:
     ids = [1, 2**33, 40, 17, 5, 2**62 + 3]
     steps = [one(i, b"%d" % i, producer_id=pid, producer_epoch=i, base_sequence=i) for i, pid in enumerate(ids)]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(6)])
@@ -648,7 +648,8 @@ def test_18_28_snapshots_are_removed_with_the_segments_of_their_names__equal(kaf
 
 @pytest.mark.parametrize("missing", [".timeindex", ".index"])
 def test_18_29_missing_indexes_of_a_source_are_rebuilt__equal(kafka: Kafka, fast_dir: Path, missing: str) -> None:
-    """Without its time index, the age of a segment, for the lag, is that of its file; the output has all indexes again.
+    """For min.compaction.lag.ms, the age of a segment without a time index is that of its file. The output has all
+    indexes.
     """
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a", b"b"), ROLL, one(3)], min_compaction_lag_ms=5000)
     os.utime(pair.log(), ns=((NOW - 9000) * 10**6,) * 2)
@@ -659,7 +660,7 @@ def test_18_29_missing_indexes_of_a_source_are_rebuilt__equal(kafka: Kafka, fast
     else:
         now = pair.circumstances(now_ms=NOW + 10_000)
         pair.copies(now)
-        pair.kafka_round(now)  # Kafka's loader rebuilds the index, and thereby changes the time of the file
+        pair.kafka_round(now)  # Kafka's loader rebuilds the index, so that file times differ
         pair.our_round(now)
         for suffix in (".log", ".index", ".timeindex"):
             name = pair.log().with_suffix(suffix).name
@@ -691,7 +692,7 @@ def test_18_31_an_invalid_checkpoint_affects_the_whole_log_dir__equal(kafka: Kaf
         assert any("checkpoint" in problem for problem in survey_partition(LOCAL, listing, entry).problems)
 
 
-def test_18_34_the_lock_is_that_of_the_broker__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_34_keytail_and_brokers_take_the_same_lock__equal(kafka: Kafka, fast_dir: Path) -> None:
     assert kafka.lock(fast_dir)
     with pytest.raises(Refused), hold([str(fast_dir)]):
         raise AssertionError("two processes hold the lock")
@@ -737,7 +738,7 @@ def test_minimum_lag_excludes_strictly_younger_segments(
 def test_maximum_lag_makes_a_round_due_when_strictly_exceeded(
     kafka: Kafka, fast_dir: Path, lag_ms: int, due: bool
 ) -> None:
-    """First batches without a time, or with time 0, are ignored."""
+    """Segments whose first batch has no timestamp, or timestamp 0, are ignored."""
     timeless = [one(0, b"x", time_ms=-1), ROLL, one(1, b"y", time_ms=0), ROLL]
     pair = Pair(kafka, fast_dir, [*timeless, newer(2, b"a", b"a"), ROLL, one(4)], max_compaction_lag_ms=lag_ms)
     assert pair.round(now_ms=NOW + 1000).must_compact_now is due
@@ -752,7 +753,7 @@ def test_records_below_the_log_start_are_cleaned_with_either_policy(kafka: Kafka
 
 
 @pytest.mark.parametrize(("checkpoint", "first_dirty"), [(0, 3), (2, 3), (3, 3), (7, 7), (8, 3), (10**12, 3)])
-def test_checkpoints_beyond_either_end_are_reset(
+def test_checkpoints_outside_the_log_are_reset(
     kafka: Kafka, fast_dir: Path, checkpoint: int, first_dirty: int
 ) -> None:
     steps = [newer(0, b"a", b"b"), ROLL, newer(2, b"a", b"c", b"d", b"c"), ROLL, one(6)]
@@ -767,7 +768,7 @@ def test_a_log_start_in_the_active_segment_leaves_nothing_to_clean(kafka: Kafka,
     assert not pair.round().cleaned
 
 
-def test_offset_jumps_between_segments_do_not_stop_progress(kafka: Kafka, fast_dir: Path) -> None:
+def test_offset_gaps_between_segments_do_not_end_a_round(kafka: Kafka, fast_dir: Path) -> None:
     steps = [
         newer(0, b"a", b"b"),
         step_roll(1000),
@@ -782,7 +783,7 @@ def test_offset_jumps_between_segments_do_not_stop_progress(kafka: Kafka, fast_d
     assert pair.offsets() == [1, 1000]
 
 
-def test_segments_that_span_more_than_an_index_holds_are_not_merged(kafka: Kafka, fast_dir: Path) -> None:
+def test_segments_are_not_merged_beyond_2_to_the_31_offsets(kafka: Kafka, fast_dir: Path) -> None:
     far = 2**31
     steps = [one(0, b"a"), ROLL, one(far - 1, b"b"), one(far, b"c"), ROLL, one(far + 1, b"d"), ROLL, one(far + 9)]
     pair = Pair(kafka, fast_dir, steps)
@@ -796,7 +797,7 @@ def test_segments_that_span_more_than_an_index_holds_are_not_merged(kafka: Kafka
 def test_an_overflowed_segment_is_split_while_it_is_cleaned__departed_from(
     kafka: Kafka, fast_dir: Path, grouping: str
 ) -> None:
-    """Decision 14: Kafka splits such a segment when it loads or cleans it, and cleans it later."""
+    """Decision 14: Kafka splits such a segment when it loads or cleans it, and cleans the parts later."""
     far = 2**31
     pair = Pair(kafka, fast_dir, [one(0, b"a"), one(5, b"b"), ROLL, step_roll(2 * far), one(2 * far)])
     for path in (pair.source / "t-0").glob(f"{6:020d}.*"):
@@ -813,8 +814,8 @@ def test_an_overflowed_segment_is_split_while_it_is_cleaned__departed_from(
     assert [record.offset for record in loaded.records] == [5, far, far + 7, 2 * far]
 
 
-def test_a_full_index_closes_the_output_where_kafka_throws__departed_from(kafka: Kafka, fast_dir: Path) -> None:
-    """Decision 14."""
+def test_a_full_index_closes_the_output_segment__departed_from(kafka: Kafka, fast_dir: Path) -> None:
+    """Decision 14: Kafka's cleaner raises an exception."""
     batches = [one(i, b"%d" % i) for i in range(12)]
     pair = Pair(kafka, fast_dir, [*batches[:6], ROLL, *batches[6:], ROLL, one(12)], index_interval_bytes=1000)
     now = pair.circumstances(index_interval_bytes=0, segment_index_bytes=24)
@@ -829,8 +830,8 @@ def test_a_full_index_closes_the_output_where_kafka_throws__departed_from(kafka:
     assert all(segment.index_bytes <= 24 and segment.time_index_bytes <= 24 for segment in loaded.segments[:-1])
 
 
-def test_batches_beyond_todays_largest_message_are_rebuilt_and_served__equal(kafka: Kafka, fast_dir: Path) -> None:
-    """The limit applies to appends; a horizon, too, can make a batch exceed it."""
+def test_batches_above_max_message_bytes_are_rebuilt_and_served__equal(kafka: Kafka, fast_dir: Path) -> None:
+    """max.message.bytes limits appends only; with a delete horizon, a batch may also become larger."""
     large = many(0, *((b"%d" % i, b"v" * 50) for i in range(9)), (b"a", None))
     for home, limit in (("at the limit", len(large)), ("far beyond it", 100)):
         (fast_dir / home).mkdir()
@@ -872,7 +873,7 @@ def test_an_incomplete_last_batch_after_a_clean_shutdown_is_damage__departed_fro
     with pytest.raises(CorruptLog) as corrupt:
         pair.our_round(now)
     assert corrupt.value.byte_position == size and pair.unchanged()
-    (pair.ours / ".kafka_cleanshutdown").unlink()  # a crash explains it
+    (pair.ours / ".kafka_cleanshutdown").unlink()  # after a crash, an incomplete batch is no damage
     _, result = pair.our_round(now)
     assert result is not None
 
@@ -912,7 +913,7 @@ def test_the_map_treats_committed_data_as_aborted_when_it_starts_after_a_marker_
     assert 5 not in pair.offsets() and 8 in pair.offsets()
 
 
-def test_a_horizon_beyond_the_largest_time_is_none__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_no_horizon_is_set_beyond_the_largest_timestamp__equal(kafka: Kafka, fast_dir: Path) -> None:
     pair = Pair(kafka, fast_dir, [one(0, b"a", None), ROLL, one(1)], delete_retention_ms=2**63 - 1)
     for _ in range(2):
         pair.round()
@@ -920,7 +921,7 @@ def test_a_horizon_beyond_the_largest_time_is_none__equal(kafka: Kafka, fast_dir
 
 
 def test_a_wrong_index_of_aborted_transactions_is_corrected__departed_from(kafka: Kafka, fast_dir: Path) -> None:
-    """Decision 13: Kafka trusts the file, and retains aborted data as if it were committed; keytail reads the log."""
+    """Decision 13: Kafka uses the file, and retains aborted data as if it were committed; keytail reads the log."""
     steps = [data(0, b"a"), marker(1, "ABORT"), one(2, b"b"), ROLL, one(3)]
     pair = Pair(kafka, fast_dir, steps, expiration_ms=1)
     index = pair.log().with_suffix(".txnindex")
@@ -939,7 +940,7 @@ def test_a_wrong_index_of_aborted_transactions_is_corrected__departed_from(kafka
 def test_replay_after_a_crash_starts_with_the_batch_that_contains_the_log_start__equal(
     kafka: Kafka, fast_dir: Path
 ) -> None:
-    """An open transaction whose only batch contains the log start is found without any snapshot."""
+    """Without a snapshot, an open transaction is found whose only batch contains the log start."""
     transaction = encode_batch(
         [Rec(i, NOW, b"%d" % i, b"v") for i in range(3)],
         producer_id=7, producer_epoch=0, base_sequence=0, transactional=True,

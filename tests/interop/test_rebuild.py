@@ -96,7 +96,7 @@ def test_rebuilt_indexes_equal_those_of_kafkas_recovery(kafka: Kafka, fast_dir: 
         assert len(found.wrong) == len(index_files(own))
         again = rebuild(own.parent, traffic, rebuild_all=True).result
         assert again is not None and not again.wrong
-        # Files that a broker has written are valid; then its other files are changed to what a recovery writes.
+        # Files of a broker are valid as they are; with rebuild_all, they become those that a recovery writes.
         assert not rebuild(source.parent, traffic).result.wrong  # type: ignore[union-attr]
         rebuild(source.parent, traffic, rebuild_all=True, execute=True)
         assert index_files(source) == index_files(theirs)
@@ -105,7 +105,7 @@ def test_rebuilt_indexes_equal_those_of_kafkas_recovery(kafka: Kafka, fast_dir: 
 
 @pytest.mark.parametrize("kind", ["idempotent", "transactional"])
 def test_cleaned_logs_are_valid_and_lose_no_aborted_transaction(kafka: Kafka, fast_dir: Path, kind: str) -> None:
-    """The log no longer shows where transactions began, so the entries of the files about that are retained."""
+    """A cleaned log no longer shows where transactions began, so that the entries of the files are retained."""
     kept = 0
     for number in range(LOGS):
         traffic = traffic_of(random.Random(f"{SEED} cleaned {kind} {number}"), kind, delete_records=True)
@@ -136,7 +136,7 @@ def test_cleaned_logs_are_valid_and_lose_no_aborted_transaction(kafka: Kafka, fa
 
 
 def test_kafka_serves_the_same_with_a_rebuilt_transaction_index(kafka: Kafka, fast_dir: Path) -> None:
-    """The log start offset may be inside a transaction, and the log may have been cleaned."""
+    """The log start offset may be in a transaction, and the log may be cleaned."""
     for number in range(LOGS):
         rng = random.Random(f"{SEED} served {number}")
         traffic = traffic_of(rng, "transactional", delete_records=True)

@@ -1,6 +1,5 @@
-"""The reference models of selection and cleaning compared with Kafka itself, including transactions.
-
-Unit tests compare keytail with the models; this test compares the models with Kafka.
+"""The reference models of selection and cleaning compared with Kafka itself, including transactions. Unit tests compare
+keytail with these models.
 """
 
 from __future__ import annotations
@@ -29,9 +28,11 @@ NO_LAG = 2**63 - 1
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("transactional", [False, True])
-def test_the_models_do_what_kafka_does(kafka: Kafka, fast_dir: Path, transactional: bool, legacy: bool) -> None:
-    # Kafka reads the first dirty segment from an index entry. If that skips an ABORT marker, its tracker also treats
-    # later transactions of the producer as aborted, and older records are retained; the model does not skip anything.
+def test_the_reference_models_have_the_results_of_kafka(
+    kafka: Kafka, fast_dir: Path, transactional: bool, legacy: bool
+) -> None:
+    # Kafka reads the first dirty segment from an index entry. If an ABORT marker is before it, Kafka also treats later
+    # transactions of the producer as aborted, and retains older records; the model reads the whole segment.
     from_inside = not transactional
     logs = int(os.environ.get("KEYTAIL_FUZZ_TWIN_LOGS", "15"))
     seen = run_cases(
@@ -91,7 +92,7 @@ def model_round(log_dir: Path, now: Circumstances) -> Outcome:
 
 
 def batch_at_or_after(segments: list[cleaner.Segment], offset: int) -> int:
-    """Return where a broker finds a transaction that began below its log start: at the batch there, or the next one."""
+    """Return where a broker finds a transaction that began below the log start: at the batch there, or the next one."""
     for item in segments:
         for batch in decode_any_log(item.log):
             if batch.last_offset >= offset:

@@ -1,5 +1,5 @@
-"""`--roll-active` compared with Kafka's own classes: UnifiedLog rolls one copy of a random log and Cleaner cleans it;
-keytail does both to another copy. KEYTAIL_FUZZ_LOGS and KEYTAIL_SEED are used as in test_differential.py.
+"""`--roll-active` compared with Kafka's classes: UnifiedLog rolls a copy of a random log, and Cleaner cleans it;
+keytail rolls and cleans another copy. KEYTAIL_FUZZ_LOGS and KEYTAIL_SEED are used as in test_differential.py.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def facts_of(log_dir: Path) -> PartitionFacts:
 
 
 def roll_here(log_dir: Path) -> bool:
-    """Roll as a run does, and return whether there was something to roll. The plan's facts must be those found
-    afterwards.
-    """
+    """Roll as a run does, and return whether there was something to roll. Check that the plan predicted the facts."""
     facts = facts_of(log_dir)
     if reason_against(facts):
         return False
@@ -59,7 +57,7 @@ def set_time_of_new_segment(log_dir: Path, now: Circumstances) -> None:
 
 
 class RolledCase(Case):
-    """Before the round, Kafka rolls its copy and stops cleanly; keytail's roll of another copy must leave the same
+    """Before the round, Kafka rolls its copy and stops cleanly; keytail's roll of another copy must have the same
     bytes.
     """
 
@@ -76,14 +74,12 @@ class RolledCase(Case):
         )
         return super()._kafka_round(now)
 
-    def _refused_or_right(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
+    def _check_after_exception(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
         roll_here(self.source)  # the result is compared with the rolled source
-        super()._refused_or_right(ours, now, error)
+        super()._check_after_exception(ours, now, error)
 
     def _set_times(self, rolled: Path, now: Circumstances) -> None:
-        """Set the times of logs, the only ones that matter. The start of Kafka's log has changed those of the indexes
-        that it presized.
-        """
+        """Make file times equal. Only those of logs matter; Kafka changed those of indexes when it opened its copy."""
         for file in (self.kafka / "t-0").iterdir():
             ours = (rolled / file.name).stat().st_mtime_ns
             if file.suffix == ".log" and file.name != f"{now.log_end_offset:020d}.log":

@@ -1,10 +1,9 @@
-"""Promise 4, checked by cleaning clean logs again from the log start: at one clock, and at later ones until nothing
+"""Promise 4: clean logs are cleaned again from the log start, at the same clock and at later ones, until nothing
 changes.
 
-Each round is compared with Kafka's, on its own result: records are removed when Kafka removes them. The changes that
-are still allowed at the same clock: markers get their horizon a round after their data was removed, and the entries of
-aborted transactions are then removed from the indexes; segments that shrank may be merged, by Kafka's grouping and by
-age.
+Kafka cleans its own result in the same rounds: records are removed when Kafka removes them. At the same clock, these
+changes are allowed: markers get their delete horizon one round after their data was removed, and their entries are
+removed from the transaction indexes; smaller segments may be merged, by Kafka's grouping and by age.
 """
 
 from __future__ import annotations
@@ -32,22 +31,21 @@ RETENTION_MS = 60_000
 MOST_ROUNDS = 12
 NEVER_MISSED = (
     "horizons of markers",
-    "entries gone",
-    "tombstones gone",
-    "markers gone",
+    "entries removed", "tombstones removed", "markers removed",
     "second rounds that changed no byte",
 )
 
 
 class Again:
-    """One log that Kafka and keytail repeatedly clean from its start."""
+    """A log that Kafka and keytail repeatedly clean from its start."""
 
     def __init__(self, kafka: Kafka, home: Path, traffic: Traffic, mode: Mode) -> None:
         self.case = Case(kafka, home, Counter(), mode)
         self.side = keytail_round if mode == "drift" else measured_round
         self.traffic = traffic
         self.expiration_ms = 3650 * DAY_MS
-        # The ages of segments change with the records that they lose, and Kafka uses the sizes from before.
+        # Otherwise groups may change: segments lose records and thus age, and Kafka's groups depend on sizes before the
+        # round.
         self.stays_grouped = mode == "measured" and traffic.configs["cleanup.policy"] == "compact"
         self.files: dict[str, tuple[bytes, int]] = {}
         self.batches: dict[int, tuple[Batch, bytes]] = {}
@@ -63,8 +61,8 @@ class Again:
         self._look()
         return self.files != before
 
-    def until_nothing_changes(self, clock_ms: int, step_ms: int = 0) -> int:
-        """Run rounds until one changes nothing, and return its clock."""
+    def repeat_until_unchanged(self, clock_ms: int, step_ms: int = 0) -> int:
+        """Run rounds until one of them changes nothing, and return its clock."""
         for _ in range(MOST_ROUNDS):
             if not self.round(clock_ms):
                 return clock_ms
@@ -72,7 +70,7 @@ class Again:
         raise AssertionError(f"the files still change after {MOST_ROUNDS} rounds")
 
     def _look(self) -> None:
-        """Return the contents of the segments that are cleaned; the traffic gives new times to the others."""
+        """Read the segments that were cleaned; the others get new file times."""
         paths = sorted((self.case.ours / "t-0").glob("*.*index")) + sorted((self.case.ours / "t-0").glob("*.log"))
         end = self.case.checkpoint or 0
         self.files = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths if int(path.stem) < end}
@@ -87,7 +85,7 @@ class Again:
 
 
 @pytest.mark.parametrize("mode", ["drift", "measured"])
-def test_repeated_rounds_end_where_nothing_changes(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
+def test_repeated_rounds_reach_a_state_that_does_not_change(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
     seen: Counter[str] = Counter()
     for number in range(LOGS):
         traffic = random_traffic(
@@ -119,8 +117,7 @@ def run_rounds(log: Again, seen: Counter[str]) -> None:
     steps.append(step_roll())
     log.round(clock_ms, steps)
 
-    # At the same clock, everything that the first round removed is still removed, and markers without data get their
-    # horizon.
+    # At the same clock, only markers without data change: they get their horizon.
     batches, entries, files = log.batches, log.entries, log.files
     assert batches
     log.round(clock_ms)
@@ -133,16 +130,16 @@ def run_rounds(log: Again, seen: Counter[str]) -> None:
     batches, entries = log.batches, log.entries
     changed = log.round(clock_ms)
     assert not (changed and log.stays_grouped)
-    log.until_nothing_changes(clock_ms)
+    log.repeat_until_unchanged(clock_ms)
     assert (log.batches, log.entries) == (batches, entries)
 
-    # Until a horizon nothing more is removed, and at the horizon everything is.
+    # Before a horizon nothing more is removed, and at the horizon everything is.
     horizons = [batch.delete_horizon_ms for batch, _ in batches.values() if batch.delete_horizon_ms is not None]
     for horizon_ms in sorted({h for h in horizons if h > clock_ms})[:3]:
         if horizon_ms - 1 > clock_ms:
             assert not log.round(horizon_ms - 1), "something changed before its horizon"
         clock_ms = horizon_ms
-        log.until_nothing_changes(clock_ms)
+        log.repeat_until_unchanged(clock_ms)
         for batch, _ in log.batches.values():
             if batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= clock_ms:
                 assert not (batch.control and batch.records), f"a marker has outlived its horizon: {batch}"
@@ -152,9 +149,9 @@ def run_rounds(log: Again, seen: Counter[str]) -> None:
     seen["tombstones gone"] += tombstones(batches) - tombstones(log.batches)
     seen["markers gone"] += markers(batches) - markers(log.batches)
 
-    # Long after that, when no producer is active, nothing changes after a few rounds, and then never again.
+    # When no producer is active any more, a few rounds reach a state that does not change again.
     log.expiration_ms = 1
-    clock_ms = log.until_nothing_changes(clock_ms + 20 * DAY_MS, RETENTION_MS)
+    clock_ms = log.repeat_until_unchanged(clock_ms + 20 * DAY_MS, RETENTION_MS)
     assert not log.round(clock_ms + 365 * DAY_MS)
 
 

@@ -1,5 +1,5 @@
 """The output of salvage for damaged logs of Kafka: Kafka's loader accepts it without a repair, and a real broker serves
-what is left of its partitions, and appends to them.
+the salvaged records, and appends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.interop
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) // 10 or 8
 
 
-def spoil(rng: random.Random, partition: Path) -> None:
+def damage(rng: random.Random, partition: Path) -> None:
     """Flip, remove or overwrite bytes of one log file, or remove a file."""
     logs = [path for path in sorted(partition.glob("*.log")) if path.stat().st_size]
     path = rng.choice(logs)
@@ -52,7 +52,7 @@ def is_lost(record: Record, losses: list[tuple[int, int | None]]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kafkas_loader_accepts_the_result_unchanged(kafka: Kafka, fast_dir: Path, kind: str) -> None:
+def test_kafkas_loader_accepts_salvaged_logs_without_repair(kafka: Kafka, fast_dir: Path, kind: str) -> None:
     lost = 0
     for number in range(LOGS):
         rng = random.Random(f"{SEED} {kind} {number}")
@@ -63,7 +63,7 @@ def test_kafkas_loader_accepts_the_result_unchanged(kafka: Kafka, fast_dir: Path
             kafka.append(source, traffic.steps(), **options)
         options = traffic.options
         before = kafka.load(source, **options)
-        spoil(rng, source)
+        damage(rng, source)
         found = salvage(source, fast_dir / f"{number}-to", high_watermark=before.log_end_offset)
         after = kafka.load(fast_dir / f"{number}-to" / "t-0", fetch=True, transactions=True, **options)
         what = f"log {number}, {traffic.configs}, {found}"
@@ -73,10 +73,10 @@ def test_kafkas_loader_accepts_the_result_unchanged(kafka: Kafka, fast_dir: Path
         losses = [(loss.first_offset, loss.end_offset) for loss in found.losses if loss.certain or loss.kind == "gap"]
         unlost = [record for record in before.records if not is_lost(record, losses)]
         assert set(after.records) <= set(before.records), what
-        if not found.gaps:  # no batch was lost completely
+        if not found.gaps:  # otherwise a whole batch was lost
             assert list(after.records) == unlost, what
         lost += len(before.records) - len(after.records)
-        # The transactions that the result leaves open are those that are reported.
+        # The open transactions of the result are those that are reported.
         still_open = {producer[0]: producer[7] for producer in after.producers if producer[7] >= 0}
         if found.certain and not any(path.suffix == ".snapshot" for path in source.iterdir()):
             reported = {item.producer_id: item.first_offset for item in found.transactions if item.at_offset is None}
@@ -87,8 +87,8 @@ def test_kafkas_loader_accepts_the_result_unchanged(kafka: Kafka, fast_dir: Path
 PARTITIONS = [("none", 0), ("zstd", 0), ("transactional", 0), ("idempotent", 0)]
 
 
-@pytest.mark.one_of("a broker starts on what was removed or saved")
-def test_a_real_broker_serves_what_was_saved(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.one_of("a broker starts after expire, salvage or undo")
+def test_a_real_broker_serves_the_salvaged_records(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("broker")
     log_dir = golden.unpack(root)
     rng = random.Random(SEED)
@@ -121,7 +121,7 @@ def test_a_real_broker_serves_what_was_saved(tmp_path_factory: pytest.TempPathFa
         assert [item[2] for item in served if item[:2] == (topic, number)] == [item[2] for item in wanted]
         assert [item for item in served if item[:2] == (topic, number)] == wanted
         end = golden.TOPICS[topic].offsets[number][1]
-        assert new[topic] == [end], "the log must continue at its end"
+        assert new[topic] == [end], "the broker must append at the log end"
         assert offsets[f"{topic}-{number}"][1] == end + 1
     assert complaints(broker.log_lines()) == []
     assert repairs(broker.log_lines()) == []

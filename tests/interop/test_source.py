@@ -49,7 +49,7 @@ def ours(spark: Any, broker: Broker, topic: str, level: str, **options: object) 
 
 
 def rows(frame: Any) -> list[Any]:
-    """Return the sorted rows. They are sorted here, because Spark would read the source twice to sort it."""
+    """Return the sorted rows. Spark would read the source twice to sort them."""
     found = [row.asDict(recursive=True) for row in frame.collect()]
     return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
@@ -64,7 +64,7 @@ def check_same(spark: Any, broker: Broker, topic: str, level: str, **options: ob
 
 
 def wait_for_high_watermarks(broker: Broker, client: BrokerClient) -> None:
-    """Wait until the high watermarks are in their file."""
+    """Wait until the broker has written the high watermarks to their checkpoint."""
     partitions = [*((TOPIC, number) for number in range(PARTITIONS)), (BY_BROKER, 0)]
     path, give_up = str(broker.log_dirs[0] / "replication-offset-checkpoint"), time.monotonic() + 60
     ends = {name: end for name, (_, end) in client.offsets(partitions).items()}

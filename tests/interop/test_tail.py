@@ -1,6 +1,4 @@
-"""A torn log that keytail truncates, compared with the recovery of Kafka's loader; snapshots and leader epochs compared
-with those of Kafka.
-"""
+"""Torn logs: truncation, snapshots and leader epochs of keytail, compared with the recovery by Kafka's loader."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ pytestmark = pytest.mark.interop
 
 
 def recovered_by_kafka(kafka: Kafka, torn: Torn, root: Path) -> tuple[Loaded, dict[int, bytes], dict[str, bytes]]:
-    """Return the result of a broker's loader for a copy: its answer, the logs, and all other files."""
+    """Load a copy with Kafka's loader, and return the harness's answer, the logs, and all files."""
     copy = root.with_name(f"{root.name}-for-kafka")
     shutil.copytree(root, copy)
     point = torn.checkpoints["recovery-point-offset-checkpoint"]
@@ -55,7 +53,7 @@ def recovered_by_kafka(kafka: Kafka, torn: Torn, root: Path) -> tuple[Loaded, di
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_kafka_does_what_the_row_states(number: int, kafka: Kafka, fast_dir: Path) -> None:
+def test_kafka_recovers_each_row_to_the_documented_logs(number: int, kafka: Kafka, fast_dir: Path) -> None:
     build, broker, _ = ROWS[number]
     torn = Torn()
     torn.make(fast_dir / "d")
@@ -66,7 +64,7 @@ def test_kafka_does_what_the_row_states(number: int, kafka: Kafka, fast_dir: Pat
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kafka_ends_in_the_same_state_from_every_stop(case: str, kafka: Kafka, fast_dir: Path) -> None:
+def test_kafka_recovers_every_interrupted_truncation_to_the_same_state(case: str, kafka: Kafka, fast_dir: Path) -> None:
     torn = CASES[case]
     torn.make(fast_dir / "origin")
     expected, counts = recovered_by_kafka(kafka, torn, fast_dir / "origin"), Counts()
@@ -109,7 +107,7 @@ def traffic_of(rng: random.Random, number: int, **more: Any) -> Traffic:
     traffic = random_traffic(
         rng, transactional=number % 2 == 0, delete_records=False, far_jumps=False, keyless=False, **more
     )
-    traffic.producer_id_expiration_ms = 2**31 - 1  # only Kafka's own clock determines which producers expire
+    traffic.producer_id_expiration_ms = 2**31 - 1  # no producer expires
     traffic.configs["segment.index.bytes"] = 65_536  # a recovery fails if an index becomes full
     return traffic
 
@@ -124,7 +122,7 @@ def written(kafka: Kafka, rng: random.Random, number: int, root: Path, **more: A
     return traffic
 
 
-def torn_by_chance(rng: random.Random, root: Path) -> int:
+def tear(rng: random.Random, root: Path) -> int:
     """Tear a segment, and return the recovery point, which is at or below the damage."""
     logs = {base: log for base, log in logs_of(root).items() if log}
     base = rng.choice(sorted(logs)[-4:])
@@ -141,8 +139,8 @@ def torn_by_chance(rng: random.Random, root: Path) -> int:
 
 
 def damage_epochs(rng: random.Random, root: Path, point: int, end: int) -> None:
-    """Remove the last entries, as if they had not been written in time (a broker searches for them in the range that it
-    recovers), or add one entry too many.
+    """Remove the last entries, as if they had not been written before a crash (a broker restores those of the range
+    that it recovers), or add an entry above the log end.
     """
     path = root / PARTITION / "leader-epoch-checkpoint"
     entries = read_epochs(LOCAL, str(path))
@@ -155,7 +153,7 @@ def damage_epochs(rng: random.Random, root: Path, point: int, end: int) -> None:
     path.write_text("".join([f"0\n{len(entries)}\n", *(f"{epoch} {start}\n" for epoch, start in entries)]))
 
 
-def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) -> None:
+def test_random_torn_logs_are_recovered_to_the_same_files(kafka: Kafka, fast_dir: Path) -> None:
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):
@@ -164,21 +162,21 @@ def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) 
         try:
             traffic = written(kafka, rng, number, ours)
             whole_end = traffic.log_end_offset
-            point = torn_by_chance(rng, ours)
+            point = tear(rng, ours)
             damage_epochs(rng, ours, point, whole_end)
             shutil.copytree(ours, theirs)
             options = {**traffic.options, "clean": False, "recovery_point": point, "transactions": True}
             expected = kafka.load(theirs / PARTITION, **options)
             done = truncate(LOCAL, ours, hosted=[("orders", 0)])
             assert done is not None
-            seen["with segments behind"] += bool(done.removed_segments)
+            seen["with segments after the damage"] += bool(done.removed_segments)
             assert logs_of(ours) == logs_of(theirs)
             facts = facts_of(ours)
             assert facts.log_end_offset == expected.log_end_offset <= whole_end
             epochs = (ours / PARTITION / "leader-epoch-checkpoint").read_bytes()
             rebuild_epochs_and_snapshots(facts)
             put = (ours / PARTITION / "leader-epoch-checkpoint").read_bytes()
-            seen["with epochs put right"] += put != epochs
+            seen["with repaired epochs"] += put != epochs
             assert put == (theirs / PARTITION / "leader-epoch-checkpoint").read_bytes()
             found = kafka.load(ours / PARTITION, **options)
             assert not [line for line in found.messages if "invalid" in line.lower() or "orrupt" in line], (
@@ -194,15 +192,15 @@ def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) 
 
 
 def known(loaded: Loaded) -> list[tuple[int, ...]]:
-    """Return the producers without the offset of the oldest of up to five batches in memory, which from a snapshot is
-    the latest one.
+    """Return the producers without their first data offset: Kafka knows up to five batches of each, but from a snapshot
+    only the last.
     """
     return [producer[:3] + producer[4:] for producer in loaded.producers]
 
 
-def test_a_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) -> None:
-    """Truncation, indexes, epochs and snapshots are compared before any broker has opened the log, except the snapshot
-    at the log end, which a broker that recovers writes itself.
+def test_a_complete_run_has_the_result_of_kafkas_recovery(kafka: Kafka, fast_dir: Path) -> None:
+    """All files are compared before a broker has opened the result, except the snapshot at the log end, which Kafka's
+    recovery writes itself.
     """
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     for number in range(LOGS):
@@ -210,7 +208,7 @@ def test_a_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) -> N
         ours, theirs = fast_dir / f"{number}" / "ours", fast_dir / f"{number}" / "theirs"
         try:
             traffic = written(kafka, rng, number, ours)
-            torn_by_chance(rng, ours)
+            tear(rng, ours)
             (ours / "recovery-point-offset-checkpoint").write_text("0\n0\n")  # this makes Kafka recover everything
             damage_epochs(rng, ours, 0, traffic.log_end_offset)
             shutil.copytree(ours, theirs)
@@ -234,7 +232,7 @@ def test_a_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) -> N
             if found.keys() != expected.keys():
                 assert found.keys() ^ expected.keys() == {at_end}
             for name in found.keys() & expected.keys():
-                if name.endswith(".snapshot"):  # a state by producer, because Kafka's order is that of its hash table
+                if name.endswith(".snapshot"):  # a set, because Kafka's order is that of its hash table
                     assert set(parse_snapshot(found[name])) == set(parse_snapshot(expected[name])), name
                 else:
                     assert found[name] == expected[name], name
@@ -251,7 +249,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 def expired_by_kafka(path: Path, row: SnapshotRow, traffic: Traffic) -> set[int]:
     """Return the producers that Kafka expires when it loads the source of a new snapshot: they were idle too long, or
-    have no time.
+    have no timestamp.
     """
     if row.source is None:
         return set()
@@ -263,7 +261,7 @@ def expired_by_kafka(path: Path, row: SnapshotRow, traffic: Traffic) -> set[int]
     }
 
 
-def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafka, fast_dir: Path) -> None:
+def test_missing_snapshots_and_epochs_are_rebuilt_as_kafka_wrote_them(kafka: Kafka, fast_dir: Path) -> None:
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):
@@ -309,8 +307,7 @@ def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafk
 
 
 def test_the_snapshot_at_the_end_of_a_cleaned_log_equals_kafkas(kafka: Kafka, fast_dir: Path) -> None:
-    """The snapshot is made from an older one and from the cleaned log, which still has the last batch of each producer.
-    """
+    """It is rebuilt from an older snapshot and the cleaned log, which still has the last batch of each producer."""
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):

@@ -1,5 +1,5 @@
-"""Undo of a compaction, with Kafka: its loader opens every state of an undo, and a real broker serves the previous
-records, even if it was started and written to between the compaction and the undo.
+"""Undo of a compaction, checked by Kafka: its loader opens every state of an undo, and a real broker serves the
+previous records, even if a broker appended between the compaction and the undo.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.interop
 
 
 @pytest.mark.parametrize("name", SHAPES if SOAK else [IN_PASSES])
-def test_kafka_loses_nothing_whenever_an_undo_stops(
+def test_kafka_loads_every_state_of_a_stopped_undo_without_loss(
     name: str,
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
@@ -55,7 +55,7 @@ def test_kafka_loses_nothing_whenever_an_undo_stops(
 
 
 def keytail(*arguments: str | Path) -> str:
-    """Return the standard error of a run that succeeded."""
+    """Run a command that must succeed, and return its standard error."""
     with without_spark():
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
@@ -63,7 +63,7 @@ def keytail(*arguments: str | Path) -> str:
 
 
 def files(log_dir: Path) -> dict[str, tuple[Any, ...]]:
-    """Return the files of the segments, with times, except the active ones, which a broker changes."""
+    """Return the files of closed segments, with times; a broker changes those of active ones."""
     found = {}
     for partition in log_dir.iterdir():
         logs = sorted(partition.glob("*.log")) if partition.is_dir() else []
@@ -73,7 +73,7 @@ def files(log_dir: Path) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.one_of("a broker starts on what was removed or saved")
+@pytest.mark.one_of("a broker starts after expire, salvage or undo")
 def test_after_undo_a_broker_serves_the_previous_and_the_later_records(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

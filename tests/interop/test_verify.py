@@ -1,5 +1,5 @@
-"""`verify` on logs that real Kafka writes and cleans: there are no findings on healthy logs, and each damage is found
-at its position.
+"""`verify` on logs that Kafka writes and cleans: intact logs have no findings, and each damage is found at its
+position.
 
 KEYTAIL_SEED repeats a run, KEYTAIL_FUZZ_LOGS sets the number of logs.
 """
@@ -54,11 +54,11 @@ def expect_nothing(
 ) -> None:
     """Check that there are no findings.
 
-    `thrown`: Kafka's cleaner failed here, and left files that it had begun. `far_jumps`: the traffic may have gaps of
-    offsets that no cleaner made, and that the log of a broker never has.
+    `thrown`: Kafka's cleaner failed, and left incomplete files. `far_jumps`: the traffic may have offset gaps, which
+    otherwise only a cleaner makes.
     """
     found = [finding for finding in findings(log_dir) if not (thrown and finding.kind == "leftover-cleaned")]
-    if now.checkpoint is not None and now.checkpoint > now.log_end_offset:  # the draw may be like this
+    if now.checkpoint is not None and now.checkpoint > now.log_end_offset:  # such checkpoints may be drawn
         found = [finding for finding in found if finding.kind != "cleaner-checkpoint"]
     if far_jumps:
         found = [finding for finding in found if finding.kind != "offsets-missing"]
@@ -69,7 +69,8 @@ def expect_nothing(
 
 
 def examined(log_dir: Path, now: Circumstances, *, ours: Side, seen: Counter[str], far_jumps: bool) -> Outcome:
-    """Run one of keytail's rounds, and check what Kafka appended, what its cleaner left, and what keytail left."""
+    """Run a round of keytail. Check that neither its source nor its result, nor that of Kafka's cleaner, has findings.
+    """
     expect_nothing(log_dir, now, seen, far_jumps=far_jumps)
     thrown = any(log_dir.parent.glob("kafka/t-0/*.cleaned"))
     expect_nothing(log_dir.parent / "kafka", now, seen, far_jumps=far_jumps, thrown=thrown)
@@ -102,7 +103,7 @@ def test_healthy_logs_have_no_findings(
 
 @pytest.mark.parametrize("cleaned", [False, True], ids=["as appended", "cleaned"])
 def test_each_damage_is_found_at_its_position(kafka: Kafka, fast_dir: Path, cleaned: bool) -> None:
-    """If Kafka can check the damage too (by recovery, its dump tool, or its loader), it reports it as well."""
+    """If Kafka can detect the damage by recovery, its dump tool or its loader, it does."""
     logs = max(3, LOGS // 75)
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS} cleaned={cleaned}", flush=True)
     done: Counter[str] = Counter()
@@ -127,7 +128,7 @@ def test_each_damage_is_found_at_its_position(kafka: Kafka, fast_dir: Path, clea
     print(f"found {dict(done)}; Kafka agreed on {dict(agreed)}")
     if not cleaned and logs >= 12:
         never = [d.__name__ for d in [*damages.ANYWHERE, *damages.NEVER_CLEANED] if not done[d.__name__]]
-        assert not never, f"in the random logs these were never possible: {never}"
+        assert not never, f"these damages were impossible in all random logs: {never}"
 
 
 def _is(finding: Finding, made: damages.Damage) -> bool:
@@ -151,7 +152,7 @@ def _write_log(kafka: Kafka, log_dir: Path, rng: random.Random, *, cleaned: bool
     if cleaned:
         try:
             kafka.clean(log_dir / "t-0", only_if_cleanable=True, **traffic.options)
-        except KafkaError as thrown:  # Kafka's cleaner fails on a few logs: then another log is written
+        except KafkaError as thrown:  # Kafka's cleaner fails on a few logs; write another log then
             if not any(known in str(thrown) for known in FAILURES_OF_ITS_CLEANER):
                 raise
             shutil.rmtree(log_dir)
@@ -164,7 +165,7 @@ def _write_log(kafka: Kafka, log_dir: Path, rng: random.Random, *, cleaned: bool
     assert findings(log_dir) == []
 
 
-def test_beside_a_broker_the_row_is_marked_and_the_tail_is_not_checked(kafka: Kafka, tmp_path: Path) -> None:
+def test_beside_a_broker_the_row_is_live_and_the_tail_is_not_checked(kafka: Kafka, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     _write_log(kafka, log_dir, random.Random(1), cleaned=False)
     (log_dir / ".kafka_cleanshutdown").unlink()

@@ -1,5 +1,5 @@
-"""What `verify` reports about the next start, compared with what Kafka's loader does with the same directory after a
-clean shutdown.
+"""Which losses at the next start `verify` reports, compared with Kafka's loader on the same directory after a clean
+shutdown.
 """
 
 from __future__ import annotations
@@ -62,52 +62,52 @@ def _two(first: Callable[[Path], object], then: Callable[[Path], object]) -> Cal
 
 
 HUGE, FLIPPED = struct.pack(">i", 2**30), b"\xff"
-# For each case, the damage, and whether the start alone makes Kafka lose records: offsets are reused, or a log is
-# truncated. None: the broker does not start.
+# For each case, the damage, and whether Kafka loses records at the start: it reuses offsets, or truncates a log. None:
+# the broker does not start.
 CASES: dict[str, tuple[Callable[[Path], object], bool | None]] = {
-    "nothing": (lambda d: None, False),
-    "size in a closed segment": (_in_batch(CLOSED, 3, 8, HUGE), False),
+    "no damage": (lambda d: None, False),
+    "batch size in a closed segment": (_in_batch(CLOSED, 3, 8, HUGE), False),
     "size of the last batch": (_in_batch(LAST, -1, 8, HUGE), True),
-    "size of zero of the last batch": (_in_batch(LAST, -1, 8, bytes(4)), None),
+    "size 0 of the last batch": (_in_batch(LAST, -1, 8, bytes(4)), None),
     "base offset in a closed segment": (_in_batch(CLOSED, 3, 0, struct.pack(">q", 21)), False),
     "base offset of the last batch": (_in_batch(LAST, -1, 0, struct.pack(">q", 41)), True),
     "base offset below the segment": (_in_batch(LAST, -1, 0, struct.pack(">q", 3)), True),
     "a value in a closed segment": (_in_batch(CLOSED, 3, 80, FLIPPED), False),
     "a value in the last batch": (_in_batch(LAST, -1, 80, FLIPPED), False),
-    "a format in the last batch": (_in_batch(LAST, -1, 16, b"\x09"), False),
-    "the log end torn": (_cut(LAST, 5), True),
-    "a closed segment torn": (_cut(CLOSED, 5), False),
+    "the magic of the last batch": (_in_batch(LAST, -1, 16, b"\x09"), False),
+    "the last segment truncated": (_cut(LAST, 5), True),
+    "a closed segment truncated": (_cut(CLOSED, 5), False),
     "zeros at the log end": (lambda d: (d / f"{LAST}.log").open("ab").write(bytes(500)), None),
     "index position in a closed segment": (_in_index(CLOSED, 0, 1), False),
-    "index position in the last one": (_in_index(LAST, 0, 1), True),
-    "index position beyond the last one": (_in_index(LAST, 0, 10**6), True),
-    "index offset in the last one": (_in_index(LAST, 5000, 0), True),
+    "index position in the last segment": (_in_index(LAST, 0, 1), True),
+    "index position beyond the last segment": (_in_index(LAST, 0, 10**6), True),
+    "index offset in the last segment": (_in_index(LAST, 5000, 0), True),
     "index of zeros": (lambda d: (d / f"{LAST}.index").write_bytes(bytes(72)), False),
     "no index": (lambda d: (d / f"{CLOSED}.index").unlink(), False),
-    "no index, and a value": (
+    "no index, and a value changed": (
         _two(_in_batch(CLOSED, 3, 80, FLIPPED), lambda d: (d / f"{CLOSED}.index").unlink()),
         True,
     ),
-    "no index in the last one, and a value": (
+    "no index in the last segment, and a value changed": (
         _two(_in_batch(LAST, 3, 80, FLIPPED), lambda d: (d / f"{LAST}.index").unlink()),
         True,
     ),
     "no segment": (lambda d: [file.unlink() for file in d.glob("0*")], True),
-    "an unpadded swap": (lambda d: (d / "20.log.swap").write_bytes(b"x" * 100), True),
-    "a name that is no number": (lambda d: (d / "x.swap").touch(), None),
-    "epochs in disorder": (lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n0 32\n"), False),
+    "a swap file with an unpadded offset": (lambda d: (d / "20.log.swap").write_bytes(b"x" * 100), True),
+    "a swap file without an offset": (lambda d: (d / "x.swap").touch(), None),
+    "leader epochs out of order": (lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n0 32\n"), False),
 }
-# Reported although the load itself loses nothing: later work of the broker does, or another case of the same kind does.
-REPORTED_ANYWAY = {"a name that is no number", "size of zero of the last batch"}
+# Reported although the start loses nothing: a later action of the broker does, or another case of the same finding.
+REPORTED_ANYWAY = {"a swap file without an offset", "size 0 of the last batch"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_of_kafka_are_reported(kafka: Kafka, fast_dir: Path, name: str) -> None:
+def test_verify_reports_the_losses_of_the_next_start(kafka: Kafka, fast_dir: Path, name: str) -> None:
     directory = fast_dir / "t-0"
     _write_log(kafka, directory)
     damage, loses = CASES[name]
     damage(directory)
-    reported_loss = any(finding.start_loses for finding in verify_partition(LOCAL, str(directory)))
+    reported = any(finding.start_loses for finding in verify_partition(LOCAL, str(directory)))
     sizes = {file.name: file.stat().st_size for file in directory.glob("0*.log") if len(file.stem) == 20}
     lost: bool | None
     try:
@@ -118,12 +118,12 @@ def test_losses_of_kafka_are_reported(kafka: Kafka, fast_dir: Path, name: str) -
         shorter = any((directory / file).stat().st_size < size for file, size in sizes.items())
         lost = loaded.log_end_offset < END or shorter
     assert lost is loses
-    assert reported_loss is (bool(loses) or name in REPORTED_ANYWAY)
+    assert reported is (bool(loses) or name in REPORTED_ANYWAY)
     shutil.rmtree(directory)
 
 
 def _write_log(kafka: Kafka, directory: Path) -> None:
-    """Write three segments of batches of two records each, with an index entry for every second batch."""
+    """Write three segments with batches of two records, and an index entry for every second batch."""
 
     def batch(i: int) -> dict[str, Any]:
         return step_batch([(NOW + i, b"k%d" % i, b"v" * 40), (NOW + i, b"j%d" % i, b"v" * 40)])

@@ -1,7 +1,7 @@
 """Random traffic for one partition, in rounds, as steps for Kafka.append.
 
-Everything is drawn from the given generator, so a printed seed repeats a log. The log is tracked only as far as
-appending requires it: log end offset, sequences, open transactions.
+Everything is drawn from the given generator, so that a seed repeats a log. Only the state that the next steps require
+is tracked: log end offset, sequences, open transactions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 HEADER_NAMES = ("", "h", "trace-id", "schlüssel")
 DAY_MS = 86_400_000
 FAR = 2**31
-FOREVER_MS = 2**63 - 1  # with this retention time the horizon overflows, and Kafka sets none
+FOREVER_MS = 2**63 - 1  # with this retention time, the delete horizon overflows, and Kafka sets none
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Traffic:
     tombstone_share: float
     header_share: float
     follower_share: float
-    keyless_share: float  # the share of records in replicated batches; a leader accepts none
+    keyless_share: float  # the share of records without a key in replicated batches; a leader accepts none
     transactional: bool
     delete_records: bool
     far_jumps: bool
@@ -104,18 +104,18 @@ class Traffic:
         if rng.random() < 0.4:
             steps.append(step_roll())
         if self.delete_records and rng.random() < 0.3:
-            # never the log end, where every start of Kafka alternately writes and deletes snapshots
+            # not the log end, where starts of Kafka alternately write and delete snapshots
             self.log_start_offset = rng.randint(self.log_start_offset, self.log_end_offset - 1)
             steps.append(step_delete_records(self.log_start_offset))
         return steps
 
     def pass_time(self) -> None:
-        """Advance the clock by a random time, from nothing at all to past every delete horizon."""
+        """Advance the clock by a random time, from 0 ms to more than the longest delete horizon."""
         retention_ms = min(int(self.configs["delete.retention.ms"]), DAY_MS)
         self.clock_ms += self.rng.choice([0, 1, 10_000, 15_000, retention_ms, retention_ms + 60_000, 9 * DAY_MS])
 
     def _produced(self) -> dict[str, Any]:
-        """Draw a batch as a producer sends it, whose offsets the leader assigns."""
+        """Draw a batch that a producer sends; the leader assigns its offsets."""
         count = self.rng.randint(1, 8)
         if self.huge_share and self.rng.random() < self.huge_share:
             count = int(self.configs["internal.segment.bytes"]) // 300
@@ -132,7 +132,8 @@ class Traffic:
         return step
 
     def _replicated(self) -> dict[str, Any]:
-        """Draw a batch as a follower receives it from a cleaned leader: with gaps, horizons, and both timestamp types.
+        """Draw a batch that a follower receives from a cleaned leader: with offset gaps, delete horizons, and both
+        timestamp types.
         """
         rng = self.rng
         base_offset = offset = self.log_end_offset
@@ -161,7 +162,7 @@ class Traffic:
         return step
 
     def _legacy(self) -> dict[str, Any]:
-        """Draw a message as an old leader has it: plain or a wrapper, perhaps after cleaning and conversion."""
+        """Draw a message of an old leader: plain or a wrapper, perhaps after cleaning and conversion."""
         rng = self.rng
         offset = self.log_end_offset
         records = []
@@ -190,7 +191,7 @@ class Traffic:
 
     def _record(self) -> tuple[int, bytes, bytes | None, tuple[tuple[str, bytes | None], ...]]:
         rng = self.rng
-        # Often exactly the time of the clock, so that limits in ms are met exactly.
+        # Often the current time, so that limits in ms are met exactly.
         timestamp_ms = self.clock_ms + (rng.randint(-20_000, 1_000) if rng.random() < 0.5 else 0)
         if rng.random() < 0.05:
             timestamp_ms = rng.choice([-1, -1, -1, 0, 1, timestamp_ms + 3_000 * DAY_MS])
@@ -257,7 +258,9 @@ def random_traffic(
     far_jumps: bool = True,
     legacy: bool = False,
 ) -> Traffic:
-    """Draw a partition within what the flags allow. If `log_append_time` is None, either timestamp type is drawn."""
+    """Draw the traffic of one partition, with what the flags allow. If `log_append_time` is None, the timestamp type is
+    drawn.
+    """
     if log_append_time is None:
         log_append_time = rng.random() < 0.2
     keys = [f"key-{number}".encode() * rng.choice([1, 1, 4]) for number in range(rng.choice([2, 8, 30, 90]))]

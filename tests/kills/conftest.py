@@ -1,5 +1,4 @@
-"""Prints a table of the kills after the tests. A library replaces the reference checksum, which is too slow for these
-logs.
+"""Prints a table of the kills after the tests, and replaces the reference checksum, which is too slow for these logs.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 import crc32c
 import pytest
 
-from tests.kills.judging import TABLE
+from tests.kills.checks import TABLE
 from tests.reference import batches
 
 COUNTED = ("killed", "ended", "before", "between", "after", "second", "opened", "losses")

@@ -1,7 +1,6 @@
-"""Runs in a forked child that is killed at a random moment, which takes only milliseconds per kill.
-
-The complete command `compact` is run: locks, decisions, recovery, bundles from several threads, tasks, replacement and
-checkpoint. Only the functions that Spark would send to a worker are called in the same process.
+"""Runs in a forked child that is killed at a random moment, which takes only milliseconds per kill. The complete
+command `compact` is run: locks, decisions, recovery, bundles from several threads, tasks, replacement and checkpoint.
+Functions for workers of Spark are called in the same process.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.run.engines import LikeSpark
 
 
 class SlowFileSystem(FileSystem):
-    """Delays each change by `pause_s`, so that most of the time of a run is between changes."""
+    """Waits `pause_s` before each change, so that most kills occur between changes."""
 
     def __init__(self, pause_s: float) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ def compact_here(
 
 @contextlib.contextmanager
 def _without_spark(fs: FileSystem) -> Iterator[None]:
-    """Replace Spark, and remove the size margin, so that partitions of a few KiB are compacted in passes."""
+    """Replace Spark, and set the size margin to 0, so that partitions of a few KiB are compacted in passes."""
     with (
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark()),
         patch.object(worker, "LOCAL", fs),  # the file system of the tasks
@@ -67,30 +66,30 @@ def _without_spark(fs: FileSystem) -> Iterator[None]:
 
 
 def run_in_child(action: Callable[[], object], kill_after_s: float | None) -> bool:
-    """Run `action` in a child. Return whether it was killed; False means that it had already ended successfully."""
-    out_fd = os.memfd_create("output")
+    """Run `action` in a child. Return whether it was killed, or False if it had ended successfully before."""
+    output = os.memfd_create("output")
     child = os.fork()
     if child == 0:
-        _be_the_child(action, out_fd)
+        _run_child(action, output)
     if kill_after_s is not None:
         time.sleep(kill_after_s)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    with os.fdopen(out_fd, "rb") as words:
+    with os.fdopen(output, "rb") as file:
         if os.WIFSIGNALED(status):
-            assert os.WTERMSIG(status) == signal.SIGKILL, f"the run died of signal {os.WTERMSIG(status)}"
+            assert os.WTERMSIG(status) == signal.SIGKILL, f"the run was killed by signal {os.WTERMSIG(status)}"
             return True
-        words.seek(0)
-        assert os.WEXITSTATUS(status) == 0, f"the run failed by itself: {words.read().decode()}"
+        file.seek(0)
+        assert os.WEXITSTATUS(status) == 0, f"the run failed before the kill: {file.read().decode()}"
     return False
 
 
-def _be_the_child(action: Callable[[], object], out_fd: int) -> None:
+def _run_child(action: Callable[[], object], output: int) -> None:
     status = 1
     try:
-        os.dup2(out_fd, 1)
-        os.dup2(out_fd, 2)
-        sys.stdout = sys.stderr = open(out_fd, "w", buffering=1, closefd=False)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = sys.stderr = open(output, "w", buffering=1, closefd=False)
         action()
         status = 0
     except BaseException:

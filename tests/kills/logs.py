@@ -18,7 +18,7 @@ def random_log_dir(rng: random.Random, *, sizes: tuple[int, ...], value_bytes: i
 
 
 def small_log_dir(rng: random.Random) -> LogDir:
-    """Return one of the shapes of tests/crash, including transactions, or a random one of up to four partitions."""
+    """Return one of the log dirs of tests/crash, also with transactions, or a random one of up to four partitions."""
     if rng.random() < 0.25:
         return SHAPES[rng.choice(sorted(SHAPES))]
     sizes = tuple(rng.randint(3, 7) for _ in range(rng.randint(1, 4)))
@@ -26,7 +26,7 @@ def small_log_dir(rng: random.Random) -> LogDir:
 
 
 def _random_log(rng: random.Random, name: str, segment_count: int, value_bytes: int) -> Log:
-    """Return a random log; below its checkpoint each key occurs once, as after an earlier round."""
+    """Return a random log in which, below the checkpoint, each key occurs once, as after a round."""
     clean_segments = rng.choice([0, 0, segment_count // 3])
     keys = [f"k{n}" for n in range(max(6, segment_count * 3))]
     unused = rng.sample(keys, len(keys))
@@ -45,7 +45,7 @@ def _random_log(rng: random.Random, name: str, segment_count: int, value_bytes: 
 
 
 def _batch(rng: random.Random, keys: list[str], value_bytes: int) -> str:
-    """Return a batch in the notation of `Log`. Values have a twentieth of their size there, because each is repeated.
+    """Return a batch in the notation of `Log`, where values have a twentieth of their size, because they are repeated.
     """
     words = [rng.choice(["", "", "!"]), rng.choice(["", "", "@1", "@2"]), rng.choice(["", "", "+2"])]
     for key in keys:

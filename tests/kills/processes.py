@@ -1,4 +1,4 @@
-"""Real runs, as processes in their own session, of which one or all are killed."""
+"""Real runs, each in a separate session, of which one process or all are killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Process:
 
 @dataclass
 class Run:
-    """A `keytail` or `spark-submit` process and all processes that it starts, which share its session but not its
+    """A `keytail` or `spark-submit` process, with all processes that it starts. They share its session, but not its
     group.
     """
 
@@ -65,34 +65,34 @@ class Run:
         return max(found)
 
     def workers(self) -> list[int]:
-        """Return the Python workers, which a daemon forks, and which have its command line."""
+        """Return the Python workers: a daemon forks them, so that they have its command line."""
         daemons = [item for item in self.members() if "pyspark.daemon" in item.command]
         return [item.pid for item in daemons if item.parent in {other.pid for other in daemons}]
 
     def wait(self, there: Callable[[], object]) -> bool:
-        """Wait, and return whether the condition became true during the run."""
+        """Wait until the condition is true or the run has ended, and return whether it was true during the run."""
         last_s = time.monotonic() + LONGEST_S
         while not there():
-            assert time.monotonic() < last_s, f"the condition did not become true: {self.said()}"
+            assert time.monotonic() < last_s, f"the condition did not become true: {self.error_text()}"
             if self.has_ended:
                 return False
             time.sleep(0.002)
         return True
 
     def end(self) -> int:
-        """Return the exit status, once all processes have ended."""
+        """Wait until all processes have ended, and return the exit status."""
         status = self.process.wait(timeout=LONGEST_S)
         last_s = time.monotonic() + 60
         while left := self.members():
-            assert time.monotonic() < last_s, f"processes outlived the run: {left}"
+            assert time.monotonic() < last_s, f"processes of the run are still running: {left}"
             time.sleep(0.02)
         return status
 
-    def said(self) -> str:
+    def error_text(self) -> str:
         return self.errors.read_text(errors="replace")[-4000:]
 
     def kill_all(self) -> None:
-        """Kill the group at once, and then, by their ids, the processes of the session that have left the group."""
+        """Kill the process group, then, by id, the processes of the session that are in other groups."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for item in self.members():

@@ -1,7 +1,7 @@
 """Kills runs of `compact` in forked children at random moments, and some of the runs after them.
 
-KEYTAIL_KILLS sets the number of kills (`make soak`: a thousand). KEYTAIL_SEED repeats the log dirs and the moments that
-are drawn; how far a run has come at a moment depends on the machine.
+KEYTAIL_KILLS sets the number of kills (`make soak`: a thousand). KEYTAIL_SEED repeats the log dirs and the moments; the
+state of a run at a moment also depends on the machine.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.crash.test_compaction import SHAPES
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
 from tests.interop.test_crash_compaction import open_with_kafka
+from tests.kills.checks import Kills, check_ended, check_killed, contents, moment
 from tests.kills.forks import SlowFileSystem, compact_here, run_in_child
-from tests.kills.judging import Kills, check_ended, check_killed, contents, moment
 from tests.kills.logs import small_log_dir
 
 KILLS = int(os.environ.get("KEYTAIL_KILLS", "20"))
@@ -32,7 +32,7 @@ OPENED_BY_KAFKA = 10  # every tenth state
 
 
 @pytest.mark.long
-def test_nothing_is_lost_whenever_a_run_is_killed(
+def test_a_kill_at_any_moment_loses_no_record(
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -77,7 +77,7 @@ def kill_at_random_moments(
 ) -> None:
     _warm_up(work_dir)
     start_s = time.monotonic()
-    # Where kills occur depends on the machine: some more are tried until every kind has occurred.
+    # The states at the kills depend on the machine: more kills are tried until each kind has occurred.
     while kills.killed < wanted or (kills.killed < 3 * wanted and not are_varied(kills)):
         log_dir = small_log_dir(rng)
         scratch_bytes = _some_groups(log_dir) if rng.random() < 0.4 else None
@@ -93,14 +93,14 @@ def kill_at_random_moments(
 
 
 def _warm_up(work_dir: Path) -> None:
-    """Load or compile the kernels, which children inherit."""
+    """Load or compile the kernels, so that children inherit them."""
     for number, name in enumerate(SHAPES):
         SHAPES[name].make(work_dir / f"warm-{number}")
         compact_here(SHAPES[name], work_dir / f"warm-{number}", max_scratch_bytes=_some_groups(SHAPES[name]))
 
 
 def _some_groups(log_dir: LogDir) -> int:
-    """Return scratch space for the largest group and the state saved between passes, but not for a large partition."""
+    """Return a scratch limit with room for the largest group and saved state, but not for a large partition."""
     sizes = [len(log) for item in log_dir.logs for log in item.segments.values()]
     return log_dir.join * 3 * max(sizes) + 4096
 
@@ -148,4 +148,4 @@ def _kill_over_one(
         if started == start:
             assert left == undisturbed, "the bytes differ from those of an undisturbed run"
         run_in_child(run, None)
-        assert contents(root) == left, "one more run changed something"
+        assert contents(root) == left, "another run changed a file"

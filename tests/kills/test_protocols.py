@@ -1,7 +1,5 @@
-"""The other protocols that change a log dir, killed in forked children at random moments.
-
-tests/crash stops the same protocols before every operation, but a kill may also occur during one. The checks are the
-same.
+"""Other protocols that change a log dir, killed in forked children at random moments, also during an operation.
+tests/crash stops the same protocols before every operation; the checks are the same.
 """
 
 from __future__ import annotations
@@ -22,18 +20,18 @@ from tests.crash import test_expire, test_import, test_prepared, test_rebuild, t
 from tests.crash.driver import State
 from tests.crash.explorer import digest_without_scratch
 from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.kills.checks import Kills, moment
 from tests.kills.forks import SlowFileSystem, run_in_child
-from tests.kills.judging import Kills, moment
 
 pytestmark = pytest.mark.long
 
-# For each case.
+# per case
 KILLS = max(3, int(os.environ.get("KEYTAIL_KILLS", "40")) // 40)
 PAUSE_S = 0.0003
 
 
 class Enough(Exception):
-    """Raised when all kills were tried; the rest of the test applies only to stops."""
+    """Raised after all kills, because the rest of the called test applies only to stops."""
 
 
 @pytest.mark.parametrize("name", test_import.CASES)
@@ -43,9 +41,9 @@ def test_an_import_is_complete_or_absent(
     fast_dir: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kill_instead(test_import, "import", monkeypatch)
+    replace_stops_by_kills(test_import, "import", monkeypatch)
     with pytest.raises(Enough):
-        test_import.test_a_broker_finds_all_or_nothing_of_an_import_at_every_stop(name, tmp_path, fast_dir)
+        test_import.test_a_broker_finds_a_complete_import_or_none_after_every_stop(name, tmp_path, fast_dir)
 
 
 def test_rebuilt_indexes_are_the_old_or_the_new_ones(
@@ -53,16 +51,16 @@ def test_rebuilt_indexes_are_the_old_or_the_new_ones(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    kill_instead(test_rebuild, "index rebuild", monkeypatch)
+    replace_stops_by_kills(test_rebuild, "index rebuild", monkeypatch)
     with pytest.raises(Enough):
         test_rebuild.test_every_stop_of_a_rebuild_loses_nothing(fast_dir, capsys)
 
 
 @pytest.mark.parametrize("case", test_tail.CASES)
 def test_a_torn_tail_is_truncated_or_unchanged(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kill_instead(test_tail, "torn tail", monkeypatch)
+    replace_stops_by_kills(test_tail, "torn tail", monkeypatch)
     with pytest.raises(Enough):
-        test_tail.test_every_state_leads_to_the_same_log(case, tmp_path)
+        test_tail.test_after_every_stop_of_a_truncation_the_log_is_the_same(case, tmp_path)
 
 
 @pytest.mark.parametrize("name", test_expire.CASES)
@@ -72,24 +70,24 @@ def test_expired_segments_are_removed_in_order(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    kill_instead(test_expire, "expire", monkeypatch)
+    replace_stops_by_kills(test_expire, "expire", monkeypatch)
     with pytest.raises(Enough):
-        test_expire.test_every_stop_and_fault_of_expire_loses_nothing_else(name, fast_dir, capsys)
+        test_expire.test_no_stop_or_fault_of_expire_loses_retained_data(name, fast_dir, capsys)
 
 
 @pytest.mark.parametrize("name", [test_prepared.IN_CHECK, "random 0"])
-def test_what_is_prepared_is_committed_or_discarded(
+def test_a_preparation_is_committed_or_discarded(
     name: str,
     fast_dir: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kill_instead(test_prepared, "preparation and commit", monkeypatch)
+    replace_stops_by_kills(test_prepared, "preparation and commit", monkeypatch)
     with test_prepared.ignoring_inodes(), pytest.raises(Enough):
         test_prepared.test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name, fast_dir)
 
 
-def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `for_every_stop` of a module of tests/crash kill at random moments, and then raise Enough."""
+def replace_stops_by_kills(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace `for_every_stop` in a module of tests/crash by random kills, after which Enough is raised."""
 
     def for_random_kills(
         make_dir: Callable[[Path], object],
@@ -104,7 +102,7 @@ def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPa
         work_dir.mkdir(parents=True)
         make_dir(origin)
         shutil.copytree(origin, root)
-        action(SlowFileSystem(0), root)  # loads what the children need, once
+        action(SlowFileSystem(0), root)  # loads modules and kernels, which children inherit
         whole_run_s = 0.0
         while kills.killed < KILLS:
             shutil.rmtree(root)

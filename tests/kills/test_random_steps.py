@@ -1,8 +1,8 @@
-"""A partition undergoes random steps: appends with transactions, compaction, index rebuilds, retention, and kills of
-each of these commands at random moments. After every step a broker must find what was appended.
+"""Random steps on a partition: appends with transactions, compactions, index rebuilds, retention, and kills of each of
+these commands at random moments. After every step, a broker must find the appended records.
 
 `KEYTAIL_STEPS` is the number of steps (`make soak`: 60 for each of 20 partitions). `KEYTAIL_SEED` repeats the draws;
-how far a run has come when it is killed depends on the machine.
+the state of a run at a kill also depends on the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> No
         seed = f"{SEED}/{number}"
         life = Life(random.Random(seed), tmp_path / str(number))
         for step in range(5 * STEPS):
-            if step >= STEPS and life.kills:  # whether a kill occurs in time depends on the machine
+            if step >= STEPS and life.kills:  # on a fast machine, all runs may end before their kills
                 break
             try:
                 life.step()
@@ -51,7 +51,7 @@ def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> No
 
 @dataclass
 class Life:
-    """One partition, the steps taken, and what a broker must find."""
+    """One partition, its steps so far, and the log that a broker must find."""
 
     rng: random.Random
     log_dir: Path
@@ -65,7 +65,7 @@ class Life:
         self.write()
 
     def write(self) -> None:
-        """Append like a broker that was started and then killed, and that thus leaves no record of a clean shutdown."""
+        """Append as a broker that is then killed, which leaves no `.kafka_cleanshutdown`."""
         self.log.write()
         (self.log_dir / ".kafka_cleanshutdown").unlink()
 
@@ -84,7 +84,7 @@ class Life:
             self.log.start = self.log_start_offset()
 
     def log_start_offset(self) -> int:
-        """Return the log start offset as a broker determines it: not below the first segment."""
+        """Return the log start offset that a broker determines: not below the first segment."""
         checkpoint = self.log_dir / "log-start-offset-checkpoint"
         lines = checkpoint.read_text().splitlines()[2:] if checkpoint.exists() else []
         return max([min(loader.load(self.log.path).segments), *(int(line.split()[2]) for line in lines)])
@@ -98,10 +98,10 @@ class Life:
         self.write()
 
     def start_broker(self) -> None:
-        """Do what a broker's start does after a killed run, by the model of its loader."""
+        """Change the files as a broker does at its start after a killed run, by the model of its loader."""
         loaded = loader.load(self.log.path)
         for path in self.log.path.iterdir():
-            # If the offset index is missing, a broker rebuilds the transaction index with its former content.
+            # If the offset index is missing, a broker rebuilds the transaction index with the same content.
             if path.suffix in (*SEGMENT_SUFFIXES[:3], ".swap", ".cleaned", ".deleted"):
                 path.unlink()
         for base, segment in loaded.segments.items():
@@ -116,7 +116,7 @@ class Life:
                 path.unlink() if self.rng.random() < 0.5 else path.write_bytes(bytes(path.stat().st_size))
 
     def run(self, command: str, *flags: str) -> None:
-        """Run the command in a child, which is killed in half of the cases."""
+        """Run the command in a child, and kill it in half of the cases."""
         words = [
             command, "--log-dirs", str(self.log_dir), "--execute", "--output", "json", *flags,
             "--topic-config", "t:cleanup.policy=compact,delete", "--topic-config", "t:retention.ms=-1",
@@ -132,11 +132,11 @@ class Life:
         self.story.append(f"{command}{' killed' if killed else ''}")
         if not killed and kill_after_s is None:
             left = [path.name for path in self.log.path.iterdir() if path.suffix in (".swap", ".clean", ".deleted")]
-            assert not left, f"scratch files are left: {left}"
+            assert not left, f"scratch files remain: {left}"
 
     def check(self) -> None:
-        """Check that no record was added, that the latest committed record of each key and the log end are right, and
-        that aborted data is marked.
+        """Check that no record was added, that the latest committed record of each key and the log end offset are
+        correct, and that aborted data is in the transaction index.
         """
         loaded = loader.load(self.log.path)
         appended = {item.record.offset: item for item in self.log._appended}
@@ -155,24 +155,23 @@ class Life:
                     if record.offset < self.log.start:
                         continue
                     item = appended.get(record.offset)
-                    assert item is not None and item.record == record, f"{record} was never appended"
+                    assert item is not None and item.record == record, f"{record} was not appended"
                     is_right = hidden == item.aborted or is_rebuilt
                     assert is_right, f"offset {record.offset}: aborted: {item.aborted}, not visible: {hidden}"
                     found[record.offset] = record
-        assert last_offset == self.log.end - 1, f"the log ends at {last_offset + 1}, not {self.log.end}"
+        assert last_offset == self.log.end - 1, f"the log end offset is {last_offset + 1}, not {self.log.end}"
         for key, (record, _) in self.log.latest().items():
             assert record.offset in found, f"the latest record of {key!r} at offset {record.offset} is lost"
 
 
 def _aborted(txn_index: bytes) -> list[tuple[int, int, int]]:
-    """Return producer, first and last offset of each entry (34 bytes) of a transaction index."""
+    """Return producer id, first and last offset of each entry (34 bytes) of a transaction index."""
     fields = [txn_index[at : at + 34] for at in range(0, len(txn_index), 34)]
     return [tuple(int.from_bytes(entry[at : at + 8], "big") for at in (2, 10, 18)) for entry in fields]
 
 
 def _invoke(words: list[str]) -> None:
     result = CliRunner().invoke(app, words)
-    # The producers of this partition have no snapshots, and after a compaction the log alone is not sufficient to
-    # restore them.
+    # This partition has no producer snapshots, and after a compaction they cannot be rebuilt from the log.
     refused = words[0] == "rebuild-index" and "producer snapshots missing" in result.output
     assert result.exit_code == 0 or refused, f"{' '.join(words)}: {result.output} {result.exception!r}"

@@ -22,24 +22,24 @@ from keytail.log.lock import is_held
 from tests.chance import SEED
 from tests.cli.test_stopping import inode_of
 from tests.crash.compactions import Found, LogDir, expect, find
+from tests.kills.checks import Kills, check_ended, check_killed, contents
 from tests.kills.forks import compact_here
-from tests.kills.judging import Kills, check_ended, check_killed, contents
 from tests.kills.logs import flags, random_log_dir
 from tests.kills.processes import Run, has_open, kill, start
 
 pytestmark = pytest.mark.spark
 
 KILLS = int(os.environ.get("KEYTAIL_REAL_KILLS", "1"))
-# Three successive kills are of a driver, a JVM and a whole group, alternately with and without spark-submit; the seed
-# determines which comes first.
+# Three successive kills are of a driver, a JVM and a whole group, alternately with and without spark-submit. The seed
+# decides which is first.
 VICTIMS = (("driver", "submitted driver"), ("jvm", "submitted jvm"), ("group",))
 MOMENTS = ("tasks run", "tasks run", "a group is replaced", "a checkpoint has moved")
 THROTTLE = ("--throttle", "4m")
-REAL_RUN_AFTER = 10  # one in ten; the others are run in this process
+REAL_RUN_AFTER = 10  # one in ten of the next runs; the others are run in this process
 
 
 @pytest.mark.one_of("a kill of a run with Spark")
-def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kill_of_a_real_run_loses_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print("seed", SEED)
     rng, kills, start_s = random.Random(SEED), Kills("compact, a real run"), time.monotonic()
     while kills.killed < KILLS:
@@ -53,7 +53,7 @@ def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytes
             text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{message}"
             raise AssertionError(text) from error
         shutil.rmtree(tmp_path / "here")
-        if kills.killed % 10 == 0:  # a stopped soak has then reported its progress
+        if kills.killed % 10 == 0:  # so that a stopped soak run has printed its progress
             with capsys.disabled():
                 print(f"\nseed {SEED}, {time.monotonic() - start_s:.0f} s: {kills}", flush=True)
     kills.seconds = time.monotonic() - start_s
@@ -67,7 +67,7 @@ def victim_of(number: int) -> str:
 
 
 def large_log_dir(rng: random.Random) -> tuple[LogDir, tuple[str, ...]]:
-    """Return one partition that is written in passes, and some small ones."""
+    """Return a log dir with one partition that is compacted in passes and some small ones, and flags for the run."""
     log_dir = random_log_dir(rng, sizes=(30, 6, 8, 5), value_bytes=12_000, join=2)
     largest = max(len(log) for log in log_dir.logs[0].segments.values())
     return log_dir, ("--max-scratch-bytes", str(_MARGIN_BYTES + 3 * largest * log_dir.join), *THROTTLE)
@@ -88,13 +88,13 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
             kills.ended += 1
             return
         kills.killed += 1
-        if victim.endswith("jvm"):  # the driver is alive: it reports this, and removes scratch files
+        if victim.endswith("jvm"):  # the driver runs on: it reports the loss, and removes scratch files
             left = check_orphan(run, log_dir, root, started, kills)
         else:
             run.process.wait()
             left = check_killed(log_dir, root, started, kills)
             if rng.random() < 0.5:
-                run.end()  # otherwise the next run begins while workers of this one may still write
+                run.end()  # otherwise workers of this run may write while the next run begins
         was_killed_twice = left != started and rng.random() < 0.3
         check_next_run(log_dir, root, left, run, begin_really=kills.killed % REAL_RUN_AFTER == 0 or was_killed_twice)
         if left == started:
@@ -104,7 +104,7 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
 
 
 def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
-    """Wait until the run has reached `moment`, and then for a random time. Return whether it is still running."""
+    """Wait until the run has reached `moment`, and then for a random time. Return whether the run has not ended."""
     first = next(root.glob("orders-0/*.log"))
     inode = first.stat().st_ino
 
@@ -141,15 +141,15 @@ def kill_victim(victim: str, run: Run) -> bool:
 
 
 def check_orphan(run: Run, log_dir: LogDir, root: Path, started: Found, kills: Kills) -> Found:
-    """Check that a driver whose JVM was killed ends with a message, and leaves nothing that must be resolved."""
+    """Check that a driver whose JVM was killed reports this, and leaves no scratch files and no lock."""
     status = run.end()
     left = check_killed(log_dir, root, started, kills)
     if (left.files(), left.checkpoints) != _all_done(log_dir, started):
         assert status != 0, "an incomplete run reported success"
-        assert "safe to start the broker" in run.said() or "a broker may start" in run.said()
+        assert "safe to start the broker" in run.error_text() or "a broker may start" in run.error_text()
     assert not is_held(str(root))
     scratch = [path.name for path in root.rglob("*.clean")]
-    assert not scratch, f"scratch files are left: {scratch}"
+    assert not scratch, f"scratch files remain: {scratch}"
     return left
 
 
@@ -162,11 +162,11 @@ def check_next_run(log_dir: LogDir, root: Path, left: Found, killed: Run, *, beg
     if begin_really:
         again = start(flags(log_dir, root), killed.output.parent / "again")
         status = again.end()
-        assert status == 0, again.said()
+        assert status == 0, again.error_text()
     else:
         compact_here(log_dir, root)
     killed.end()
-    # workers of the killed run wrote during this run, and the next one removes their files
+    # if workers of the killed run wrote during this run, another run removes their files
     if list(root.rglob("*.clean")):
         compact_here(log_dir, root)
     check_ended(log_dir, root, left)
@@ -174,7 +174,7 @@ def check_next_run(log_dir: LogDir, root: Path, left: Found, killed: Run, *, beg
 
 @pytest.mark.soak("run/test_without_spark.py, compact/test_driver.py: a killed worker")
 def test_a_partition_whose_worker_is_killed_again_fails_and_others_are_compacted(tmp_path: Path) -> None:
-    """Every worker that has a file of orders-1 open is killed; then the next run compacts that partition."""
+    """Each worker that has a file of orders-1 open is killed. The next run compacts that partition."""
     rng = random.Random(f"{SEED} workers")
     print("seed", SEED)
     log_dir = random_log_dir(rng, sizes=(6, 12, 6), value_bytes=12_000, join=2)
@@ -191,7 +191,7 @@ def test_a_partition_whose_worker_is_killed_again_fails_and_others_are_compacted
                     killed.add(pid)
                     kill(pid)
             time.sleep(0.002)
-        assert run.end() == 3, run.said()
+        assert run.end() == 3, run.error_text()
     finally:
         run.kill_all()
     rows = {row["partition"]: row for row in json.loads(run.output.read_text())}

@@ -1,4 +1,4 @@
-"""Brokers of several versions of Kafka, and the versions that tests run; see README.md in this folder."""
+"""Tests with several versions of Kafka, and which versions these are; see README.md in this folder."""
 
 from __future__ import annotations
 

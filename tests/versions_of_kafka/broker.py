@@ -1,4 +1,4 @@
-"""A broker of any version: with KRaft as in tests/interop/broker.py, or with a ZooKeeper from the same jars.
+"""Brokers of any version: with KRaft as in tests/interop/broker.py, or with ZooKeeper from the same jars.
 
 `broker_of(version, log_dir, work_dir)` chooses; `BrokerClient` (the Java clients of 4.3.1) and librdkafka work with all
 of them from 2.4 on.
@@ -91,7 +91,7 @@ class ZooKeeper:
             atexit.unregister(self.kill)
 
     def _ask(self, word: str) -> str:
-        """Return the answer to a four-letter command; it is empty while ZooKeeper does not answer."""
+        """Return the answer to a four-letter command; it is empty if ZooKeeper does not answer."""
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=10) as item:
             item.sendall(word.encode())
             with item.makefile("rb") as answer:
@@ -131,7 +131,7 @@ class ZooKeeperBroker(Broker):
 
 
 class Follower(ZooKeeperBroker):
-    """Broker 2 of the cluster of `leader`, which must be started before it and end after it."""
+    """Broker 2 of the cluster of `leader`. Start `leader` first, and stop it last."""
 
     ready_text = "[KafkaServer id=2] started"
 

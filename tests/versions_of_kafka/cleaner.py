@@ -1,8 +1,8 @@
-"""The cleaner class of Kafka 2.4 to 3.9, one JVM per version, compared with keytail on the random logs of
-tests/interop.
+"""Compares keytail with the cleaner classes of Kafka 2.4 to 3.9 on random logs of tests/interop, in one JVM per
+version.
 
-Logs are written, and results read, by the classes of 4.3.1. The rounds are run by the class of the version, at a clock
-that does not advance, so that horizons are equal to the millisecond.
+Logs are written, and results read, by the classes of 4.3.1. The rounds are run by the class of the version, at a fixed
+clock, so that delete horizons are equal to the millisecond.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ OLD_NAMES = {"internal.segment.bytes": "segment.bytes"}
 
 
 class OldCleaner(Kafka):
-    """A harness in which `clean_from` runs one round; the other commands are those of the harness of 4.3.1, and not
-    available.
-    """
+    """The harness of an older version. Only `clean_from` is available; the other inherited commands are not."""
 
     def __init__(self, version: str) -> None:
         super().__init__()
@@ -45,9 +43,9 @@ class OldCleaner(Kafka):
         self._command = [tool("java"), *flags, quiet, "-cp", class_path, "keytail.harness.CleanOnce"]
 
     def clean_from(self, partition: Path, choice: Cleanable, *, map_max_entries: int | None, **options: Any) -> Cleaned:
-        """Run one round over the range of `choice`; no `.deleted` file remains."""
+        """Run one round over the range of `choice`, and remove `.deleted` files."""
         configs = {OLD_NAMES.get(name, name): value for name, value in options.pop("configs").items()}
-        if "segment.bytes" in configs:  # the minimum is 14, and every batch is larger
+        if "segment.bytes" in configs:  # Kafka requires at least 14; every batch is larger
             configs["segment.bytes"] = max(14, int(configs["segment.bytes"]))
         request = {
             "dir": str(partition),
@@ -69,8 +67,8 @@ Rule = Literal["equal", "may keep the last", "keeps longer"]
 class CaseOfVersion(Case):
     """A random log whose rounds are compared with those of an older cleaner, batch by batch.
 
-    With the rule "equal", all batches and their headers are equal. With "may keep the last", they are equal except for
-    one that keytail emptied, the last of the range (CLEANING.md 6.1b). With "keeps longer", all records with values are
+    With the rule "equal", all batches and their headers must be equal. With "may keep the last", keytail may also have
+    an emptied batch at the end of the range (CLEANING.md 6.1b). With "keeps longer", all records with values must be
     equal, and keytail may have more tombstones, markers and emptied batches.
     """
 
@@ -99,7 +97,7 @@ class CaseOfVersion(Case):
         return self._cleaner.clean_from(partition, choice, map_max_entries=now.map_max_entries, **opening)
 
     def _compare(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
-        self._same_choice(theirs, outcome, now)
+        self._check_selection(theirs, outcome, now)
         if theirs.cleaned:
             self._count_removed(theirs.end_offset)
         if self._rule == "keeps longer":
@@ -138,8 +136,8 @@ class CaseOfVersion(Case):
         self.seen["markers that only keytail keeps"] += len(our_markers - their_markers)
 
     def _count_removed(self, end_offset: int) -> None:
-        """Count the records that the older cleaner removed although no newer record supersedes them and no abort
-        revokes them, and what happened to horizons.
+        """Count the tombstones and markers that the older cleaner removed although they were not superseded or
+        aborted, and the delete horizons that it kept or dropped.
         """
         (source, markers), (left, markers_left) = _records(self.source), _records(self.kafka)
         keys = {record.key for record in left}
@@ -154,7 +152,7 @@ class CaseOfVersion(Case):
                 is_kept = batch.attributes & DELETE_HORIZON
                 self.seen["horizons kept" if is_kept else "horizons dropped by a rewrite"] += 1
 
-    def _served_alike(self, now: Circumstances) -> None:
+    def _check_served(self, now: Circumstances) -> None:
         theirs, own = self.loaded(self.kafka, now), self.loaded(self.ours, now)
         if own.repaired or own.fetch_mismatches:
             raise Difference(f"our result was repaired: {own.repaired}, or misread: {own.fetch_mismatches}")
@@ -172,7 +170,7 @@ def _logs(log_dir: Path) -> list[bytes]:
 
 
 def _contents(log_dir: Path) -> list[Any]:
-    """Return each batch with its header, independent of compression; of old messages everything that is in them."""
+    """Return each batch with its header, decompressed; for a message of magic 0 or 1, all fields."""
     return [item for log in _logs(log_dir) for item in contents(log)]
 
 
@@ -181,7 +179,7 @@ def _batches(log_dir: Path) -> list[Batch]:
 
 
 def _records(log_dir: Path) -> tuple[set[Rec], set[Rec]]:
-    """Return the records of data, and those of markers."""
+    """Return the data records and the marker records."""
     data, markers = set(), set()
     for batch in _batches(log_dir):
         (markers if batch.control else data).update(batch.records)

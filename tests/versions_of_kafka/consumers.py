@@ -40,8 +40,9 @@ def java_records(broker: Broker, partitions: Partitions, *, isolation: str = "re
 
 
 def old_records(broker: Broker, partitions: Partitions) -> list[Served]:
-    """Return the records that the Java consumer of 0.10.2.2, which supports only magic 0 and 1, receives. ValueError if
-    it fails.
+    """Return the records that the Java consumer of 0.10.2.2 receives. It supports only magic 0 and 1.
+
+    Raises ValueError if it fails.
     """
     jars = fetched_jars(HERE / "old_client.xml", TARGET / f"clients-{OLD_CLIENT}" / "jars", OLD_CLIENT)
     path = os.pathsep.join(map(str, sorted(jars.glob("*.jar"))))

@@ -10,7 +10,7 @@ from tests.interop.broker_client import BrokerClient
 from tests.versions_of_kafka.broker import broker_of
 from tests.versions_of_kafka.consumers import java_records, librdkafka_records
 
-pytestmark = [pytest.mark.interop, pytest.mark.soak("test_story.py: a start, a stop, and the same two clients")]
+pytestmark = [pytest.mark.interop, pytest.mark.soak("test_story.py: a start and a stop, with the same two clients")]
 
 
 def test_a_broker_serves_the_same_records_to_each_client(version: str, tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Logs written by followers, which append the batches of one fetch as one set: they have no problems, and look-ups in
-them are correct.
+"""Logs of followers, which append all batches of a fetch at once: `verify` finds no problem, and look-ups are correct.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.versions_of_kafka import VERSIONS, has_zookeeper
 from tests.versions_of_kafka.broker import Follower, ZooKeeperBroker
 
 __all__ = ["run"]
-pytestmark = [pytest.mark.interop, pytest.mark.soak("test_log_dirs.py: logs of leaders")]
+pytestmark = [pytest.mark.interop, pytest.mark.soak("test_log_dirs.py: the same checks of the logs of leaders")]
 
 LIMIT_S = 60.0
 PROPERTIES = {
@@ -43,7 +42,7 @@ def create(broker: Broker, topic: str, configs: dict[str, str]) -> None:
 
 
 def wait_until_equal(leader: Path, follower: Path, topics: list[str]) -> None:
-    """Wait until the follower has all bytes of topics that no cleaner cleans."""
+    """Wait until the follower has as many bytes as the leader of these topics, which are never cleaned."""
     give_up = time.monotonic() + LIMIT_S
     while any(_bytes(leader / f"{topic}-0") != _bytes(follower / f"{topic}-0") for topic in topics):
         assert time.monotonic() < give_up, "the follower did not catch up"
@@ -89,7 +88,7 @@ def test_logs_of_followers_have_no_problems(run: Run, version: str, tmp_path: Pa
             follower.stop()
         leader.stop()
     for log_dir in (theirs, ours):
-        # What the follower truncated above the leader's end may not be deleted yet, which is a warning.
+        # Segments that the follower truncated may not be deleted yet, which is a warning.
         verified = rows_of(run("verify", "--log-dirs", log_dir, "--output", "json"))
         findings = [finding for row in verified.values() for finding in row["findings"]]
         assert [finding for finding in findings if finding["severity"] == "error"] == []

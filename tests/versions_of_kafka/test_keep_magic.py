@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1 on brokers of several versions: their own cleaner and keytail, and an old client."""
+"""Messages of magic 0 and 1: keytail compared with the cleaners of several versions, and read by an old client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLEANING = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "50", "log.c
 
 
 def put(log_dir: Path, logs: list[RandomLog], dirty: list[int]) -> None:
-    """Replace the partitions `t-0` and so on of a stopped broker with these logs, which are clean up to `dirty`."""
+    """Replace the partitions `t-0`, `t-1`, ... of a stopped broker with `logs`; `dirty` are the first dirty offsets."""
     now_ns = time.time_ns()
     for number, log in enumerate(logs):
         path = log_dir / f"t-{number}"
@@ -75,7 +75,7 @@ def wait_until_cleaned(log_dir: Path, ends: Mapping[int, int]) -> None:
 
 
 def contents_of(partition: Path) -> tuple[list[object], int]:
-    """Return everything in a partition except batches without records, and the number of those."""
+    """Return the messages and batches of a partition, and the number of batches without records, which are left out."""
     log = b"".join(path.read_bytes() for path in sorted(partition.glob("*.log")))
     found, emptied = [], 0
     for batch, content in zip(decode_any_log(log), contents(log), strict=True):
@@ -89,7 +89,7 @@ def contents_of(partition: Path) -> tuple[list[object], int]:
 
 
 def batches_of(partition: Path) -> list[Batch]:
-    """Return the batches of version 2."""
+    """Return the batches of magic 2."""
     log = b"".join(path.read_bytes() for path in sorted(partition.glob("*.log")))
     return [batch for batch in decode_any_log(log) if log[batch.position + 16] == 2]
 
@@ -109,10 +109,10 @@ def topic_settings(version: str, retention_ms: int) -> dict[str, str]:
 
 
 @pytest.mark.one_of("old messages on an old broker")
-# from 4.0 on, brokers write version 2
+# from 4.0 on, brokers write magic 2
 @pytest.mark.parametrize("version", [v for v in VERSIONS if v < "4"], indirect=True)
 @pytest.mark.parametrize("retention_ms", [0, 10**11])
-def test_a_round_leaves_what_the_cleaner_of_the_broker_leaves(version: str, tmp_path: Path, retention_ms: int) -> None:
+def test_a_round_has_the_result_of_the_brokers_cleaner(version: str, tmp_path: Path, retention_ms: int) -> None:
     rng = chance()
     logs = [log_of(rng) for _ in range(PARTITIONS)]
     dirty = [rng.choice([segment.base_offset for segment in log.segments[:-1]]) for log in logs]
@@ -137,7 +137,7 @@ def test_a_round_leaves_what_the_cleaner_of_the_broker_leaves(version: str, tmp_
     given = [f"t:{name}={value}" for name, value in settings.items()]
     configuration = read_configuration(str(tmp_path / "work" / "server.properties"), given, True)
     configuration = replace(configuration, broker_version=parse_broker_version(version))
-    if not has_zookeeper(version):  # KRaft brokers are all 3.0 or later, whose batches of version 2 are the same
+    if not has_zookeeper(version):  # otherwise only brokers with ZooKeeper keep the magic
         configuration = replace(configuration, message_format="keep")
     names = tuple(f"t-{number}" for number in ends)
     request = Request(Choice(log_dirs=(str(ours),), partitions=names), configuration, execute=True, force=True)
@@ -155,7 +155,7 @@ def test_a_round_leaves_what_the_cleaner_of_the_broker_leaves(version: str, tmp_
         if configuration.by_file_time:
             assert not [batch for batch in batches_of(ours / f"t-{number}") if batch.attributes & DELETE_HORIZON]
     old = sum(1 for n in ends for c in contents_of(ours / f"t-{n}")[0] if not isinstance(c, tuple) or len(c) == 3)
-    print(f"{len(ends)} partitions, {old} old messages left, {more_emptied} more emptied batches of version 2")
+    print(f"{len(ends)} partitions, {old} old messages retained, {more_emptied} more emptied batches of magic 2")
     assert old > 20
 
 
@@ -168,8 +168,8 @@ def latest(records: list[Served]) -> dict[tuple[str, bytes | None], Served]:
 
 
 @pytest.mark.one_of("old messages on an old broker")
-def test_an_old_client_reads_the_same_latest_records(tmp_path: Path) -> None:
-    """The broker is 2.8.2, and its topics have an old format; if written as version 2, no record could be read."""
+def test_an_old_client_reads_the_same_latest_records_after_compaction(tmp_path: Path) -> None:
+    """The topics of a broker of 2.8.2 have old message formats. If they are compacted to magic 2, the client fails."""
     version = "2.8.2"
     broker_class_path_or_skip(version)
     everything = [(topic, 0) for topic in OLD_TOPICS]

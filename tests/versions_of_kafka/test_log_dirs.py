@@ -1,5 +1,5 @@
-"""Log dirs that brokers of each version wrote have no problems, and the flags that a message asks for are sufficient
-for a compaction.
+"""`verify` finds no problem in log dirs of brokers of each version, and they can be compacted with the flags that a
+message asks for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLEANER = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200", "log.c
 
 
 def small_segments(version: str) -> dict[str, str]:
-    """Return the settings for small segments, which from 4.1 on are possible only with Kafka's setting for tests."""
+    """Return the settings for small segments; from 4.1 on, only a setting for Kafka's tests allows them."""
     is_new = tuple(map(int, version.split(".")[:2])) >= (4, 1)
     return {"internal.segment.bytes" if is_new else "segment.bytes": "16384", "index.interval.bytes": "512"}
 
@@ -77,7 +77,7 @@ def test_log_dirs_of_a_broker_have_no_problems_and_can_be_compacted(
         assert verified.exit_code == 0, verified.stdout
         rebuilt = run("rebuild-index", "--log-dirs", log_dir, "--output", "json")
         assert {row["status"] for row in json.loads(rebuilt.stdout)} == {"sound"}, rebuilt.stdout
-        flags = advised(run, version, log_dir, printed, tmp_path)
+        flags = flags_asked_for(run, version, log_dir, printed, tmp_path)
         done = run("compact", "--log-dirs", log_dir, "--execute", "--force", "--output", "json", *flags)
         assert done.exit_code == 0, done.stdout
         assert rows_of(done)["t-0"]["status"] in (("compacted", "clean") if is_cleaned else ("compacted",))
@@ -94,8 +94,8 @@ def test_log_dirs_of_a_broker_have_no_problems_and_can_be_compacted(
         }
 
 
-def advised(run: Run, version: str, log_dir: Path, printed: str, tmp_path: Path) -> tuple[str | Path, ...]:
-    """Return the flags that the message of a run without flags asks for; none, if there is a metadata log."""
+def flags_asked_for(run: Run, version: str, log_dir: Path, printed: str, tmp_path: Path) -> tuple[str | Path, ...]:
+    """Return the flags that `plan` asks for if run without flags: none if the log dir has a metadata log."""
     message = re.sub(r"\s+", " ", run("plan", "--log-dirs", log_dir).stderr)
     if not has_zookeeper(version):
         assert "metadata as of offset" in message

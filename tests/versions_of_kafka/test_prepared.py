@@ -1,7 +1,7 @@
-"""Compactions prepared beside a running broker of each version, and committed when it has stopped.
+"""Compactions that are prepared beside a running broker of each version, and committed when it has stopped.
 
-While they are prepared, the broker's clients write, its cleaner runs on some topics, and segments roll. Each round ends
-with a stop, a commit and a start: every consumer gets what it would have got. A soak run makes a hundred rounds.
+During the preparation, clients write and segments roll; after it, the broker's cleaner cleans some topics. Each round
+ends with a stop, a commit and a start, after which consumers get the same records. A soak run makes a hundred rounds.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import pytest
 
 from tests.chance import chance
 from tests.interop.broker import Broker
-from tests.interop.broker_client import BrokerClient, Served
-from tests.interop.broker_story import complaints, keytail, newest_of, state_of
+from tests.interop.broker_client import BrokerClient
+from tests.interop.broker_story import complaints, keytail
 from tests.interop.kafka import VERSION
 from tests.versions_of_kafka.broker import broker_of
 from tests.versions_of_kafka.consumers import java_records
-from tests.versions_of_kafka.test_story import (
+from tests.versions_of_kafka.topics import (
+    DAYS_10_MS,
     MINUTES_10_MS,
     PARTITIONS,
     TOPICS,
     check_has_no_problems,
+    check_latest_records_except_tombstones,
     produce,
     settings_of,
     wait_until_served,
@@ -34,7 +36,7 @@ from tests.versions_of_kafka.test_story import (
 pytestmark = [pytest.mark.interop]
 
 ROUNDS = 100 if os.environ.get("KEYTAIL_SOAK") == "1" else 1
-BROKER = {
+PROPERTIES = {
     "log.cleaner.enable": "true",
     "log.cleaner.backoff.ms": "100",
     "log.flush.offset.checkpoint.interval.ms": "200",
@@ -42,11 +44,10 @@ BROKER = {
     "log.segment.delete.delay.ms": "1000",
     "log.initial.task.delay.ms": "100",
 }
-DAYS_10_MS = 10 * 86_400_000
 
 
 class Traffic:
-    """Writes to all topics in a thread until it is stopped, at times that make segments roll."""
+    """Writes to all topics in a thread until it is stopped, with timestamps that make segments roll."""
 
     def __init__(self, client: BrokerClient, first_ms: int, number: int) -> None:
         self._client, self._time_ms, self._number = client, first_ms, number
@@ -66,7 +67,7 @@ class Traffic:
             raise self.failed
 
     def wait_for(self, times: int) -> None:
-        """Until all topics have been written to so many times more."""
+        """Wait until all topics have been written to `times` more times."""
         for _ in range(times):
             assert self._written.acquire(timeout=120), self.failed
 
@@ -78,7 +79,7 @@ class Traffic:
                 self._number += 1
                 self._time_ms += MINUTES_10_MS
                 self._written.release()
-                self._stop.wait(0.2)  # each time is a segment of each topic
+                self._stop.wait(0.2)  # each write begins a new segment in each topic
         except BaseException as error:
             self.failed = error
             self._written.release(100)
@@ -93,7 +94,7 @@ class Traffic:
 
 
 def _wait_for_checkpoints(log_dir: Path) -> None:
-    """Until the recovery point of a topic is above 0: a preparation goes no further than what is flushed."""
+    """Wait until the recovery point of every topic is above 0: a preparation ends at the recovery point."""
     give_up = time.monotonic() + 60
     while True:
         path = log_dir / "recovery-point-offset-checkpoint"
@@ -101,15 +102,13 @@ def _wait_for_checkpoints(log_dir: Path) -> None:
         flushed = {line.split()[0]: int(line.split()[2]) for line in lines}
         if all(flushed.get(topic, 0) > 0 for topic in TOPICS):
             return
-        assert time.monotonic() < give_up, f"recovery points stay at {flushed}"
+        assert time.monotonic() < give_up, f"a recovery point is still 0: {flushed}"
         time.sleep(0.1)
 
 
-def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_broker(
-    version: str, tmp_path: Path
-) -> None:
+def test_consumers_get_the_same_records_after_a_prepared_compaction_is_committed(version: str, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
-    broker = broker_of(version, log_dir, tmp_path / "work", properties=BROKER)
+    broker = broker_of(version, log_dir, tmp_path / "work", properties=PROPERTIES)
     found: Counter[str] = Counter()
     with broker, BrokerClient() as client:
         client.connect(broker)
@@ -117,7 +116,7 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
             client.create_topic(topic, 1, settings)
         first_ms, number, draws = int(time.time() * 1000) - DAYS_10_MS, 0, chance()
         for round_number in range(ROUNDS):
-            cleaned = draws.sample(sorted(TOPICS), 2)  # by the broker itself, meanwhile
+            cleaned = draws.sample(sorted(TOPICS), 2)  # by the broker, after the preparation
             with Traffic(client, first_ms, number) as traffic:
                 traffic.wait_for(4)
                 _wait_for_checkpoints(log_dir)
@@ -134,24 +133,25 @@ def test_consumers_get_the_same_after_a_commit_of_what_was_prepared_beside_the_b
             client.wait_until_decided(PARTITIONS)
             before = java_records(broker, PARTITIONS, isolation="read_committed")
             offsets = client.offsets(PARTITIONS)
-            assert not round_number or not complaints(broker.log_lines())  # the first start is that of a new broker
+            if round_number:  # at its first start, a broker logs warnings
+                assert not complaints(broker.log_lines())
             broker.stop()
             found.update(_commit(broker, tmp_path))
             broker.start()
             client.connect(broker)
             wait_until_served(client)
             assert client.offsets(PARTITIONS) == offsets
-            _compare(before, java_records(broker, PARTITIONS, isolation="read_committed"))
+            check_latest_records_except_tombstones(before, java_records(broker, PARTITIONS, isolation="read_committed"))
             assert not complaints(broker.log_lines())
     print(f"Kafka {version}, {ROUNDS} rounds: {dict(found)}")
     assert found["prepared"] > ROUNDS
     assert found["committed"] > ROUNDS
 
 
-@pytest.mark.soak("compact/prepared/test_takeover.py: what a later version appends is no reason to discard")
-def test_a_broker_of_a_later_version_starts_over_what_is_prepared(tmp_path: Path) -> None:
-    """The commit is that of a stopped broker of the later version, in whose log no feature was upgraded."""
-    broker = broker_of("3.9.1", tmp_path / "logs", tmp_path / "work", properties=BROKER)
+@pytest.mark.soak("compact/prepared/test_takeover.py: a preparation remains valid if a later version appends")
+def test_a_later_version_continues_on_prepared_partitions_and_their_commit_succeeds(tmp_path: Path) -> None:
+    """The features of the metadata log are not upgraded to those of the later version."""
+    broker = broker_of("3.9.1", tmp_path / "logs", tmp_path / "work", properties=PROPERTIES)
     with broker, BrokerClient() as client:
         client.connect(broker)
         for topic, settings in TOPICS.items():
@@ -175,27 +175,17 @@ def test_a_broker_of_a_later_version_starts_over_what_is_prepared(tmp_path: Path
         broker.start()
         client.connect(broker)
         wait_until_served(client)
-        _compare(before, java_records(broker, PARTITIONS, isolation="read_committed"))
+        check_latest_records_except_tombstones(before, java_records(broker, PARTITIONS, isolation="read_committed"))
         assert not complaints(broker.log_lines())
 
 
 def _commit(broker: Broker, tmp_path: Path) -> list[str]:
-    """Commit what was prepared; return what became of each preparation."""
+    """Commit the prepared compactions; return the result of each: `committed`, or the slug of the reason."""
     check_has_no_problems(tmp_path)
     flags = ("--force", "--execute", "--prepared-only")
     rows = keytail("compact", *settings_of(broker, tmp_path / "topics.txt"), *flags)
     check_has_no_problems(tmp_path)
     ended = [row["prepared"] for row in rows if row["prepared"]]
     assert {row["status"] for row in rows if row["prepared"] == "committed"} <= {"compacted"}
-    assert not list((tmp_path / "logs").glob("*/*.clean")), "left over"
+    assert not list((tmp_path / "logs").glob("*/*.clean")), "prepared files remain after the commit"
     return [text if text == "committed" else text.partition("[")[2].rstrip("]") for text in ended]
-
-
-def _compare(before: list[Served], after: list[Served]) -> None:
-    for topic in TOPICS:
-        old, new = ([record for record in records if record.topic == topic] for records in (before, after))
-        assert set(new) <= set(old), topic
-        assert state_of(new) == state_of(old), topic
-        gone = newest_of(old).keys() - newest_of(new).keys()  # tombstones whose time was over
-        assert all(newest_of(old)[key].value is None for key in gone), topic
-        assert all(newest_of(new)[key] == newest_of(old)[key] for key in newest_of(new)), topic

@@ -1,10 +1,9 @@
-"""Compactions prepared and committed on each broker of a cluster of three in turn, while clients go on writing.
+"""Compactions that are prepared and committed on each broker of a cluster of three in turn, while clients write.
 
-Producers (idempotent, transactional with aborts, one transaction open over many rolls) write while brokers are down,
-the brokers' cleaners and retention work on some topics, and segments roll. How much is written before the preparation,
-between it and the stop, and before the commit and the start is drawn; now and then a preparation or a commit is killed,
-or the broker starts over what they left. After each roll the broker follows the leaders from where its log ended, and
-consumers get what was written. At the end the replicas are alike.
+Producers are idempotent or transactional, some transactions abort, and one is open during many restarts. Cleaners and
+retention of the brokers work on some topics, and segments roll. How much is written before each step is drawn. Some
+preparations and commits are killed, and the broker may start on what they left. After each restart the broker must
+fetch only what follows its log end, and consumers must get what was written. At the end `audit` compares the replicas.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import pytest
 from tests.chance import SEED, chance
 from tests.interop.broker import Broker, LogLine
 from tests.interop.broker_client import BrokerClient, ClientError, Served
-from tests.interop.broker_story import KEYTAIL, complaints, keytail, newest_of
+from tests.interop.broker_story import KEYTAIL, complaints, keytail, latest_by_key
 from tests.ports import free_ports
 from tests.versions_of_kafka.broker import ClusterBroker, controller_of
 from tests.versions_of_kafka.consumers import java_records, librdkafka_records
@@ -34,10 +33,10 @@ from tests.versions_of_kafka.test_swap_states import REBUILDS
 
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.soak("test_prepared.py: one broker of each version, whose consumers, cleaner and log are the same"),
+    pytest.mark.soak("test_prepared.py: one broker of each version, with the same consumers, cleaner and checks"),
 ]
 
-ROLLS = int(os.environ.get("KEYTAIL_ROLLS", "100"))  # of one broker each
+ROLLS = int(os.environ.get("KEYTAIL_ROLLS", "100"))  # restarts of one broker
 BROKERS = (1, 2, 3)
 PROPERTIES = {
     "controlled.shutdown.enable": "true",
@@ -53,10 +52,10 @@ PROPERTIES = {
     "replica.high.watermark.checkpoint.interval.ms": "200",
     "transaction.state.log.min.isr": "2",
     "transaction.state.log.replication.factor": "3",
-    # The longest that brokers allow: the open transaction outlives many rolls.
+    # Two hours: one transaction is open during many restarts.
     "transaction.max.timeout.ms": "7200000",
 }
-# Times of records roll the segments. No round of the brokers' own cleaners is due, except for `cleaned`.
+# Segments roll by timestamps of records. The brokers' own cleaners never clean a topic except `cleaned`.
 SETTINGS = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "1",
@@ -68,7 +67,7 @@ TOPICS: Mapping[str, Mapping[str, str]] = {
     "lz4": SETTINGS,
     "transactional": {**SETTINGS, "segment.ms": "2000"},
     "held": {**SETTINGS, "segment.ms": "2000"},  # has an open transaction
-    # The broker's cleaner is due after some 30 segments, its retention after each segment, which has 20 batches.
+    # The broker cleans `cleaned` after some 30 segments, and applies retention to `both` after each, of 20 batches.
     "cleaned": {**SETTINGS, "min.cleanable.dirty.ratio": "0.95"},
     "both": {
         **SETTINGS,
@@ -78,7 +77,7 @@ TOPICS: Mapping[str, Mapping[str, str]] = {
         "segment.ms": "2400000",
     },
 }
-OWN = ("plain", "lz4", "transactional", "held")  # whose files only keytail replaces
+OWN = ("plain", "lz4", "transactional", "held")  # topics whose files only keytail replaces
 PARTITIONS = [(topic, 0) for topic in TOPICS]
 LOGGERS = {
     "AbstractIndex",
@@ -101,10 +100,10 @@ OPEN_MS = 7_000_000
 
 
 class Writers:
-    """Write to all topics in a thread, at times that make segments roll; `latest` has what consumers must get, and
-    `offsets` where that is.
+    """Writes to all topics in a thread, with timestamps that make segments roll.
 
-    Requests that fail while leaders change are sent again by the producers themselves.
+    `latest` has the values that consumers must get by topic and key, and `offsets` their offsets. Producers repeat
+    requests that fail while leaders change.
     """
 
     def __init__(self, bootstrap: Broker) -> None:
@@ -133,7 +132,7 @@ class Writers:
             raise self.failed
 
     def wait_for(self, times: int) -> None:
-        """Until all topics have been written to so many times more."""
+        """Wait until all topics have been written to `times` more times."""
         while self.written.acquire(blocking=False):
             pass
         for _ in range(times):
@@ -141,7 +140,7 @@ class Writers:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is written meanwhile; all but the open transaction are decided."""
+        """Write nothing within the block; all transactions but the one on `held` are decided."""
         self._paused.clear()
         self._pause.set()
         assert self._paused.wait(120), self.failed
@@ -187,12 +186,12 @@ class Writers:
         self.latest.update({(topic, key): value for _, key, value in records})
 
     def _write_held(self) -> None:
-        """Begin a transaction, which stays open; before it, write records that can be cleaned."""
+        """Write records that can be cleaned, then begin a transaction and leave it open."""
         for _ in range(3):
             records = self._records("held")
             self._client.produce("before held", "held", 0, records, idempotent=True)
             self.latest.update({("held", key): value for _, key, value in records})
-            time.sleep(2.1)  # the brokers' clock is what rolls the segments of this topic
+            time.sleep(2.1)  # segments of this topic roll by the clock
         self._client.transaction("held", "begin", "held", timeout_ms=OPEN_MS)
         records = [(int(time.time() * 1000), b"held-%d" % self._number, b"in a transaction")]
         self._client.produce("held", "held", 0, records, transactional_id="held")
@@ -207,7 +206,7 @@ class Writers:
         ]
 
 
-def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
+def test_prepared_compactions_are_committed_in_rolling_restarts(tmp_path: Path) -> None:
     ports = free_ports(1)
     controller = controller_of(tmp_path / "controller", ports[0])
     brokers = {
@@ -247,7 +246,7 @@ def test_a_cluster_is_rolled_with_prepared_compactions(tmp_path: Path) -> None:
     replicas = [text for number in BROKERS for text in ("--replica", f"b{number}={tmp_path / f'b{number}' / 'logs'}")]
     rows = keytail("audit", *replicas, "--topic-list", ",".join(TOPICS))
     assert {row["status"] for row in rows} == {"alike"}, rows
-    assert ROLLS < 10 or start > 0, "no retention"
+    assert ROLLS < 10 or start > 0, "retention removed nothing"
     of_each = {topic: {what for what in found if what.startswith(f"{topic}: ")} for topic in TOPICS}
     for topic in OWN:
         assert found[f"{topic}: committed"] > ROLLS / 2, found
@@ -261,7 +260,7 @@ def _print(found: Counter[str]) -> None:
 
 
 def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float], draws: random.Random) -> list[str]:
-    """Prepare on the running broker, stop it, commit, start it; return what became of each preparation."""
+    """Prepare beside the broker, stop it, commit, start it; return the result of each preparation."""
     log_dir, ended = broker.log_dirs[0], list[str]()
     common = ("--config", broker.work_dir / "server.properties", "--force", "--topic-list", ",".join(TOPICS))
     prepare, commit = (*common, "--prepare"), (*common, "--execute", "--prepared-only")
@@ -273,17 +272,17 @@ def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float], draws: r
     if draws.random() < 0.25:
         wanted = draws.randrange(24)
         ended += _killed(prepare, draws, lambda: files("") >= wanted)
-    if draws.random() < 0.95:  # in the others, what a killed one left, if any
+    if draws.random() < 0.95:  # otherwise commit what a killed preparation left, if anything
         rows = keytail("compact", *prepare)
         ended += [f"{row['topic']}: not prepared: {row['status']}" for row in rows if row["status"] != "prepared"]
     writers.wait_for(draws.choice([0, 0, 1, 3, 10, 30]))
-    assert not _of_logs(broker)
+    assert not _log_complaints(broker)
     if draws.random() < 0.15:
         broker.stop()
         broker.start()
         writers.wait_for(draws.randrange(4))
-        assert not _of_logs(broker)
-        ended.append("(starts over what is prepared)")
+        assert not _log_complaints(broker)
+        ended.append("(started without a commit)")
     begin_s = time.monotonic()
     broker.stop()
     stop_s = time.monotonic() - begin_s
@@ -292,16 +291,16 @@ def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float], draws: r
     if is_killed:
         wanted = draws.randrange(files(".prepared.*") + 1)
         ended += _killed(commit, draws, lambda: files(".prepared.*") <= wanted)
-    starts_over_it = is_killed and draws.random() < 0.5
+    is_left_to_broker = is_killed and draws.random() < 0.5
     begin_s = time.monotonic()
-    rows = [] if starts_over_it else keytail("compact", *commit)
+    rows = [] if is_left_to_broker else keytail("compact", *commit)
     commit_s = time.monotonic() - begin_s
     ended += [f"{row['topic']}: {re.sub('[0-9]+', 'N', row['prepared'])}" for row in rows if row["prepared"]]
     logs = [sorted((log_dir / f"{topic}-0").glob("*.log")) for topic in OWN]
     closed = {path: _identity(path) for paths in logs for path in paths[:-1]}
-    if not starts_over_it and draws.random() < 0.2:
+    if not is_left_to_broker and draws.random() < 0.2:
         verified = keytail("verify", *common[:2], ends_with=(0, 1))
-        # The snapshot of an earlier shutdown may be at an offset that the leader had compacted away.
+        # The snapshot of an earlier shutdown may be at an offset that the leader has removed by compaction.
         problems = [row for row in verified if {item["kind"] for item in row["findings"]} - {"segment-perhaps-missing"}]
         assert not problems
     writers.wait_for(draws.randrange(4))
@@ -309,18 +308,18 @@ def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float], draws: r
     broker.start()
     down_s.append(stop_s + commit_s + time.monotonic() - begin_s)
     writers.wait_for(2)
-    if starts_over_it:  # the broker finishes or undoes the replacement of a group, and may rebuild an index
-        ended.append("(starts over a killed commit)")
-        assert not [line for line in _of_logs(broker) if line.level != "WARN" and not line.text.endswith(REBUILDS)]
-    else:  # nothing was fetched again: the segments are the files that were there
+    if is_left_to_broker:  # the broker finishes or undoes the replacement of a group, and may rebuild an index
+        ended.append("(started after a killed commit)")
+        errors = [line for line in _log_complaints(broker) if line.level != "WARN"]
+        assert not [line for line in errors if not line.text.endswith(REBUILDS)]
+    else:  # no segment was fetched again: the files are the same
         assert {path: _identity(path) for path in closed} == closed
-        assert not _of_logs(broker)
+        assert not _log_complaints(broker)
     return ended
 
 
 def _killed(arguments: tuple[str | Path, ...], draws: random.Random, is_due: Callable[[], bool]) -> list[str]:
-    """Kill a run of `compact`, or only its first process, when the files in the log dir are as drawn; return what
-    happened."""
+    """Run `compact`, and kill all its processes or only the first when `is_due` is true; return what happened."""
     command = [str(KEYTAIL), "compact", *map(str, arguments)]
     silent = subprocess.DEVNULL
     with subprocess.Popen(command, stdout=silent, stderr=silent, start_new_session=True) as process:
@@ -339,10 +338,10 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _of_logs(broker: Broker) -> list[LogLine]:
-    """Return the broker's complaints about logs; others are about connections to brokers that are down.
+def _log_complaints(broker: Broker) -> list[LogLine]:
+    """Return the broker's complaints about logs; others are about connections to stopped brokers.
 
-    A new leader does not know the last high watermark yet: followers that knew it complain, and truncate nothing.
+    Messages about the high watermark are left out: a new leader may not know the last one, but nothing is truncated.
     """
     found = [line for line in complaints(broker.log_lines()) if line.logger.rpartition(".")[2] in LOGGERS]
     return [line for line in found if "Non-monotonic update of high watermark" not in line.text]
@@ -362,7 +361,7 @@ def _wait_until_in_sync(admin: BrokerClient) -> None:
 
 
 def _check_consumers(admin: BrokerClient, broker: Broker, writers: Writers) -> None:
-    """Two consumers get the latest record of each key; from `both` only what retention has left."""
+    """Check that two consumers get the latest record of each key, except those of `both` that retention removed."""
     java = java_records(broker, PARTITIONS, isolation="read_committed")
     librdkafka = librdkafka_records(broker, PARTITIONS, isolation="read_committed")
     assert [item for item in java if item.topic in OWN] == [item for item in librdkafka if item.topic in OWN]
@@ -381,6 +380,6 @@ def _state(records: list[Served]) -> dict[tuple[str, bytes], bytes]:
     return {
         (topic, key): record.value
         for topic, of_topic in by_topic.items()
-        for (_, key), record in newest_of(of_topic).items()
+        for (_, key), record in latest_by_key(of_topic).items()
         if key is not None and record.value is not None and not key.startswith(b"held-")
     }

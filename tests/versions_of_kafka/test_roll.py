@@ -1,5 +1,5 @@
-"""`compact --roll-active` on the log dir of a broker of each version: the broker starts on the result, and on what an
-interrupted roll leaves, serves the latest records, and appends to the new segments.
+"""`compact --roll-active` on the log dir of a broker of each version, with two interrupted rolls; then the broker
+starts, serves the latest records, and appends to the new segments.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import pytest
 
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
-from tests.interop.broker_story import complaints, keytail, newest_of, state_of
+from tests.interop.broker_story import complaints, keytail
 from tests.versions_of_kafka import has_zookeeper
 from tests.versions_of_kafka.broker import broker_of
 from tests.versions_of_kafka.consumers import java_records
-from tests.versions_of_kafka.test_story import (
-    BROKER,
-    KEYS,
+from tests.versions_of_kafka.topics import (
+    CLEANER_PROPERTIES,
+    DAYS_10_MS,
     PARTITIONS,
     TOPICS,
     check_has_no_problems,
+    check_one_record_per_key,
     produce,
     settings_of,
     wait_until_served,
@@ -30,14 +31,13 @@ from tests.versions_of_kafka.test_story import (
 pytestmark = [pytest.mark.interop]
 
 COMMITS = 300
-# The files that a roll has created when it is stopped before it creates the `.log`.
+# By topic, the files that a roll has created if it is stopped before it creates the `.log`.
 INTERRUPTED = {"zstd": (".index",), "gzip": (".index", ".timeindex")}
 ROLLED = [topic for topic in TOPICS if topic not in INTERRUPTED]
-DAYS_10_MS = 10 * 86_400_000
 
 
 def _write(client: BrokerClient, first_ms: int) -> None:
-    """Write to all topics within `segment.ms`, so that only the active segment has the records."""
+    """Write to all topics within `segment.ms`, so that all records are in the active segment."""
     for number in range(4):
         for topic in TOPICS:
             produce(client, topic, first_ms + number, number)
@@ -48,7 +48,7 @@ def _served(broker: Broker) -> list[Served]:
 
 
 def _logs(log_dir: Path, topic: str) -> list[tuple[int, int]]:
-    """Return base offsets and sizes of the segments of partition 0."""
+    """Return the base offset and size of each segment of partition 0."""
     return sorted((int(path.stem), path.stat().st_size) for path in (log_dir / f"{topic}-0").glob("*.log"))
 
 
@@ -56,9 +56,9 @@ def _bytes_of_offsets(log_dir: Path) -> int:
     return sum(path.stat().st_size for path in log_dir.glob("__consumer_offsets-*/*.log"))
 
 
-def test_a_broker_continues_with_rolled_and_compacted_logs(version: str, tmp_path: Path) -> None:
+def test_a_broker_starts_on_rolled_and_compacted_logs_and_appends(version: str, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
-    broker = broker_of(version, log_dir, tmp_path / "work", properties=BROKER)
+    broker = broker_of(version, log_dir, tmp_path / "work", properties=CLEANER_PROPERTIES)
     with broker, BrokerClient() as client:
         client.connect(broker)
         for topic, settings in TOPICS.items():
@@ -75,7 +75,7 @@ def test_a_broker_continues_with_rolled_and_compacted_logs(version: str, tmp_pat
                 file.write("__consumer_offsets:cleanup.policy=compact\n")
         chosen = ("--topic-list", ",".join([*ROLLED, "__consumer_offsets"]))
         plain = {row["topic"]: row["status"] for row in keytail("compact", *flags, *chosen)}
-        assert plain["none"] == plain["__consumer_offsets"] == "clean", "only their active segments have records"
+        assert plain["none"] == plain["__consumer_offsets"] == "clean", "all records are in active segments"
         rows = keytail("compact", *flags, *chosen, "--roll-active")
         rolled = {row["topic"] for row in rows if row["active_segment"] == "rolled"}
         assert rolled == {*ROLLED, "__consumer_offsets"}, rows
@@ -94,7 +94,7 @@ def test_a_broker_continues_with_rolled_and_compacted_logs(version: str, tmp_pat
         assert client.offsets(PARTITIONS) == offsets
         assert not any(path.exists() for path in interrupted)
         after = _served(broker)
-        _compare(before, after)
+        check_one_record_per_key(before, after, unchanged=INTERRUPTED)
         assert client.committed_offsets("group") == {"none-0": COMMITS - 1}
         _write(client, int(time.time() * 1000) - DAYS_10_MS)
         assert len(_served(broker)) > len(after)
@@ -106,21 +106,9 @@ def test_a_broker_continues_with_rolled_and_compacted_logs(version: str, tmp_pat
 
 
 def _interrupt(log_dir: Path, topic: str, suffixes: Sequence[str]) -> list[Path]:
-    """Leave the files that a roll creates first. The latest snapshot is at the log end."""
+    """Create the files that a roll creates first, and return them. The latest snapshot is at the log end."""
     newest = max((log_dir / f"{topic}-0").glob("*.snapshot"))
-    left = [newest.with_suffix(suffix) for suffix in suffixes]
-    for path in left:
+    created = [newest.with_suffix(suffix) for suffix in suffixes]
+    for path in created:
         path.touch()
-    return left
-
-
-def _compare(before: list[Served], after: list[Served]) -> None:
-    """Check, for each topic, that one unchanged record of each key is left; everything, if nothing was rolled."""
-    for topic in TOPICS:
-        old, new = ([record for record in records if record.topic == topic] for records in (before, after))
-        assert set(new) <= set(old)
-        assert state_of(new) == state_of(old)
-        if topic in INTERRUPTED:
-            assert new == old
-        else:
-            assert len(new) == len(newest_of(new)) <= KEYS < len(old)
+    return created

@@ -1,4 +1,4 @@
-"""Rounds compared with the cleaner classes of older versions, on the random logs of tests/interop.
+"""Rounds of keytail compared with the cleaner classes of older versions, on the random logs of tests/interop.
 
 KEYTAIL_FUZZ_LOGS sets the number of logs per version, KEYTAIL_SEED repeats a run, and KEYTAIL_FUZZ_LOG runs only that
 log.
@@ -63,7 +63,7 @@ def run_rounds(
         return keytail_round(log_dir, now, by_file_time=by_file_time, message_format=message_format)
 
     case_of = partial(CaseOfVersion, cleaner, rule=rule)
-    # If the map is full, 2.4.1 looks for aborted transactions only below its end, and retains aborted data after it.
+    # If the map is full, 2.4.1 reads aborted transactions only up to its end, and retains aborted data after it.
     from_inside = cleaner.version >= "2.8"
     return run_cases(
         kafka, directory, ours, logs=max(1, round(LOGS * share)), case_of=case_of, configs=configs,
@@ -77,10 +77,10 @@ def run_rounds(
     [({}, 0.5), ({"transactional": False}, 0.2), ({"legacy": True}, 0.3)],
     ids=["transactional", "plain", "legacy"],
 )
-def test_rounds_leave_what_the_cleaner_of_the_version_leaves(
+def test_a_round_has_the_result_of_the_cleaner_of_the_version(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, traffic: dict[str, Any], share: float
 ) -> None:
-    """Each round starts from Kafka's previous result. From 3.1 on, horizons are compared too."""
+    """Each round starts from Kafka's previous result. From 3.1 on, delete horizons are compared too."""
     by_file_time = parse_broker_version(version).cleans_by_file_time
     rule: Rule = "equal" if by_file_time else "may keep the last"
     seen = run_rounds(kafka, cleaner, fast_dir, share, by_file_time=by_file_time, rule=rule, **traffic)
@@ -93,11 +93,11 @@ def test_rounds_leave_what_the_cleaner_of_the_version_leaves(
 
 @pytest.mark.parametrize("version", BY_FILE_TIME, indirect=True)
 @pytest.mark.parametrize("retention_ms", [0, 2**40])
-def test_without_the_version_only_tombstones_and_markers_are_retained_longer(
+def test_without_broker_version_only_tombstones_and_markers_are_retained_longer(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, retention_ms: int
 ) -> None:
-    """No log has a horizon before keytail writes one. With a long retention, neither side removes a tombstone or
-    marker.
+    """Before keytail's round, no batch has a delete horizon. With a long delete.retention.ms, neither side removes a
+    tombstone or marker.
     """
     seen = run_rounds(
         kafka, cleaner, fast_dir, 0.3, by_file_time=False, rule="keeps longer", replicated=False, far_jumps=False,
@@ -116,8 +116,9 @@ EXPIRATION_MS = 10_000
 
 
 def play(case: CaseOfVersion, steps: list[dict[str, Any]], ages_ms: dict[int, int]) -> set[int]:
-    """Run one round by file time over all closed segments, whose ages are given by base offset; all producers have
-    expired. Return the offsets that Kafka leaves.
+    """Run one round by file time over all closed segments, and return the offsets that Kafka retains.
+
+    `ages_ms` are the ages of segment files by base offset. All producers have expired.
     """
     clock_ms = CLOCK_MS + 2 * EXPIRATION_MS
 
@@ -134,11 +135,11 @@ def play(case: CaseOfVersion, steps: list[dict[str, Any]], ages_ms: dict[int, in
 
 
 @pytest.mark.parametrize("version", BY_FILE_TIME, indirect=True)
-def test_a_second_round_removes_tombstones_and_markers_that_the_first_retained(
+def test_a_second_round_removes_expired_tombstones_and_markers(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path
 ) -> None:
-    """It removes tombstones of a file that is old enough, and the marker of a transaction whose data the first round
-    removed.
+    """They are the tombstones of a file that is now old enough, and the marker of a transaction whose data the first
+    round removed.
     """
     case = CaseOfVersion(cleaner, kafka, fast_dir / "log", Counter())
     steps = [
@@ -158,10 +159,10 @@ def test_a_second_round_removes_tombstones_and_markers_that_the_first_retained(
 
 
 @pytest.mark.parametrize("version", [v for v in BY_FILE_TIME if v < "3"], indirect=True)
-def test_a_marker_is_not_superseded_by_a_record_whose_key_has_its_bytes(
+def test_a_record_with_the_key_of_a_marker_does_not_supersede_it(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path
 ) -> None:
-    """A departure (CLEANING.md 16): before 3.0, a marker whose data is still there is removed as superseded."""
+    """A departure (CLEANING.md 16): before 3.0, Kafka removes the marker although its data is retained."""
     case = CaseOfVersion(cleaner, kafka, fast_dir / "log", Counter())
     steps = [
         step_batch([(CLOCK_MS, b"k", b"1")], producer=(4000, 0, 0), transactional=True),

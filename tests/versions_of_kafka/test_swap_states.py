@@ -1,8 +1,8 @@
-"""Each row of the table of states in lib/keytail/log/SWAP.md, loaded by real brokers.
+"""Brokers of several versions load each state in the table of lib/keytail/log/SWAP.md.
 
-A broker starts once for all rows: each row is a partition of a separate topic. The order in which a directory is listed
-depends on how it was created, and loaders before 3.0 work in that order; therefore each row is there several times,
-with its files created in random orders.
+A broker starts once for all rows: each row is a partition of a separate topic. Loaders before 3.0 work in the order in
+which the directory is listed, which depends on the order of creation. Therefore there are several partitions for each
+row, with files created in random orders.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.versions_of_kafka.broker import broker_of
 pytestmark = [pytest.mark.interop]
 
 VARIANTS = 3
-FATAL = 23  # a broker from 3.0 on does not start
-NO_INDEX_SWAP = {20: 0, 35: 7}  # the log whose index is full of zeros afterwards, with a broker from 3.0 on
-CUT_SWAP = 24
+FATAL = 23  # from 3.0 on, a broker does not start
+ZEROED_INDEX = {20: 0, 35: 7}  # by row, the log whose index a broker from 3.0 on fills with zeros
+TRUNCATED_SWAP = 24
 _OTHERS = "2.8.2 and 4.3.1"
-# printed for a log whose indexes a loader before 3.0 has deleted
+# logged for a log whose indexes a loader before 3.0 has deleted
 REBUILDS = "recovering segment and rebuilding index files..."
 
 
@@ -42,15 +42,14 @@ def _wanted(number: int, version: str) -> Logs:
     row = ROWS[number]
     if _is_before_3(version):
         return row.of_before_3(is_2_4=version.startswith("2.4."))
-    if number == CUT_SWAP:  # loaded unchanged; the index points at the truncated batch, so no source is deleted
+    if number == TRUNCATED_SWAP:  # loaded unchanged: no source is deleted, as the index points at the truncated batch
         return {**{base: log_of(offsets) for base, offsets in SOURCES.items()}, 0: log_of(OUT)[:-1]}
     assert isinstance(row.broker, dict)
     return row.broker
 
 
 def _fill(target: Path, source: Path) -> None:
-    """Create the files of `source`, in a random order, in the directory of a topic that the broker has created. Hard
-    links are preserved.
+    """Replace the log files of a new partition with those of `source`, created in random order, with their hard links.
     """
     for path in target.iterdir():
         if path.name[0].isdecimal():
@@ -78,10 +77,10 @@ def _check(number: int, version: str, path: Path) -> None:
     left = [name for name in os.listdir(path) if name.endswith((".swap", ".cleaned"))]
     assert sorted(left) == (sorted(ROWS[number].left_names) if _is_before_3(version) else [])
     for base, log in found.items():
-        if number == CUT_SWAP and not _is_before_3(version) and base == 0:
-            continue  # the index of the log before its truncation
+        if number == TRUNCATED_SWAP and not _is_before_3(version) and base == 0:
+            continue  # its index is that of the log before the truncation
         index = (path / f"{base:020d}.index").read_bytes()
-        if base == NO_INDEX_SWAP.get(number) and not _is_before_3(version):
+        if base == ZEROED_INDEX.get(number) and not _is_before_3(version):
             assert set(index) == {0}
         else:
             assert index == index_files(log, base, INTERVAL_BYTES)[0]
@@ -94,7 +93,7 @@ def _wait_until_there(paths: list[Path]) -> None:
         time.sleep(0.05)
 
 
-# Loaders before and from 3.0 on differ; CI runs one version of each kind.
+# The loader changed in 3.0; CI runs one version of each.
 ONE_OF_EACH_LOADER = [
     v if v in ("2.8.2", "4.3.1") else pytest.param(v, marks=pytest.mark.soak(_OTHERS)) for v in VERSIONS
 ]
@@ -102,12 +101,12 @@ ONE_OF_EACH_LOADER = [
 
 @pytest.mark.one_of()
 @pytest.mark.parametrize("version", ONE_OF_EACH_LOADER, indirect=True)
-def test_a_real_broker_does_what_each_row_states(version: str, tmp_path: Path) -> None:
+def test_brokers_load_each_state_as_documented(version: str, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     numbers = [number for number in ROWS if number != FATAL or _is_before_3(version)]
     topics = {f"row-{number}-{variant}": number for number in numbers for variant in range(VARIANTS)}
-    # With a delay of 0, the thread that deletes logs waits 30 s after the start for a log to delete, and a broker of
-    # 2.8.2 then waits a day for that thread before it stops (LogManager.deleteLogs, KafkaScheduler.shutdown).
+    # With a delay of 0, the thread that deletes logs first waits 30 s for a log to delete. If a broker of 2.8.2 is
+    # stopped within these 30 s, its shutdown waits a day (LogManager.deleteLogs, KafkaScheduler.shutdown).
     properties = {"log.segment.delete.delay.ms": "1", "log.index.interval.bytes": str(INTERVAL_BYTES)}
     broker = broker_of(version, log_dir, tmp_path / "work", properties=properties)
     with broker, BrokerClient() as client:
@@ -133,4 +132,4 @@ def test_a_real_broker_does_what_each_row_states(version: str, tmp_path: Path) -
             (log_dir / "row-1-0-0" / "foo.swap").touch()
             with pytest.raises(RuntimeError, match="ended with status 1 at start"):
                 broker.start()
-            assert '"foo"' in broker.log_file.read_text()  # the text of a NumberFormatException contains it
+            assert '"foo"' in broker.log_file.read_text()  # in the message of a NumberFormatException

@@ -1,4 +1,5 @@
-"""An engine that runs the stages of a fan-out in this process, one task after the other, with shuffled cells in files.
+"""An engine that runs the stages of a fan-out in this process, one task after the other, and shuffles cells through
+files.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class InProcess:
                 for cell in emit(self.fs, payloads[number], self._attempt()):
                     assert 0 <= cell.shard < shards
                     if number in done:
-                        continue  # the output of the second run of a task is discarded
+                        continue  # of a task that runs twice, the second output is discarded
                     where[cell.shard].append((cell.order, number, file.tell(), len(cell.data)))
                     file.write(cell.data)
                     self.shuffled_bytes += len(cell.data)

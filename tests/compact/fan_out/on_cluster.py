@@ -1,9 +1,9 @@
-"""The driver of a test on a cluster: `keytail compact --execute --fan-out always`, with stages that fail as requested.
+"""The driver of a test on a cluster: runs `keytail compact --execute --fan-out always` with failures in given stages.
 
     python -m tests.compact.fan_out.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
 
-Like tests/run/on_cluster.py, except that HOW names stages: `merge:executor` kills the executor that has completed the
-second task of that stage, `scan:slow` makes that task wait for its copy. Prints the rows as JSON.
+As in tests/run/on_cluster.py, but HOW names a stage: with `merge:executor`, the executor is killed after the second
+task of that stage; with `scan:slow`, that task waits for its copy. Prints the rows as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECOND = 1
 
 
 def disturb(notes: str, stage: str, kind: str, number: int, attempt: str) -> None:
-    """When the second task of a stage has done its work for the first time, make it wait or kill its executor."""
+    """After the first attempt of the second task of a stage, make it wait or kill its executor."""
     (Path(notes) / f"{stage}-{number}.{attempt}.{os.getppid()}").touch()
     if number == SECOND and is_first(Path(notes) / f"{stage}.first"):
         if kind == "slow":

@@ -1,4 +1,4 @@
-"""Runs of keys and shards compared with dictionaries, for random runs, shards and orders."""
+"""Keys in runs and shards, compared with dictionaries, for random runs, shards and orders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FATES = {model.DROPPED: 0, model.KEPT: 1, model.EXPIRED: 2, model.PRESENT: 3}
 
 
 def hashes(keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return two words for each key; some keys share one of the words, and thus their slots in a table."""
+    """Return the two words of the hash of each key; some keys share one word, and thus their slot in a table."""
     low = np.array([(key * 0x9E3779B97F4A7C15) % 2**64 for key in keys], np.uint64)
     high = np.array([((key // 3) * 0xC2B2AE3D27D4EB4F) % 2**64 for key in keys], np.uint64)
     return low, high
@@ -36,12 +36,12 @@ def hashes(keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
     memory=st.sampled_from([1, 1 << 20]),
 )
 def test_a_shard_receives_all_of_its_keys_in_their_order(keys: list[int], shards: int, cuts: int, memory: int) -> None:
-    """No key is lost, each key is in one shard, and a table that removes duplicates emits each key once."""
+    """No key is lost, each key is in one shard, and the deduplicating table emits each key once."""
     low, high = hashes(keys)
     ordinals = np.arange(len(keys), dtype=np.int64)
     ordinals[::7] = -1
     run = _Run(_PROBES, 3, shards, memory)
-    found: list[tuple[int, int, int]] = []  # shard, low, ordinal
+    found: list[tuple[int, int, int]] = []  # by shard: low word and ordinal
     orders = []
     for start in range(0, len(keys), cuts):
         part = slice(start, start + cuts)
@@ -68,7 +68,7 @@ def test_a_shard_receives_all_of_its_keys_in_their_order(keys: list[int], shards
 @settings(deadline=None, max_examples=draws(100))
 @given(st.lists(st.integers(0, 300), max_size=600), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_survivors_equal_those_of_dictionaries(keys: list[int], shards: int, rng: random.Random) -> None:
-    """Slices sometimes flush their keys, and look keys up in between."""
+    """Slices flush their keys at random times, and look up keys in between."""
     low, high = hashes(keys)
     is_put = np.array([rng.random() < 0.7 for _ in keys], bool)
     ordinals = np.arange(len(keys), dtype=np.int64)
@@ -108,18 +108,18 @@ def test_survivors_equal_those_of_dictionaries(keys: list[int], shards: int, rng
 
 
 def slots_of(records: list[tuple[int, int, str]]) -> np.ndarray:
-    """Return the table of one part's records, in the order of offsets, as the proof builds it."""
+    """Return the proof's table of the records of one part, which are inserted in the order of offsets."""
     slots = np.zeros(3 * 4096, np.uint64)
     for key, offset, action in sorted(records, key=lambda item: item[1]):
         [low], [high] = hashes([key])
         entry = np.array([low, high & ~np.uint64(7) | np.uint64(FATES[action]), offset + 1], np.uint64)
-        place_partition_of(slots, entry)
+        insert_entry(slots, entry)
     return slots
 
 
-def place_partition_of(slots: np.ndarray, entry: np.ndarray) -> None:
-    """Insert like the proof's own `_put`: an entry of a later offset replaces the earlier one, and records whether that
-    one was retained.
+def insert_entry(slots: np.ndarray, entry: np.ndarray) -> None:
+    """Insert an entry as `_put` of the proof does: it replaces an earlier one of its key, and records whether that one
+    was retained.
     """
     table = slots.reshape(-1, 3)
     for row in table:
@@ -135,8 +135,9 @@ def place_partition_of(slots: np.ndarray, entry: np.ndarray) -> None:
 
 @settings(deadline=None, max_examples=draws(150))
 @given(st.randoms(use_true_random=False), st.integers(1, 6), st.integers(1, 40))
-def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts: int, n_keys: int) -> None:
-    """Parts are merged in any order, and through several shards; keys that are only PRESENT are decided by later parts.
+def test_merged_proofs_of_parts_equal_one_proof(rng: random.Random, parts: int, n_keys: int) -> None:
+    """Parts are merged in any order, through several shards. Keys that are only PRESENT in one part are decided by
+    later parts.
     """
     records = []
     for offset in range(rng.randint(0, 120)):
@@ -173,8 +174,8 @@ def test_proofs_of_parts_give_the_result_of_one_proof(rng: random.Random, parts:
         for value in expected.values()
         if value.fate == model.DROPPED or (value.fate == model.EXPIRED and value.older_kept)
     ]
-    message = [proof_table.first_unjustified(table.slots) for table in merged]
-    worst = min(((int(a), int(b)) for a, b in message if a >= 0), default=(-1, 0))
+    unjustified = [proof_table.first_unjustified(table.slots) for table in merged]
+    worst = min(((int(a), int(b)) for a, b in unjustified if a >= 0), default=(-1, 0))
     assert worst == min(bad, default=(-1, 0))
 
 
@@ -188,8 +189,8 @@ def test_a_shard_that_does_not_fit_is_reported() -> None:
         table.merge(entries.reshape(-1))
 
 
-def test_keys_do_not_leave_a_table_in_the_order_of_the_next_tables_slots() -> None:
-    """In that order, each insertion would probe all earlier ones as long as the next table is small."""
+def test_keys_are_not_emitted_in_the_order_of_the_next_tables_slots() -> None:
+    """In that order, each insertion into a small table would probe the slots of all earlier ones."""
     rng = np.random.default_rng(5)
     low, high = (rng.integers(0, 2**64, 20_000, np.uint64) for _ in range(2))
     dedup = OffsetMap(1 << 20)

@@ -1,7 +1,6 @@
-"""A fan-out of many more keys than the memory budget stays within the budget: a log four times as large needs no more
-memory.
+"""The memory of a fan-out with many more keys than its budget does not grow with the log.
 
-The stages run one after the other in a separate process. Run as a module, this file is that process.
+The stages run one after the other in a separate process, which runs this file as a module.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from keytail.log.partition import SegmentFacts
 from tests.bench.memory import peak_private
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.logs import RandomLog, task_for
-from tests.compact.test_memory import KEY_BYTES, NOW, key_names, sign_batches, template_of
+from tests.compact.test_memory import KEY_BYTES, NOW, key_names, template_of, write_checksums
 from tests.reference.cleaner import Segment
 
 BUDGET_BYTES = 256 << 10
@@ -39,8 +38,8 @@ BATCH_RECORDS = 100
 def write_segments(
     path: Path, segments: int, batches: int, keys: int, *, hot: float = 0.0, value_bytes: int = 20
 ) -> tuple[RandomLog, tuple[SegmentFacts, ...]]:
-    """Write `segments` closed segments of `batches` batches each, and the active segment, with random keys. `hot` is
-    the share of records that all have the same key.
+    """Write `segments` closed segments of `batches` batches each, with random keys, and the active segment. `hot` is
+    the share of records with one key.
     """
     path.mkdir(parents=True)
     template, places = template_of(BATCH_RECORDS, value_bytes)
@@ -55,7 +54,7 @@ def write_segments(
             chosen = rng.integers(0, keys, batches)
             chosen[rng.random(batches) < hot] = 0
             rows[:, place : place + KEY_BYTES] = key_names(chosen)
-        sign_batches(data, len(template))
+        write_checksums(data, len(template))
         data.tofile(path / f"{base:020d}.log")
         index = np.zeros((batches, 2), ">i4")
         index[:, 0] = np.arange(1, batches + 1) * BATCH_RECORDS - 1
@@ -82,8 +81,8 @@ def task_of(path: Path, log: RandomLog, facts: tuple[SegmentFacts, ...], **field
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
 def test_four_times_as_many_keys_need_no_more_memory() -> None:
-    """There are more than 100 times as many keys as the budget has room for; the map and the table of one task would
-    grow by 88 bytes per key.
+    """The log has more than 100 times as many keys as fit into the budget. The map and the table of one task would grow
+    by 88 bytes per key.
     """
     room = OffsetMap(BUDGET_BYTES).max_entries
     small, large = (measured(segments) for segments in (4, 16))
@@ -91,7 +90,7 @@ def test_four_times_as_many_keys_need_no_more_memory() -> None:
     assert large["keys"] > (100 if SOAK else 50) * room
     assert large["keys"] > 3 * small["keys"]
     more_keys = large["keys"] - small["keys"]
-    # Only this engine's lists of cells and the rows of slices and shards grow.
+    # Only the lists of cells of this engine, and the rows of slices and shards, grow.
     assert large["growth_bytes"] < small["growth_bytes"] + 44 * more_keys
     assert large["largest_cell"] <= 1 << 20
 
@@ -100,7 +99,7 @@ def test_four_times_as_many_keys_need_no_more_memory() -> None:
 def test_one_key_with_almost_all_records_overloads_no_shard() -> None:
     answer = measured(4, hot=0.99)
     records = answer["records_before"]
-    assert answer["shuffled_bytes"] < 24 * records / 5, "a hot key is shuffled once per slice, or with its records"
+    assert answer["shuffled_bytes"] < 24 * records / 5, "the hot key must be shuffled once per slice"
 
 
 def measured(segments: int, hot: float = 0.0) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def measured(segments: int, hot: float = 0.0) -> dict[str, Any]:
 
 
 def one_fan_out(segments: int, batches: int, hot: float) -> dict[str, Any]:
-    """Run a fan-out to warm up, then the one that is measured. Called in the separate process."""
+    """Run a fan-out to warm up, then a measured one; called in the separate process."""
     sizes = Sizes(slice_bytes=1 << 20)
     answers = []
     with tempfile.TemporaryDirectory() as directory:

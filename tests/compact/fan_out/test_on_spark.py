@@ -1,5 +1,5 @@
-"""Partitions compacted by many tasks, on a real session of two cores: despite failures, the bytes equal those of one
-task.
+"""Partitions compacted by many tasks of a Spark session with two cores: the bytes equal those of one task, even after
+failures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def files_of(partition: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[CleaningTask]) -> list[dict[str, Any]]:
-    """Return the files that one task leaves of each partition, in a copy."""
+    """Compact a copy of each partition with one task, and return the files."""
     copy = home / "one-task"
     shutil.copytree(log_dir, copy)
     own = [replace(task, partition_path=str(copy / Path(task.partition_path).name), fan_out="never") for task in tasks]
@@ -47,16 +47,16 @@ def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[Cl
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small slices and few keys per shard wherever the driver chooses fan-out."""
+    """Make the driver use small slices and few keys per shard for fan-out."""
     real = fan_out_on_spark
     monkeypatch.setattr(installing, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
 
 
 @pytest.mark.parametrize("bound", [None, 1])
-def test_many_tasks_leave_what_one_task_leaves(
+def test_many_tasks_write_the_bytes_of_one_task(
     engine: SparkEngine, small: None, bound: int | None, tmp_path: Path
 ) -> None:
-    """The scan chooses fan-out, because the map of one task is too small; with a bound, each group is a pass."""
+    """The scan selects fan-out, because the map of one task is too small; with a bound, each group is a pass."""
     log_dir, tasks = make(tmp_path / "logs", count=2)
     expected = with_one_task(engine, log_dir, tmp_path, tasks)
     tasks = [replace(task, fan_out="auto", map_max_entries=entries) for task, entries in zip(tasks, (None, 5))]
@@ -88,7 +88,7 @@ def test_a_damaged_batch_changes_nothing(engine: SparkEngine, small: None, tmp_p
 
 
 def die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
-    """Kill the worker of a stage in its first run, after it has written its scratch files."""
+    """Kill the worker of the first attempt of a stage, after it has written its scratch files."""
     answer = real(fs, part, attempt)
     if not Path(mark).exists():
         Path(mark).touch()
@@ -104,7 +104,7 @@ def emit_and_die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: 
 
 
 @pytest.mark.parametrize("stage", ["scan", "write"])
-def test_a_killed_worker_leaves_no_trace(
+def test_a_killed_worker_does_not_change_the_result(
     engine: SparkEngine, small: None, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)

@@ -1,6 +1,4 @@
-"""A partition compacted by fan-out has the bytes that one task with room for all keys writes, however the log is
-sliced.
-"""
+"""A partition compacted by fan-out has the bytes of one task with room for all keys, for any slices."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.indexing import index_files
 
 
-def fan_out_rounds(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[CleaningResult]:
-    """Run and install all rounds; between them, remove files as the driver does."""
+def fan_out_passes(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[CleaningResult]:
+    """Run and install all passes; between them, remove files as the driver does."""
     results = []
     while True:
         result = fan_out(LOCAL, task, engine, sizes)
@@ -52,18 +50,18 @@ def fan_out_rounds(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[
 
 
 def write_indexes(task: CleaningTask) -> None:
-    """Write the offset indexes that the log should have, because those of random logs are empty."""
+    """Write the offset indexes of the log, because those of random logs are empty."""
     for segment in task.segments:
         path = Path(task.path(segment.base_offset, ".log"))
         index, _ = index_files(path.read_bytes(), segment.base_offset, 64)
         path.with_suffix(".index").write_bytes(index)
 
 
-def numbers_of(result: CleaningResult) -> CleaningResult:
+def without_files(result: CleaningResult) -> CleaningResult:
     return replace(result, groups=(), phases_s={}, rest=None)
 
 
-def sweep(path: Path) -> None:
+def remove_scratch(path: Path) -> None:
     for scratch in path.glob("*.clean"):
         scratch.unlink()
 
@@ -95,12 +93,12 @@ def test_any_slices_give_the_bytes_of_one_task(
             fan_out(LOCAL, task, engine, sizes)
         return
     install(LOCAL, replace(task, partition_path=str(fast_dir / "other")), whole)
-    results = fan_out_rounds(replace(task, max_scratch_bytes=bound), engine, sizes)
-    sweep(fast_dir / "t-0")
+    results = fan_out_passes(replace(task, max_scratch_bytes=bound), engine, sizes)
+    remove_scratch(fast_dir / "t-0")
     assert files_of(fast_dir / "t-0") == files_of(fast_dir / "other")
     sources = [group.source_bases for result in results for group in result.groups]
     assert sources == [group.source_bases for group in whole.groups]
-    assert numbers_of(results[-1]) == numbers_of(whole)
+    assert without_files(results[-1]) == without_files(whole)
 
 
 SMALL = Sizes(slice_bytes=1500, shards=3)
@@ -137,8 +135,8 @@ def test_a_wrong_index_does_not_change_the_result(index: bytes, tmp_path: Path) 
     segments = tuple(segment._replace(index_bytes=len(index) or 8) for segment in task.segments)
     task = replace(task, segments=segments)
     expected = one_task(task, tmp_path / "other")
-    fan_out_rounds(task, InProcess(tmp_path / "cells"), SMALL)
-    sweep(tmp_path / "t-0")
+    fan_out_passes(task, InProcess(tmp_path / "cells"), SMALL)
+    remove_scratch(tmp_path / "t-0")
     assert files_of(tmp_path / "t-0") == expected
 
 
@@ -161,7 +159,7 @@ def test_slices_are_adjacent_and_cover_each_segment(tmp_path: Path) -> None:
 
 
 def test_damage_is_reported_as_by_one_task(tmp_path: Path) -> None:
-    """The damage is in a slice in the middle, or offsets decrease at the beginning of a slice."""
+    """A batch of a middle slice is damaged, or offsets decrease at the beginning of a slice."""
     task = some_log(tmp_path / "t-0")
     path = Path(task.path(task.segments[1].base_offset, ".log"))
     good = path.read_bytes()
@@ -183,7 +181,7 @@ def test_damage_is_reported_as_by_one_task(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["survey", "keys", "sizes", "groups", "proof"])
 def test_a_run_that_ends_between_stages_leaves_only_scratch_files(stage: str, tmp_path: Path) -> None:
-    """The next run then leaves what an undisturbed run leaves."""
+    """The next run then has the result of an undisturbed run."""
     task = replace(some_log(tmp_path / "t-0"), grouping="measured")
     expected = one_task(task, tmp_path / "other")
     before = files_of(tmp_path / "t-0")
@@ -209,16 +207,16 @@ def test_a_run_that_ends_between_stages_leaves_only_scratch_files(stage: str, tm
     assert {names.parse_file_name(name).kind for name in left} == {"scratch"}
     recover(LOCAL, str(tmp_path / "t-0"))
     assert files_of(tmp_path / "t-0") == before
-    fan_out_rounds(replace(task, run_id="next"), InProcess(tmp_path / "cells"), SMALL)
-    sweep(tmp_path / "t-0")
+    fan_out_passes(replace(task, run_id="next"), InProcess(tmp_path / "cells"), SMALL)
+    remove_scratch(tmp_path / "t-0")
     assert files_of(tmp_path / "t-0") == expected
 
 
 def test_a_task_reports_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not fit into the map, or into the larger table of the proof; no file is left."""
+    """They do not fit into the map, or into the proof's table, which is larger. No file remains."""
     task = some_log(tmp_path / "t-0", fan_out="auto")
     assert clean_partition(LOCAL, task).keys == 300
-    sweep(tmp_path / "t-0")
+    remove_scratch(tmp_path / "t-0")
     with pytest.raises(NeedsFanOut, match="its keys do not fit into the"):
         clean_partition(LOCAL, replace(task, map_max_entries=299))
     monkeypatch.setattr(reading, "most_keys", lambda memory_bytes: 299)
@@ -230,15 +228,16 @@ def test_a_task_reports_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: py
 
 
 def test_an_output_that_reaches_a_limit_is_split_by_one_task(tmp_path: Path) -> None:
-    """The output's index becomes full before the size limit is reached, so the sizes alone do not reveal the split."""
+    """The output's index becomes full before the size limit is reached, so that the split cannot be planned by sizes.
+    """
     task = some_log(tmp_path / "t-0", keys=10**9)
     two = 2 * task.segments[0].log_bytes
     config = replace(task.config, segment_bytes=two, index_interval_bytes=0, segment_index_bytes=50 * 12)
     task = replace(task, grouping="measured", config=config)
     expected = one_task(task, tmp_path / "other")
     engine = InProcess(tmp_path / "cells")
-    fan_out_rounds(task, engine, SMALL)
-    sweep(tmp_path / "t-0")
+    fan_out_passes(task, engine, SMALL)
+    remove_scratch(tmp_path / "t-0")
     assert files_of(tmp_path / "t-0") == expected
     assert ("groups in order", 1) in engine.stages
 

@@ -1,4 +1,5 @@
-"""Fan-out of logs with transactions: one batch per slice, wrong indexes, and data that only the map treats as aborted.
+"""Fan-out of logs with transactions, with one batch per slice, wrong indexes, and data that is aborted only for the
+map.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from keytail.kernels.rewriting import records as kernels
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from tests.compact.fan_out.in_process import InProcess
-from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
+from tests.compact.fan_out.test_stages import fan_out_passes, remove_scratch
 from tests.compact.logs import RandomLog, task_for, write_log
 from tests.compact.test_transactions import INDEXES, NOW, data, left, marker, partition
 from tests.reference.batches import Rec, decode_log, encode_batch
@@ -35,8 +36,8 @@ ONE_BATCH = Sizes(slice_bytes=1, shards=2)
 def same_as_one_task(make, tmp_path: Path, **fields) -> None:
     item, many = make(tmp_path / "one" / "t-0"), replace(make(tmp_path / "many" / "t-0"), **fields)
     install(LOCAL, item, clean_partition(LOCAL, item))
-    fan_out_rounds(many, InProcess(tmp_path / "cells"), ONE_BATCH)
-    sweep(tmp_path / "many" / "t-0")
+    fan_out_passes(many, InProcess(tmp_path / "cells"), ONE_BATCH)
+    remove_scratch(tmp_path / "many" / "t-0")
     assert left(tmp_path / "many" / "t-0") == left(tmp_path / "one" / "t-0")
 
 
@@ -49,8 +50,8 @@ def same_as_one_task(make, tmp_path: Path, **fields) -> None:
 def test_wrong_indexes_are_corrected_as_by_one_task(
     indexes: dict[int, bytes], bound: int | None, tmp_path: Path
 ) -> None:
-    """If the log contradicts the indexes, the survey runs again. Data and markers are in different groups, and with a
-    bound in different passes.
+    """If the log contradicts the indexes, the survey runs again. Data and markers are in different groups; with a
+    bound, in different passes.
     """
 
     def make(path: Path) -> CleaningTask:
@@ -61,7 +62,7 @@ def test_wrong_indexes_are_corrected_as_by_one_task(
 
 
 def test_the_first_data_of_each_transaction_is_recorded(tmp_path: Path) -> None:
-    """Data of a transaction that has no marker is not recorded as the first data of any transaction."""
+    """Data of a transaction without a marker is not recorded as the first data of another transaction."""
     path = tmp_path / "t-0"
     first = [data(0, b"a", 1), data(1, b"b", 1, 1), marker(2, 1, commit=False), data(3, b"c", 1, 2)]
     second = [data(4, b"d", 2), marker(5, 9, commit=True), marker(6, 1, commit=True)]
@@ -73,7 +74,7 @@ def test_the_first_data_of_each_transaction_is_recorded(tmp_path: Path) -> None:
 
 
 def inside(path: Path, first_dirty: int, last_stable_offset: int = 13) -> CleaningTask:
-    """Write the example of CLEANING.md 11.4, with records around it whose removal depends on its keys."""
+    """Write the example of CLEANING.md 11.4, with more records whose removal depends on its keys."""
     log = [
         data(0, b"k", 7), marker(1, 7, commit=False),
         encode_batch([Rec(2, NOW, b"u", b"v"), Rec(3, NOW, b"u", b"v"), Rec(4, NOW, b"q", b"v")]),
@@ -100,8 +101,8 @@ def test_a_round_from_inside_a_segment_treats_the_same_data_as_aborted(first_dir
 
 @pytest.mark.parametrize("last_stable_offset", [4, 9, 11])
 def test_impossible_index_entries_are_corrected(last_stable_offset: int, tmp_path: Path) -> None:
-    """An index entry that begins in a batch without a transaction, in one of another transaction, or in no batch is
-    impossible, and corrected.
+    """An index entry is impossible if no batch is at its first offset, or one without a transaction or of another
+    transaction.
     """
     same_as_one_task(lambda path: inside(path, 0, last_stable_offset), tmp_path)
 
@@ -110,7 +111,7 @@ def test_retained_records_of_the_example(tmp_path: Path) -> None:
     """In a round from offset 5, neither 5 nor 8 is in the map, so both are retained; in one from 0, 8 supersedes 5."""
     for first_dirty, expected in ((5, [5, 8]), (0, [8])):
         path = tmp_path / str(first_dirty) / "t-0"
-        fan_out_rounds(inside(path, first_dirty), InProcess(tmp_path / "cells"), ONE_BATCH)
+        fan_out_passes(inside(path, first_dirty), InProcess(tmp_path / "cells"), ONE_BATCH)
         records = [r for b in decode_log((path / f"{0:020d}.log").read_bytes()) for r in b.records]
         assert [r.offset for r in records if r.key == b"k"] == expected
 
@@ -126,7 +127,7 @@ def test_retained_records_of_the_example(tmp_path: Path) -> None:
 def test_the_proof_of_parts_finds_a_lost_record(
     lost: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data and markers are in different groups, so each group's check needs facts about the other."""
+    """Data and markers are in different groups, so that the check of each group needs facts about the other."""
     task = partition(tmp_path / "t-0", INDEXES)
     task = replace(task, grouping="kafka", config=replace(task.config, segment_bytes=1))
     decide_rows = Rewriter._decide_rows
@@ -142,16 +143,16 @@ def test_the_proof_of_parts_finds_a_lost_record(
         fan_out(LOCAL, task, InProcess(tmp_path / "cells"), ONE_BATCH)
 
 
-def test_the_proof_finds_a_survivor_that_a_stage_lost(
+def test_the_proof_finds_a_retained_record_that_a_stage_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stage clears the bits of one shard, which has the only record of a key."""
     task = inside(tmp_path / "t-0", 0)
     load = stages.write
 
-    def without_state(fs, part, attempt) -> Written:
+    def with_fewer_bits(fs, part, attempt) -> Written:
         return load(fs, replace(part, bits=part.bits[:1]), attempt)
 
-    monkeypatch.setattr(stages, "write", without_state)
+    monkeypatch.setattr(stages, "write", with_fewer_bits)
     with pytest.raises(KeytailError, match="latest record of its key is not in the output"):
         fan_out(LOCAL, task, InProcess(tmp_path / "cells"), ONE_BATCH)

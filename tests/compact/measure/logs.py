@@ -1,4 +1,5 @@
-"""Random partitions to measure, with all codecs, idempotent producers, horizons, transactions and old formats."""
+"""Random partitions to measure, with all codecs, idempotent producers, delete horizons, transactions and old formats.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def random_task(rng: random.Random, path: Path) -> CleaningTask | None:
     if len(log.segments) < 2:
         return None
     facts = write_log(str(path), log.segments)
-    if kind != "old":  # write_log leaves the indexes empty, and the map begins at the last index entry
+    if kind != "old":  # write_log writes empty indexes, but the map phase begins at an index entry
         for segment in log.segments:
             index, _ = index_files(segment.log, segment.base_offset, 64)
             (path / f"{segment.base_offset:020d}.index").write_bytes(index)
@@ -52,8 +53,7 @@ def random_task(rng: random.Random, path: Path) -> CleaningTask | None:
 
 
 def transactional_log(rng: random.Random, segments: int | None = None) -> RandomLog:
-    """Return a log with several transactional producers and one that is not, with aborted transactions and tombstones.
-    """
+    """Return a log of several transactional producers and a plain one, with aborted transactions and tombstones."""
     keys = [b"k%d" % i for i in range(rng.choice([2, 10, 40]))]
     codec = rng.choice([0, 0, 1, 4])
     offset, made, ends = 0, [], []
@@ -87,7 +87,7 @@ def transactional_log(rng: random.Random, segments: int | None = None) -> Random
         log = b"".join(parts)
         index, time_index = index_files(log, base, 64)
         made.append(Segment(base, log, len(index), len(time_index), NOW - 10**6 + number * 1000))
-    for pid in sorted(is_open):  # a round ends before open transactions: they end in the active segment
+    for pid in sorted(is_open):  # transactions end in the active segment, so that they do not limit the round
         made_log = encode_marker(offset, NOW - 4000, commit=True, producer_id=pid, producer_epoch=0)
         last = made[-1]
         log = last.log + made_log
@@ -100,11 +100,11 @@ def transactional_log(rng: random.Random, segments: int | None = None) -> Random
 
 
 def task_of_many_batches(rng: random.Random, path: Path) -> CleaningTask:
-    """Write a random log of some hundred batches, and return its task. The sizes of batches and values, and how often
-    keys occur, differ by orders of magnitude.
+    """Write a random log of some hundred batches, and return its task. Sizes of batches and values, and records per
+    key, differ by orders of magnitude.
     """
     keys = rng.choice([1, 10, 300, 3000])
-    skew = rng.choice([0.0, 1.0, 3.0])  # a few keys have most of the records
+    skew = rng.choice([0.0, 1.0, 3.0])  # keys with most of the records
     fresh = rng.random()  # the share of records with keys that occur once
     codec = rng.choice([0, 0, 1, 4])
     nulls, largest = rng.choice([0, 0.01, 0.3, 0.9]), rng.choice([1, 4, 30])
@@ -122,7 +122,7 @@ def task_of_many_batches(rng: random.Random, path: Path) -> CleaningTask:
             parts.append(encode_batch(records, codec=codec, **horizon))
             ends.append(offset)
         segments.append(Segment(base, b"".join(parts), 0, 0, NOW - 10**6 + number))
-        if rng.random() < 0.2:  # from here on there are only a few keys; the batches before are like a clean section
+        if rng.random() < 0.2:  # later batches have only a few keys; earlier ones are like a clean section
             keys, fresh = rng.choice([1, 20]), fresh / 10
     segments.append(Segment(offset, b"", 0, 0, NOW))
     log = RandomLog(segments, ends, offset, {})
@@ -133,7 +133,7 @@ def task_of_many_batches(rng: random.Random, path: Path) -> CleaningTask:
 
 
 def outputs_of(path: Path, result) -> bytes:
-    """Return the `.log` bytes that a compaction has written."""
+    """Return the bytes of the `.log` files that a compaction has written."""
     files = [file for group in result.groups for segment in group.segments for file in segment.files]
     return b"".join((path / file.name).read_bytes() for file in files if file.suffix == ".log")
 

@@ -42,12 +42,12 @@ def measured(run: Run, log_dir: Path, *flags: str, status: int = 0) -> dict[str,
 
 
 @pytest.mark.parametrize("flag", ["--measure", "--estimate"])
-def test_rows_report_what_a_compaction_then_leaves(run: Run, log_dir: Path, flag: str) -> None:
+def test_rows_report_the_result_of_a_later_compaction(run: Run, log_dir: Path, flag: str) -> None:
     before = snapshot(log_dir)
-    with hold([str(log_dir)]):  # like a broker
+    with hold([str(log_dir)]):  # as a running broker does
         rows = measured(run, log_dir, flag)
     assert snapshot(log_dir) == before
-    assert list(rows)[:3] == ["orders-0", "orders-1", "users-0"], "the largest gain is first"
+    assert list(rows)[:3] == ["orders-0", "orders-1", "users-0"], "rows must be in descending order of gain"
     assert rows["events-0"]["measured"] is None
     with without_spark():
         done = rows_of(run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--execute", "--output", "json"))
@@ -55,7 +55,7 @@ def test_rows_report_what_a_compaction_then_leaves(run: Run, log_dir: Path, flag
         assert row["status"] == "would-compact" and done[name]["status"] == "compacted"
         assert {field: row[field] for field in COMPARED} == {field: done[name][field] for field in COMPARED}
         found = row["measured"]
-        assert found["method"] == "measured", "small partitions are measured even by an estimate"
+        assert found["method"] == "measured", "an estimate must measure small partitions completely"
         assert found["reclaimed_bytes"] == row["bytes_before"] - row["bytes_after"]
         assert found["bytes_after_low"] == found["bytes_after_high"] == row["bytes_after"]
         assert found["prepare_s"] > 0 and found["commit_s"] > 0
@@ -167,14 +167,14 @@ def test_a_stopped_run_prints_the_rows_so_far(run: Run, log_dir: Path) -> None:
     assert [row["measured"] is not None for row in rows.values()] == [True, False, False, False]
 
 
-def test_flags_that_exclude_each_other(run: Run, log_dir: Path) -> None:
+def test_conflicting_flags_are_refused(run: Run, log_dir: Path) -> None:
     assert "--measure and --estimate cannot be combined" in plan(
         run, log_dir, "--measure", "--estimate", status=2
     ).stderr
     assert run("compact", "--log-dirs", log_dir, "--measure").exit_code == 2
 
 
-def test_the_page_shows_what_would_be_removed(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_the_report_shows_what_would_be_removed(run: Run, log_dir: Path, tmp_path: Path) -> None:
     plan(run, log_dir, "--measure", "--report", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "records to remove" in page and "records removed" not in page

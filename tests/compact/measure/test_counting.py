@@ -1,4 +1,4 @@
-"""The file system of a measurement: no operation changes anything, and the rate limit counts what is read."""
+"""The file system of a measurement: no operation changes anything, and the rate limit counts bytes read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.log_dirs import snapshot
 
 @pytest.fixture
 def on_disk() -> Iterator[Path]:
-    path = Path(f"/var/tmp/keytail-measure-{os.getpid()}")  # /tmp may be in memory, from which no page can be dropped
+    path = Path(f"/var/tmp/keytail-measure-{os.getpid()}")  # /tmp may be in memory, not in the page cache
     yield path
     shutil.rmtree(path)
 
@@ -53,7 +53,7 @@ def test_no_operation_changes_anything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("from_a_sample", [False, True])
-def test_the_limit_counts_what_is_read_and_pages_are_dropped(on_disk: Path, from_a_sample: bool) -> None:
+def test_the_limit_counts_bytes_read_and_pages_are_dropped(on_disk: Path, from_a_sample: bool) -> None:
     class Counting(Pace):
         spent = 0
 
@@ -71,11 +71,11 @@ def test_the_limit_counts_what_is_read_and_pages_are_dropped(on_disk: Path, from
     pace = Counting(1)
     if from_a_sample:
         estimate_partition(CountingFileSystem(pace), task, chance(), draws=10, measured_bytes=0)
-        assert log_bytes < pace.spent < 2 * log_bytes, "everything is read once, and the drawn batches again"
+        assert log_bytes < pace.spent < 2 * log_bytes, "all bytes must be read once, and drawn batches twice"
     else:
         measure_partition(CountingFileSystem(pace), task)
         assert 2 * log_bytes <= pace.spent < 2.1 * log_bytes, (
-            "everything is read to map and to decide; nothing is written"
+            "all bytes must be read twice, to map and to decide, and none written"
         )
     for path in logs:
         fd = os.open(path, os.O_RDWR)

@@ -22,7 +22,7 @@ from tests.reference.cleaner import Segment
 FIGURES = ("bytes_after", "records_after", "tombstones_after")
 
 
-def misses(directory: Path, logs: int) -> Counter[str]:
+def count_outside(directory: Path, logs: int) -> Counter[str]:
     """Return, for each figure, the number of logs in which the true value is outside the bounds."""
     found: Counter[str] = Counter()
     for case in range(logs):
@@ -43,14 +43,14 @@ def misses(directory: Path, logs: int) -> Counter[str]:
 
 
 def test_the_true_value_is_between_the_bounds(tmp_path: Path) -> None:
-    """If 5 % of all logs were outside the bounds, 14 of 40 would be outside by chance in one of a billion runs."""
-    found = misses(tmp_path, 40)
+    """If 5 % of all logs were outside the bounds, 14 of 40 would be outside in one of a billion runs."""
+    found = count_outside(tmp_path, 40)
     assert all(found[name] < 14 for name in FIGURES), found
 
 
 @pytest.mark.soak("test_the_true_value_is_between_the_bounds: 40 logs")
 def test_the_true_value_is_between_the_bounds_in_95_percent_of_a_thousand_logs(tmp_path: Path) -> None:
-    found = misses(tmp_path, 1000)
+    found = count_outside(tmp_path, 1000)
     print(f"outside the bounds, of 1,000 random logs: {dict(found)}")
     assert all(found[name] <= 50 for name in FIGURES), found
 
@@ -72,4 +72,4 @@ def test_there_is_no_estimate_if_the_keys_of_the_sample_do_not_fit(tmp_path: Pat
         estimate_partition(CountingFileSystem(), task, chance(), draws=400, measured_bytes=0)
     assert caught.value.slug == "sample-too-large"
     few = estimate_partition(CountingFileSystem(), task, chance(), draws=50, measured_bytes=0)
-    assert few.records_after.low <= 500 <= few.records_after.high, "an estimate needs less memory than a compaction"
+    assert few.records_after.low <= 500 <= few.records_after.high, "an estimate must need less memory than a compaction"

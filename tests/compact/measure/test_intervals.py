@@ -1,4 +1,4 @@
-"""Intervals of a mean: for every distribution they contain the true value, and they narrow with more draws."""
+"""Confidence intervals of a mean: they contain the true value for every distribution, and narrow with more draws."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_true_value_is_outside_less_often_than_allowed(kind: str) -> None:
         mean, low, high = interval_of_mean(draws)
         assert 0 <= low <= mean <= high <= 1
         outside += not low <= truth <= high
-    # if 5 % were outside, more than this would be outside once in a billion runs
+    # if 5 % were outside, this number would be exceeded in one of a billion runs
     assert outside <= 400 * 0.05 * 2.5, f"{outside} of 400"
 
 

@@ -1,4 +1,4 @@
-"""For each drawn batch, the sample finds what a compaction leaves of it, whichever other batches are drawn."""
+"""The sample finds, for each drawn batch, which records a compaction retains, for any other drawn batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def batch_positions(task: CleaningTask) -> list[np.ndarray]:
 
 
 def left_of(task: CleaningTask, positions: list[np.ndarray]) -> dict[int, tuple[float, ...]]:
-    """Return, by base offset, the size of each batch at `positions`, and the bytes, records and tombstones left of it.
+    """Return, by base offset, the size of each batch at `positions`, and the bytes, records and tombstones that are
+    retained.
     """
     fs, reader = CountingFileSystem(), SegmentReader(LOCAL)
     sample, transactions = with_aborted(fs, task, lambda found: follow_sampled(fs, task, reader, found, positions))

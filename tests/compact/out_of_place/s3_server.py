@@ -22,7 +22,7 @@ class S3Server:
     port: int
 
     def uri(self, path: str) -> str:
-        """Return the URI of a folder, without credentials: they are in the environment."""
+        """Return the URI of a folder, without credentials, which are in the environment."""
         return f"s3://{path}?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{self.port}"
 
     def uri_with_keys(self, path: str) -> str:
@@ -34,14 +34,14 @@ class S3Server:
         return keys | {"AWS_EC2_METADATA_DISABLED": "true"}
 
     def objects(self, path: str) -> dict[str, bytes]:
-        """Return the names and contents of the objects in a folder, read by a client other than pyarrow."""
+        """Return the names and contents of the objects in a folder, read by another client than pyarrow."""
         client = self.client()
         bucket, _, prefix = path.partition("/")
         found: dict[str, bytes] = {}
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
             for item in page.get("Contents", ()):
                 name = item["Key"].removeprefix(f"{prefix}/")
-                if not name.endswith("/") and name:  # pyarrow creates such an object for a folder that has become empty
+                if not name.endswith("/") and name:  # pyarrow creates "folder/" if it becomes empty
                     found[name] = client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
         return found
 
@@ -56,14 +56,14 @@ class S3Server:
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
-    # the server prints the port that it uses
+    # the server chooses a port, and prints it
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    with tempfile.TemporaryFile("w+") as message:
-        process = subprocess.Popen(command, stdout=message, stderr=message)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             give_up = time.monotonic() + _START_LIMIT_S
-            while (found := re.search(r"Running on http://127\.0\.0\.1:(\d+)", _text_of(message))) is None:
-                assert process.poll() is None, f"the S3 server has ended: {_text_of(message)}"
+            while (found := re.search(r"Running on http://127\.0\.0\.1:(\d+)", _text_of(output))) is None:
+                assert process.poll() is None, f"the S3 server has ended: {_text_of(output)}"
                 assert time.monotonic() < give_up, "the S3 server does not answer"
                 time.sleep(0.05)
             yield S3Server(int(found[1]))
@@ -73,5 +73,5 @@ def s3_server() -> Iterator[S3Server]:
 
 
 def _text_of(file: IO[str]) -> str:
-    """Read by position, because the server writes at the position of the shared descriptor."""
+    """Read without moving the file position, which the server shares."""
     return os.pread(file.fileno(), 1 << 16, 0).decode()

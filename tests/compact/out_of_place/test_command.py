@@ -1,5 +1,5 @@
-"""`compact --output-dir` on a mounted path: the source is unchanged, the target equals a compaction in place, and only
-changed partitions are written again.
+"""`compact --output-dir` on a mounted path: the source is unchanged, the target equals a compaction in place, and later
+runs write only changed partitions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAST_STDERR = [""]  # standard error of the last run
 
 
 def place(run: Run, source: Path | str, out: Path | str, *more: str | Path, status: int = 0) -> dict[str, Any]:
-    """Return the rows of a run with `--execute`, by partition."""
+    """Run with `--execute`, and return the rows by partition."""
     flags = ("--log-dirs", source, "--output-dir", out, *(more or CONFIG), "--execute", "--output", "json")
     with without_spark():
         done = run("compact", *flags)
@@ -43,7 +43,7 @@ def last_stderr() -> str:
 
 
 def files_of(root: Path) -> dict[str, tuple[bytes, int, int]]:
-    """Return bytes, times and modes of the files of partitions, without the output records."""
+    """Return content, time and mode of the files of partitions, except output records."""
     return {
         str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode)
         for path in sorted(root.glob("*/*"))
@@ -56,14 +56,14 @@ def checkpoint(path: Path) -> list[str]:
 
 
 def append(partition: Path, text: bytes = b"") -> None:
-    """Append to the active segment, as a broker that continues would."""
+    """Append to the active segment, as a broker does."""
     log = sorted(partition.glob("*.log"))[-1]
     log.write_bytes(log.read_bytes() + text)
 
 
 @pytest.mark.long
 def test_the_target_equals_a_compaction_in_place_of_a_copy(run: Run, tmp_path: Path) -> None:
-    """The source is a real broker's log dir with its own settings: all codecs and policies, transactions, and
+    """The source is the log dir of a real broker, with its settings: all codecs and policies, transactions, and
     producers.
     """
     source = golden.unpack(tmp_path)
@@ -73,7 +73,7 @@ def test_the_target_equals_a_compaction_in_place_of_a_copy(run: Run, tmp_path: P
     clock = ("--now", str(time.time_ns() // 1_000_000), "--unsafe-clock")
     rows = place(run, source, out, *clock)
     assert snapshot(source) == before
-    assert not (source / ".lock").exists(), "the source is not locked"
+    assert not (source / ".lock").exists(), "a lock file was created in the source"
     with without_spark():
         in_place = rows_of(run("compact", "--log-dirs", copy, *clock, "--execute", "--output", "json"))
     assert files_of(out) == files_of(copy)
@@ -89,7 +89,7 @@ def test_the_target_equals_a_compaction_in_place_of_a_copy(run: Run, tmp_path: P
     assert run("verify", "--log-dirs", out).exit_code == 0
 
 
-def test_only_what_changed_is_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_only_changed_partitions_are_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = place(run, log_dir, out)
     assert {name: row["status"] for name, row in first.items()} == {
@@ -101,7 +101,7 @@ def test_only_what_changed_is_written_again(run: Run, log_dir: Path, tmp_path: P
     assert all(row["error"].startswith("unchanged since ") for row in again.values())
     assert again["orders-0"]["bytes_after"] == first["orders-0"]["bytes_after"] < first["orders-0"]["bytes_before"]
     assert "copied unchanged" in again["users-0"]["error"]
-    assert snapshot(out) == whole, "nothing is written again"
+    assert snapshot(out) == whole, "files were written again"
 
     append(log_dir / "users-0")
     os.utime(log_dir / "orders-1" / "leader-epoch-checkpoint")
@@ -115,7 +115,7 @@ def test_only_what_changed_is_written_again(run: Run, log_dir: Path, tmp_path: P
     assert now["users-0/" + RECORD] != whole["users-0/" + RECORD]
 
 
-def test_a_partition_whose_checkpoint_moved_is_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_partition_with_another_checkpoint_is_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place(run, log_dir, out)
     path = log_dir / "replication-offset-checkpoint"
@@ -126,7 +126,7 @@ def test_a_partition_whose_checkpoint_moved_is_written_again(run: Run, log_dir: 
 
 
 def test_a_partition_that_has_become_due_is_written_again(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """The source is unchanged; with the settings of the run, the state of the target is due."""
+    """The source is unchanged, but the target is due with the settings of the next run."""
     out = tmp_path / "out"
     lag = ("--topic-config", f"orders:min.compaction.lag.ms={10**15}")
     rows = place(run, log_dir, out, *CONFIG, *lag)
@@ -137,7 +137,7 @@ def test_a_partition_that_has_become_due_is_written_again(run: Run, log_dir: Pat
     rows = place(run, log_dir, out, *CONFIG, "--from-log-start")
     assert rows["orders-0"]["status"] == "compacted"
     rows = place(run, log_dir, out, *CONFIG, "--force")
-    assert rows["orders-0"]["status"] == "clean", "the partition has nothing dirty"
+    assert rows["orders-0"]["status"] == "clean", "the partition has no dirty segment"
 
 
 def test_a_partition_with_unknown_settings_is_copied(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_partition_with_unknown_settings_is_copied(run: Run, log_dir: Path, tm
     assert rows["users-0"]["status"] == "refused"
     assert rows["users-0"]["error"].startswith("copied unchanged: topic config unknown")
     assert records_of(out / "users-0") == records_of(log_dir / "users-0")
-    assert all((out / name).exists() for name in ROOT_FILES), "no partition is missing"
+    assert all((out / name).exists() for name in ROOT_FILES), "no partition is missing, so these files must exist"
     rows = place(run, log_dir, out, *CONFIG[:3], status=3)
     assert rows["users-0"]["status"] == "refused"
     assert rows["users-0"]["error"].startswith("unchanged since ")
@@ -165,7 +165,7 @@ def test_a_partition_with_keyless_records_is_copied(run: Run, tmp_path: Path) ->
     assert rows["orders-0"]["status"] == "compacted"
 
 
-def test_a_corrupt_partition_is_missing_and_no_broker_may_start(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_corrupt_partition_is_missing_and_no_broker_can_start(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     place(run, log_dir, out)
     assert all((out / name).exists() for name in ROOT_FILES)
@@ -181,11 +181,11 @@ def test_a_corrupt_partition_is_missing_and_no_broker_may_start(run: Run, log_di
     assert str(damaged) in rows["orders-1"]["error"]
     assert "do not start a broker on the target" in last_stderr() and "orders-1" in last_stderr()
     assert not any((out / name).exists() for name in ROOT_FILES)
-    assert files_of(out) == before, "the earlier files of the target are still there"
+    assert files_of(out) == before, "the earlier files of the target must remain"
     assert not list(out.rglob("*.clean"))
 
 
-def test_only_all_partitions_make_a_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_target_without_all_partitions_is_no_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0")
     assert rows.keys() == {"orders-0"}
@@ -194,35 +194,35 @@ def test_only_all_partitions_make_a_log_dir(run: Run, log_dir: Path, tmp_path: P
     assert checkpoint(out / "replication-offset-checkpoint") == ["orders 0 400"]
     # a skipped partition counts as refused
     place(run, log_dir, out, *CONFIG, "--partitions", "orders-1,users-0", status=3)
-    assert all((out / name).exists() for name in ROOT_FILES), "all partitions are there now, as in the source"
+    assert all((out / name).exists() for name in ROOT_FILES), "the target has all partitions of the source"
     assert len(checkpoint(out / "replication-offset-checkpoint")) == 3
     append(log_dir / "orders-0")
     os.utime(log_dir / "orders-0" / f"{0:020d}.log")
     place(run, log_dir, out, *CONFIG, "--topic-list", "users")
-    assert not any((out / name).exists() for name in ROOT_FILES), "one partition is older than the source"
+    assert not any((out / name).exists() for name in ROOT_FILES), "the source of one partition has changed"
 
 
 def test_several_log_dirs_have_separate_targets(run: Run, tmp_path: Path) -> None:
-    item = write_log_dir(tmp_path / "one", {"orders-0": random_records(1, 200)})
+    one = write_log_dir(tmp_path / "one", {"orders-0": random_records(1, 200)})
     two = write_log_dir(tmp_path / "two", {"orders-1": random_records(2, 200), "users-0": random_records(3, 50)})
     outs = tmp_path / "out-one", tmp_path / "out-two"
-    rows = place(run, f"{item},{two}", f"{outs[0]},{outs[1]}")
+    rows = place(run, f"{one},{two}", f"{outs[0]},{outs[1]}")
     assert rows["orders-1"]["log_dir"] == str(two)
     assert [sorted(path.name for path in out.iterdir() if path.is_dir()) for out in outs] == [
         ["orders-0"], ["orders-1", "users-0"]
     ]  # fmt: skip
     assert all((out / "meta.properties").exists() for out in outs)
-    # A partition that moves to the other log dir must not be in both.
-    shutil.move(two / "users-0", item / "users-0")
-    rows = place(run, f"{item},{two}", f"{outs[0]},{outs[1]}")
+    # A partition that was moved to the other log dir must not be in both targets.
+    shutil.move(two / "users-0", one / "users-0")
+    rows = place(run, f"{one},{two}", f"{outs[0]},{outs[1]}")
     assert f"still in {outs[1] / 'users-0'}: remove it" in last_stderr()
     assert not any((out / name).exists() for out in outs for name in ROOT_FILES), "neither target is complete"
     shutil.rmtree(outs[1] / "users-0")
-    place(run, f"{item},{two}", f"{outs[0]},{outs[1]}")
+    place(run, f"{one},{two}", f"{outs[0]},{outs[1]}")
     assert all((out / "meta.properties").exists() for out in outs)
 
 
-def test_partitions_that_the_source_no_longer_has_are_left_and_reported(
+def test_partitions_removed_from_the_source_are_retained_and_reported(
     run: Run, log_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -235,7 +235,7 @@ def test_partitions_that_the_source_no_longer_has_are_left_and_reported(
 
 
 def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path) -> None:
-    """Such a source is a snapshot taken while the broker ran: the recovery point is inside the log."""
+    """Such a source may be a snapshot of the file system of a running broker: the recovery point is inside the log."""
     records = random_records(5, 400)
     source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
     (source / ".kafka_cleanshutdown").unlink()
@@ -257,7 +257,7 @@ def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path
     assert (out / "meta.properties").exists()
 
 
-def test_after_a_deadline_the_next_run_writes_the_rest(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_after_a_deadline_the_next_run_writes_the_remaining_partitions(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--deadline", "0")
     assert {row["status"] for row in rows.values()} == {"not-begun"}
@@ -274,9 +274,9 @@ def test_other_replicas_delay_the_removal_of_tombstones(run: Run, log_dir: Path,
     assert "no --replica hosts orders-1: " in last_stderr()
 
 
-def test_leftovers_of_the_source_are_ignored_or_reported(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """Leftovers that a broker ignores are ignored; those that it would resolve are reported, because the source must
-    not change.
+def test_leftover_files_of_the_source_are_ignored_or_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    """Files that a broker ignores are ignored. A partition with files that it would recover is refused, because the
+    source must not change.
     """
     out = tmp_path / "out"
     (log_dir / "orders-0" / f"{0:020d}.log.rdead.as1.clean").write_bytes(b"garbage")
@@ -323,11 +323,10 @@ def test_files_that_a_broker_changed_in_the_target_are_not_replaced(run: Run, lo
 
 
 @pytest.mark.parametrize("moment", ["before", "while", "after"])
-def test_a_source_that_changes_during_the_run_is_noticed(
+def test_a_source_that_changes_during_the_run_is_refused(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """A file that no task reads changes: before the source is read, after that, or before the output is put in place.
-    """
+    """A file that no task reads changes before the source is read, after that, or before the output is renamed."""
     from keytail.compact.out_of_place import partition as work
     from keytail.compact.out_of_place import placing
 

@@ -1,4 +1,4 @@
-"""`compact --output-dir` on a real session of two cores: fan-out, a killed worker, a stopped run."""
+"""`compact --output-dir` in a Spark session with two cores: fan-out, a killed worker, a stopped run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(
     return {row.name: row for row in out_of_place.compact(request)}
 
 
-def test_many_tasks_leave_what_one_task_leaves(
+def test_many_tasks_write_the_bytes_of_one_task(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
     before = snapshot(log_dir)
@@ -85,9 +85,8 @@ def test_many_tasks_upload_what_one_task_writes(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The target is an object store; one partition turns out to have too many keys, and is then compacted by all tasks.
-    """
-    monkeypatch.setattr(Target, "entries", Target._entries)  # no process may be forked here
+    """The target is an object store. One partition has too many keys for one task, and is then compacted by many."""
+    monkeypatch.setattr(Target, "entries", Target._entries)  # no process may be forked in this test
     mounted = tmp_path / "mounted"
     run(spark, monkeypatch, log_dir, mounted, fan_out="never")
     (tmp_path / "scratch").mkdir()
@@ -121,7 +120,7 @@ def test_keyless_records_are_copied_by_many_tasks_too(
 
 
 class Dying:
-    """Does the work of a worker, but kills its process the first time that its files are written."""
+    """Runs the tasks of a worker, and kills its process the first time that files are written."""
 
     def __init__(self, worker: Any, mark: Path) -> None:
         self.worker, self.mark = worker, mark
@@ -135,7 +134,7 @@ class Dying:
         return result
 
 
-def test_a_killed_worker_leaves_no_trace(
+def test_a_killed_worker_does_not_change_the_result(
     spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
 ) -> None:
     item, two = tmp_path / "one", tmp_path / "two"
@@ -145,14 +144,14 @@ def test_a_killed_worker_leaves_no_trace(
     rows = run(spark, monkeypatch, log_dir, two)
     assert (tmp_path / "died").exists()
     assert {row.status for row in rows.values()} == {"compacted", "skipped"}
-    assert files_of(two) == files_of(item), "no file of the first attempt may be left"
+    assert files_of(two) == files_of(item), "a file of the first attempt remains"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_run_leaves_the_source_unchanged_and_the_next_run_continues(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The run does not use Spark, as short runs do not; it is stopped when only some partitions are done."""
+    """The run is short and does not use Spark. It is stopped when some partitions are done."""
     names = [f"orders-{n}" for n in range(24)]
     source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
     out, whole = tmp_path / "out", tmp_path / "whole"

@@ -1,4 +1,4 @@
-"""`compact --output-dir` into an object store, run by its command line against an S3 server."""
+"""`compact --output-dir` into an object store: the command line, with an S3 server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place(server: S3Server, source: Path, out: str, scratch: Path, status: int =
     done = keytail("compact", *flags, "--execute", "--output", "json", **server.environment)
     assert done.returncode == status, done.stderr
     rows = json.loads(done.stdout or "[]")
-    assert not list(scratch.iterdir()), "scratch files are left behind"
+    assert not list(scratch.iterdir()), "scratch files remain"
     for text in (done.stdout, done.stderr):
         assert ACCESS_KEY not in text and SECRET_KEY not in text and "endpoint_override" not in text
     return {f"{row['topic']}-{row['partition']}": row for row in rows}, done.stderr
@@ -45,7 +45,7 @@ def without_records(objects: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_a_bucket_receives_what_a_directory_receives(server: S3Server, tmp_path: Path) -> None:
+def test_a_bucket_has_the_contents_of_a_target_directory(server: S3Server, tmp_path: Path) -> None:
     names = ("orders-0", "orders-1", "users-0")
     source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
     scratch, mounted = tmp_path / "scratch", tmp_path / "out"
@@ -68,11 +68,11 @@ def test_a_bucket_receives_what_a_directory_receives(server: S3Server, tmp_path:
         assert json.loads(record)["is_finished"]
         assert SECRET_KEY not in record and ACCESS_KEY not in record
 
-    # Only changed objects are written; objects of removed files are deleted.
+    # Only changed objects are written, and objects of removed files are deleted.
     os.utime(source / "orders-1" / "leader-epoch-checkpoint")
     server.client().put_object(Bucket="backups", Key="brokers/7/orders-1/00000000000000000100.log", Body=b"")
     rows, errors = place(server, source, out, scratch, status=3)
-    assert rows["orders-1"]["status"] == "refused", "something else has written to the target"
+    assert rows["orders-1"]["status"] == "refused", "another program has written to the target"
     assert "orders-1" in errors and not set(ROOT_FILES) & server.objects("backups/brokers/7").keys()
     server.client().delete_object(Bucket="backups", Key="brokers/7/orders-1/00000000000000000100.log")
     rows, _ = place(server, source, out, scratch)
@@ -83,7 +83,7 @@ def test_a_bucket_receives_what_a_directory_receives(server: S3Server, tmp_path:
     assert without_records(now) == wanted
     assert {name for name in now if now[name] != first[name]} == {f"orders-1/{RECORD}"}
 
-    # A run that was killed while it uploaded leaves a record of it, after which the next run uploads everything again.
+    # A run that is killed during an upload leaves a record, so that the next run uploads everything again.
     record = json.loads(now[f"orders-0/{RECORD}"])
     unfinished = json.dumps(record | {"is_finished": False}).encode()
     client = server.client()
@@ -127,7 +127,7 @@ def test_no_secret_of_a_uri_is_printed() -> None:
 
 
 class Failing:
-    """Implements the operations of pyarrow's file systems that `put` and `delete` use; the first ones fail."""
+    """Has the operations of pyarrow's file systems that `put` and `delete` use; the first `failures` calls fail."""
 
     def __init__(self, failures: int) -> None:
         self.failures, self.calls = failures, 0

@@ -1,5 +1,5 @@
-"""`compact --prepare` and the `--execute` that commits its result: the bytes equal those of a single run, and a
-preparation is discarded if a change in between makes it wrong.
+"""`compact --prepare`, and `--execute`, which commits the result: the bytes equal those of a single run, and a
+preparation is discarded if a later change makes it invalid.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ def all_files(log_dir: Path) -> dict[str, tuple[bytes, int]]:
     return {name: (data, 0 if "/" not in name else mtime) for name, (data, mtime) in files.items()}
 
 
-def test_a_preparation_and_its_commit_leave_the_bytes_of_a_single_run(run: Run, tmp_path: Path) -> None:
+def test_a_preparation_and_its_commit_write_the_bytes_of_a_single_run(run: Run, tmp_path: Path) -> None:
     log_dirs = []
     draws = chance()
     seeds = [draws.randrange(10**6) for _ in range(4)]
     for name in ("one", "two"):
         records = {f"orders-{n}": random_records(seed, 300 + 50 * n, 5 + 10 * n) for n, seed in enumerate(seeds)}
         log_dirs.append(write_log_dir(tmp_path / name, records, segments=5))
-    for path in log_dirs[0].rglob("*"):  # both log dirs were written within a second, but not in the same nanosecond
+    for path in log_dirs[0].rglob("*"):  # the log dirs were not written in the same nanosecond
         other = log_dirs[1] / path.relative_to(log_dirs[0])
         os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
     grouping = ("--grouping", draws.choice(["kafka", "measured"]))
@@ -107,7 +107,7 @@ def test_a_preparation_and_its_commit_leave_the_bytes_of_a_single_run(run: Run, 
     rows = compact(run, log_dirs[1], "--prepare", *grouping)
     after = {name: file for name, file in snapshot(log_dirs[1]).items() if not name.endswith(".clean")}
     after.pop(names.PREPARE_LOCK)
-    assert after == before, "a preparation changes nothing"
+    assert after == before, "the preparation changed a file"
     assert set(statuses(rows).values()) == {"prepared"}
     done = compact(run, log_dirs[1], "--execute", "--prepared-only", *grouping)
     assert {row["prepared"] for row in done.values()} == {"committed"}
@@ -137,7 +137,7 @@ def test_a_second_preparation_replaces_the_first_only_if_more_can_be_cleaned(run
     assert statuses(compact(run, prepared, "--prepare"))["orders-0"] == "prepared"
     assert scratch(prepared) == files
     partition = prepared / "orders-0"
-    for suffix in (".log", ".index", ".timeindex"):  # the broker could have rolled the segment
+    for suffix in (".log", ".index", ".timeindex"):  # as after a roll by the broker
         (partition / f"{401:020d}{suffix}").write_bytes(b"")
     append(partition, 401)
     for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
@@ -152,7 +152,7 @@ def test_a_second_preparation_replaces_the_first_only_if_more_can_be_cleaned(run
 
 def _replace_source(log_dir: Path) -> None:
     path = min((log_dir / "orders-0").glob("*.log"))
-    # like a cleaner that removes nothing: it writes the new file before it deletes the old one
+    # as a cleaner that removes nothing: the new file, and then the deletion of the old one
     shutil.copy2(path, path.with_suffix(".swap"))
     path.with_suffix(".swap").rename(path)
 
@@ -215,7 +215,7 @@ def _make_record_of_later_version(log_dir: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2, "more": [{"new": 1}]}))
 
 
-def _spoil_record(log_dir: Path) -> None:
+def _damage_record(log_dir: Path) -> None:
     next((log_dir / "orders-0").glob("*.prepared.*.clean")).write_bytes(b"{")
 
 
@@ -226,8 +226,8 @@ def _take_record_of_other(log_dir: Path) -> None:
     shutil.copy2(record, own.parent / record.name)
 
 
-def _raise_offset(log_dir: Path) -> None:
-    """Change the record as somebody could who wants records to be lost."""
+def _name_other_directory(log_dir: Path) -> None:
+    """Name a file of another directory in the record, as an attacker could."""
     path = next((log_dir / "orders-0").glob("*.prepared.*.clean"))
     record = json.loads(path.read_text())
     record["result"]["groups"][0]["segments"][0]["files"][0]["name"] = "../../other.log"
@@ -235,10 +235,10 @@ def _raise_offset(log_dir: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a source replaced by one that looks the same": (_replace_source, "prepared-sources-changed"),
+    "a source replaced by a copy": (_replace_source, "prepared-sources-changed"),
     "a source written to": (_touch_source, "prepared-sources-changed"),
     "a source removed by retention": (_retain_less, "prepared-sources-changed"),
-    "the broker's cleaner came first": (_move_checkpoint, "prepared-basis-changed"),
+    "the broker's cleaner has cleaned": (_move_checkpoint, "prepared-basis-changed"),
     "records deleted up to an offset": (_delete_records, "prepared-basis-changed"),
     "the log truncated": (_truncate, "prepared-basis-changed"),
     "the log truncated and appended to": (_truncate_and_append, "prepared-basis-changed"),
@@ -247,9 +247,9 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "an output changed": (_grow_output, "prepared-output-changed"),
     "an output replaced by one of the same size and time": (_replace_output, "prepared-output-changed"),
     "the record of a later version": (_make_record_of_later_version, "invalid-prepared-record"),
-    "the record unreadable": (_spoil_record, "invalid-prepared-record"),
+    "the record unreadable": (_damage_record, "invalid-prepared-record"),
     "the record of another partition": (_take_record_of_other, "invalid-prepared-record"),
-    "a record that names another directory": (_raise_offset, "invalid-prepared-record"),
+    "a record that names another directory": (_name_other_directory, "invalid-prepared-record"),
 }
 
 
@@ -337,8 +337,8 @@ def test_a_preparation_runs_beside_a_broker_but_not_beside_another_preparation(r
 
 
 def test_a_run_that_changes_partitions_excludes_a_preparation(run: Run, log_dir: Path) -> None:
-    """The lock file of preparations is created by the first preparation of a log dir, so a run that began earlier does
-    not hold it.
+    """The first preparation in a log dir creates the lock file of preparations, so a run that began earlier does not
+    hold it.
     """
     with hold([str(log_dir)]), without_spark():
         done = run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--prepare")
@@ -348,7 +348,7 @@ def test_a_run_that_changes_partitions_excludes_a_preparation(run: Run, log_dir:
 
 
 @pytest.mark.parametrize("flags", [["--execute"], ["--output-dir", "out"], ["--keep-originals", "kept"]])
-def test_flags_that_exclude_each_other(run: Run, log_dir: Path, flags: list[str]) -> None:
+def test_conflicting_flags_are_refused(run: Run, log_dir: Path, flags: list[str]) -> None:
     done = run("compact", "--log-dirs", log_dir, *CONFIG, "--prepare", *flags)
     assert done.exit_code == 2
     assert f"--prepare cannot be combined with {flags[0]}" in done.stderr
@@ -359,7 +359,7 @@ def test_prepared_only_requires_execute(run: Run, log_dir: Path) -> None:
     assert done.exit_code == 2
 
 
-def test_originals_of_committed_partitions_are_backed_up(run: Run, prepared: Path) -> None:
+def test_sources_of_committed_partitions_are_backed_up(run: Run, prepared: Path) -> None:
     kept = prepared.parent / "kept"
     before = snapshot(prepared / "orders-0")
     compact(run, prepared, "--execute", "--keep-originals", str(kept))
@@ -374,7 +374,8 @@ def test_originals_of_committed_partitions_are_backed_up(run: Run, prepared: Pat
 
 
 def _disturbed(log_dir: Path, times: int) -> Callable[..., Any]:
-    """Return a task function during whose first `times` cleanings of orders-0 a broker's cleaner changes the partition.
+    """Return a task function that replaces a segment of orders-0 after each of its first `times` cleanings, as a
+    broker's cleaner does.
     """
     left = [times]
 
@@ -416,7 +417,7 @@ def test_a_partition_that_does_not_fit_is_not_prepared(run: Run, log_dir: Path) 
 
 
 def test_earlier_preparations_count_as_used_space(run: Run, log_dir: Path) -> None:
-    """Otherwise each of several runs would use half of the space that the earlier ones left to the broker."""
+    """Otherwise each run would use half of the space that earlier preparations left to the broker."""
 
     def prepare(limit_bytes: int, status: int = 0) -> dict[str, Any]:
         return compact(run, log_dir, "--prepare", "--max-scratch-bytes", str(limit_bytes), status=status)["orders-1"]
@@ -458,8 +459,8 @@ def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: 
     assert scratch(prepared) == []
 
 
-def test_copies_of_originals_may_take_more_than_half_of_the_free_space(run: Run, prepared: Path) -> None:
-    """They are copied one partition at a time, as in a compaction in a single run."""
+def test_a_copied_backup_may_use_more_than_half_of_the_free_space(run: Run, prepared: Path) -> None:
+    """Originals are copied one partition at a time, as in a single run."""
     sources = {name: sum(path.stat().st_size for path in (prepared / name).glob("0*[!n]")) for name in PARTITIONS}
     with patch.object(FileSystem, "free_bytes", lambda *_: max(sources.values())):
         kept = ("--keep-originals", str(prepared.parent / "kept"), "--copy-originals")
@@ -499,7 +500,7 @@ def test_a_preparation_is_not_discarded_while_the_settings_are_unknown(run: Run,
 
 
 def test_tombstones_are_retained_for_half_of_their_retention_time_after_the_commit(run: Run, tmp_path: Path) -> None:
-    """A consumer that read a value before the commit can still read its tombstone for half of delete.retention.ms."""
+    """A consumer that read a value before the commit can read the tombstone for half of delete.retention.ms."""
     keys = [Rec(n, 1_700_000_000_000 + n, b"key-%d" % n, b"value" if n % 10 else None, ()) for n in range(400)]
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": keys}, segments=5)
     partition, day_ms = log_dir / "orders-0", 86_400_000
@@ -511,7 +512,7 @@ def test_tombstones_are_retained_for_half_of_their_retention_time_after_the_comm
 
     compact_at(0, "--prepare")
     assert compact_at(day_ms // 2, "--execute")["prepared"] == "committed"
-    for suffix in (".log", ".index", ".timeindex", ".snapshot"):  # the broker could have rolled the segment
+    for suffix in (".log", ".index", ".timeindex", ".snapshot"):  # as after a roll by the broker
         (partition / f"{401:020d}{suffix}").write_bytes(b"")
     append(partition, 401)
     for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
@@ -542,7 +543,7 @@ def test_a_preparation_is_committed_although_no_round_is_due(run: Run, log_dir: 
 
 
 def test_a_topic_that_is_created_again_is_compacted_as_usual(run: Run, prepared: Path) -> None:
-    """A broker renames the directory of the deleted topic; the new one is the same but for its topic id."""
+    """A broker renames the directory of a deleted topic; the new directory differs only in the topic id."""
     old, new = prepared / f"orders-0.{'0a' * 16}-delete", prepared / "orders-0"
     new.rename(old)
     shutil.copytree(old, new)
@@ -556,11 +557,12 @@ def test_a_topic_that_is_created_again_is_compacted_as_usual(run: Run, prepared:
     assert not list(new.glob("*.clean"))
 
 
-def test_what_was_prepared_for_a_deleted_topic_does_not_fit_one_of_the_same_name(run: Run, prepared: Path) -> None:
-    """As after a restore of the directory: topic id, inodes and times of the files differ, their bytes do not."""
+def test_a_preparation_for_a_deleted_topic_of_the_same_name_is_discarded(run: Run, prepared: Path) -> None:
+    """As after a restore of the directory, topic id, inodes and times of the files differ, and their bytes are equal.
+    """
     partition = prepared / "orders-0"
     copy = prepared.parent / "copy"
-    shutil.copytree(partition, copy)  # with the times of the files
+    shutil.copytree(partition, copy)  # this keeps file times
     shutil.rmtree(partition)
     copy.rename(partition)
     (partition / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
@@ -570,7 +572,7 @@ def test_what_was_prepared_for_a_deleted_topic_does_not_fit_one_of_the_same_name
 
 
 @pytest.mark.parametrize("room_bytes", [0, 300, "record"])
-def test_a_disk_that_fills_up_meanwhile_leaves_nothing(run: Run, log_dir: Path, room_bytes: int | str) -> None:
+def test_after_a_full_disk_no_file_of_the_preparation_remains(run: Run, log_dir: Path, room_bytes: int | str) -> None:
     before = snapshot(log_dir)
     written_bytes, write_some = [0], FileSystem._write_some
 
@@ -599,7 +601,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(run: Run, log_dir: Path, 
 @pytest.mark.spark
 def test_spark_prepares_the_same_outputs(run: Run, on_spark: None, log_dir: Path) -> None:
     def outputs(log_dir: Path) -> list[tuple[str, bytes]]:
-        """Without the names of the run and the attempt."""
+        """Return names without the ids of run and attempt, and contents."""
         found = [path for path in log_dir.glob("*/*.clean") if ".prepared." not in path.name]
         return sorted((f"{path.parent.name}/{path.name.partition('.r')[0]}", path.read_bytes()) for path in found)
 

@@ -1,5 +1,4 @@
-"""Commits of many prepared partitions: operations per partition, how many partitions at a time, and what a signal
-leaves.
+"""Commits of many prepared partitions: operations per partition, partitions in parallel, and the state after a signal.
 """
 
 from __future__ import annotations
@@ -77,29 +76,29 @@ class CountingOf(FileSystem):
 
 
 def test_a_commit_needs_the_documented_number_of_operations(tmp_path: Path) -> None:
-    """The numbers are those of PREPARED.md: renames and removals grow with the number of sources, syncs do not."""
+    """The numbers are those of PREPARED.md: renames and removals increase with the number of sources, syncs do not."""
     log_dir = prepared_log_dir(tmp_path / "logs", 1)
     fs = CountingOf(log_dir / "orders-0")
     [row] = commit(log_dir, fs)
     assert row.segments_after == 2, row
     replaced, files = SEGMENTS - 1, 3
     assert fs.counts["fsync_dir"] == 10
-    assert fs.counts["fsync"] == 0, "the preparation has already made the outputs durable"
+    assert fs.counts["fsync"] == 0, "the outputs are durable since the preparation"
     assert fs.counts["rename"] == files * (replaced + 1)
     assert fs.counts["link"] == files
-    assert fs.counts["create"] == 2  # the guard, twice
-    assert fs.counts["unlink"] == files * (replaced + 1) + 2 + 1  # including the guard, twice, and the record
-    assert fs.counts["open_read"] <= 3 * SEGMENTS + 12, "each segment is surveyed once and compared with the record"
+    assert fs.counts["create"] == 2  # the guard file, twice
+    assert fs.counts["unlink"] == files * (replaced + 1) + 2 + 1  # also the guard file, twice, and the record
+    assert fs.counts["open_read"] <= 3 * SEGMENTS + 12, "a segment was opened more than three times"
     assert fs.counts["scan"] <= 8
     assert sum(fs.counts.values()) <= 245, fs.counts
 
 
-def test_many_partitions_are_committed_at_a_time(tmp_path: Path) -> None:
+def test_many_partitions_are_committed_in_parallel(tmp_path: Path) -> None:
     log_dir = prepared_log_dir(tmp_path / "logs", 2 * MOST_COMMITS)
     together = threading.Barrier(MOST_COMMITS)
 
     class Waiting(FileSystem):
-        """Ends no sync of a partition until as many other syncs have begun."""
+        """Waits in each sync of a partition until MOST_COMMITS syncs have begun."""
 
         def fsync_dir(self, path: str) -> None:
             if path != str(log_dir):
@@ -131,7 +130,7 @@ def test_a_stopped_commit_loses_no_record(ending: signal.Signals, tmp_path: Path
         output, _ = process.communicate(timeout=600)
     offsets = read_offsets(LOCAL, str(log_dir / names.CLEANER_CHECKPOINT))
     if ending != signal.SIGKILL:
-        assert process.returncode in (0, 128 + ending), errors.read_text()  # 0: the signal came too late
+        assert process.returncode in (0, 128 + ending), errors.read_text()  # 0: the run ended before the signal
         rows = {f"orders-{row['partition']}": row for row in json.loads(output)}
         for name, row in rows.items():
             is_done = row["status"] == "compacted"

@@ -1,4 +1,4 @@
-"""The record of a preparation: it is read back as written, and damaged records are refused."""
+"""The record of a preparation is read as it was written, and damaged records are refused."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ LEAVES = [path for path in _leaves(json.loads(encode_record(a_record()))) if pat
 
 
 @given(st.sampled_from(LEAVES), st.sampled_from([None, "x", "../../x", -1, 2**64, 1.5, [], {}, [1], True]))
-def test_a_changed_value_is_refused_or_changes_only_itself(path: tuple, value: object) -> None:
-    """A record that is read has whole numbers only, and only names of files of its run."""
+def test_a_changed_value_is_refused_or_read_without_other_changes(path: tuple, value: object) -> None:
+    """A record that is accepted has only whole numbers, and only names of files of its run."""
     fields = json.loads(encode_record(a_record()))
     inner = fields
     for key in path[:-1]:
@@ -109,11 +109,11 @@ def _move_output(result: dict[str, Any]) -> None:
     result["groups"][0]["segments"][0]["base_offset"] = 6
 
 
-def _spoil_suffix(result: dict[str, Any]) -> None:
+def _damage_suffix(result: dict[str, Any]) -> None:
     result["groups"][0]["segments"][0]["files"][0]["suffix"] = []
 
 
-CHANGES = [_add_snapshot, _replace_more, _replace_nothing, _take_index_for_log, _move_output, _spoil_suffix]
+CHANGES = [_add_snapshot, _replace_more, _replace_nothing, _take_index_for_log, _move_output, _damage_suffix]
 
 
 @pytest.mark.parametrize("change", CHANGES)

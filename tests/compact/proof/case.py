@@ -1,4 +1,4 @@
-"""A partition, a round of the reference cleaner over it, and the proof of its output, which a test may change first."""
+"""Runs a round of the reference cleaner on a partition, and the proof of its output, which a test may change before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ INTERVAL = 150
 
 
 class SmallWindow(Window):
-    """A window smaller than a batch, without space for prefetched bytes, which grows only as far as requested."""
+    """A window that is smaller than a batch, without space for prefetched bytes, and grows only to the requested size.
+    """
 
     def __init__(self, fs: FileSystem) -> None:
         super().__init__(fs, 64)
@@ -41,12 +42,12 @@ class SmallWindow(Window):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(window, "_HEADROOM_BYTES", 16)
             super().advance(used, wanted_bytes)
-        assert self.position + self.filled > before, "the window did not advance, and the proof would not end"
+        assert self.position + self.filled > before, "the window did not advance, so that the proof would not end"
 
 
 @dataclass
 class Output:
-    """One output segment, whose batches and entries a test may change before the proof."""
+    """One output segment. A test may change its batches and entries before the proof."""
 
     base: int
     batches: list[bytes]
@@ -169,7 +170,7 @@ class Case:
         return prove(LOCAL, spec)
 
     def after(self) -> list[Segment]:
-        """Return the partition as it is after the round."""
+        """Return the partition after the round."""
         made = [
             Segment(
                 s.base_offset,
@@ -186,7 +187,7 @@ class Case:
         return made + [s for s in self.segments if s.base_offset >= self.round.end_offset]
 
     def split(self, group: int, bases: list[int]) -> None:
-        """Split a group's output at these offsets; transaction index entries are moved with their markers."""
+        """Split the output of a group at these offsets; entries of transaction indexes move with their markers."""
         sources, (output,) = self.groups[group]
         parts = []
         for low, high in pairwise([output.base, *bases, 2**62]):

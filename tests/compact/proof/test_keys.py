@@ -1,4 +1,4 @@
-"""The proof's table of keys contains the same keys, whatever number of keys was expected when it was created."""
+"""The proof's table has the same keys for any number of keys that was expected at its creation."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def put_all(keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("expected, tables", [(0, 2), (10, 2), (KEYS, 1), (10**12, 1)])
-def test_the_expected_number_of_keys_only_avoids_growth(expected, tables, monkeypatch):
+def test_the_expected_number_of_keys_changes_only_the_growth(expected, tables, monkeypatch):
     made = []
     zeros = proof_keys.zeros
     monkeypatch.setattr(proof_keys, "zeros", lambda n, dtype: made.append(n) or zeros(n, dtype))
@@ -44,7 +44,7 @@ def test_the_expected_number_of_keys_only_avoids_growth(expected, tables, monkey
 
 
 def test_keys_are_compared_by_both_words_of_their_hash():
-    """If one word were compared, a table of 10**9 keys would confuse two of them in 1 of 5 runs."""
+    """With only one word, two of 10**9 keys would be taken for the same key in 1 of 5 runs."""
     keys = Keys(1 << 20, SECRET)
     try:
         put = [b"%d" % i for i in range(100)]

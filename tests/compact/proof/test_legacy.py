@@ -21,7 +21,7 @@ def _records(offset: int, *items: tuple[bytes | None, bytes | None]) -> list[Rec
 
 
 def _example(codec: int = 1, magic: int = 1, append_time: int | None = None, **given) -> Case:
-    """Return messages of both magics, alone and in wrappers, beside a batch of version 2."""
+    """Return messages of magic 0 and 1, alone and in wrappers, and a batch of magic 2."""
     append = NOW - 100 if append_time and magic else None
     pack = {"codec": codec, "magic": magic, "append_time": append}
     first = (
@@ -65,7 +65,7 @@ def test_a_group_of_several_outputs_passes(tmp_path):
 
 
 def _at(case: Case, offset: int):
-    """Return the message of the source that contains `offset`, the decoded batch of its output, and its position."""
+    """Return the source message that contains `offset`, and the decoded batch of its output, with its position."""
     for output in case.outputs:
         for i, data in enumerate(output.batches):
             batch = decode_log(data)[0]
@@ -86,21 +86,21 @@ def _again(case: Case, offset: int, records=None, **changes) -> None:
     output.batches[i] = encode_batch(batch.records if records is None else records, **{**fields, **changes})
 
 
-def _m_newest_gone(c):
+def _m_latest_removed(c):
     output, i, _ = _at(c, 24)
     del output.batches[i]
 
 
-def _m_newest_inside_gone(c):
+def _m_latest_inside_removed(c):
     _again(c, 26, [r for r in _at(c, 26)[2].records if r.key != b"i"])
 
 
-def _m_clean_record_gone(c):
+def _m_clean_record_removed(c):
     _again(c, 4, [r for r in _at(c, 4)[2].records if r.key != b"d"])
 
 
-def _m_single_message_gone(c):
-    """Key b of the first segment is superseded; h does not occur before offset 27."""
+def _m_single_message_removed(c):
+    """Remove h, which first occurs at offset 27; key b of the first segment is superseded."""
     output, i, _ = _at(c, 20)
     del output.batches[i]
 
@@ -145,7 +145,7 @@ def _m_base_offset_of_the_message(c):
     _again(c, 26, base_offset=25)
 
 
-def _m_last_offset_beyond(c):
+def _m_last_offset_above(c):
     _again(c, 4, last_offset=6)
 
 
@@ -194,12 +194,12 @@ def _m_count(c):
     _again(c, 4, record_count=1)
 
 
-def _m_copied_as_it_was(c):
+def _m_copied_unchanged(c):
     output, i, _ = _at(c, 24)
     output.batches[i] = encode_single(Rec(24, NOW - 200, b"g", b"12"), magic=1, append_time=True)
 
 
-def _m_last_message_of_the_range_gone(c):
+def _m_last_message_of_the_range_removed(c):
     c.uncleanable = 29
     output, i, _ = _at(c, 26)
     del output.batches[i]
@@ -237,7 +237,7 @@ def _holding(case: Case, key: bytes) -> list[int]:
 
 
 def test_a_tombstone_is_removed_by_the_time_of_its_file(tmp_path):
-    """The horizon of old messages is that of the last segment before the first dirty offset."""
+    """The horizon of old messages follows from the last segment before the first dirty offset."""
     items = [(b"x", None), (b"y", b"1")]
     segments = [
         Segment(0, encode_wrapper(_records(0, *items), 1), mtime_ms=NOW - 5000),
@@ -319,8 +319,8 @@ def test_random_rounds_pass_and_flipped_values_fail(tmp_path, number):
     assert base == batch.base_offset
 
 
-# Mutations of rounds that keep the magic (LEGACY.md 5): each takes the retained records of a message and its codec, and
-# makes the result wrong.
+# Mutations of rounds that keep the magic (LEGACY.md 5): each returns a wrong result for the retained records of a
+# message and its codec.
 
 
 def _inner(records: list[Rec], base: int, *, magic: int = 1, attributes: int = 0) -> bytes:
@@ -378,7 +378,7 @@ def test_every_mutation_of_a_message_that_keeps_its_magic_is_found(tmp_path, nam
         for o in case.outputs for i, data in enumerate(o.batches) if data[:8] == (28).to_bytes(8, "big")
     ]  # fmt: skip
     kept = list(message.records)
-    assert len(kept) == 3 and _wrapped(kept, codec) == output.batches[i], "otherwise the mutation proves nothing"
+    assert len(kept) == 3 and _wrapped(kept, codec) == output.batches[i], "the mutation changed nothing"
     case.prove(tmp_path)
     output.batches[i] = KEPT[name](kept, codec)
     with pytest.raises(KeytailError) as caught:
@@ -392,7 +392,7 @@ def test_a_wrapper_with_offset_0_ends_at_its_last_message():
 
 
 def test_unused_bits_of_a_source_are_not_rewritten(tmp_path):
-    """As in Kafka, only the codec and the timestamp type are written to the attributes of a rewritten message."""
+    """As in Kafka, the attributes of a rewritten message are only codec and timestamp type."""
     dropped, kept = Rec(0, NOW - 10, b"a", b"1"), Rec(1, NOW - 9, b"b", b"2")
     wrapper = _wrapped([dropped, kept], 1, attributes=1 | 0x40)
     segments = [Segment(0, wrapper + encode_single(Rec(2, NOW, b"a", b"3"))), Segment(10, b"")]
@@ -423,13 +423,13 @@ def test_the_message_that_ends_the_cleaned_range_is_in_the_output(tmp_path):
         case.prove(tmp_path)
 
 
-def test_the_message_at_the_first_dirty_offset_justifies_removals(tmp_path):
+def test_the_message_at_the_first_dirty_offset_supersedes_others(tmp_path):
     singles = [encode_single(record) for record in _records(0, (b"a", b"1"), (b"a", b"2"), (b"b", b"3"))]
     case = Case([Segment(0, b"".join(singles)), Segment(3, b"")], first_dirty=1)
     assert case.prove(tmp_path).records_kept == 2
 
 
-def test_a_message_that_lost_nothing_must_be_the_same_bytes(tmp_path):
+def test_a_message_that_lost_no_record_must_have_the_same_bytes(tmp_path):
     single = encode_single(Rec(0, NOW, b"a", b"1"))
     whole = encode_wrapper(_records(1, (b"b", b"1"), (b"c", b"2")), 1)
     segments = [Segment(0, single + whole, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)]

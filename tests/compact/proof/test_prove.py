@@ -30,7 +30,7 @@ INTERVAL = 200
 
 
 class Case:
-    """Source segments, their cleaned output, and the directory of both."""
+    """Source segments and their cleaned output, in one directory."""
 
     def __init__(self, segments: dict[int, bytes], groups: list[list[int]], round_: Round) -> None:
         self.segments = segments
@@ -40,7 +40,7 @@ class Case:
         self.out: list[list[Out]] = [
             [o for base in group for o in clean(segments[base], round_, newest)] for group in groups
         ]
-        self.files: dict[tuple[int, str], bytes] = {}  # overrides what `out` yields
+        self.files: dict[tuple[int, str], bytes] = {}  # bytes that replace those of `out`
         self.sizes: dict[tuple[int, str], int] = {}
         self.interval = INTERVAL
 
@@ -91,7 +91,7 @@ class Case:
 
 
 def _example(codec: int = 0, timestamp_type: int = 0) -> Case:
-    """Return three segments in two groups, with everything that the mutations below need."""
+    """Return three segments in two groups, with the batches that the mutations below change."""
     fields = {"codec": codec, "timestamp_type": timestamp_type, "leader_epoch": 3}
 
     def batch(offset: int, *items: tuple[bytes | None, bytes | None], **more) -> bytes:
@@ -134,7 +134,7 @@ def _patch(data: bytes, at: int, new: bytes) -> bytes:
 
 
 def _rebuilt(case: Case) -> Out:
-    """Return an output batch that retained at least two records and lost some."""
+    """Return an output batch that retained two records or more, and lost some."""
     return next(o for o in case.batches() if 2 <= len(o.records) < o.source.record_count)
 
 
@@ -178,7 +178,7 @@ def test_keys_that_exceed_the_memory_are_an_error_with_a_reason(tmp_path, monkey
     monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     keys = _example().prove(tmp_path).keys
-    # The largest table takes two thirds of the memory, and keeps one slot free.
+    # The largest table uses two thirds of the memory, and one slot is free.
     enough = (keys + 2) * 24 * 3 // 2
     assert _example().prove(tmp_path, memory_bytes=enough).keys == keys
     with pytest.raises(KeytailError, match="memory"):
@@ -189,7 +189,7 @@ def _m_drop_batch(c):
     c.drop(_holding(c, b"m"))
 
 
-def _m_drop_newest_of_a_key(c):
+def _m_drop_latest_of_a_key(c):
     o = _holding(c, b"m")
     _again(o, [r for r in o.records if r.key != b"m"])
 
@@ -226,12 +226,12 @@ def _m_drop_new_tombstone(c):
         c.drop(o)
 
 
-def _m_drop_record_beyond_the_end(c):
+def _m_drop_record_above_the_end(c):
     o = _holding(c, b"z")
     c.drop(o) if o.source.base_offset != 37 else _again(o, ())
 
 
-def _m_drop_beyond_the_end_inside_a_batch(c):
+def _m_drop_above_the_end_inside_a_batch(c):
     o = next(o for o in c.batches() if o.source.base_offset == 34)
     _again(o, [r for r in o.records if r.key != b"y"])
 
@@ -240,7 +240,7 @@ def _m_drop_last_batch_of_the_range(c):
     c.drop(next(o for o in c.batches() if o.source.base_offset == 37))
 
 
-def _m_older_instead_of_newest(c):
+def _m_older_instead_of_latest(c):
     o = _holding(c, b"a")
     older = next(x for x in c.batches() if x.source.base_offset == 0)
     c.drop(o)
@@ -475,21 +475,21 @@ def _m_emptied_batch_with_base_timestamp(c):
     c.out[1].insert(c.out[1].index(keep), Out(rebuild(o.source, (), None, base_timestamp=5), o.source, ()))
 
 
-def _m_emptied_batch_that_held_the_newest(c):
+def _m_emptied_batch_that_held_the_latest(c):
     o = _holding(c, b"m")
     o.data = rebuild(o.source, (), None)
 
 
-def _m_log_cut_in_a_batch(c):
+def _m_log_truncated_in_a_batch(c):
     c.files[30, ".log"] = c.outputs()[30, ".log"][:-1]
 
 
-def _m_log_cut_in_a_header(c):
+def _m_log_truncated_in_a_header(c):
     data = c.outputs()[30, ".log"]
     c.files[30, ".log"] = data[: -len(c.out[1][-1].data) + 5]
 
 
-def _m_log_with_zeros_behind(c):
+def _m_log_with_zeros_after(c):
     c.files[30, ".log"] = c.outputs()[30, ".log"] + bytes(70)
 
 
@@ -497,11 +497,11 @@ def _m_log_empty(c):
     c.files[0, ".log"] = b""
 
 
-def _m_size_stated_too_small(c):
+def _m_size_too_small(c):
     c.sizes[30, ".log"] = len(c.outputs()[30, ".log"]) - 1
 
 
-def _m_size_of_index_stated_wrong(c):
+def _m_wrong_size_of_index(c):
     c.sizes[30, ".index"] = len(c.outputs()[30, ".index"]) + 8
 
 
@@ -577,13 +577,13 @@ def test_there_are_as_many_mutations_as_documented():
 
 @pytest.fixture(params=[(0, False), (1, False), (4, False), (0, True), (1, True)], ids=lambda p: f"{p[0]}-{p[1]}")
 def to_mutate(request, monkeypatch):
-    """Return the examples of both timestamp types, to be proven whole or in pieces."""
+    """Return the examples of both timestamp types, for proofs of whole batches or of pieces."""
     codec, in_pieces = request.param
     if in_pieces:
         take_in_pieces(monkeypatch, records=1 + SEED % 3)
     cases = [_example(codec, timestamp_type) for timestamp_type in (0, 1)]
     for case in cases:
-        case.interval = 60  # so that compressed outputs have index entries too
+        case.interval = 60  # so that compressed outputs also have index entries
     return cases
 
 
@@ -630,7 +630,7 @@ def test_a_source_truncated_within_a_batch_is_corrupt(tmp_path):
 
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (-1, 0)])
 def test_a_source_whose_offsets_do_not_ascend_is_corrupt(tmp_path, offsets):
-    """Two records have the same offset, are in the wrong order, or one is before the batch's base offset."""
+    """Two records have the same offset or are in the wrong order, or one is below the batch's base offset."""
     records = [Rec(offset, NOW, b"%d" % i, b"x") for i, offset in enumerate(offsets)]
     case = Case({0: encode_batch(records, base_offset=0, last_offset=1), 2: b""}, [[0]], Round(2, 2, 2, NOW))
     with pytest.raises(CorruptLog, match="its offset does not follow"):
@@ -655,7 +655,7 @@ def test_a_delete_horizon_may_be_0(tmp_path):
         case.prove(tmp_path)
 
 
-def test_an_index_entry_is_due_after_more_bytes_than_the_interval(tmp_path):
+def test_an_index_entry_is_required_after_more_bytes_than_the_interval(tmp_path):
     case = _example()
     first = case.out[0][0].data
     entries = []
@@ -663,7 +663,7 @@ def test_an_index_entry_is_due_after_more_bytes_than_the_interval(tmp_path):
         case.interval = interval
         case.prove(tmp_path)
         entries.append(case.outputs()[0, ".index"][:8])
-    assert entries[0] != entries[1], "the second batch has an entry only if the first exceeds the interval"
+    assert entries[0] != entries[1], "the second batch must have an entry if the first exceeds the interval"
 
 
 def test_groups_must_cover_the_segments_below_the_end(tmp_path):
@@ -704,7 +704,7 @@ def test_a_change_of_a_timestamp_or_of_the_last_byte_of_any_part_is_found(tmp_pa
     keys = (b"a", b"b", of_key, b"d", b"a")
     first = encode_batch([Rec(i, NOW - 500 + i, key, b"value") for i, key in enumerate(keys)], codec=codec)
     segments = {0: first, 10: encode_batch([Rec(10, NOW, b"z", b"last")])}
-    end = 10 if of_key else 2  # records without a key are retained only beyond the end
+    end = 10 if of_key else 2  # records without a key are retained only above the end offset
     for part, spoil in (
         ("timestamp", lambda timestamp: timestamp + 1),
         ("timestamp", lambda timestamp: timestamp - 1),
@@ -713,7 +713,7 @@ def test_a_change_of_a_timestamp_or_of_the_last_byte_of_any_part_is_found(tmp_pa
     ):
         case = Case(segments, [[0]], Round(0, end, 10, NOW))
         [o] = case.batches()
-        # neither the first nor the newest record, because headers depend on those
+        # neither the first record nor that with the latest timestamp, on which headers depend
         i = [record.key for record in o.records].index(of_key)
         spoiled = replace(o.records[i], **{part: spoil(getattr(o.records[i], part))})
         _again(o, [*o.records[:i], spoiled, *o.records[i + 1 :]])
@@ -731,7 +731,7 @@ def test_only_the_batch_that_ends_the_cleaned_range_must_be_retained_without_rec
     case.drop(last)
     with pytest.raises(KeytailError, match="the batch that ends the cleaned range"):
         case.prove(tmp_path)
-    emptied = rebuild(decode_log(tombstone)[0], (), None)  # beyond the range, no reader needs this batch
+    emptied = rebuild(decode_log(tombstone)[0], (), None)  # above the range, this batch may be removed
     case = Case({0: encode_batch([Rec(0, NOW, b"a", b"1")]) + emptied, 2: b""}, [[0]], Round(0, 1, 1, NOW))
     assert len(case.batches()) == 1
     case.prove(tmp_path)
@@ -739,7 +739,7 @@ def test_only_the_batch_that_ends_the_cleaned_range_must_be_retained_without_rec
 
 def test_the_position_of_a_lost_record_is_reported(tmp_path):
     case = _example()
-    _m_drop_newest_of_a_key(case)
+    _m_drop_latest_of_a_key(case)
     with pytest.raises(KeytailError) as caught:
         case.prove(tmp_path)
     error = caught.value
@@ -846,7 +846,7 @@ def test_a_missing_record_is_found(tmp_path_factory, case, data):
         if b.delete_horizon_ms is not None and b.delete_horizon_ms <= NOW
     )
     if removed.offset < case.round.end and (removed.key is None or deleted):
-        return  # no error: the record has no key, or a tombstone past its horizon deletes it
+        return  # no error: the record has no key, or was deleted by a tombstone past its horizon
     rest = tuple(r for r in o.records if r is not removed)
     kept = decode_log(o.data)[0]
     nulls = any(r.value is None for r in rest)

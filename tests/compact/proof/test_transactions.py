@@ -35,19 +35,18 @@ def abort(offset: int, pid: int, **fields) -> bytes:
 
 
 def _example(codec: int = 0) -> Case:
-    """Return a log with every state of a transaction that can occur below the last stable offset, and some states above
-    it.
+    """Return a log with transactions in every state that can occur below the last stable offset, and in some above it.
     """
     pack = {"codec": codec}
     first = (
         data(0, 9, (b"below", b"log start"), **pack)
-        + abort(1, 9)  # below the log start: no reader needs it
+        + abort(1, 9)  # below the log start, so not needed
         + data(2, -1, (b"a", b"1"), (b"b", b"2" * 30), (b"f", b"not superseded"), **pack)
         + data(5, 1, (b"a", b"aborted"), (b"b", b"aborted"), **pack)
         + data(7, 2, (b"c", b"committed"), (b"a", b"3"), **pack)
         + abort(9, 1)
         + commit(10, 2)
-        + commit(11, 3)  # a commit whose data the previous round removed
+        + commit(11, 3)  # a COMMIT marker without data, which the previous round removed
         + commit(12, 4, delete_horizon_ms=NOW - 1)
         + abort(13, 5, delete_horizon_ms=NOW + 1)
         + data(14, 6, (b"d", b"aborted, and the producer's last"), **pack)
@@ -103,7 +102,7 @@ def test_a_correct_round_passes(tmp_path, codec):
     assert 14 in bases and 12 not in bases and 13 in bases and 20 not in bases and 9 in bases
 
 
-def test_producers_need_no_protection_if_none_is_active(tmp_path):
+def test_without_active_producers_no_batch_is_protected(tmp_path):
     case = _example()
     case.producers = {}
     case.prove(tmp_path)
@@ -126,11 +125,11 @@ def test_a_proof_with_growing_windows_and_tables_passes(tmp_path, monkeypatch):
     assert _example(3).prove(tmp_path).records_kept == expected.records_kept
 
 
-def _m_abort_marker_gone(c):
+def _m_abort_marker_removed(c):
     c.drop(9)
 
 
-def _m_abort_marker_of_an_emptied_batch_gone(c):
+def _m_abort_marker_of_an_emptied_batch_removed(c):
     c.drop(15)
 
 
@@ -138,7 +137,7 @@ def _m_abort_marker_emptied(c):
     c.put(_emptied(c.source(9)[0]))
 
 
-def _m_abort_turned_commit(c):
+def _m_abort_changed_to_commit(c):
     c.put(commit(9, 1))
 
 
@@ -146,7 +145,7 @@ def _m_abort_marker_of_other_producer(c):
     c.put(abort(9, 2))
 
 
-def _m_commit_marker_gone(c):
+def _m_commit_marker_removed(c):
     c.drop(10)
 
 
@@ -154,11 +153,11 @@ def _m_commit_marker_emptied(c):
     c.put(_emptied(c.source(25)[0]))
 
 
-def _m_marker_without_horizon_gone(c):
+def _m_marker_without_horizon_removed(c):
     c.drop(11)
 
 
-def _m_marker_before_its_horizon_gone(c):
+def _m_marker_before_its_horizon_removed(c):
     c.drop(13)
 
 
@@ -195,7 +194,7 @@ def _m_marker_no_longer_control(c):
     c.put(_patched(output.batches[i], 22, b"\x10"))
 
 
-def _m_committed_batch_gone(c):
+def _m_committed_batch_removed(c):
     c.drop(22)
 
 
@@ -203,7 +202,7 @@ def _m_committed_batch_emptied(c):
     c.put(_emptied(c.source(22)[0]))
 
 
-def _m_committed_record_gone(c):
+def _m_committed_record_removed(c):
     batch, _ = c.source(22)
     c.put(cleaner._rebuilt(batch, batch.records[1:], NOW + RETENTION))
 
@@ -217,20 +216,20 @@ def _m_committed_record_that_only_aborted_data_supersedes(c):
     c.put(cleaner._rebuilt(batch, batch.records[2:], None))
 
 
-def _m_aborted_batch_kept(c):
+def _m_aborted_batch_retained(c):
     c.put(c.source(5)[1])
 
 
-def _m_aborted_batch_of_a_later_transaction_kept(c):
+def _m_aborted_batch_of_a_later_transaction_retained(c):
     c.put(c.source(21)[1])
 
 
-def _m_aborted_record_kept(c):
+def _m_aborted_record_retained(c):
     batch, _ = c.source(5)
     c.put(cleaner._rebuilt(batch, batch.records[1:], None))
 
 
-def _m_aborted_batch_with_the_marker_above_kept(c):
+def _m_aborted_batch_with_the_marker_above_retained(c):
     c.put(c.source(16)[1])
 
 
@@ -238,21 +237,21 @@ def _m_aborted_batch_of_an_active_producer_not_emptied(c):
     c.put(c.source(14)[1])
 
 
-def _m_last_batch_of_an_active_producer_gone(c):
+def _m_last_batch_of_an_active_producer_removed(c):
     c.drop(14)
 
 
-def _m_last_batch_of_another_active_producer_gone(c):
+def _m_last_batch_of_another_active_producer_removed(c):
     c.drop(32)
 
 
-def _m_marker_of_an_active_producer_without_data_gone(c):
+def _m_marker_of_an_active_producer_without_data_removed(c):
     case_marker = c.source(11)[0]
     assert case_marker.control
     c.drop(11)
 
 
-def _m_open_batch_gone(c):
+def _m_open_batch_removed(c):
     c.drop(28)
 
 
@@ -260,12 +259,12 @@ def _m_open_batch_emptied(c):
     c.put(_emptied(c.source(28)[0]))
 
 
-def _m_open_record_gone(c):
+def _m_open_record_removed(c):
     batch, _ = c.source(28)
     c.put(cleaner._rebuilt(batch, batch.records[1:], None))
 
 
-def _m_transactional_bit_gone(c):
+def _m_transactional_bit_removed(c):
     output, i = c.at(22)
     attributes = output.batches[i][22] & ~0x10
     c.put(_patched(output.batches[i], 22, bytes([attributes])))
@@ -332,7 +331,7 @@ def _m_entry_begins_in_the_transaction_before(c):
     c.outputs[1].entries[0] = Aborted(1, 9, 24, 16).encode()
 
 
-def _m_entry_begins_behind_its_end(c):
+def _m_entry_begins_after_its_end(c):
     c.outputs[0].entries[0] = Aborted(1, 10, 9, 7).encode()
 
 
@@ -344,7 +343,7 @@ def _m_entry_of_another_version(c):
     c.outputs[0].entries[0] = b"\0\1" + c.outputs[0].entries[0][2:]
 
 
-def _m_entry_cut(c):
+def _m_entry_truncated(c):
     c.outputs[0].entries[-1] = c.outputs[0].entries[-1][:-1]
 
 
@@ -387,7 +386,7 @@ def test_a_marker_above_the_cleaned_range_is_read(tmp_path):
 
 
 def test_an_entry_may_have_the_stable_offset_0(tmp_path):
-    """The transaction of producer 2 began at offset 0, and was open when that of producer 1 was aborted."""
+    """The transaction of producer 2 began at offset 0, and was open when that of producer 1 ended."""
     log = data(0, 2, (b"a", b"1")) + data(1, 1, (b"b", b"aborted")) + abort(2, 1) + commit(3, 2)
     entry = Aborted(1, 1, 2, 0)
     case = Case([Segment(0, log, aborted=(entry,)), Segment(4, b"")], first_dirty=0, producers={1: (1, 0)})
@@ -395,7 +394,7 @@ def test_an_entry_may_have_the_stable_offset_0(tmp_path):
     case.prove(tmp_path)
 
 
-def test_a_marker_that_was_not_there_when_markers_were_collected_is_an_error(tmp_path, monkeypatch):
+def test_a_marker_that_was_not_collected_is_an_error(tmp_path, monkeypatch):
     collect = proof_state.collect_markers
 
     def collect_all_but_one(*arguments):
@@ -475,7 +474,7 @@ def test_an_index_beyond_its_capacity_is_found(tmp_path):
 
 
 def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
-    """Return a log with alternating producers, in which every transaction ends before the last segment."""
+    """Return a log of alternating producers, in which all transactions end before the last segment."""
     keys = [b"k%d" % i for i in range(rng.choice([2, 5, 20]))]
     offset, opened, producers = rng.choice([0, 100]), {}, {}
     segments = []
@@ -501,7 +500,7 @@ def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
                 end(pid)
                 continue
             if pid >= 0 and pid not in opened and rng.random() < 0.15:
-                opened[pid] = None  # the data of this transaction is already removed
+                opened[pid] = None  # the data of this transaction was removed before
                 end(pid)
                 continue
             n = rng.randint(1, 4)
@@ -544,7 +543,7 @@ def test_random_rounds_pass_and_random_losses_fail(tmp_path, number):
 
 
 def _random_losses(case: Case, rng: random.Random, directory: Path) -> None:
-    """Remove markers of retained data, and insert aborted records: the proof must reject each change."""
+    """Remove markers of retained data, then insert aborted records: the proof must reject each change."""
     sources = [b for s in case.segments[:-1] for b in decode_log(s.log)]
     markers = [b for b in sources if b.control and b.records]
     for marker in rng.sample(markers, min(3, len(markers))):

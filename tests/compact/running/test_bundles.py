@@ -1,5 +1,5 @@
-"""The order in which partitions are started: each is started once, in bundles of limited size, and on as many bundles
-at a time as the cluster has cores.
+"""The order in which partitions are started: each is started once, in bundles of limited size, with as many bundles at
+a time as the cluster has cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare the sizes of the logs alone with the limit of a bundle."""
+    """Compare only the sizes of logs with the limit of a bundle."""
     monkeypatch.setattr(passes, "_MARGIN_BYTES", 0)
 
 
@@ -70,7 +70,7 @@ def waiting(tasks: list[CleaningTask], size: BundleSize | None = None, limit: in
 
 
 def taken(queue: Waiting) -> list[list[int]]:
-    """Return the partitions of each bundle; a bundle is released before the next one is taken."""
+    """Take and release all bundles, one after the other, and return the partitions of each."""
     found = []
     while bundle := queue.take():
         found.append([task.partition for task in bundle.tasks])
@@ -90,14 +90,14 @@ def test_each_partition_is_taken_once_and_bundles_are_full(sizes: list[int], lea
     assert sorted(number for bundle in found for number in bundle) == list(range(len(sizes)))
     left = set(range(len(sizes)))
     for bundle in found:
-        assert sizes[bundle[0]] == max(sizes[number] for number in left), "a bundle begins with the largest one"
+        assert sizes[bundle[0]] == max(sizes[number] for number in left), "the largest partition must be the first"
         left -= set(bundle)
         size = sum(sizes[number] for number in bundle)
         assert len(bundle) <= most
         assert size <= BUNDLE_BYTES or len(bundle) <= least
         if left and size < BUNDLE_BYTES and len(bundle) < most:
             assert len(bundle) >= least
-            assert size + min(sizes[number] for number in left) > BUNDLE_BYTES, "no other partition would have fitted"
+            assert size + min(sizes[number] for number in left) > BUNDLE_BYTES, "another partition would have fitted"
 
 
 def test_scratch_in_flight_stays_within_the_limit_of_each_file_system() -> None:
@@ -130,7 +130,7 @@ def test_a_fan_out_is_a_separate_bundle() -> None:
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 16, 64, 100, 1000, 32_000])
-def test_all_cores_of_a_cluster_have_a_partition_of_a_gigabyte(parallel: int) -> None:
+def test_all_cores_of_a_cluster_are_used_for_partitions_of_a_gigabyte(parallel: int) -> None:
     size = BundleSize.of(10**6, parallel, jobs_cost=True)
     in_flight = bundles_in_flight(10**6, parallel)
     assert in_flight * size.least >= parallel
@@ -170,8 +170,8 @@ def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
     assert {row.status for row in rows} == {"failed"}
 
 
-def test_taking_a_hundred_thousand_partitions_is_fast() -> None:
-    """Taking a bundle examines the partitions that it takes, not all that are waiting."""
+def test_taking_bundles_examines_each_partition_at_most_twice() -> None:
+    """Taking a bundle must not examine all waiting partitions."""
     tasks = [task_of(number, 600 * MIB + number) for number in range(20_000)]
     examined = 0
 

@@ -1,4 +1,4 @@
-"""With a deadline, or little scratch space, partitions are started in the order of their expected gain per second."""
+"""With a deadline or little scratch space, partitions are started in the order of their expected gain per second."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare the sizes of the logs alone with the scratch space."""
+    """Compare only the sizes of logs with the scratch space."""
     monkeypatch.setattr(passes, "_MARGIN_BYTES", 0)
 
 
@@ -67,10 +67,10 @@ def test_the_gain_is_the_size_of_the_dirty_section_per_expected_second() -> None
     sizes = [(0, 100 * MIB), (10, 50 * MIB)]
     seconds = PARTITION_S + 2 * SEGMENT_S + 50 * MIB / DIRTY_BYTES_PER_S + 100 * MIB / CLEAN_BYTES_PER_S
     assert gain_per_s(sizes, 10) == pytest.approx(50 * MIB / seconds)
-    assert gain_per_s(sizes, 15) == gain_per_s(sizes, 10), "a segment that is partly clean counts as dirty"
+    assert gain_per_s(sizes, 15) == gain_per_s(sizes, 10), "a segment that is partly clean must count as dirty"
     assert gain_per_s(sizes, 0) > gain_per_s(sizes, 10)
-    assert gain_per_s([(0, 1000)], 0) < gain_per_s([(0, 100 * MIB)], 0), "a small partition takes time, too"
-    assert gain_per_s([(5, 7)], 3) > 0, "the checkpoint may be below the first segment"
+    assert gain_per_s([(0, 1000)], 0) < gain_per_s([(0, 100 * MIB)], 0), "each partition has a fixed duration"
+    assert gain_per_s([(5, 7)], 3) > 0, "a checkpoint below the first segment must be allowed"
 
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 1 << 31), st.integers(1, 1 << 31)), max_size=40), in_order=st.booleans())
@@ -119,7 +119,7 @@ def test_space_is_the_limit_only_if_the_cores_could_use_more() -> None:
 
 
 class Clock:
-    """Cleaning a partition advances this clock by the expected duration."""
+    """A clock that each cleaning advances by the expected duration."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -155,7 +155,7 @@ def test_partitions_done_by_a_deadline_have_the_largest_gain_per_second(
     assert done == set(by_gain(tasks)[: len(done)])
 
 
-def test_taking_a_hundred_thousand_partitions_is_fast() -> None:
+def test_taking_bundles_examines_each_partition_at_most_twice() -> None:
     tasks = [task_of(number, 0, 600 * MIB + number) for number in range(20_000)]
     examined = 0
 

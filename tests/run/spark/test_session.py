@@ -56,7 +56,7 @@ def test_a_java_home_without_java_is_reported(tmp_path: Path, monkeypatch: pytes
         require_java()
 
 
-def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageProblem, match=r"Java was not found.*Install a JDK 17"):

@@ -17,19 +17,19 @@ LEFTOVERS = (".clean", ".cleaned", ".swap", ".deleted", ".tmp")
 
 @dataclass
 class Kills:
-    """The kills that were tried. `before`, `between` and `after` depend on what a broker would find: nothing replaced
-    yet, some of it, or all of it with the checkpoints.
+    """The kills that were tried. They are counted as `before`, `between` or `after` by what a broker would find:
+    nothing replaced, some groups, or all groups and the checkpoints.
     """
 
     name: str
     killed: int = 0
-    ended: int = 0  # before the kill
+    ended: int = 0  # runs that ended before the kill
     before: int = 0
     between: int = 0
     after: int = 0
     second: int = 0  # kills of a run after a killed one
     states: set[str] = field(default_factory=set)
-    opened: int = 0  # the number of states that Kafka opened
+    opened: int = 0  # states that Kafka opened
     losses: int = 0
     seconds: float = 0.0
 
@@ -48,8 +48,8 @@ TABLE: list[Kills] = []
 
 
 def check_killed(log_dir: LogDir, root: Path, started: Found, kills: Kills) -> Found:
-    """Check promises 1 and 2 for what a broker would find, that no checkpoint is ahead of its segments, and that the
-    lock is free.
+    """Check promises 1 and 2 for what a broker would find, that no checkpoint is above the cleaned segments, and that
+    the lock is free.
     """
     _wait_until_free(root)
     found, run = find(log_dir, root), expect(log_dir, started)
@@ -65,8 +65,7 @@ def check_killed(log_dir: LogDir, root: Path, started: Found, kills: Kills) -> F
 
 
 def _wait_until_free(root: Path) -> None:
-    """Wait until the lock is free: a child that the killed process had just forked holds it until the system has ended
-    that child.
+    """Wait until the lock is free: a child that the killed process has just forked may hold it until it has ended, too.
     """
     last_s = time.monotonic() + 5
     while is_held(str(root)):
@@ -75,13 +74,13 @@ def _wait_until_free(root: Path) -> None:
 
 
 def check_ended(log_dir: LogDir, root: Path, started: Found) -> None:
-    """Check that a completed run left the result of the reference model, and nothing else (promise 5)."""
+    """Check that a completed run has the result of the reference model, without other files (promise 5)."""
     run, found = expect(log_dir, started), find(log_dir, root)
     judge(log_dir, found, run, ended=True)
     assert found.files() == run.files
     assert read_checkpoint(root / CHECKPOINT) == run.checkpoints
     left = [path.name for path in root.rglob("*") if path.name.endswith(LEFTOVERS)]
-    assert not left, f"scratch files are left: {left}"
+    assert not left, f"scratch files remain: {left}"
     for log in log_dir.logs:
         check_names(log, found, root / log.name)
     with hold([str(root)]):
@@ -89,7 +88,7 @@ def check_ended(log_dir: LogDir, root: Path, started: Found) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Return names and bytes, without the lock file, which may remain as it does after a killed broker."""
+    """Return names and bytes of all files except the lock file, which may remain, as after a kill of a broker."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*"))
             if path.is_file() and path.name != ".lock"}  # fmt: skip
 
