@@ -142,7 +142,8 @@ def test_a_changed_partition_is_refused_with_every_difference_and_others_are_res
     left = everything(log_dir)
     result = run("undo", "--originals", log_dir.parent / "kept", "--run", run_id)
     assert result.exit_code == 3
-    for text in (f"{0:020d}.log has", f"{0:020d}.timeindex is missing", "the log start offset is 33; before the run it was 0"):
+    offset = "the log start offset is 33; before the run it was 0"
+    for text in (f"{0:020d}.log has", f"{0:020d}.timeindex is missing", offset):
         assert f"orders-1: {text}" in result.stdout
     assert everything(log_dir) == left
     status, rows = undo(run, log_dir, "--run", run_id, "--execute")

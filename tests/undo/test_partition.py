@@ -240,7 +240,9 @@ def compact_again(scenario: Story) -> None:
 
 # Changes that a broker, or anyone else, may have made since, and how each is reported.
 DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
-    "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "the contents of 0{20}.log differ from those after the run"),
+    "a flipped bit": (
+        lambda s: flip(s.path / f"{0:020d}.log"), "the contents of 0{20}.log differ from those after the run"
+    ),
     "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes, .* after"),
     "compacted again": (compact_again, r"0000.log has \d+ bytes; after the run it had \d+"),
     "a rebuilt index": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes; after"),
@@ -257,14 +259,17 @@ DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
     ),
     "an epoch": (
         lambda s: (s.path / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 25\n"),
-        "has epoch 0 from offset 0, epoch 5 from offset 25 below offset 40; before the run it had epoch 0 from offset 0, epoch 4 "
-        "from offset 25",
+        "has epoch 0 from offset 0, epoch 5 from offset 25 below offset 40; before the run it had epoch 0 from offset 0, "
+        "epoch 4 from offset 25",
     ),
     "an epoch gone": (
-        lambda s: (s.path / "leader-epoch-checkpoint").unlink(), "has no epochs below offset 40; before the run it had epoch 0"
+        lambda s: (s.path / "leader-epoch-checkpoint").unlink(),
+        "has no epochs below offset 40; before the run it had epoch 0",
     ),
     "cleaned further": (lambda s: s.set_cleaner(41), "checkpoint has offset 41; after the run it had offset 40"),
-    "a checkpoint gone": (lambda s: s.set_cleaner(None), "cleaner-offset-checkpoint has no entry; after the run it had offset 40"),
+    "a checkpoint gone": (
+        lambda s: s.set_cleaner(None), "cleaner-offset-checkpoint has no entry; after the run it had offset 40"
+    ),
 }  # fmt: skip
 
 

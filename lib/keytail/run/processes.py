@@ -128,9 +128,13 @@ class Processes:
     ) -> list[_Job]:
         jobs = [_Job(function, payload, before_again) for payload in payloads]
         for number, job in enumerate(jobs):
-            job.answer.add_done_callback(lambda _, number=number: self.is_cancelled or on_end(number))
+            job.answer.add_done_callback(partial(self._on_answer, on_end, number))
             self._jobs.put(job)
         return jobs
+
+    def _on_answer(self, on_end: Callable[[int], object], number: int, _: object) -> None:
+        if not self.is_cancelled:
+            on_end(number)
 
     def has_ended(self) -> bool:
         return False

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 
+import numpy as np
+
 from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.compact.map_phase.survivors import DirtyChunk, Followers, SurvivorBuilder, Survivors
 from keytail.errors import KeytailError
-from keytail.kernels.fan_out import copy_bits
 from keytail.log.partition import SegmentFacts
 from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.key_scan import ChunkKeys, KeyScanner
@@ -99,7 +100,10 @@ class BuilderInThreads(SurvivorBuilder):
             return
         n, batches = len(found.ordinals), len(item.chunk.table)
         survivors.reserve_nulls(item.batches + batches)
-        copy_bits(found.nulls, batches, item.batches, survivors.null_bits)
+        first, pad = divmod(item.batches, 8)
+        nulls = np.unpackbits(found.nulls, count=batches, bitorder="little")
+        shifted = np.packbits(np.concatenate([np.zeros(pad, np.uint8), nulls]), bitorder="little")
+        survivors.null_bits[first : first + len(shifted)] |= shifted
         done = self._map.put_all(found.low, found.high, found.ordinals, n)
         if done < n:
             self._stop_after(done, survivors, item, from_offset)
