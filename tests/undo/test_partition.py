@@ -259,8 +259,8 @@ DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
     ),
     "an epoch": (
         lambda s: (s.path / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 25\n"),
-        "has epoch 0 from offset 0, epoch 5 from offset 25 below offset 40; before the run it had epoch 0 from offset 0, "
-        "epoch 4 from offset 25",
+        "has epoch 0 from offset 0, epoch 5 from offset 25 below offset 40; before the run it had epoch 0 from "
+        "offset 0, epoch 4 from offset 25",
     ),
     "an epoch gone": (
         lambda s: (s.path / "leader-epoch-checkpoint").unlink(),
