@@ -18,7 +18,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from keytail.log.heap import keep_freed_memory
 
 from keytail.compact import cleaner
 from keytail.compact.cleaner import clean_partition, install
@@ -30,6 +29,7 @@ from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import survey_partition
 from keytail.log.replacement.freeing import Freeing
 from keytail.rebuild_index.tasks import Rebuild
+from keytail.run.tasks import keep_freed_memory
 from tests.bench.limits import limits
 from tests.bench.memory import peak_private
 from tests.bench.stage import plans_of
