@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from keytail.format import coordinator
+from keytail.format.coordinator import DECODERS
+from keytail.format.kafka_messages import CONSUMER_PROTOCOL, GROUP_VALUES
 from keytail.format.messages import Field, Message
 from tests.chance import SEED
 from tests.format.pages import blocks
@@ -81,8 +82,8 @@ def message(rng: random.Random, layout: Message, version: int) -> bytes:
 
 def subscription(rng: random.Random, data: bytes) -> bytes:
     """Return a group whose members use the consumer protocol, some with invalid bytes."""
-    layout = coordinator._OFFSETS_TOPIC[2].value
-    version = rng.randrange(4)  # lengths are easier to write in a version that is not flexible
+    layout = GROUP_VALUES[2].message()
+    version = rng.randrange(4)  # not a flexible version, in which lengths would be harder to write
     head = struct.pack(">h8siHH", 8, b"consumer", 3, 0, 0)
     if version >= 2:
         head += struct.pack(">q", 1_700_000_000_000)
@@ -95,7 +96,7 @@ def subscription(rng: random.Random, data: bytes) -> bytes:
             if field.kind != "bytes":
                 members += encoded(rng, field, version, False)
                 continue
-            protocol = coordinator._CONSUMER_PROTOCOL[field.name]
+            protocol = CONSUMER_PROTOCOL[field.name].message()
             format_number = rng.randrange(4)
             content = struct.pack(">h", format_number) + message(rng, protocol, format_number)
             content = rng.choice([content, content, content[:3], b""])
@@ -104,7 +105,7 @@ def subscription(rng: random.Random, data: bytes) -> bytes:
 
 
 def records(rng: random.Random, topic: str) -> list[tuple[bytes | None, bytes | None]]:
-    kinds = coordinator._OFFSETS_TOPIC if topic == "__consumer_offsets" else coordinator._TRANSACTION_TOPIC
+    [decoder] = [decoder for decoder in DECODERS if decoder.topic == topic]
     last_version = {1: 4, 2: 4} if topic == "__consumer_offsets" else {0: 1}
     found: list[tuple[bytes | None, bytes | None]] = [(b"\x00\x63", b"x"), (b"\x00", b"x"), (b"", None)]
     page = blocks("COORDINATOR.md")
@@ -112,11 +113,11 @@ def records(rng: random.Random, topic: str) -> list[tuple[bytes | None, bytes | 
         found += [(page["offset-key"], page[f"offset-value-{version}"]) for version in (3, 4)]
     else:
         found.append((page["transaction-key"], page["transaction-value"]))
-    for record_type, kind in kinds.items():
+    for record_type in decoder.keys:
         for version in range(last_version.get(record_type, 0) + 1):
             for _ in range(EACH):
-                key = struct.pack(">h", record_type) + message(rng, kind.key, 0)
-                value = struct.pack(">h", version) + message(rng, kind.value, version)
+                key = struct.pack(">h", record_type) + message(rng, decoder.keys[record_type].message(), 0)
+                value = struct.pack(">h", version) + message(rng, decoder.values[record_type].message(), version)
                 found.append((key, value if rng.random() < 0.9 else None))
                 if topic == "__consumer_offsets" and record_type == 2:
                     found.append((key, subscription(rng, value)))

@@ -174,7 +174,7 @@ def test_beside_a_broker_the_row_is_live_and_the_tail_is_not_checked(kafka: Kafk
     choice = Choice(log_dirs=(str(log_dir),))
     [crashed] = verify(Request(choice))
     assert (crashed.live, crashed.status) == (False, "suspect")
-    assert [finding["kind"] for finding in crashed.findings] == ["cut-active"]
+    assert [finding.kind for finding in crashed.findings] == ["cut-active"]
     assert kafka.lock(log_dir)
     try:
         [row] = verify(Request(choice))

@@ -112,9 +112,9 @@ def _places(row: Any) -> list[Place]:
     if there are none, return one Place with the row's error."""
     findings = getattr(row, "findings", ())
     found = [
-        Place(f["what"], f["path"], f["byte_position"], None, f["offset"], None, f["remedy"])
+        Place(f.what, f.path, f.byte_position, None, f.offset, None, f.remedy)
         for f in findings
-        if f["severity"] == "error"
+        if f.severity == "error"
     ]
     found += getattr(row, "places", ())
     if row.problem is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -11,6 +11,7 @@ from keytail.audit.command import WHAT
 from keytail.cli.rows import fields_of
 from keytail.compact.detail import Detail
 from keytail.report.facts import Finding, Partition
+from keytail.verify.command import VerifyRow
 
 # The numbers of `facts.Partition` that rows have under the same name; those of bytes depend on the command.
 _SAME = {field.name for field in fields(Partition) if field.default is None} - {"bytes_before", "bytes_after"}
@@ -65,15 +66,9 @@ def _held_by(row: Any) -> str:
 
 
 def _findings(row: Any) -> Iterator[Finding]:
-    for item in getattr(row, "findings", ()):  # a row of verify
-        yield Finding(
-            item["severity"],
-            item["what"],
-            _place(item),
-            item["broker"] or "",
-            item["remedy"] or "",
-            item["start_loses"],
-        )
+    if isinstance(row, VerifyRow):
+        for item in row.findings:
+            yield Finding(item.severity, item.what, item.place, item.broker, item.remedy, item.start_loses)
     for segment in _segments(row):  # a row of rebuild-index
         if segment.status != "sound":
             severity = "error" if segment.status == "damaged" else "warning"
@@ -93,11 +88,3 @@ def _findings(row: Any) -> Iterator[Finding]:
 def _segments(row: Any) -> tuple[Any, ...]:
     segments = getattr(row, "segments", ())
     return segments if isinstance(segments, tuple) else ()
-
-
-def _place(finding: Mapping[str, Any]) -> str:
-    where = [str(finding["path"])] if finding.get("path") else []
-    for name, key in (("byte position", "byte_position"), ("offset", "offset")):
-        if finding.get(key) is not None:
-            where.append(f"{name} {finding[key]}")
-    return ", ".join(where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.markup import escape
 
@@ -16,6 +16,7 @@ from keytail.cli.selection import ChoiceAlone
 from keytail.cli.statuses import Status
 from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_paragraph, print_rows
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
+from keytail.verify.findings import Finding
 
 OnlyEnds = Annotated[bool, o.run_flag(
     "--only-ends",
@@ -51,11 +52,7 @@ class VerifyRow:
     bytes: Annotated[int, "size of the `.log` files"] = 0
     batches: int | None = None
     records: int | None = None
-    findings: Annotated[
-        tuple[dict[str, Any], ...],
-        "each with `kind`, `severity`, `what`, `path`, `byte_position`, `offset`, `broker` (how a broker reacts), "
-        "`remedy` and `start_loses` (whether a broker that starts with it loses or hides acknowledged records)",
-    ] = ()
+    findings: tuple[Finding, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error whose text is in `error`
@@ -88,7 +85,7 @@ def show_rows(rows: Sequence[VerifyRow], request: Request) -> None:
     by_remedy: dict[str, list[str]] = {}
     for row in rows:
         for finding in row.findings:
-            by_remedy.setdefault(finding.get("remedy") or "", []).append(f"{escape(row.name)} {finding_text(finding)}")
+            by_remedy.setdefault(finding.remedy, []).append(f"{escape(row.name)} {finding_text(finding)}")
     for remedy, found in by_remedy.items():
         print_paragraph([], [*found, *([f"  Remedy: {escape(remedy)}"] if remedy else [])])
     if any(row.live for row in rows):
@@ -104,22 +101,19 @@ def show_rows(rows: Sequence[VerifyRow], request: Request) -> None:
 
 
 def next_step(rows: Sequence[VerifyRow], request: Request | None = None) -> str:
-    losing = [row.name for row in rows if not row.live and any(finding["start_loses"] for finding in row.findings)]
+    losing = [row.name for row in rows if not row.live and any(finding.start_loses for finding in row.findings)]
     if not losing:
         return ""
     named = ", ".join(losing[:_NAMED]) + (f" and {len(losing) - _NAMED} more" if losing[_NAMED:] else "")
     return f"Do not start the broker: it would lose or hide acknowledged records of {named}."
 
 
-def finding_text(finding: dict[str, Any]) -> str:
+def finding_text(finding: Finding) -> str:
     """Return `error: what (path, byte position n, offset m). A broker: what it does`, escaped for rich."""
-    where = [str(finding["path"])] if finding.get("path") else []
-    where += [f"{name} {finding[key]}" for name, key in (("byte position", "byte_position"), ("offset", "offset"))
-              if finding.get(key) is not None]  # fmt: skip
-    text = f"{finding['severity']}: {finding['what']}" + (f" ({', '.join(where)})" if where else "")
-    if finding.get("broker"):
-        text += f". A broker: {finding['broker']}"
-    if finding.get("start_loses"):
+    text = f"{finding.severity}: {finding.what} ({finding.place})"
+    if finding.broker:
+        text += f". A broker: {finding.broker}"
+    if finding.start_loses:
         text += ". Starting the broker loses records"
     return escape(text)
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from keytail.cli.progress import Reporter
@@ -189,7 +189,7 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
         row,
         status="damaged" if errors else "suspect",
         error=ErrorText(f"{len(findings)} finding{'s' if len(findings) != 1 else ''}"),
-        findings=tuple(asdict(finding) for finding in findings),
+        findings=tuple(findings),
     )
 
 

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from keytail.verify.finding_kinds import KINDS
 from keytail.verify.finding_kinds_whole import Kind, Severity
@@ -33,9 +34,14 @@ class Finding:
     path: str
     byte_position: int | None
     offset: int | None
-    broker: str
+    broker: Annotated[str, "how a broker reacts"]
     remedy: str
-    start_loses: bool = False
+    start_loses: Annotated[bool, "whether a broker that starts on it loses or hides acknowledged records"] = False
+
+    @property
+    def place(self) -> str:
+        where = (("byte position", self.byte_position), ("offset", self.offset))
+        return ", ".join([self.path, *(f"{name} {number}" for name, number in where if number is not None)])
 
 
 @dataclass
