@@ -422,6 +422,21 @@ def test_the_end_of_the_parent_is_signalled_only_during_the_run(
         signal.signal(signal.SIGTERM, handler)
 
 
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback() -> None:
+    code = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from keytail.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_a_repeated_signal_is_raised_only_after_some_time(capfd: pytest.CaptureFixture[str]) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Stopped) as stopped, stoppable():

@@ -127,14 +127,15 @@ class Processes:
         on_end: Callable[[int], object] = lambda number: None,
     ) -> list[_Job]:
         jobs = [_Job(function, payload, before_again) for payload in payloads]
+
+        def ended(number: int, _: object) -> None:
+            if not self.is_cancelled:
+                on_end(number)
+
         for number, job in enumerate(jobs):
-            job.answer.add_done_callback(partial(self._on_answer, on_end, number))
+            job.answer.add_done_callback(partial(ended, number))
             self._jobs.put(job)
         return jobs
-
-    def _on_answer(self, on_end: Callable[[int], object], number: int, _: object) -> None:
-        if not self.is_cancelled:
-            on_end(number)
 
     def has_ended(self) -> bool:
         return False
