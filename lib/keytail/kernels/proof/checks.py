@@ -63,12 +63,17 @@ def next_batch(source, state):
 
 
 @register_jitable
+def _has_its_checksum(data, p, size):
+    return np.int64(crc32c(data, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) == be_u32(data, p + v2.CRC)
+
+
+@register_jitable
 def check_source(source, p, size, state):
     """Check magic, checksum, order and record count of a source batch."""
     base = be_64(source, p)
     if source[p + v2.MAGIC] != 2:
         return fail(state, SOURCE_MAGIC, p, base)
-    if np.int64(crc32c(source, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) != be_u32(source, p + v2.CRC):
+    if not _has_its_checksum(source, p, size):
         return fail(state, SOURCE_CRC, p, base)
     delta = be_32(source, p + v2.LAST_OFFSET_DELTA)
     if base <= state.source.last_offset or delta < 0 or base > (1 << 62):
@@ -79,13 +84,16 @@ def check_source(source, p, size, state):
 
 
 @register_jitable
-def check_output(output, p, size, indexes, state):
-    """Check an output batch and the index entries due for it."""
+def check_output(output, p, size, is_copy, indexes, state):
+    """Check an output batch and the index entries due for it.
+
+    `is_copy`: its bytes equal those of its source, whose checksum is then right for both if it is for one.
+    """
     base = be_64(output, p)
     magic = output[p + v2.MAGIC]
     if magic == 2:
         last, max_timestamp = base + be_32(output, p + v2.LAST_OFFSET_DELTA), be_64(output, p + v2.MAX_TIMESTAMP)
-        if np.int64(crc32c(output, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) != be_u32(output, p + v2.CRC):
+        if not is_copy and not _has_its_checksum(output, p, size):
             return fail(state, OUTPUT_CRC, p, base)
     elif state.rules.keep_magic != 0 and magic < 2:  # its checksum is compared when its source is known
         last, max_timestamp = base, be_64(output, p + 18) if magic == 1 else np.int64(-1)

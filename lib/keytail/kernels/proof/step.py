@@ -58,10 +58,16 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
     code, size = next_batch(source, state)
     if code != PASSED:
         return code
-    code, q_size = _next_output(output, indexes, state)
+    code, q_size = _next_output(output, state)
     if code != PASSED:
         return code
     p = state.source.at
+    is_whole = q_size == size and same_bytes(source, p, output, state.output.at, size)
+    if q_size > 0 and state.output.is_checked == 0:
+        code = check_output(output, state.output.at, q_size, is_whole, indexes, state)
+        if code != PASSED:
+            return code
+        state.output.is_checked = 1
     if source[p + v2.MAGIC] < 2:
         return NEED_LEGACY
     if state.source.block_bytes < 0:
@@ -71,7 +77,6 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
     code, q = _place(source, p, output, q_size, producers, state)
     if code != PASSED:
         return code
-    is_whole = q >= 0 and size == q_size and same_bytes(source, p, output, q, size)
     if q >= 0 and not is_whole:
         code = check_fields(source, p, output, q, q_size, state)
         if code != PASSED:
@@ -98,8 +103,8 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
 
 
 @_inlined
-def _next_output(output, indexes, state):
-    """Return (code, size) of the output's next batch, which is checked once; size 0: the output has no more."""
+def _next_output(output, state):
+    """Return (code, size) of the output's next batch; size 0: the output has no more."""
     q, to, is_all = state.output.at, state.output.to, state.output.is_all != 0
     if q == to and is_all:
         return PASSED, np.int64(0)
@@ -109,11 +114,6 @@ def _next_output(output, indexes, state):
         return NEED_OUTPUT, size
     if size < 0:
         return fail(state, OUTPUT_CUT if size == -1 else OUTPUT_SIZE, q, -1), size
-    if state.output.is_checked == 0:
-        code = check_output(output, q, size, indexes, state)
-        if code != PASSED:
-            return code, size
-        state.output.is_checked = 1
     return PASSED, size
 
 
