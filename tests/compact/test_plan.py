@@ -302,7 +302,7 @@ def test_blockers_name_the_rule_and_its_numbers(facts, given, blocker):
 @pytest.mark.parametrize(
     ("facts", "given", "remedy"),
     [
-        (partition([segment(0, 69), segment(10, 31), segment(20)], cleaner_checkpoint=10), {}, "--force compacts it"),
+        (partition([segment(0, 69), segment(10, 31), segment(20)], cleaner_checkpoint=10), {}, "--force compacts"),
         (partition(high_watermark=9), {}, "followers catch up"),
         (partition(clean_shutdown=False, recovery_point=3), {}, "Start the broker, which recovers the log"),
         (partition([segment(0, largest=NOW - 5), segment(10)]), {"min_compaction_lag_ms": 60_000}, "Nothing to do"),

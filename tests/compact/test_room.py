@@ -155,6 +155,6 @@ def test_a_dry_run_out_of_place_reports_kernels_that_are_not_compiled(
     flags = ("compact", "--log-dirs", log_dir, "--topic", "orders", *FLAGS, "--output-dir", tmp_path / "out")
     monkeypatch.setattr(jit, "IS_WRITABLE", True)
     monkeypatch.setattr(jit, "names_in_cache", set)
-    assert "kernels are not compiled for this user: about " in run(*flags).stderr
+    assert "kernels are not compiled for this user, so `compact` takes about " in run(*flags).stderr
     monkeypatch.setattr(jit, "names_in_cache", lambda: {item.kernel for item in kernels_of(None)})
     assert "kernels are not compiled" not in run(*flags).stderr

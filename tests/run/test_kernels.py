@@ -269,7 +269,7 @@ def test_a_plan_reports_how_long_compiling_will_take(
     monkeypatch.setattr(jit, "IS_WRITABLE", True)
     kernels.report_uncompiled("compact")
     err = capfd.readouterr().err
-    assert "kernels are not compiled for this user: about " in err
+    assert "kernels are not compiled for this user, so `compact` takes about " in err
     assert "keytail doctor --warm" in err
     monkeypatch.setattr(jit, "IS_WRITABLE", False)
     monkeypatch.setattr(jit, "CACHE_FOLDER", None)

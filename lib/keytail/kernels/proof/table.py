@@ -1,8 +1,8 @@
 """The proof's table of keys: the latest record of each key and its outcome, in 24 bytes per slot.
 
-Open addressing by the hash of the key (`key_hash.py`); no key bytes. Offsets are put in
-ascending order; those put as PRESENT may be put a second time, with their outcome. The caller ensures that one slot is
-always free.
+It has open addressing by the hash of the key (`key_hash.py`) and stores no key bytes. Offsets are put in ascending
+order; those put as PRESENT may be put a second time, with their outcome. The caller ensures that one slot is always
+free.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from keytail.kernels.native import crc32c
 
 @njit
 def _put_be(a, p, value, n):
-    v = np.uint64(np.int64(value))  # this also works for -1 outside of compiled code
+    v = np.uint64(np.int64(value))  # without np.int64, -1 fails outside of compiled code
     for i in range(n):
         a[p + i] = np.uint8((v >> np.uint64(8 * (n - 1 - i))) & np.uint64(0xFF))
 

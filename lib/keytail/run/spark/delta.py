@@ -29,11 +29,11 @@ SETTINGS = {
     "spark.sql.extensions": EXTENSION,
     "spark.sql.catalog.spark_catalog": CATALOG,
     # The number of tasks with which Delta rebuilds a table's state after every commit: 50 took 5 s on two cores, one
-    # takes 0.9 s. A state of a million files still fits into one.
+    # takes 0.9 s. The state of a million files still fits into one task.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-# Dependencies of Delta's jars that are not downloaded, 66 of 80 MB: Spark has newer versions of them, and Delta's
-# catalog of another vendor is not used.
+# Dependencies of Delta's jars that are not downloaded, 66 of 80 MB: Spark has newer versions of them, or only Unity
+# Catalog, which is not used, needs them.
 _SPARKS_OWN = (
     "com.fasterxml.jackson.core:jackson-annotations",
     "com.fasterxml.jackson.core:jackson-core",
