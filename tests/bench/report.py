@@ -27,7 +27,7 @@ class Figure:
     file_operations: list[dict[str, float]] = field(default_factory=list)
 
     def forget(self) -> None:
-        """Discard the runs so far, which warmed up."""
+        """Discard the runs so far, which were warm-up runs."""
         self.seconds, self.cpu_seconds, self.phases, self.file_operations = [], [], [], []
 
     @property

@@ -13,7 +13,7 @@ from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every
 from tests.crash.recorder import RecordingFileSystem
 from tests.crash.trees import Tree, digest_of_content, read_tree, remove_tree, write_tree
 
-RECOVERIES_EXPLORED = 1  # without KEYTAIL_SOAK
+RECOVERIES_EXPLORED =  1  # without KEYTAIL_SOAK
 SCRATCH = (".clean", ".tmp")
 
 

@@ -15,7 +15,7 @@ from keytail.compact.fan_out.stages import Sizes
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from tests.compact.fan_out.in_process import InProcess
-from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
+from tests.compact.fan_out.test_stages import fan_out_passes, remove_scratch
 from tests.interop import test_differential as one_task
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka
@@ -50,9 +50,9 @@ def test_fan_out_has_the_result_of_kafkas_cleaner(
         shutil.rmtree(whole, ignore_errors=True)
         shutil.copytree(partition, whole)
         try:
-            results = fan_out_rounds(task, InProcess(fast_dir / "cells", rng=rng), sizes)
+            results = fan_out_passes(task, InProcess(fast_dir / "cells", rng=rng), sizes)
         except KeytailError:
-            sweep(partition)
+            remove_scratch(partition)
             if task.max_scratch_bytes is not None:
                 # If the last group fails, the groups before it have been replaced, as in Kafka.
                 before = one_task.newest_offsets(whole, task.log_start_offset)
@@ -60,7 +60,7 @@ def test_fan_out_has_the_result_of_kafkas_cleaner(
                 shutil.rmtree(partition)
                 shutil.copytree(whole, partition)
             raise
-        sweep(partition)
+        remove_scratch(partition)
         return results[-1].end_offset, len(results)
 
     real = one_task.clean

@@ -460,7 +460,7 @@ def test_an_output_must_not_extend_past_the_base_of_the_next(tmp_path):
         case.prove(tmp_path)
 
 
-def test_an_index_beyond_its_capacity_is_found(tmp_path):
+def test_an_index_above_its_capacity_is_found(tmp_path):
     case = _example()
     sizes = [len(d) for (_, suffix), d in case.files().items() if suffix in (".index", ".timeindex")]
     case.index_limit = max(sizes)
