@@ -123,7 +123,7 @@ def run_rounds(log: Again, seen: Counter[str]) -> None:
     log.round(clock_ms)
     check_only_horizons_of_markers(batches, log.batches, clock_ms + RETENTION_MS, seen)
     assert log.entries <= entries
-    seen["entries gone"] += len(entries) - len(log.entries)
+    seen["entries removed"] += len(entries) - len(log.entries)
     if log.stays_grouped and (log.batches, log.entries) == (batches, entries):
         assert log.files == files
         seen["second rounds that changed no byte"] += 1
@@ -146,8 +146,8 @@ def run_rounds(log: Again, seen: Counter[str]) -> None:
                 assert all(record.value is not None for record in batch.records), (
                     f"a tombstone has outlived its horizon: {batch}"
                 )
-    seen["tombstones gone"] += tombstones(batches) - tombstones(log.batches)
-    seen["markers gone"] += markers(batches) - markers(log.batches)
+    seen["tombstones removed"] += tombstones(batches) - tombstones(log.batches)
+    seen["markers removed"] += markers(batches) - markers(log.batches)
 
     # When no producer is active any more, a few rounds reach a state that does not change again.
     log.expiration_ms = 1
