@@ -1,6 +1,6 @@
 """Compares `kafka-log` with Spark's own Kafka source on the same topic. `python -m tests.bench.source`.
 
-They alternate in one Spark session while the broker runs, after one run of each to warm up: all columns with headers,
+Both alternate in one Spark session while the broker runs, after one run of each to warm up: all columns with headers,
 read_committed, written to Spark's `noop`; then only offset and timestamp, for which Spark's source also fetches whole
 records. A run fails if the number of records by partition, or a hash over all columns, differs. Rates are of the bytes
 of keys and values.

@@ -137,7 +137,7 @@ def test_a_superseded_record_is_removed_and_an_unaffected_batch_is_copied():
     assert (done.messages_read, done.messages_written) == (6, 5)
 
 
-def test_the_clean_section_is_checked_too_and_the_later_record_of_a_batch_wins():
+def test_the_clean_section_is_cleaned_and_the_last_record_of_a_batch_is_retained():
     """CONFORMANCE.md 12 and 20."""
     clean_part = seg(0, batch(rec(0, "a"), rec(1, "b")))
     dirty = seg(10, batch(rec(10, "a"), rec(11, "a"), rec(12, "c")))

@@ -54,7 +54,7 @@ def start_client() -> BrokerClient:
 
 
 def keytail(name: str, *arguments: str | Path, ends_with: Collection[int] = (0, 3)) -> list[dict[str, Any]]:
-    """Run the command as a user does, and return its rows. It must end with one of these exit statuses."""
+    """Run the command as a user does, check that its exit status is in `ends_with`, and return its rows."""
     command = [str(KEYTAIL), name, *map(str, arguments), "--output", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in ends_with, f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"

@@ -116,8 +116,8 @@ class Case:
         self.rounds: list[Round] = []
 
     def play(self, ours: Side, round_: Round, draw: Draw | None = None) -> bool:
-        """Run one round on both sides, and compare. Return False if Kafka's cleaner raised an exception: the log then
-        ends here.
+        """Run one round on both sides, and compare the results. Return False if Kafka's cleaner raised an exception, so
+        that no further round is possible.
         """
         self.rounds.append(round_)
         drifts = self.mode in ("drift", "measured")
