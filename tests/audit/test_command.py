@@ -16,7 +16,7 @@ from tests.reference.batches import decode_log, encode_batch
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> list[Path]:
-    """Write three brokers: all have orders-0, two have users-0, one has only-0."""
+    """Write log dirs of three brokers: all have orders-0, two have users-0, one has only-0."""
     orders, users = random_records(1, 400), random_records(2, 200)
     a = write_log_dir(tmp_path / "a", {"orders-0": orders, "users-0": users, "only-0": users})
     b = write_log_dir(tmp_path / "b", {"orders-0": orders, "users-0": users})

@@ -1,8 +1,8 @@
-"""`audit` of two equal replicas, and of two of which one is compacted. `python -m tests.bench.audit [--records N]
-[--cores N]`.
+"""Measures `audit` of two equal replicas, and of two of which one is compacted. `python -m tests.bench.audit [--records
+N] [--cores N]`.
 
-Runs in one warm Spark session. Prints records per second (of both replicas together), MB/s of log, and CPU seconds,
-including the JVM and its workers. A run fails only if a difference is found, or an inserted one is not.
+Runs in one warm Spark session. Prints records per second and MB/s of both replicas together, and CPU seconds, including
+the JVM and its workers. A run fails if the result is wrong: a difference is found, or an inserted one is not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEGMENTS = 4
 
 
 def generate(home: Path, records: int, keys: int) -> None:
-    """Write `a` and its copy `b`; `c` is compacted."""
+    """Write the replicas: `a`, its copy `b`, and its compacted copy `c`."""
     log, facts = write_segments(home / "a" / "t-0", SEGMENTS, records // BATCH_RECORDS // SEGMENTS, keys,
                                 value_bytes=VALUE_BYTES)  # fmt: skip
     for name in ("b", "c"):
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, seconds in figures.items():
         records = sum(replica["records"] for replica in rows[name].replicas)
         size = sum(replica["bytes"] for replica in rows[name].replicas)
-        took, cpu = min(seconds[1:])  # the first one warms up
+        took, cpu = min(seconds[1:])  # the first run warms up
         explained = ", ".join(f"{count:,} {reason}" for reason, count in rows[name].explained.items())
         print(
             f"{name:<14} {records / took / 1e6:5.2f} million records/s  {size / took / 1e6:5.0f} MB/s  {took:5.2f} s "

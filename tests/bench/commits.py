@@ -1,10 +1,10 @@
-"""Partitions of very many tiny segments: how duration and file system calls of `compact` grow with their number.
+"""Measures how duration and file system calls of `compact` grow with the number of tiny segments of a partition.
 
     .venv/bin/python -m tests.bench.commits 400 800 3200 10000
 
-Each segment contains one batch of two records and is a separate group, because its offsets are too far from the next
-one's. For each number of segments it prints the seconds of the whole run and of its phases, and how often directories
-were listed and synced.
+Each segment has one batch of two records and is a separate group, because the offsets of the next segment are too far
+away. Prints, for each number of segments, the seconds of the run and of its phases, and how often directories were
+listed and synced.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.reference.batches import Rec
 
 SETTINGS = ("orders:cleanup.policy=compact", "orders:min.cleanable.dirty.ratio=0")
 KEYS = 50
-# of the driver; each task also syncs every file that it writes
+# syncs by the driver; each task also syncs every file that it writes
 COUNTED = ("scan", "stat", "fsync_dir", "rename", "unlink")
-APART = 1 << 31  # offsets between two segments, more than a group may span
+APART = 1 << 31  # between two segments, more than a group may span
 
 
 class Counting(FileSystem):
@@ -48,7 +48,8 @@ class Counting(FileSystem):
 
 
 def make(path: Path, segments: int) -> Path:
-    """Write a log dir with one partition. Each segment has one record of a few keys, and one that no other supersedes.
+    """Write a log dir with one partition. Each segment has a record with one of a few keys, and one that is not
+    superseded.
     """
     records = []
     for number in range(segments):
@@ -73,7 +74,7 @@ def compact(log_dir: Path, fs: FileSystem) -> dict[str, Any]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("segments", type=int, nargs="+")
-    arguments.add_argument("--directory", default=None, help="where the log dirs are made; default: the temporary one")
+    arguments.add_argument("--directory", default=None, help="directory for the log dirs (default: temporary)")
     given = arguments.parse_args()
     for segments in given.segments:
         with tempfile.TemporaryDirectory(dir=given.directory) as directory:

@@ -1,11 +1,11 @@
-"""How long a broker is down: for a plain restart, for a whole compaction, and for the commit of a prepared one.
+"""Measures how long a broker is down for a restart, for a whole compaction, and for the commit of a prepared one.
 
     .venv/bin/python -m tests.bench.downtime
     .venv/bin/python -m tests.bench.downtime --partitions 10 --megabytes 50
 
 A real broker serves partitions of one topic (50 with 200 MB each, by default), is stopped, and started again. The time
-begins with the signal that stops it, and ends when it answers for all partitions. Needs four times the disk space of
-the logs, Java, and Kafka from Maven Central.
+is from the signal that stops it until it serves all partitions. Requires four times the disk space of the logs, Java,
+and Kafka from Maven Central.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ START_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """A line of the table: the flags of the run beside the broker, and of the run while it is stopped, if any."""
+    """A row of the table: the flags of the run beside the broker, if any, and of that while it is stopped, if any."""
 
     name: str
     before: tuple[str, ...] | None
@@ -54,7 +54,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 class Bench:
-    """A broker on `root`/logs, which is a fresh copy of `root`/source for each case."""
+    """A broker on `root`/logs, a new copy of `root`/source for each case."""
 
     def __init__(self, root: Path, partitions: int, megabytes: int) -> None:
         self._source, self._logs = root / "source", root / "logs"
@@ -89,7 +89,7 @@ class Bench:
         self._logs.rename(self._source)
 
     def run(self, case: Case) -> dict[str, float]:
-        """Return the seconds of each part of a case, and `down`."""
+        """Run a case, and return the seconds of each part and of the downtime, `down`."""
         shutil.copytree(self._source, self._logs)
         subprocess.run(["sync"], check=True)
         times = dict.fromkeys(("prepare", "stop", "compact", "start"), 0.0)
@@ -112,7 +112,7 @@ class Bench:
             shutil.rmtree(self._logs)
 
     def _start(self) -> None:
-        """Start the broker, and return when it answers for all partitions."""
+        """Start the broker, and return when it serves all partitions."""
         self._broker.start()
         self._client.connect(self._broker)
         give_up = time.monotonic() + START_LIMIT_S
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", type=int, default=50)
     parser.add_argument("--megabytes", type=int, default=200, help="size of each partition (default: 200)")
-    parser.add_argument("--directory", help="where to write (default: the system's directory for temporary files)")
+    parser.add_argument("--directory", help="directory for the logs (default: the temporary directory)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="keytail-downtime-", dir=options.directory) as folder:
         bench = Bench(Path(folder), options.partitions, options.megabytes)

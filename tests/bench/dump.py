@@ -1,8 +1,8 @@
-"""`dump` compared with Kafka's DumpLogSegments on the same segment. `python -m tests.bench.dump`; a part of `make
-bench`.
+"""Compares `dump` with Kafka's DumpLogSegments on the same segment. `python -m tests.bench.dump`; part of `make bench`.
 
-Both print every record with key and payload to /dev/null, alternately: Kafka's tool in a warm JVM (`--print-data-log`;
-it has no JSON), keytail as text and as JSON in this process. A run fails if the text differs from Kafka's.
+Both alternate, and print every record with key and payload to /dev/null: Kafka's tool in a warm JVM
+(`--print-data-log`; it has no JSON), keytail as text and as JSON in this process. A run fails if the text differs from
+Kafka's.
 """
 
 from __future__ import annotations

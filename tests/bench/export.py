@@ -1,11 +1,11 @@
-"""`export` compared with Spark's own Kafka source on the same topic. `python -m tests.bench.export`; part of `make
+"""Compares `export` with Spark's own Kafka source on the same topic. `python -m tests.bench.export`; part of `make
 bench`.
 
-Alternating, in one Spark session that has run each of them once before: `export` reads the log of a running broker and
-writes a new Delta table of the latest record of each key; Spark's Kafka source reads the topic from that broker and
-writes all records into a new Delta table, keeping every version; and the same source with the aggregation that gives
-the result of `export`. A run fails if the table of `export` differs from the aggregation's. Rates are of the bytes of
-keys and values of all records in the topic.
+Three programs alternate in one Spark session, after one run of each to warm up: `export` reads the log of a running
+broker and writes a new Delta table of the latest record of each key; Spark's Kafka source reads the topic from that
+broker and writes all records into a new Delta table; the same source aggregates the latest record of each key. A run
+fails if the table of `export` differs from the aggregated one. Rates are of the bytes of keys and values of all records
+in the topic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.interop.broker_client import BrokerClient
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 
 TOPIC = "customers"
-BATCH_BYTES = 16 << 10  # the size that producers use
+BATCH_BYTES = 16 << 10  # batch.size of the producer
 
 
 def exported(home: Path, to: Path) -> None:
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
             story.session_of_run = real
             spark.stop()
     for figure in (ours, theirs, folded):
-        figure.seconds = figure.seconds[1:]  # the first run of each warms up
+        figure.seconds = figure.seconds[1:]  # without the first run, which warms up
     for name, fact in machine().items():
         print(f"{name}: {fact}")
     print(f"{options.records} records of {size} bytes, {digests[0][0]} keys, {PARTITIONS} partitions, {options.codec}")
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         times = f"{figure.ratio(theirs):5.1f} times the source"
         print(f"{figure.name:<22} {rate:6.0f} MB/s  {records:5.2f} million records/s  {times}  ({spread})")
     same = digests[0] == digests[2]
-    print("the tables have the same rows" if same else "EXPORT'S TABLE DIFFERS FROM THE FOLD'S")
+    print("the tables have the same rows" if same else "THE TABLE OF EXPORT DIFFERS FROM THE AGGREGATED ONE")
     return 0 if same else 1
 
 

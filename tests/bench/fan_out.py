@@ -1,8 +1,6 @@
-"""One partition compacted by fan-out, in warm Spark sessions of one core and of two, compared with one task with enough
-memory for its keys.
-
-`python -m tests.bench.fan_out` prints the seconds by stage, the speed-up with two cores, the start-up time of a
-session, and the number of cores from which fan-out is faster than one task. It never fails.
+"""Compares fan-out of one partition, in warm Spark sessions of one core and of two, with one task with enough memory
+for all keys. `python -m tests.bench.fan_out` prints the seconds of each stage, the ratio of two cores to one, the
+start-up time of a session, and the number of cores from which fan-out is faster than one task. No result is compared.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def one_task(payload: Any, attempt: str) -> Any:
 
 
 def generate(home: Path, records: int) -> None:
-    """Write the log, unless it already exists: records of 117 bytes, almost all with distinct keys."""
+    """Write the log unless it exists: records of 117 bytes, almost all with distinct keys."""
     if not (home / "facts").exists():
         batches = records // BATCH_RECORDS // SEGMENTS
         made = write_segments(home / "t-0", SEGMENTS, batches, 2**40, value_bytes=VALUE_BYTES)
@@ -47,10 +45,8 @@ def generate(home: Path, records: int) -> None:
 
 
 def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
-    """Run each strategy once to warm up and once measured. Called in the process of a session.
-
-    The process is pinned to this number of cores: otherwise the JVM, and threads that prefetch and hash keys, would use
-    a second core in a session of one.
+    """Run each strategy once to warm up and once measured; called in the process of a session. The process is pinned to
+    `cores` cores: otherwise the JVM, and threads that prefetch and hash, would use a second core in a session of one.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     path = Path(home) / "t-0"
@@ -72,7 +68,7 @@ def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
         outcome = fan_out_on_spark(engine, task, on_trace=print)
         fan_out_s = time.perf_counter() - started
         assert outcome.problem is None and outcome.value is not None, outcome.problem
-        sweep(path)
+        remove_scratch(path)
         started = time.perf_counter()
         [alone] = engine.run_bundle([task], one_task)
         one_task_s = time.perf_counter() - started
@@ -81,7 +77,7 @@ def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
     finally:
         spark.stop()
         end_jvm()
-        sweep(path)
+        remove_scratch(path)
         shutil.rmtree(small)
     size = sum(segment.log_bytes for segment in facts)
     return {
@@ -94,7 +90,7 @@ def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
     }
 
 
-def sweep(path: Path) -> None:
+def remove_scratch(path: Path) -> None:
     for file in path.glob("*.clean"):
         file.unlink()
 
@@ -106,22 +102,22 @@ def measured(home: Path, cores: int, budget_bytes: int) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def report(run: dict[str, Any], two: dict[str, Any], budget_bytes: int) -> str:
+def report(one: dict[str, Any], two: dict[str, Any], budget_bytes: int) -> str:
     where = ", ".join(f"{name} {value}" for name, value in machine().items() if name in ("cpu", "cores", "system"))
     lines = [
-        f"{run['keys']:,} keys in {run['bytes'] / 1e6:,.0f} MB, {budget_bytes / 2**20:.0f} MiB of map a task; {where}",
+        f"{one['keys']:,} keys in {one['bytes'] / 1e6:,.0f} MB, {budget_bytes / 2**20:.0f} MiB of map a task; {where}",
         f"{'stage':12}{'local[1]':>10}{'local[2]':>10}{'ratio':>8}",
     ]
-    for name in run["phases_s"]:
-        a, b = run["phases_s"][name], two["phases_s"][name]
+    for name in one["phases_s"]:
+        a, b = one["phases_s"][name], two["phases_s"][name]
         lines.append(f"{name:12}{a:9.2f}s{b:9.2f}s{b / a if a else 0:8.2f}")
-    a, b = run["fan_out_s"], two["fan_out_s"]
+    a, b = one["fan_out_s"], two["fan_out_s"]
     lines.append(f"{'all':12}{a:9.2f}s{b:9.2f}s{b / a:8.2f}")
-    lines.append(f"start of the session: {run['start_s']:.1f} s, {two['start_s']:.1f} s")
-    alone = min(run["one_task_s"], two["one_task_s"])
+    lines.append(f"start of the session: {one['start_s']:.1f} s, {two['start_s']:.1f} s")
+    alone = min(one["one_task_s"], two["one_task_s"])
     lines.append(f"one task with room for all keys: {alone:.2f} s; a fan-out on one core: {a / alone:.1f} times that")
-    # The parallel share by Amdahl's law from both times, and the number of cores at which both strategies take the same
-    # time.
+    # By Amdahl's law: the parallel part of the CPU seconds, and the number of cores at which both strategies take the
+    # same time.
     divided = 2 * (a - b)
     serial = a - divided
     even = divided / (alone - serial) if alone > serial else float("inf")
@@ -134,7 +130,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=16_000_000)
     parser.add_argument("--budget-mib", type=int, default=32)
     parser.add_argument("--dir", default="/dev/shm" if Path("/dev/shm").is_dir() else None)
-    parser.add_argument("--keep", help="a directory for the log, which is left there and used again")
+    parser.add_argument("--keep", help="directory in which the log is kept, and used again by the next run")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.stage:
@@ -144,8 +140,8 @@ def main() -> None:
         home = Path(given.keep or run.enter_context(tempfile.TemporaryDirectory(dir=given.dir)))
         home.mkdir(exist_ok=True)
         generate(home, given.records)
-        row, two = (measured(home, cores, given.budget_mib << 20) for cores in (1, 2))
-    print(report(row, two, given.budget_mib << 20))
+        one, two = (measured(home, cores, given.budget_mib << 20) for cores in (1, 2))
+    print(report(one, two, given.budget_mib << 20))
 
 
 if __name__ == "__main__":

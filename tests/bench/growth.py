@@ -1,9 +1,9 @@
-"""Measures how the cost of a compaction grows: with records, keys, segments, partitions, cores, and keys that do not
-fit into the map; and how the driver's work grows with the checkpoint of a log dir.
+"""Measures how the cost of a compaction grows with records, keys, segments, partitions, cores, and keys that do not fit
+into the map, and how the driver's work grows with the checkpoint of a log dir.
 
 `python -m tests.bench.growth --json FILE` measures all curves, `--curves records,keys` some; other curves in the file
-are kept. `growth_report.py` draws them; `make bench-report` does both. Kafka's own Cleaner runs on copies of the same
-logs, alternately. All sides are warm, and logs are in the page cache (`copies.py`). It never fails.
+are kept. `growth_report.py` draws them; `make bench-report` does both. Kafka's own Cleaner and keytail alternate on
+copies of the same logs. All sides are warm, and logs are in the page cache (`copies.py`). No result is compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARM = Shape(records=300_000, keys=30_000)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The values on the curves. `full` takes about ten minutes on two idle cores."""
+    """The x values of the curves. `full` takes about ten minutes on two idle cores."""
 
     records: tuple[int, ...]
     keys: tuple[int, ...]
@@ -46,12 +46,12 @@ class Sizes:
     partitions: tuple[int, ...]
     unique_keys: tuple[int, ...]
     entries: tuple[int, ...]
-    fixed_records: int  # the number of records in the other curves
+    fixed_records: int  # of the logs in the other curves
     core_partitions: int
     core_records: int
 
     def scaled(self, scale: float) -> Sizes:
-        """Multiply the records, and with them the keys."""
+        """Return the sizes with multiplied records and keys."""
         many = {name: tuple(max(1, int(n * scale)) for n in getattr(self, name))
                 for name in ("records", "keys", "unique_keys")}  # fmt: skip
         item = {name: max(1, int(getattr(self, name) * scale)) for name in ("fixed_records", "core_records")}
@@ -84,7 +84,7 @@ QUICK = Sizes(
 
 @dataclass
 class Growth:
-    """Measures the curves. Each method returns the points of a curve, with the runs of all sides."""
+    """Measures the curves. Each method returns the points of one curve, with the runs of all sides."""
 
     sides: Sides
     sizes: Sizes
@@ -111,7 +111,7 @@ class Growth:
         return points
 
     def over_partitions(self) -> list[dict[str, Any]]:
-        """Divide the same records into this number of partitions, compacted on Spark with one core and with all."""
+        """The same records in more and more partitions, compacted on Spark with one core and with all."""
         points, shapes = [], []
         for n in self.sizes.partitions:
             records = self.sizes.fixed_records // n
@@ -136,7 +136,7 @@ class Growth:
         return points
 
     def over_unique_keys(self) -> list[dict[str, Any]]:
-        """Records of almost only distinct keys: each side runs with room for them in its map, and in several rounds
+        """Records of which almost all have distinct keys: each side runs with a map for all keys, and in several rounds
         with a small map.
         """
         entries = int(self.small_map_bytes // KAFKA_SLOT_BYTES * KAFKA_LOAD)
@@ -151,8 +151,7 @@ class Growth:
         return points
 
     def over_entries(self) -> list[dict[str, Any]]:
-        """Set one entry in the cleaner checkpoint of a log dir, which the driver does for each partition, one at a
-        time.
+        """Set one entry in the cleaner checkpoint of a log dir, as the driver does for each partition, one at a time.
         """
         path = self.sides.home / "cleaner-offset-checkpoint"
         points = []
@@ -253,13 +252,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.growth", description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="every figure; curves are added to it")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="figures; keeps other curves")
     parser.add_argument("--curves", type=_curves, default=list(CURVES), metavar="A,B", help=", ".join(CURVES))
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="turns of each side at each point")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each side at each point")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
-    parser.add_argument("--dir", type=Path, help="where the logs and their copies go (up to 4 GB)")
-    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="times the records, keys and small map")
-    parser.add_argument("--quick", action="store_true", help="tiny logs, in seconds: shows that it runs, nothing else")
+    parser.add_argument("--dir", type=Path, help="directory for logs and copies (up to 4 GB)")
+    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="factor for records, keys and map")
+    parser.add_argument("--quick", action="store_true", help="tiny logs, for a test: figures are not meaningful")
     return parser.parse_args(arguments)
 
 

@@ -1,7 +1,5 @@
-"""A page of the measurements of `growth.py`: curves, and every number.
-
-`python -m tests.bench.growth_report FILE.json PAGE.html`. The page needs no other file and no network: the drawings are
-SVG with the colours of the page, in light and in dark mode.
+"""Writes a page with the curves and figures of `growth.py`: `python -m tests.bench.growth_report FILE.json PAGE.html`.
+The page needs no other file and no network: the drawings are SVG with the colours of the page, in light and dark mode.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ from keytail.report.chart import Axis, Chart, numbers
 from tests.bench.growth import KAFKA, TASK
 
 STYLE = (Path(__file__).parent / "growth_report.css").read_text()
-# An exponent of the bytes this close to 1 counts as linear: caches and fixed costs bend any line.
+# An exponent of the bytes this close to 1 counts as linear, because of caches and fixed costs.
 NEARLY = 0.1
-# The page's style defines the colours.
+# The colours are defined by the style of the page.
 COLOURS = tuple(f"var(--side-{n})" for n in range(4))
 FAINT = "var(--faint)"
-# Shapes around the centre of a point: a circle, a square, a triangle, a diamond.
+# Marks of points: a circle, a square, a triangle, a diamond.
 MARKS = (
     "m-3,0a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z", "m-3,-3h6v6h-6z", "m0,-3.5l3.5,6.5h-7z", "m0,-4l4,4l-4,4l-4,-4z",
 )  # fmt: skip
@@ -63,10 +61,9 @@ def page(found: dict[str, Any]) -> str:
 
 
 def cost_of_bytes(points: Sequence[dict[str, Any]], side: str, what: str = "seconds") -> tuple[float, float, float]:
-    """Return seconds, seconds per GB, and the exponent of the bytes, each from the best fit through the points of one
-    side.
-
-    Points that the fixed cost of a run dominates, those below a tenth of the largest, are excluded from the exponent.
+    """Return fixed seconds, seconds per GB, and the exponent of the bytes, by fits through the points of one side.
+    Points with fewer bytes than a tenth of the largest are not used for the exponent, because fixed costs dominate
+    them.
     """
     gigabytes = np.array([point["log_bytes"] / 1e9 for point in points])
     seconds = np.array([statistics.median(point["sides"][side][what]) for point in points])
@@ -165,7 +162,7 @@ def _short(value: float) -> str:
 
 # Sections
 
-# By curve: the x of a point, the title of the axis, whether it is logarithmic, and what the curve shows.
+# By curve: the x of a point, the title of the axis, whether it is logarithmic, and a description.
 SECTIONS: dict[str, tuple[Callable[[Any], float], str, bool, str]] = {
     "records": (
         lambda point: point["log_bytes"] / 1e9,
@@ -222,7 +219,7 @@ def _sides(points: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _colour(side: str) -> int:
-    """Return the number of a side's colour, which is the same in all drawings."""
+    """Return the number of the colour of a side, which is the same in all drawings."""
     if side.startswith("Kafka"):
         return 0 if side == KAFKA else 3
     return 1 if side in (TASK, "keytail on local[1]", "keytail on Spark", "keytail's driver") else 2

@@ -1,6 +1,5 @@
-"""The two sides that growth.py measures, and their log. Each turn is one whole compaction.
-
-The processes of both sides run through all turns; `home` has one log at a time.
+"""The two sides that growth.py measures, and their log. Each turn is one whole compaction. The process of each side
+runs for all turns; `home` has one log at a time.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from tests.bench.run import KAFKA_MAP_ENTRIES, MAP_BYTES_A_KEY, TOPIC, Shape
 from tests.bench.worker import Worker
 from tests.interop.kafka import Kafka
 
-# Seconds, and other measurements by name.
+# Seconds, and other figures by name.
 Turn = tuple[float, dict[str, float]]
 
 
 @dataclass
 class Sides:
-    """The two sides. `cleaned_to` is the end of the last turn, and the first dirty offset of the next round."""
+    """The two sides. `cleaned_to` is the end offset of the last turn, and the first dirty offset of the next round."""
 
     home: Path
     kafka: Kafka = field(default_factory=lambda: Kafka(heap="3g", compiler="full"))
@@ -39,7 +38,7 @@ class Sides:
         self.worker.close()
 
     def warm(self, shape: Shape) -> None:
-        """Run rounds that are not measured: the JVM compiles its code, and the worker loads its kernels."""
+        """Run rounds that are not measured, in which the JVM compiles its code and the worker loads its kernels."""
         self.generate(shape)
         for _ in range(3):
             self.run_kafka(shape, [self.fresh("kafka")])
@@ -50,7 +49,7 @@ class Sides:
         return self.home / "source"
 
     def generate(self, shape: Shape) -> None:
-        """Write the log as Kafka appends it, and the other files that a cleanly stopped broker leaves."""
+        """Write the log with Kafka's classes, and the other files of a broker after a clean shutdown."""
         shutil.rmtree(self.source, ignore_errors=True)
         self.source.mkdir(parents=True)
         self.kafka.bench_generate(
@@ -100,7 +99,7 @@ class Sides:
         return sum(seconds), {"cpu_seconds": sum(cpu_seconds)}
 
     def run_task(self, shape: Shape, start: int = 0, map_bytes: int = 0, *, fresh: bool = True) -> Turn:
-        """Run keytail's whole task over the log's partition."""
+        """Run a whole task of keytail on the partition."""
         if fresh:
             self.fresh("task")
         answer = self.worker.ask(

@@ -1,7 +1,6 @@
-"""Measures compactions of whole log dirs in one warm Spark session: `growth_stage.py CORES WARM LOG_DIR...`.
-
-The log dir WARM is compacted first, so that workers run and kernels are loaded. Prints a line of JSON for each LOG_DIR,
-in which planning and execution are measured separately.
+"""Measures compactions of whole log dirs in one warm Spark session: `growth_stage.py CORES WARM LOG_DIR...`. The log
+dir WARM is compacted first, so that workers run and kernels are loaded. Prints a line of JSON for each LOG_DIR:
+`survey_s` for the survey, and `seconds` for the compaction.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAP_MEMORY_BYTES = 256 << 20
 
 
 def compact(engine: SparkEngine, log_dir: str) -> dict[str, float]:
-    """Compact all partitions of a log dir, from their log starts to their active segments."""
+    """Compact all partitions of a log dir, from the log start offset to the active segment, and return the seconds."""
     started_s = time.perf_counter()
     [facts] = survey_log_dirs(LOCAL, [log_dir])
     tasks = []

@@ -1,11 +1,10 @@
-"""`import` compared with a Kafka producer on the same records. `python -m tests.bench.import_`; a part of `make bench`.
+"""Compares `import` with a Kafka producer on the same records. `python -m tests.bench.import_`; part of `make bench`.
 
-Two programs alternate. A real producer sends all records to a real broker on this machine: the records are in its
-memory before the clock starts, and the clock stops when flush returns, which does not mean that they are on disk.
-`import` reads them from Parquet in a Spark session that has done one import before, until the checkpoints are written
-and everything is durable. Both partition by the same hash, with the same codec and batch size. A third row is the lower
-limit of "at the speed of the disk": as many bytes as keys and values have, written sequentially to one file, and
-fsynced. A run fails if a partition has a wrong number of records.
+Two programs alternate. A real producer sends all records from memory to a real broker on this machine, until flush
+returns; the records may not be on disk then. `import` reads them from Parquet in a warm Spark session, until
+checkpoints are written and all files are durable. Both use the same partitioner, codec and batch size. The third row is
+a lower limit: as many bytes as keys and values have are written to one file, with an fsync. A run fails if a partition
+has a wrong number of records.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def timed_import(home: Path, codec: str) -> tuple[float, dict[int, int]]:
 
 
 def timed_write(home: Path, size_bytes: int) -> float:
-    """Write as many bytes as keys and values have to one new file, sequentially."""
+    """Write this number of bytes to one new file, sequentially, with an fsync."""
     block, path = memoryview(random.Random(7).randbytes(8 << 20)), home / "written"
     path.unlink(missing_ok=True)
     started = time.perf_counter()
@@ -127,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
             import_.session_of_run = real
             spark.stop()
     for figure in (theirs, ours, disk):
-        figure.seconds = figure.seconds[1:]  # the first run of each warms up
+        figure.seconds = figure.seconds[1:]  # without the first run, which warms up
     for name, fact in machine().items():
         print(f"{name}: {fact}")
     what = f"{options.records} records of {size} bytes, {PARTITIONS} partitions"

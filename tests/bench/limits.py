@@ -1,9 +1,6 @@
-"""The work that no log cleaner can avoid, with each part measured separately over the same bytes: the reference of
-`shapes.py`.
-
-The parts: read the log, verify checksums, decompress, hash one key per record; compress rebuilt batches, write the
-retained ones, and sync them. Each uses the fastest implementation available, on as many bytes at a time as it accepts,
-on one core.
+"""Measures the work that no log cleaner can avoid, each part separately over the same bytes, as the reference of
+`shapes.py`. The parts: read the log, verify checksums, decompress, hash one key per record; compress rebuilt batches,
+write the retained ones, and sync them. Each uses the fastest implementation available, on large pieces, on one core.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ from keytail.kernels.native import xxh3_128
 
 _PIECE_BYTES = 1 << 20
 _HEADER_BYTES = 61
-_XERIAL_BYTES = 20  # the header of the framing and the length of its first block
+_XERIAL_BYTES = 20  # header of the framing, and length of its first block
 _REPEATS = 3
 
 
 def limits(log_dir: str, output: str) -> dict[str, float]:
-    """Return the seconds of each part, the best of a few tries. `log_dir` has the partition before, `output` the one
-    after.
+    """Return the seconds of each part, the minimum of a few runs. `log_dir` has the partition before the compaction,
+    `output` after.
     """
     before, after = (sorted(Path(path).glob("*.log")) for path in (log_dir, output))
     source, left = list(_batches(before)), list(_batches(after))
@@ -50,12 +47,12 @@ def limits(log_dir: str, output: str) -> dict[str, float]:
         "decompress output": _best(lambda: _decompress(left)),
         "hash": _best(lambda: hash_many(np.zeros(1 << 16, np.uint8), records)),
         "compress": _compress(rebuilt),
-        "write": _best(lambda: _write(Path(output), pieces), time.perf_counter),  # includes waiting for the disk
+        "write": _best(lambda: _write(Path(output), pieces), time.perf_counter),  # also waiting for the disk
     }
 
 
 def of_phases(parts: dict[str, float]) -> dict[str, float]:
-    """Return the same for each phase of a task, from its parts: each phase reads and checks again what it uses."""
+    """Return the limit of each phase of a task, from `parts`: each phase reads and checks its input again."""
     read = parts["read"] + parts["checksum"]
     output_share = parts["read output"] / parts["read"] if parts["read"] else 0.0
     read_output = parts["read output"] + parts["checksum"] * output_share
@@ -67,12 +64,12 @@ def of_phases(parts: dict[str, float]) -> dict[str, float]:
 
 
 def of_task(parts: dict[str, float]) -> float:
-    """Return the seconds of a cleaner that reads everything once and proves nothing."""
+    """Return the seconds of a cleaner that reads the log once, without a proof."""
     return sum(parts[name] for name in ("read", "checksum", "decompress", "hash", "compress", "write"))
 
 
 def _best(work: Callable[[], Any], clock: Callable[[], float] = time.thread_time) -> float:
-    """Return the CPU seconds, which other processes on the machine affect least."""
+    """Return the minimum of the CPU seconds, which other processes on the machine affect least."""
     times = []
     for _ in range(_REPEATS):
         started = clock()

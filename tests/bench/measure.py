@@ -1,7 +1,7 @@
-"""The cost of `plan --measure` and `--estimate` compared with a compaction, and the width of the bounds of an estimate.
+"""Compares the cost of `plan --measure` and `--estimate` with a compaction, and prints the width of the bounds.
 
-`python -m tests.bench.measure [--mib 256]` prints a table over codecs and shares of the clean section: the CPU seconds
-of one task for a compaction, a measurement and an estimate, with the log in the page cache.
+`python -m tests.bench.measure [--mib 256]` prints a table by codec and share of the clean section: the CPU seconds of
+one task for a compaction, a measurement and an estimate, with the log in the page cache.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
             try:
                 task = generate(home / "t-0", mib, number, clean_share)
                 log_bytes = sum(segment.log_bytes for segment in task.segments)
-                measure_partition(CountingFileSystem(), task)  # loads the kernels, and the log into the page cache
+                measure_partition(CountingFileSystem(), task)  # loads kernels and the page cache
                 compact_s, _ = cpu_s(lambda: clean_partition(LOCAL, task))
                 measure_s, exact = cpu_s(lambda: measure_partition(CountingFileSystem(), task))
                 estimate_s, about = cpu_s(

@@ -1,7 +1,6 @@
-"""The peak memory of some work in this process, as reported by Linux, without sampling.
-
-The kernel keeps the exact maximum of resident memory (VmHWM), and lets a process reset its own. Memory mapped from
-files (libraries) and shared memory is subtracted, so that anonymous, private memory is left.
+"""Measures the peak memory of this process during some work, as reported by Linux, without sampling. Linux records the
+exact maximum of resident memory (VmHWM), which a process can reset. Memory mapped from files (libraries) and shared
+memory is subtracted, so that the result is anonymous, private memory.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ _RESET_PEAK = "5"  # proc(5), clear_refs
 
 @dataclass
 class Peak:
-    """Private memory of the whole process: `before_bytes` when the work began, and `peak_bytes` as the maximum during
-    it.
-    """
+    """Private memory of the whole process: `before_bytes` at the start of the work, and the maximum `peak_bytes`."""
 
     before_bytes: int = 0
     peak_bytes: int = 0
@@ -31,14 +28,15 @@ class Peak:
 
 @contextmanager
 def peak_private() -> Iterator[Peak]:
-    """Measure private memory at the start, and its peak until the end of the block."""
+    """Measure private memory at the start of the block, and its peak until the end."""
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     before = _status()
     peak = Peak(before_bytes=before["RssAnon"])
     try:
         yield peak
     finally:
-        # Pages of libraries that are first used during the work are included, so the result is never too small.
+        # Pages of libraries that are first used during the work are included, so the result may be too large, not too
+        # small.
         mapped = before["RssFile"] + before["RssShmem"]
         peak.peak_bytes = _status()["VmHWM"] - mapped
 

@@ -1,7 +1,6 @@
-"""Extrapolates measured costs to a petabyte: the tables of lib/keytail/run/PETABYTE.md.
-
-`python -m tests.bench.petabyte FILE.json` prints the tables from the measurements of `growth.py`, and `--write` writes
-them to the page. Every number is measured, assumed (`Assumed`), or a product of these; nothing is fitted by hand.
+"""Extrapolates measured costs to a petabyte, for the tables of lib/keytail/run/PETABYTE.md. `python -m
+tests.bench.petabyte FILE.json` prints the tables from the measurements of `growth.py`, and `--write` writes them to the
+page. Every number is measured, assumed (`Assumed`), or a product of these.
 """
 
 from __future__ import annotations
@@ -27,19 +26,17 @@ PETABYTE = 1e15
 
 @dataclass(frozen=True)
 class Assumed:
-    """The data and the machines, which are not measured. To change them, edit these values and generate the tables
-    again.
-    """
+    """Assumptions about data and machines. To change them, edit these values and generate the tables again."""
 
     partition_bytes: float = 10e9
     segment_bytes: float = 1e9
     record_bytes: float = 117.0
-    kept_share: float = 0.2  # the share of bytes, and of records
+    kept_share: float = 0.2  # share of bytes and of records
     partitions_a_log_dir: int = 4_000
     cores: int = 32
     memory_bytes: float = 128 * 2**30
-    disk_bytes_per_s: float = 3e9  # reading and writing together, on the local drives of a machine
-    network_bytes_per_s: float = 25e9 / 8 * 0.9  # per machine, if storage is remote
+    disk_bytes_per_s: float = 3e9  # reads and writes together, on local drives of a machine
+    network_bytes_per_s: float = 25e9 / 8 * 0.9  # per machine, with remote storage
     machines: tuple[int, ...] = (10, 100, 1000)
 
     @property
@@ -53,16 +50,14 @@ class Assumed:
     @property
     def moved_bytes(self) -> float:
         """Return the bytes that are read and written. Map, write and proof read every source, and the proof also the
-        output: 3 + kept reads, kept writes.
+        output: 3 + kept reads, and kept writes.
         """
         return PETABYTE * (3 + 2 * self.kept_share)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured costs, in seconds of one core unless noted. `commands` has, by curve, the command that measures it
-    again.
-    """
+    """Measured costs, in seconds of one core unless noted. `commands` has the command for each curve."""
 
     cpu_s_a_gb: float
     cpu_s_a_gb_unique: float
@@ -103,7 +98,7 @@ def _median(point: dict[str, Any], what: str) -> float:
 
 
 def _slope(points: Sequence[dict[str, Any]], over: str, side: str, what: str) -> float:
-    """Return the cost of one more unit, from the first point to the last."""
+    """Return the cost of one more unit between the first and the last point."""
     first, last = (statistics.median(points[n]["sides"][side][what]) for n in (0, -1))
     return max(0.0, float(last - first) / (points[-1][over] - points[0][over]))
 
@@ -120,7 +115,7 @@ def _at(points: Sequence[dict[str, Any]], entries: int) -> float:
 
 
 def tables(measured: Measured, assumed: Assumed) -> str:
-    """Return the page's tables as Markdown."""
+    """Return the tables of the page as Markdown."""
     return "\n\n".join([_measured_table(measured), _assumed_table(assumed), _time_table(measured, assumed),
                         _driver_table(measured, assumed), _memory_table(measured, assumed)])  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""`keytail plan` on many partitions: seconds, CPU seconds and peak memory of the whole command.
+"""Measures `keytail plan` on many partitions: seconds, CPU seconds and peak memory of the whole command.
 
-`python -m tests.bench.plan HOME [--partitions N] [--segments N]`. Creates the log dirs in HOME, unless they exist, as
-hard links to the files of a few partitions: a plan reads names, sizes, the ends of indexes and first headers, for which
-this makes no difference. 100,000 partitions of 20 segments are six million names, for which ext4 takes about two
-minutes and 700 MiB. HOME remains for the next run, and must be removed by hand.
+`python -m tests.bench.plan HOME [--partitions N] [--segments N]`. Creates the log dirs in HOME unless they exist, with
+hard links to the files of a few partitions: a plan reads only names, sizes, the ends of indexes and first headers.
+100,000 partitions of 20 segments are six million names, for which ext4 takes about two minutes and 700 MiB. HOME
+remains for the next run; remove it by hand.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.log_dirs import random_records, write_partition
 KEYTAIL = Path(sys.executable).with_name("keytail")
 DIRS = 10
 TOPIC_PARTITIONS = 100
-MOST_LINKS = 60_000  # the maximum number of names of a file in ext4 is 65,000
+MOST_LINKS = 60_000  # ext4 allows 65,000 names of a file
 RECORDS_A_SEGMENT = 20
 
 
 def make(home: Path, partitions: int, segments: int) -> list[Path]:
-    """Write log dirs of a cleanly stopped broker, with this number of partitions in total."""
+    """Write log dirs with this number of partitions in total, as after a clean shutdown."""
     log_dirs = [home / f"logs-{number}" for number in range(DIRS)]
     shares = [range(number, partitions, DIRS) for number in range(DIRS)]
     with ProcessPoolExecutor() as pool:
@@ -87,13 +87,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("home", type=Path)
     parser.add_argument("--partitions", type=int, default=100_000)
     parser.add_argument("--segments", type=int, default=20)
-    parser.add_argument("--command", default="plan", dest="name")
+    parser.add_argument("--command", default="plan")
     parser.add_argument("--policy", default="compact")
     parser.add_argument("--output", default="json")
     parser.add_argument("more", nargs="*")
     given = parser.parse_args(arguments)
     log_dirs = sorted(given.home.glob("logs-*")) or make(given.home, given.partitions, given.segments)
-    print(json.dumps(measure(log_dirs, given.name, given.policy, given.output, given.more)))
+    print(json.dumps(measure(log_dirs, given.command, given.policy, given.output, given.more)))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How long a broker must be down to commit prepared compactions of many partitions, and which operations that takes.
+"""Measures the commit of prepared compactions of many partitions, while a broker is down: seconds and operations.
 
     .venv/bin/python -m tests.bench.prepared 2000 10
 
 Writes a log dir with these numbers of partitions and of segments per partition, prepares all partitions, and times the
-commit as a user runs it and the same compaction without preparation. Prints operations on the log dir per partition,
-and how long a sync of a directory takes there, in one thread and in as many as a commit uses.
+commit and the same compaction without preparation, as a user runs them. Also prints operations on the log dir per
+partition, and the time of a sync of a directory there, with one thread and with as many as a commit uses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def counted(root: Path, segments: int) -> Counter[str]:
 
 
 def sync_ms(root: Path, threads: int, times: int = 50) -> float:
-    """Return the mean time in ms for which each of these threads waits for a sync of its directory with a new name."""
+    """Return the mean time in ms of a sync of a directory with a new file, with one directory per thread."""
 
     def sync(folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("partitions", type=int)
     parser.add_argument("segments", type=int)
-    parser.add_argument("--directory", help="where to write (default: the system's directory for temporary files)")
+    parser.add_argument("--directory", help="directory for the logs (default: the temporary directory)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
         root = Path(folder)

@@ -1,11 +1,9 @@
-"""Index rebuild compared with Kafka's own LogSegment.recover on the same files. `python -m tests.bench.recover`.
+"""Compares the index rebuild with Kafka's own LogSegment.recover on the same files. `python -m tests.bench.recover`.
 
-Both run in warm processes on the same core, alternately, on files that are in the page cache. Kafka's seconds are those
-of `recover` alone; keytail's are those of the whole of `rebuild-index --execute` for a partition: reading, checking,
-writing, fsync, renames. A run fails if index files differ from Kafka's. A third figure is the lower limit: the same
-bytes are only read, into one small buffer.
-
-With `--stages`, the same work is measured on Spark with one core and with two instead, each in a warm session.
+Both alternate in warm processes on the same core, with files in the page cache. Kafka's seconds are those of `recover`
+alone; keytail's are those of all work of `rebuild-index --execute` for a partition: reading, checking, writing, fsync,
+renames. A run fails if index files differ. The third figure is a lower limit: the bytes are only read, into one small
+buffer. With `--stages`, the work is measured on Spark instead, in warm sessions with one core and with two.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from tests.interop.kafka import Kafka
 PARTITION = "bench-0"
 INDEXES = (".index", ".timeindex", ".txnindex")
 WARM_ROUNDS = 2
-READ_BYTES = 512 << 10  # fits into a core's own cache: larger reads are slower
+READ_BYTES = 512 << 10  # fits into the cache of a core; larger reads are slower
 STAGE_SECONDS = 20.0
 
 
 @dataclass
 class Shape:
-    """A log of uncompressed batches with the same number of records each; the records have 117 bytes."""
+    """A log of uncompressed batches, all with the same number of records of 117 bytes."""
 
     batch_records: int
     records: int
@@ -100,7 +98,7 @@ def _seconds_of_reading(partition: Path) -> float:
 
 
 def compare(shapes: list[Shape], home: Path, runs: int) -> None:
-    """Compare the two sides, which inherit the single core to which this process is pinned."""
+    """Compare the two sides on one core, to which this process and its children are pinned."""
     cores = os.sched_getaffinity(0)
     kafka, worker = Kafka(heap="1g", compiler="full"), None
     try:
@@ -124,10 +122,8 @@ def compare(shapes: list[Shape], home: Path, runs: int) -> None:
 
 
 def stages(shape: Shape, home: Path, seconds: float) -> dict[int, float]:
-    """Measure the same work with one core and with two.
-
-    The log's partition exists many times, by hard links, so that it is read from memory: the cores are compared, and
-    not the disk.
+    """Measure the work with one core and with two. The partitions are hard links to one log, which is read from the
+    page cache, so that the cores are compared and not the disk.
     """
     kafka = Kafka(heap="1g", compiler="full")
     try:
@@ -161,9 +157,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--megabytes", type=int, default=512, metavar="N", help="size of each log")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
     parser.add_argument("--runs", type=int, default=5, metavar="N")
-    parser.add_argument("--stages", action="store_true", help="Spark with one core and with two, instead")
-    parser.add_argument("--stage-seconds", type=float, default=STAGE_SECONDS, metavar="S", help="of one core, at least")
-    parser.add_argument("--dir", type=Path, help="where the logs and their copies go")
+    parser.add_argument("--stages", action="store_true", help="measure Spark with one core and with two")
+    parser.add_argument("--stage-seconds", type=float, default=STAGE_SECONDS, metavar="S", help="minimum for one core")
+    parser.add_argument("--dir", type=Path, help="directory for the logs and their copies")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     size = options.megabytes << 20

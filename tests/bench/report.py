@@ -1,4 +1,4 @@
-"""The output of a benchmark run: the machine and versions, one table, and the same as JSON."""
+"""The output of a benchmark run, as text and as JSON: the machine, versions, and one table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("keytail", "numpy", "numba", "llvmlite", "xxhash", "crc32c", "pyspa
 
 @dataclass
 class Figure:
-    """The seconds of each run of one of the measured programs, by phase if it has phases."""
+    """The seconds of each run of one measured program, also by phase if it has phases."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Figure:
     file_operations: list[dict[str, float]] = field(default_factory=list)
 
     def forget(self) -> None:
-        """Discard the runs so far, which were for warming up."""
+        """Discard the runs so far, which were warm-up runs."""
         self.seconds, self.cpu_seconds, self.phases, self.file_operations = [], [], [], []
 
     @property
@@ -35,11 +35,11 @@ class Figure:
         return statistics.median(self.seconds)
 
     def ratio(self, base: Figure) -> float:
-        """Return how many times as fast as `base` this program is."""
+        """Return the median of `base` divided by that of this program."""
         return base.median_s / self.median_s
 
     def best_ratio(self, base: Figure) -> float:
-        """Return the same for the best run of each, which other processes on the machine disturb least."""
+        """Return the minimum of `base` divided by that of this program; other processes affect minimums least."""
         return min(base.seconds) / min(self.seconds)
 
     def as_json(self, base: Figure) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def medians(parts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def machine() -> dict[str, str]:
-    """Return the machine and the versions; the load is the average number of busy processes in the last minute."""
+    """Return the machine and the versions; the load is the average number of running processes in the last minute."""
     with Path("/proc/cpuinfo").open() as lines:
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -79,7 +79,7 @@ def machine() -> dict[str, str]:
 
 
 def table(figures: Sequence[Figure], base: Figure, records: int, log_bytes: int) -> str:
-    """Return one row per figure, followed by the phases of those that have them. Speeds are those of the median run."""
+    """Return one row per figure, then the phases of figures that have them. Speeds are those of the median run."""
     head = f"{'':34}{'median s':>9}{'min..max s':>15}{'M records/s':>13}{'MB/s':>8}{'times Kafka':>13}{'best':>7}"
     lines = [head, "-" * len(head)]
     for figure in figures:

@@ -1,9 +1,9 @@
-"""Compaction compared with Kafka's own Cleaner on the same generated files. `python -m tests.bench.run` or `make
+"""Compares compaction with Kafka's own Cleaner on the same generated files. `python -m tests.bench.run` or `make
 bench`.
 
-Generates one log, and then alternates between Kafka, keytail's task, keytail's command and keytail's kernels, each on a
-fresh copy that has been read once. Kafka's seconds are the base of the ratios, which never make a run fail; a run fails
-if a result differs from Kafka's.
+Generates one log, and alternates between Kafka and keytail's task, command and kernels, each on a new copy that has
+been read once. Kafka's seconds are the base of the ratios. A run fails if a result differs from Kafka's, but not
+because of a ratio.
 """
 
 from __future__ import annotations
@@ -29,19 +29,17 @@ from tests.interop.kafka import Kafka
 TOPIC = "bench"
 KEYTAIL = Path(sys.executable).with_name("keytail")
 WARM_ROUNDS = 2
-# log.cleaner.dedupe.buffer.size: the default size of Kafka's map, with room for 5 million keys.
+# the default of log.cleaner.dedupe.buffer.size, with room for 5 million keys
 KAFKA_MAP_BYTES = 128 << 20
 KAFKA_MAP_ENTRIES = 5_033_164
-# 24 bytes per key at the map's load factor, one and a half tables while it grows, and the larger slots of the proof.
+# 24 bytes per key at the load factor of the map, 1.5 tables during growth, and the larger slots of the proof
 MAP_BYTES_A_KEY = 96
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a log. `value_bytes` 91 makes records of 117 bytes, including their share of the header.
-
-    The first `clean_records` records are the clean section, with distinct keys, of which some occur in the dirty
-    section.
+    """The shape of a log. With 91 `value_bytes`, records have 117 bytes, including their share of the header. The first
+    `clean_records` records are the clean section, with distinct keys, some of which occur in the dirty section.
     """
 
     records: int = 5_000_000
@@ -67,7 +65,7 @@ class Shape:
 
 
 class Bench:
-    """The log in `home`/source and the two sides; `play` runs one turn of each."""
+    """The log in `home`/source, and the two sides; `play` runs each once."""
 
     def __init__(self, home: Path, shape: Shape, *, command: bool = True) -> None:
         self.home, self.shape, self.with_command = home, shape, command
@@ -92,7 +90,7 @@ class Bench:
         return sum(path.stat().st_size for path in self._partition(self.source).glob("*.log"))
 
     def generate(self) -> None:
-        """Write the log as Kafka appends it, and the other files that a cleanly stopped broker leaves."""
+        """Write the log with Kafka's classes, and the other files of a broker after a clean shutdown."""
         shape, clock_ms = self.shape, time.time_ns() // 1_000_000 - 86_400_000
         self.source.mkdir(parents=True)
         opened = self.kafka.bench_generate(
@@ -115,14 +113,14 @@ class Bench:
         (self.source / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
 
     def warm(self) -> None:
-        """Run rounds that are not measured: the JVM compiles its code, and the worker loads its kernels."""
+        """Run rounds that are not measured, in which the JVM compiles its code and the worker loads its kernels."""
         for _ in range(WARM_ROUNDS):
             self._kafka(self._fresh("kafka"))
             self._task(self._fresh("task"))
         if self.with_command:
             self._command(
                 self._fresh("command")
-            )  # fills the cache of compiled kernels, like a first run on a machine
+            )  # fills the cache of compiled kernels, as a first run on a machine does
         for figure in (self.base, self.task, self.alike, self.command):
             figure.forget()
         self.private.clear()
@@ -138,7 +136,7 @@ class Bench:
         self.kernels.seconds.append(answer["seconds"])
 
     def limits(self) -> dict[str, float]:
-        """Return the seconds of the work that no cleaner of this log can avoid (`limits.py`)."""
+        """Return the seconds of the work that no cleaner can avoid (`limits.py`)."""
         before, after = self._partition(self._fresh("kafka")), self._partition(self.home / "task")
         return self.worker.ask("limits", before, output=str(after))
 
@@ -243,9 +241,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
     parser.add_argument("--runs", type=int, default=5, metavar="N")
     parser.add_argument(
-        "--dir", type=Path, help="folder for the log and its copies (four times the log's size)"
+        "--dir", type=Path, help="directory for the log and its copies (four times the size of the log)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure of every run, as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures of all runs, as JSON")
     parser.add_argument("--no-command", action="store_true", help="omit figure 3, which starts Spark")
     return parser.parse_args(arguments)
 

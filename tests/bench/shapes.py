@@ -1,7 +1,6 @@
-"""A table over logs of many shapes: Kafka's Cleaner, keytail's whole task, and the lower limit of the work.
-
-`python -m tests.bench.shapes`, or with `--shapes zstd,tiny --scale 0.1` a smaller part of it. Each run compares the two
-results, and fails if they differ. `tests/bench/README.md` describes the columns.
+"""Prints a table over logs of many shapes: Kafka's Cleaner, keytail's whole task, and the lower limit of the work.
+`python -m tests.bench.shapes` measures all shapes; with `--shapes zstd,tiny --scale 0.1`, some smaller ones. A run
+fails if the results of both sides differ. `tests/bench/README.md` describes the columns.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ SHAPES = {
     "snappy": replace(_COMPRESSED, codec="snappy"),
     "lz4": replace(_COMPRESSED, codec="lz4"),
     "zstd": replace(_COMPRESSED, codec="zstd"),
-    # Like `__consumer_offsets`: three million commits of one record.
+    # as in `__consumer_offsets`: three million commits of one record
     "tiny": Shape(records=3_000_000, batch_records=1, keys=100_000),
-    # Drawn from 25 times as many keys: 98 of 100 records have distinct ones.
+    # drawn from 25 times as many keys, so that 98 % of the records have distinct ones
     "unique": Shape(records=3_000_000, keys=75_000_000),
-    # The clean section is ten times as large; a tenth of its keys occur again.
+    # a clean section of ten times the size, of which a tenth of the keys occur again
     "clean": Shape(records=5_500_000, clean_records=5_000_000, keys=500_000),
 }
 _PHASES = ("check", "map", "write", "prove", "replace")
@@ -43,7 +42,7 @@ _PHASES = ("check", "map", "write", "prove", "replace")
 
 @dataclass
 class Row:
-    """The figures of a shape, in seconds, as medians; `spread_s` has the minimum and maximum of the task's runs."""
+    """The figures of a shape, as medians in seconds; `spread_s` has the minimum and maximum of the task."""
 
     name: str
     log_bytes: int
@@ -85,7 +84,7 @@ class Row:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
-    if options.one_core:  # both sides are started from here, and alternate
+    if options.one_core:  # both sides are started by this process, and alternate
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     started = machine()
     flags = [f"--shapes={','.join(options.shapes)}", f"--scale={options.scale}", f"--runs={options.runs}"]
@@ -111,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def scaled(shape: Shape, scale: float, seed: int) -> Shape:
-    """Return the same shape with the records, keys and bytes of a segment multiplied."""
+    """Return the shape with multiplied records, keys and segment bytes."""
     sizes = {
         name: max(1, int(getattr(shape, name) * scale)) if getattr(shape, name) else 0
         for name in ("records", "keys", "clean_records", "segment_bytes")
@@ -152,7 +151,7 @@ def table(rows: list[Row]) -> str:
 
 
 def phase_table(rows: list[Row]) -> str:
-    """Return the seconds of each phase, and the ratio to its limit, if it has one."""
+    """Return a table of the seconds of each phase, with the ratio to its limit if it has one."""
     head = f"{'shape':9}" + "".join(f"{f'{name} s':>16}" for name in _PHASES) + "   limits, s"
     lines = [head, "-" * len(head)]
     for row in rows:
@@ -168,14 +167,14 @@ def phase_table(rows: list[Row]) -> str:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.shapes", description=__doc__)
     parser.add_argument("--shapes", type=_shapes, default=list(SHAPES), metavar="A,B", help=", ".join(SHAPES))
-    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="times the records of each shape")
+    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="factor for the records of each shape")
     parser.add_argument("--runs", type=int, default=3, metavar="N")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
     parser.add_argument(
-        "--one-core", action="store_true", help="run both sides, with all their threads, on the same core"
+        "--one-core", action="store_true", help="run both sides, with all threads, on the same core"
     )
-    parser.add_argument("--dir", type=Path, help="folder for the logs and their copies")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure, as JSON")
+    parser.add_argument("--dir", type=Path, help="directory for the logs and their copies")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all figures, as JSON")
     return parser.parse_args(arguments)
 
 

@@ -1,9 +1,9 @@
-"""`kafka-log` compared with Spark's own Kafka source on the same topic. `python -m tests.bench.source`.
+"""Compares `kafka-log` with Spark's own Kafka source on the same topic. `python -m tests.bench.source`.
 
-Alternating, in one Spark session that has run each of them once before, while the broker runs: all columns of all
-records with headers, read_committed, and discarded (Spark's `noop`); then offset and time alone, where Spark's source
-fetches whole records all the same. Finally the number of records by partition, and a hash over all columns, by both: a
-run fails if they differ. Rates are of the bytes of keys and values.
+Both alternate in one Spark session while the broker runs, after one run of each to warm up: all columns with headers,
+read_committed, written to Spark's `noop`; then only offset and timestamp, for which Spark's source also fetches whole
+records. A run fails if the number of records by partition, or a hash over all columns, differs. Rates are of the bytes
+of keys and values.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
                     for name, frame in runs.items():
                         started = time.perf_counter()
                         drain(frame())
-                        if run:  # the first run of each warms up
+                        if run:  # without the first run, which warms up
                             figures[name].seconds.append(time.perf_counter() - started)
                 digests = [digest(frame()) for name, frame in runs.items() if name.endswith("all")]
         finally:

@@ -44,7 +44,7 @@ def main() -> None:
     plans = plans_of(log_dir)
     spark = local_session(f"local[{cores}]")
     try:
-        for some in (plans[: 2 * cores], plans[: 2 * cores]):  # starts workers and loads kernels
+        for some in (plans[: 2 * cores], plans[: 2 * cores]):  # start workers and load kernels
             Rebuild(some, SparkEngine(spark)).run()
         started = time.perf_counter()
         outcomes = Rebuild(plans, SparkEngine(spark)).run()

@@ -1,8 +1,6 @@
-"""The time from a command to its first line, its first result and its end, for ten small partitions: `python -m
-tests.bench.start`.
-
-A run without Spark, a run with it, and a dry run alternate, after one run of each that is not counted. Also measures
-`--version`, `--help` and a plan. `processor` is the CPU time of the command and all its children.
+"""Measures the time until the first line, the first result and the end of a command on ten small partitions: `python -m
+tests.bench.start`. A run without Spark, a run with it, and a dry run alternate, after one run of each to warm up. Also
+measures `--version`, `--help` and a plan. `processor` is the CPU time of the command and all its children.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ SHORT = {
 
 
 def short(log_dir: Path, arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Return the seconds to the end, and the CPU seconds."""
+    """Run a command, and return its seconds and its CPU seconds."""
     more = ("--log-dirs", str(log_dir)) if "plan" in arguments else ()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start_s = time.perf_counter()
@@ -52,7 +50,7 @@ def _processor_s(before: resource.struct_rusage) -> float:
 
 
 def turn(source: Path, work: Path, more: tuple[str, ...]) -> tuple[float, float, float, float]:
-    """Return the seconds to the first line, to the first result and to the end, and the CPU seconds."""
+    """Run a compaction; return the seconds until the first line, the first result and the end, and the CPU seconds."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(source, work)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""The benchmark on a small log: figures for every side, the same result as Kafka's, and a difference is found."""
+"""The benchmark on a small log: it has figures for every side and the result of Kafka, and finds a difference."""
 
 import json
 
@@ -21,7 +21,7 @@ SMALL = [
 
 
 def test_a_small_run_has_figures_and_the_result_of_kafka(tmp_path, capsys):
-    """The next two tests have no compressed logs."""
+    """The log is compressed, unlike those of the next two tests."""
     report = tmp_path / "figures.json"
     status = run.main([*SMALL, "--codec=lz4", f"--dir={tmp_path}", f"--json={report}", "--seed=5"])
     printed = capsys.readouterr().out
@@ -42,16 +42,16 @@ def test_a_small_run_has_figures_and_the_result_of_kafka(tmp_path, capsys):
 def test_a_result_that_differs_from_that_of_kafka_fails_the_run(tmp_path, capsys, monkeypatch):
     fresh_copy = copies.fresh_copy
 
-    def spoil(source, target):
+    def remove_last_batch(source, target):
         copy = fresh_copy(source, target)
-        if target.name == "task":  # for keytail, the last batch, whose records are all retained, is missing
+        if target.name == "task":  # remove the last batch, of which all records are retained, on keytail's side
             log = max(path for path in copy.glob("*/*.log") if path.stat().st_size)
             with log.open("r+b") as file:
                 header = file.read(12)
                 file.truncate(log.stat().st_size - 12 - int.from_bytes(header[8:], "big"))
         return copy
 
-    monkeypatch.setattr(run, "fresh_copy", spoil)
+    monkeypatch.setattr(run, "fresh_copy", remove_last_batch)
     assert run.main([*SMALL, f"--dir={tmp_path}", "--seed=5"]) == 1
     assert "DIFFERS FROM KAFKA'S" in capsys.readouterr().out
 
@@ -66,7 +66,7 @@ def test_shapes_have_rows_with_limits_and_the_results_of_kafka(tmp_path, capsys)
     for row in rows:
         assert set(row["phase_limits_s"]) == {"map", "write", "prove"} <= set(row["phases_s"])
         assert 0 < row["limit_s"] and 0 < row["cpu_s"] and row["differences"] == []
-    assert rows[0]["phases_s"]["check"] > 0  # the time for checking the clean section
+    assert rows[0]["phases_s"]["check"] > 0  # seconds for checking the clean section
     assert list(tmp_path.iterdir()) == [report]
 
 
@@ -88,7 +88,7 @@ def test_a_small_index_rebuild_has_figures_and_the_files_of_kafka(tmp_path, caps
     assert list(tmp_path.iterdir()) == [report]
 
 
-def test_ratios_are_speed_ups():
+def test_ratios_are_quotients_of_seconds():
     base, ours = Figure("theirs", [4.0, 6.0, 5.0]), Figure("ours", [1.0, 0.5, 2.0])
     assert ours.ratio(base) == 5.0
     assert ours.best_ratio(base) == 8.0

@@ -1,4 +1,4 @@
-"""How the benchmark of fan-out computes its figures."""
+"""The figures that the benchmark of fan-out computes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def figures(seconds: float) -> dict[str, Any]:
 
 
 def test_at_the_break_even_both_strategies_take_the_same_time() -> None:
-    """Of 20 s on one core and 12 s on two, 16 s are parallel; on four cores, the other 4 s and 4 s of these make 8 s.
-    """
+    """With 20 s on one core and 12 s on two, 16 s are parallel, so that four cores take 4 s + 16 s / 4 = 8 s."""
     text = report(figures(20.0), figures(12.0), 1 << 20)
     assert "break-even: 4.0 cores" in text
     assert "all             20.00s    12.00s    0.60" in text

@@ -1,4 +1,4 @@
-"""The curves on tiny logs, the page that is made from them, and the committed tables."""
+"""The curves of tiny logs, the page with curves, and the committed tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURED = Path(__file__).with_name("growth.json")
 @pytest.mark.usefixtures("kafka")
 @pytest.mark.soak("test_bench.py: the runs and their figures")
 def test_every_curve_has_points_and_adds_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth.os, "cpu_count", lambda: 1)  # each number of cores needs a separate session
+    monkeypatch.setattr(growth.os, "cpu_count", lambda: 1)  # each number of cores needs a session
     figures = tmp_path / "growth.json"
     figures.write_text('{"curves": {"cores": "as it was"}}')
     flags = ["--quick", "--runs=1", "--seed=5", f"--json={figures}", f"--dir={tmp_path}"]
@@ -76,7 +76,7 @@ def _found() -> dict[str, Any]:
 
 
 class _Page(HTMLParser):
-    """Collects the resources of a page, its ids, the open tags, and its text by tag."""
+    """Collects the resources, ids and open tags of a page, and its text by tag."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,14 +114,14 @@ def test_the_page_needs_no_other_file_and_contains_every_number() -> None:
     seen = _Page()
     seen.feed(text)
     assert seen.open == []
-    assert all(link.startswith("#") for link in seen.asked), "nothing may be fetched"
+    assert all(link.startswith("#") for link in seen.asked), "the page must not load other files"
     assert not re.search(r"url\((?!#)|@import|<script", text)
     assert len(seen.ids) == len(set(seen.ids))
     assert {link[1:] for link in seen.asked} | set(re.findall(r"url\(#([\w-]+)\)", text)) <= set(seen.ids)
     assert json.loads(seen.raw) == found
     drawings = "".join(re.findall(r"<svg.*?</svg>", text))
     assert drawings.count("<svg") == len(found["curves"]) + 1
-    assert not re.findall(r"#\w{3,6}\b", drawings), "drawings may only use colours of the page"
+    assert not re.findall(r"#\w{3,6}\b", drawings), "drawings must use only colours of the page"
     for curve in found["curves"].values():
         assert curve["date"] in text
         for point in curve["points"]:

@@ -1,7 +1,6 @@
-"""A warm keytail worker: a process that runs through all turns and cleans one partition for each request.
-
-It replaces a Spark worker, without Spark: it runs the same `clean_partition` and `install`, and writes the checkpoint.
-It uses one line of JSON in each direction; `Worker` is the client.
+"""A warm worker: a process that cleans one partition for each request, instead of a worker of Spark. It runs the same
+`clean_partition` and `install`, and writes the checkpoint. Requests and answers are lines of JSON; `Worker` is the
+client.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _CORES = os.sched_getaffinity(0)
 
 
 class Worker:
-    """Starts the process when it is first used; `ask` returns the answer to one request."""
+    """Starts the process at its first use; `ask` returns the answer to one request."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -72,8 +71,8 @@ class Worker:
 class MemoryFiles(FileSystem):
     """A file system with the log in memory: reads copy from there, and writes are discarded.
 
-    `copying_s` is the duration of the copies. They are made in pieces that fit into the cache, like reads from the page
-    cache; one large copy would bypass the cache, and the kernels after it would wait for memory.
+    `copying_s` is the duration of the copies. Their pieces fit into the CPU cache, like those of reads from the page
+    cache; one large copy would bypass it, and kernels would then wait for memory.
     """
 
     def __init__(self, partition: Path) -> None:
@@ -109,7 +108,7 @@ class MemoryFiles(FileSystem):
 
 
 class TimedFreeing(Freeing):
-    """Adds the time for which a replacement waits at its end, until everything is freed, to that of removals."""
+    """Adds the time for which a replacement waits until all space is freed to that of removals."""
 
     def __init__(self, files: TimedFiles, threads: int) -> None:
         super().__init__(files, threads)
@@ -122,7 +121,7 @@ class TimedFreeing(Freeing):
 
 
 class TimedFiles(FileSystem):
-    """The real files, with the seconds spent in each kind of operation."""
+    """The real file system, with the seconds of each kind of operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +153,7 @@ class TimedFiles(FileSystem):
 def task_of(
     log_dir: str, *, map_memory_bytes: int, segment_bytes: int, first_dirty_offset: int = 0, threads: int = 1
 ) -> CleaningTask:
-    """Return the task for the only partition of a log dir, dirty from an offset on, up to its active segment."""
+    """Return the task for the only partition of a log dir, from the first dirty offset to the active segment."""
     [facts] = survey_log_dirs(LOCAL, [log_dir])
     [entry] = facts.partitions
     partition = survey_partition(LOCAL, facts, entry)
@@ -173,8 +172,8 @@ def task_of(
 
 
 def whole_task(log_dir: str, cores: int = 0, **settings: int) -> dict[str, Any]:
-    """Read, verify, write, fsync, prove, replace, and write the checkpoint; the driver's survey before that is not
-    measured. The process uses that many cores, or all if the number is 0.
+    """Measure all work after the survey: read, verify, write, fsync, prove, replace, and write the checkpoint. The
+    process uses that many cores, or all if the number is 0.
     """
     os.sched_setaffinity(0, sorted(_CORES)[: cores or None])
     task = task_of(log_dir, **settings)
@@ -202,18 +201,17 @@ def whole_task(log_dir: str, cores: int = 0, **settings: int) -> dict[str, Any]:
 
 
 def kernels_alone(log_dir: str, **settings: int) -> dict[str, Any]:
-    """Map and rewrite a log in memory: checksum, hash, map, decide, build, index; nothing is written."""
+    """Measure map and write phase of a log in memory: checksum, hash, map, decide, build, index. Nothing is written."""
     task = task_of(log_dir, **settings)
     files = MemoryFiles(Path(task.partition_path))
-    # Nothing on disk is to be proven. (This is a plain function, because a Mock would keep `files` and everything in
-    # it.)
+    # No output is on disk, so none is proven. (A Mock instead of the lambda would keep `files` in memory.)
     with mock.patch.object(cleaner, "_prove", lambda *args: None):
         phases = clean_partition(files, task).phases_s
     return {"seconds": phases["map"] + phases["write"] - files.copying_s}
 
 
 def rebuild_indexes(log_dir: str) -> dict[str, Any]:
-    """Rebuild all index files of the only partition of a log dir; the driver's survey before that is not measured."""
+    """Measure the rebuild of all index files of the only partition of a log dir, after the survey."""
     plans = plans_of(log_dir, execute=True)
     started = time.perf_counter()
     [outcome] = Rebuild(plans).run()
@@ -225,7 +223,7 @@ def rebuild_indexes(log_dir: str) -> dict[str, Any]:
 
 def main() -> None:
     commands = {"task": whole_task, "kernels": kernels_alone, "limits": limits, "rebuild": rebuild_indexes}
-    keep_freed_memory()  # the process of a task does this too
+    keep_freed_memory()  # as a task's process does
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(commands[request.pop("command")](**request)), flush=True)

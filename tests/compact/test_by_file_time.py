@@ -254,7 +254,7 @@ def test_the_proof_rejects_a_cleaner_that_writes_or_keeps_a_horizon(
             clean_partition(LOCAL, task_for(str(path), log, facts, NOW, first_dirty=0, by_file_time=True))
 
 
-def test_the_proof_rejects_a_rebuilt_batch_that_lost_nothing(
+def test_the_proof_rejects_a_rebuilt_batch_that_lost_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decide = Rewriter._decide_rows

@@ -210,7 +210,7 @@ def test_a_keyless_record_after_the_mapped_range_is_accepted(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "length -1", "length 0", "length max"])
-def test_damage_is_corrupt_with_file_and_position_and_leaves_no_scratch(tmp_path, damage):
+def test_damage_is_reported_with_file_and_position_and_no_scratch_files_remain(tmp_path, damage):
     good = one(0)
     bad = bytearray(one(1))
     if damage == "flip":
@@ -357,7 +357,7 @@ def test_a_source_larger_than_the_limit_continues_in_the_next_output(tmp_path):
     assert logs == [b"".join(batches[n : n + 3]) for n in (0, 3, 6, 9)]
 
 
-def test_by_kafkas_grouping_an_output_exceeds_segment_bytes_but_not_what_a_broker_opens(tmp_path, monkeypatch):
+def test_with_kafkas_grouping_outputs_may_exceed_segment_bytes_but_not_2_gib(tmp_path, monkeypatch):
     batches = [one(n, key=b"%02d" % n, value=None) for n in range(12)]  # tombstones, which get a delete horizon
     size = len(batches[0])
     config = {"segment_bytes": 12 * size}

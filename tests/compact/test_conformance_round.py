@@ -85,7 +85,7 @@ def test_gaps_between_segments_do_not_stop_the_next_round(tmp_path: Path, starts
     assert log.offsets() == [starts[-1]]
 
 
-def test_small_maps_make_progress_every_round(tmp_path: Path) -> None:
+def test_every_round_with_a_small_map_cleans_some_records(tmp_path: Path) -> None:
     """8, 13: a full map ends the round inside a segment; later records are retained, and cleaned by later rounds."""
     keys = [b"k%d" % (n % 6) for n in range(24)]
     segments = {k: b"".join(one(n, keys[n]) for n in range(k, k + 12)) for k in (0, 12)}
@@ -100,7 +100,7 @@ def test_small_maps_make_progress_every_round(tmp_path: Path) -> None:
     assert log.offsets() == list(range(18, 24))
 
 
-def test_a_tombstone_removes_its_key_from_the_clean_section_too(tmp_path: Path) -> None:
+def test_a_tombstone_also_removes_its_key_from_the_clean_section(tmp_path: Path) -> None:
     """15: no value of a deleted key remains in a cleanable segment, dirty or clean."""
     log = Log(tmp_path, {0: one(0, b"a") + one(1, b"b"), 2: one(2, b"a") + one(3, b"a", None) + one(4, b"c")}, 5)
     log.round(first_dirty=2)
@@ -108,7 +108,7 @@ def test_a_tombstone_removes_its_key_from_the_clean_section_too(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("timestamp", [0, NOW - 1000 * DAY_MS, NOW + DAY_MS])
-def test_a_tombstone_is_retained_until_its_horizon_whatever_its_timestamp(tmp_path: Path, timestamp: int) -> None:
+def test_a_tombstone_of_any_timestamp_is_retained_until_its_horizon(tmp_path: Path, timestamp: int) -> None:
     """16, 22: the horizon, now + delete.retention.ms, is set once, as the base timestamp. The tombstone is removed only
     after the horizon has passed.
     """

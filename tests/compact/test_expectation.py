@@ -56,7 +56,7 @@ def test_scratch_counts_only_segments_below_the_end() -> None:
     assert 1 << 30 < expected(1 << 30, 10**6).scratch_bytes < 1.01 * (1 << 30) + (2 << 20)
 
 
-def test_more_bytes_take_longer_and_clean_bytes_less_than_dirty_ones() -> None:
+def test_more_bytes_take_longer_and_dirty_bytes_longer_than_clean_ones() -> None:
     assert expected(1 << 30, 10).seconds > expected(1 << 29, 10).seconds > 1
     assert expected(1 << 30, 10, clean_bytes=1 << 29).seconds < expected(1 << 30, 10).seconds
 

@@ -216,7 +216,7 @@ def test_the_last_message_of_the_range_is_removed_if_it_is_emptied(tmp_path: Pat
     assert [b.base_offset for b in decode_any_log((path / f"{0:020d}.log").read_bytes())] == [0]
 
 
-def test_an_unknown_format_refuses_old_messages_only(tmp_path: Path) -> None:
+def test_with_an_unknown_format_only_old_messages_are_refused(tmp_path: Path) -> None:
     new = encode_batch([Rec(0, NOW, b"a", b"1"), Rec(1, NOW, b"a", b"2")])
     old = encode_single(Rec(2, NOW, b"a", b"3"), magic=0)
     log = RandomLog([Segment(0, new), Segment(2, b"")], [], 2, {})

@@ -339,7 +339,7 @@ def test_a_hidden_key_is_printed_nowhere() -> None:
 
 
 @pytest.mark.parametrize("key", [b"customer-42", b"", b"\x00\xff\n", b"x" * 5000])
-def test_a_hash_is_what_a_shell_command_prints_for_the_key(key: bytes) -> None:
+def test_the_hash_of_a_key_is_that_of_a_shell_command(key: bytes) -> None:
     done = subprocess.run("sha256sum | cut -c-16", shell=True, input=key, stdout=subprocess.PIPE, check=True)
     assert digest_of(key) == done.stdout.decode().strip() == hashlib.sha256(key).hexdigest()[:16]
 

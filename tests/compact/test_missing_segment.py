@@ -1,5 +1,5 @@
-"""A partition is refused if a `.log` is missing of which other files exist, and is `corrupt` if the log end is missing.
-The plan reports both.
+"""A partition is refused if the `.log` of a segment is missing but other files exist, and is `corrupt` if the log end
+is missing. The plan reports both.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def test_unclean_shutdown_bounds_cleaning_by_the_recovery_point():
     assert "the recovery point after an unclean shutdown is 5" in never.blocker
 
 
-def test_a_checkpoint_past_the_recovery_point_leaves_nothing_to_clean():
+def test_with_a_checkpoint_above_the_recovery_point_nothing_is_cleaned():
     """A round also rewrites the clean section, so none may run if the dirty section starts above the bound."""
     facts = partition(clean_shutdown=False, recovery_point=5, cleaner_checkpoint=20)
     assert not select(facts, COMPACT, NOW, force=True).eligible
@@ -493,7 +493,7 @@ def test_span_of_a_group_uses_the_next_base_and_for_the_last_the_uncleanable_off
     assert grouped(pair, end=11, uncleanable=INT_MAX + 2) == ((0, 1), (1, 2))
 
 
-def test_empty_segments_join_a_group_whatever_its_span():
+def test_empty_segments_join_a_group_of_any_span():
     """CONFORMANCE.md 38 and 39."""
     far = [segment(0), segment(INT_MAX * 2, 0), segment(INT_MAX * 4, 0), segment(INT_MAX * 6)]
     assert grouped(far, end=INT_MAX * 5, uncleanable=INT_MAX * 6) == ((0, 3),)

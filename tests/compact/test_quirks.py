@@ -260,7 +260,7 @@ def test_checkpoint_entries_of_partitions_no_longer_on_disk_are_removed(tmp_path
 @pytest.mark.parametrize(
     ("log_start", "kept"), [(3, [0, 1, 2, 4, 5, 6]), (5, [0, 1, 2, 3, 4, 5, 6]), (6, None), (7, None)]
 )
-def test_log_starts_inside_and_beyond_segments(log_start: int, kept: list[int] | None, tmp_path: Path) -> None:
+def test_log_starts_inside_and_above_segments(log_start: int, kept: list[int] | None, tmp_path: Path) -> None:
     """Records below the log start offset supersede no record, and are themselves removed if superseded."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     (home / names.LOG_START_CHECKPOINT).write_text(f"0\n1\nt 0 {log_start}\n")
@@ -306,7 +306,7 @@ def test_with_time_retention_a_segment_contains_records_of_one_age_only(
     assert offsets(home / "t-0") == [0, 2, 4, 6]
 
 
-def test_empty_segments_do_not_accumulate_whatever_their_age(tmp_path: Path) -> None:
+def test_empty_segments_of_any_age_do_not_accumulate(tmp_path: Path) -> None:
     """CONFORMANCE.md 39 and decision 15: a segment without bytes counts as the latest, so that retention would stop
     there.
     """

@@ -117,7 +117,7 @@ def test_gaps_between_segments_do_not_stop_the_next_round():
     assert build_map(segments, 0, 90, 1) == ({b"a": 0}, 49)
 
 
-def test_a_start_inside_a_batch_maps_only_what_follows():
+def test_a_start_inside_a_batch_maps_only_later_records():
     source = seg(0, batch(rec(0, "a"), rec(1, "b"), rec(2, "a")))
     assert build_map([source], 1, 100, 10) == ({b"b": 1, b"a": 2}, 99)
 
@@ -137,7 +137,7 @@ def test_a_superseded_record_is_removed_and_an_unaffected_batch_is_copied():
     assert (done.messages_read, done.messages_written) == (6, 5)
 
 
-def test_the_clean_section_is_checked_too_and_the_later_record_of_a_batch_wins():
+def test_the_clean_section_is_cleaned_and_the_last_record_of_a_batch_is_retained():
     """CONFORMANCE.md 12 and 20."""
     clean_part = seg(0, batch(rec(0, "a"), rec(1, "b")))
     dirty = seg(10, batch(rec(10, "a"), rec(11, "a"), rec(12, "c")))
@@ -224,7 +224,7 @@ def test_with_log_append_time_rewritten_timestamp_deltas_are_0():
     assert decode_log(expected)[0].base_timestamp == 777
 
 
-def test_a_partial_round_retains_records_beyond_its_end():
+def test_a_partial_round_retains_records_above_its_end():
     """CONFORMANCE.md 13: they are unchanged, except for a delete horizon if one is a tombstone."""
     beyond = batch(rec(2, "a"), rec(3, "a"), rec(4, None, b"keyless"))
     with_null = batch(rec(5, "a", None))
@@ -290,7 +290,7 @@ def test_an_overflowing_horizon_sets_no_flag():
 # --- empty batches ---
 
 
-def test_the_last_batch_of_the_round_is_kept_empty_until_it_is_no_longer_last():
+def test_the_last_batch_of_the_round_is_retained_empty_until_it_is_no_longer_last():
     """CONFORMANCE.md 25."""
     expired = seg(0, batch(rec(0, "a")), batch(rec(1, None), rec(2, "b", None), delete_horizon_ms=NOW))
     emptied = decode_log(only(run(expired, first_uncleanable=3)).log)[-1]
@@ -308,7 +308,7 @@ def test_with_a_full_map_no_batch_counts_as_the_last_of_the_round():
     assert [b.base_offset for b in decode_log(only(done).log)] == [1]
 
 
-def test_the_last_batch_of_an_active_producer_is_kept_empty_and_others_are_not():
+def test_only_the_last_batch_of_an_active_producer_is_retained_empty():
     """CONFORMANCE.md 23."""
     ids = {"producer_id": 9, "producer_epoch": 0}
     source = seg(
@@ -459,7 +459,7 @@ def test_aborted_records_are_removed_and_their_marker_one_round_later():
     assert [b.base_offset for b in decode_log(late.log)] == [2]
 
 
-def test_a_commit_marker_is_retained_while_data_of_its_transaction_is_left():
+def test_a_commit_marker_is_retained_with_data_of_its_transaction():
     """CONFORMANCE.md 19 and 29: a record with the key of a marker does not change this."""
     source = seg(
         0,
@@ -486,7 +486,7 @@ def test_transactions_across_segments_of_a_group_are_tracked():
         assert done.segments[-1].txn_index == entry.encode()
 
 
-def test_the_aborted_last_batch_of_a_producer_is_kept_empty():
+def test_the_aborted_last_batch_of_a_producer_is_retained_empty():
     """CONFORMANCE.md 24."""
     source = seg(
         0,
@@ -499,7 +499,7 @@ def test_the_aborted_last_batch_of_a_producer_is_kept_empty():
     assert log[0].transactional
 
 
-def test_an_empty_control_batch_is_kept_for_its_producer_only():
+def test_an_empty_control_batch_is_retained_only_for_its_producer():
     """CONFORMANCE.md 27: a producer without data is known by its epoch."""
     empty = batch(base_offset=0, last_offset=0, transactional=True, control=True, producer_id=7, producer_epoch=0)
     source = seg(0, empty, batch(rec(1, "a")))

@@ -49,7 +49,7 @@ def test_the_span_shrinks_to_the_retained_records() -> None:
     assert (first.base_offset, first.last_offset, first.base_timestamp, first.max_timestamp) == (4, 4, 5004, 5004)
 
 
-def test_timestamps_and_their_type_are_kept() -> None:
+def test_timestamps_and_their_type_are_retained() -> None:
     old = encode_wrapper([rec(0, b"a"), rec(1, b"b")], GZIP, magic=0)
     append_time = encode_wrapper([rec(2, b"c"), rec(3, b"d")], GZIP, append_time=7777)
     first, second = batches(run(Segment(0, old + append_time)))

@@ -80,7 +80,7 @@ def test_tombstones_are_retained_until_all_replicas_have_been_cleaned(run: Run, 
     assert [snapshot(path) for path in (c,)] == untouched[1:]
 
 
-def test_a_replica_that_does_not_host_the_partition_delays_nothing_and_is_reported(
+def test_a_replica_without_the_partition_delays_no_removal_and_is_reported(
     run: Run, brokers: list[Path]
 ) -> None:
     a, b, _ = brokers

@@ -214,7 +214,7 @@ def remove_snapshot(log_dir: Path) -> None:
     (log_dir / NAME / f"{END:020d}.snapshot").unlink()
 
 
-def untrim(log_dir: Path) -> None:
+def untrim_index(log_dir: Path) -> None:
     with (log_dir / NAME / f"{400:020d}.timeindex").open("ab") as file:
         file.write(bytes(120))
 
@@ -225,7 +225,7 @@ def untrim(log_dir: Path) -> None:
         (lower_high_watermark, "not rolled: the high watermark is 499, and the log end offset is 500"),
         (stop_uncleanly, "not rolled: the broker was not stopped cleanly"),
         (remove_snapshot, f"not rolled: the producer snapshot at the log end offset, {END:020d}.snapshot, is missing"),
-        (untrim, "not rolled: its indexes are not as a broker leaves them: 00000000000000000400.timeindex ends "),
+        (untrim_index, "not rolled: its indexes are not as a broker leaves them: 00000000000000000400.timeindex ends "),
     ],
 )
 def test_if_the_segment_is_not_rolled_the_others_are_compacted_and_the_row_reports_why(
@@ -387,7 +387,7 @@ def test_beside_a_running_broker_a_plan_expects_a_clean_stop(run: Run, log_dir: 
     stop_uncleanly(log_dir)
     lower_high_watermark(log_dir)
     remove_snapshot(log_dir)
-    untrim(log_dir)  # a running broker has not trimmed its indexes
+    untrim_index(log_dir)  # a running broker has not trimmed its indexes
     flags = ("plan", "--log-dirs", log_dir, *FLAGS, "--output", "json")
     with lock_held(log_dir):
         done = run(*flags, "--roll-active")

@@ -47,7 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(totals, "expected_seconds", lambda commands: 17.0 if commands == ["compact", "verify"] else 0.0)
 
 
-def test_totals_are_sums_by_file_system_and_one_downtime_with_its_parts(machine: None) -> None:
+def test_totals_have_sums_by_file_system_and_the_parts_of_the_downtime(machine: None) -> None:
     no_room = refusal("no room", slug="not-enough-space")
     rows = [row(0, "/a"), row(1, "/b"), row(2, "/c"), row(3, "/c", "refused", error=no_room), row(4, "/a", "clean")]
     found = totals_of(rows, Request(Choice()), Disks())

@@ -133,7 +133,7 @@ def test_after_a_fault_the_log_is_correct_or_accepts_no_batches(fast_dir: Path) 
 
 @pytest.mark.interop
 def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Also without any data, although no checkpoint has the log start offset."""
+    """The log begins there even without data, although no checkpoint has its log start offset."""
     opened: list[int] = []  # the number of operations until the log was open
 
     def action(fs: RecordingFileSystem, root: Path) -> None:

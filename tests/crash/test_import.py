@@ -29,7 +29,7 @@ from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.indexing import index_files
 from tests.reference.loader import load_alike
 
-SHARE = 0.03  # without KEYTAIL_FAULTS=all
+SHARE = 0.03  # unless KEYTAIL_FAULTS=all
 SCRATCH = (".clean", ".tmp", ".cleaned")
 RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 

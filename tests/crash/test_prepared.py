@@ -63,7 +63,7 @@ def without_inodes() -> Iterator[None]:
 
 
 class InTwoSteps(LogDir):
-    """A log dir of which a run prepares and commits a compaction; a run after a stop does both again."""
+    """A log dir that a run compacts in two steps, preparation and commit; a run after a stop does both again."""
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
         reported = [*self.prepare(fs, root, "p" + run_id), *self.commit(fs, root, run_id)]
@@ -161,7 +161,7 @@ def in_two_steps(name: str) -> InTwoSteps:
 
 
 @pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
-def test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name: str, fast_dir: Path) -> None:  # noqa: F811
+def test_every_stop_of_a_preparation_and_its_commit_loses_no_record(name: str, fast_dir: Path) -> None:  # noqa: F811
     log_dir = in_two_steps(name)
     origin = fast_dir / "origin"
     log_dir.make(origin)
@@ -203,7 +203,7 @@ def check_state(log_dir: InTwoSteps, run: Expected, state: State) -> int:
 
 
 @pytest.mark.parametrize("name", few_in_check([IN_CHECK, *DRAWN], drawn=DRAWN))
-def test_every_fault_of_a_preparation_and_its_commit_loses_nothing(name: str, fast_dir: Path) -> None:  # noqa: F811
+def test_every_fault_of_a_preparation_and_its_commit_loses_no_record(name: str, fast_dir: Path) -> None:  # noqa: F811
     log_dir = in_two_steps(name)
     origin = fast_dir / "origin"
     log_dir.make(origin)

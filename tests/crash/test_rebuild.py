@@ -89,7 +89,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_every_stop_of_a_rebuild_loses_nothing(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_every_stop_of_a_rebuild_leaves_valid_files(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     LOG_DIR.make(fast_dir / "right")
     right = files_of(fast_dir / "right")
     damaged = fast_dir / "spoiled"
@@ -134,7 +134,7 @@ def test_every_stop_of_a_rebuild_loses_nothing(fast_dir: Path, capsys: pytest.Ca
 
 
 @pytest.mark.interop
-def test_kafka_starts_on_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+def test_kafka_starts_after_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
     """If a broker can rebuild the missing files itself, it finds the same logs after every stop as without keytail."""
     damaged = fast_dir / "spoiled"
     LOG_DIR.make(damaged)

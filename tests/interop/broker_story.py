@@ -21,7 +21,7 @@ from tests.interop.kafka import KafkaUnavailable
 KEYTAIL = Path(sys.executable).with_name("keytail")
 HARMLESS = (
     "The config `log.cleaner.enable` is deprecated",
-    "Error processing append operation on partition",  # the gap in sequences that test_broker.py provokes
+    "Error processing append operation on partition",  # logged for the gap in sequences that test_broker.py sends
 )
 # Loggers of the quorum and the network: they do not report on logs, and warn if a machine is slow or a node stops.
 NOT_ABOUT_LOGS = re.compile(
@@ -54,7 +54,7 @@ def start_client() -> BrokerClient:
 
 
 def keytail(name: str, *arguments: str | Path, ends_with: Collection[int] = (0, 3)) -> list[dict[str, Any]]:
-    """Run the command as a user does, and return its rows. It must end with one of these exit statuses."""
+    """Run the command as a user does, check that its exit status is in `ends_with`, and return its rows."""
     command = [str(KEYTAIL), name, *map(str, arguments), "--output", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in ends_with, f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"

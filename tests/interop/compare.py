@@ -22,7 +22,7 @@ def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[s
     found = []
     if theirs != own:
         only_kafka, only_ours = sorted(set(theirs) - set(own)), sorted(set(own) - set(theirs))
-        found.append(f"names: only Kafka's {only_kafka}, only ours {only_ours}")
+        found.append(f"files: only Kafka's {only_kafka}, only keytail's {only_ours}")
     both = [name for name in theirs if name in own]
     logs = [name for name in both if name.endswith(".log")]
     for name in logs:
@@ -36,7 +36,7 @@ def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[s
         if name.endswith(TIMED) and not (name.startswith(active) and not name.endswith(".log")):
             times = (kafka / name).stat().st_mtime_ns, (ours / name).stat().st_mtime_ns
             if times[0] != times[1]:
-                found.append(f"{name}: mtime of Kafka's {times[0]} ns, of ours {times[1]} ns")
+                found.append(f"{name}: mtime of Kafka's {times[0]} ns, of keytail's {times[1]} ns")
     return found
 
 
@@ -60,7 +60,7 @@ def _batch_differences(
     for ordinal, (their, my) in enumerate(zip(theirs, own, strict=False)):
         where = f"{stem}.log, batch {ordinal} at offset {their.base_offset}"
         if replace(their, position=0, size=0, crc=0) != replace(my, position=0, size=0, crc=0):
-            found.append(f"{where}: Kafka's {their} with {their.records}, ours {my} with {my.records}")
+            found.append(f"{where}: Kafka's {their} with {their.records}, keytail's {my} with {my.records}")
         elif their.codec == 0 and _raw(log[0], their) != _raw(log[1], my):
             found.append(f"{where}: not compressed, and the bytes differ")
     if len(theirs) != len(own):

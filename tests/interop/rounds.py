@@ -77,7 +77,7 @@ class Side(Protocol):
 
 Mode = Literal["each", "drift", "measured", "damaged"]
 Draw = Callable[[Opened, int | None], Circumstances]
-# Runs once more. If there is still something to do, it is done on a separate copy, and the result is True.
+# Runs again. Returns True if there was still something to clean, which is then done on a separate copy.
 Again = Callable[[Path, Circumstances], bool]
 
 @dataclass
@@ -94,7 +94,7 @@ class Round:
 
 
 class Difference(AssertionError):
-    """The results of Kafka and keytail differ in what the mode promises to be equal."""
+    """The results of Kafka and keytail differ, although the mode requires them to be equal."""
 
 
 class Case:
@@ -116,8 +116,8 @@ class Case:
         self.rounds: list[Round] = []
 
     def play(self, ours: Side, round_: Round, draw: Draw | None = None) -> bool:
-        """Run one round on both sides, and compare. Return False if Kafka's cleaner raised an exception: the log then
-        ends here.
+        """Run one round on both sides, and compare the results. Return False if Kafka's cleaner raised an exception, so
+        that no further round is possible.
         """
         self.rounds.append(round_)
         drifts = self.mode in ("drift", "measured")
@@ -206,7 +206,7 @@ class Case:
             raise Difference(f"the selection differs from that of Kafka: {other}")
         end_offset = theirs.end_offset if theirs.cleaned else None
         if outcome.end_offset != end_offset and not self._map_may_end_elsewhere(theirs, outcome, now):
-            raise Difference(f"the end offset differs: Kafka's {end_offset}, ours {outcome.end_offset}")
+            raise Difference(f"the end offset differs: Kafka's {end_offset}, keytail's {outcome.end_offset}")
 
     def _map_may_end_elsewhere(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> bool:
         """Return whether a full map may have ended the two rounds at different offsets.
@@ -279,7 +279,7 @@ class Case:
         """Check that Kafka opens keytail's result without repairs, and reads the same as from its own result."""
         theirs, own = self.loaded(self.kafka, now), self.loaded(self.ours, now)
         if own.repaired or own.fetch_mismatches:
-            raise Difference(f"our result was repaired: {own.repaired}, or misread: {own.fetch_mismatches}")
+            raise Difference(f"Kafka repaired keytail's result: {own.repaired}, or misread it: {own.fetch_mismatches}")
         names = ["log_start_offset", "log_end_offset", "last_stable_offset"]
         if self.mode == "damaged":
             self._check_committed(theirs, own, now)
@@ -287,9 +287,9 @@ class Case:
             names += ["committed", "records", "producers", "aborted"] + (["files"] if self.mode != "measured" else [])
         for name in names:
             if getattr(own, name) != getattr(theirs, name):
-                raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(own, name)}")
+                raise Difference(f"{name} differ: Kafka's {getattr(theirs, name)}, keytail's {getattr(own, name)}")
         if self.mode != "damaged" and _headers(own) != _headers(theirs):
-            raise Difference(f"batches: Kafka's {_headers(theirs)}, ours {_headers(own)}")
+            raise Difference(f"batches differ: Kafka's {_headers(theirs)}, keytail's {_headers(own)}")
         self._count_batches(theirs)
 
     def _count_batches(self, theirs: Loaded) -> None:
@@ -332,7 +332,7 @@ class Case:
         }
         inside = now.checkpoint is not None and not self._is_base(now.checkpoint)
         if not inside or not different <= superseded:
-            raise Difference(f"committed served: Kafka's {theirs.committed}, ours {own.committed}")
+            raise Difference(f"committed records differ: Kafka's {theirs.committed}, keytail's {own.committed}")
         self.seen["rounds that kept other superseded records"] += 1
 
     def loaded(self, log_dir: Path, now: Circumstances) -> Loaded:
@@ -440,7 +440,7 @@ def newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
 
 
 def doubled_offsets(partition: Path, end_offset: int) -> set[int]:
-    """Return the offsets below `end_offset` of records whose key has both a value and a tombstone there."""
+    """Return the offsets below `end_offset` of records of keys with both a value and a tombstone there."""
     offsets: dict[bytes, set[int]] = {}
     values: dict[bytes, set[bool]] = {}
     for path in sorted(partition.glob("*.log")):

@@ -438,7 +438,7 @@ class Replay:
 
 
 @pytest.mark.interop
-def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: Path) -> None:
+def test_random_logs_have_the_bytes_of_kafka_after_every_step(kafka: Kafka, fast_dir: Path) -> None:
     only = os.environ.get("KEYTAIL_APPEND_LOG")
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_APPEND_LOGS={LOGS}", flush=True)
     seen: Counter[str] = Counter()

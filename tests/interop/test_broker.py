@@ -278,8 +278,7 @@ def test_the_latest_record_of_every_key_is_retained(story: Story, topic: str) ->
 
 def test_tombstones_past_their_horizon_are_removed(story: Story, tmp_path: Path) -> None:
     (topic,) = TOMBSTONES_MAY_BE_REMOVED
-    # Tombstones that the broker's cleaner has already cleaned have a horizon in the past; later ones get theirs only
-    # now.
+    # Below the checkpoint of the broker's cleaner, tombstones have a horizon in the past; later ones get theirs now.
     cleaned_to = _cleaner_checkpoint(golden.unpack(tmp_path), topic)
     old = [r for r in story.of("before", topic) if r.value is None and r.offset < cleaned_to]
     assert old

@@ -52,7 +52,7 @@ def test_a_broker_starts_on_rebuilt_indexes_without_recovery_and_serves_by_offse
                     lost += path.suffix != ".txnindex"
         rows = keytail("rebuild-index", "--log-dirs", log_dir, "--config", golden.PROPERTIES, "--execute")
         assert {row["status"] for row in rows} == {"rebuilt"}
-        assert sum(row["files_wrong"] for row in rows) > lost, "transaction indexes must be counted too"
+        assert sum(row["files_wrong"] for row in rows) > lost, "transaction indexes must also be counted"
         with broker:
             client.connect(broker)
             after = answers(client)

@@ -113,7 +113,7 @@ def test_sequences_that_restart_at_0_allow_old_batches_and_markers_to_be_removed
     assert producer[:5] == (7, 0, 0, 4, 4)  # id, epoch, last sequence, first and last data offset
 
 
-def test_aborted_records_of_any_key_are_removed_even_beyond_the_map(kafka: Kafka, fast_dir: Path) -> None:
+def test_aborted_records_of_any_key_are_removed_even_above_the_mapped_range(kafka: Kafka, fast_dir: Path) -> None:
     """28: also keys that were not written again, records without a key, and data above the end of a full map."""
     steps = [one(0, b"x"), data(1, b"only here"), one(2, b"y"), data(3, b"nor there", sequence=1), data(4, None, 8)]
     ends = [marker(5, "ABORT", 8), marker(6, "ABORT"), one(7, b"x")]
@@ -170,7 +170,7 @@ def test_transactions_across_segments_lose_only_aborted_data(kafka: Kafka, fast_
     assert pair.offsets() == [1, 3, 4, 5, 6, 7] and aborted_in_files(pair) == {}
 
 
-def test_every_pass_with_a_tiny_map_leaves_the_correct_aborted_transactions(kafka: Kafka, fast_dir: Path) -> None:
+def test_with_a_tiny_map_transaction_indexes_are_correct_after_every_pass(kafka: Kafka, fast_dir: Path) -> None:
     """32: each pass rewrites more segments; an entry is removed one pass after its data, and is in the segment of its
     marker.
     """

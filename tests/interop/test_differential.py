@@ -101,7 +101,8 @@ def test_results_remain_equal_if_each_side_continues_from_its_own(
 def test_with_measured_grouping_the_same_records_are_served(
     kafka: Kafka, fast_dir: Path, options: dict[str, Any], share: float
 ) -> None:
-    """Segments may differ; records, batches and checkpoints are equal. Rounds begin and end at segments of both sides.
+    """Segments may differ; records, batches and checkpoints are equal. Rounds begin and end at base offsets of segments
+    on both sides.
     """
     logs = max(1, round(LOGS * share))
     run_cases(

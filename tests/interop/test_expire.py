@@ -134,7 +134,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_the_same_segments_are_removed_and_the_rest_is_equal(
+def test_the_same_segments_are_removed_and_all_other_files_are_equal(
     kafka: Kafka, fast_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     counts: Counter[str] = Counter()

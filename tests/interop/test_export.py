@@ -101,7 +101,9 @@ def run(broker: Broker, to: Path, **flags: Any) -> list[ExportRow]:
     return export(Request(choice, str(to), Formats(), execute=True, **flags))
 
 
-def test_an_export_equals_what_a_consumer_reads(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_equals_the_latest_records_of_a_consumer(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
     rng, lake = random.Random(SEED), tmp_path / "lake"
     broker = Broker(tmp_path / "logs", tmp_path / "work", properties={"log.flush.interval.messages": "1"})

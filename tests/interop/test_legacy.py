@@ -88,7 +88,9 @@ def test_messages_built_by_kafka_are_read_as_kafka_reads_them(
 
 
 @pytest.mark.parametrize(("magic", "codec", "append_time"), SHAPES)
-def test_the_model_writes_what_kafka_reads(kafka: Kafka, magic: int, codec: str, append_time: int | None) -> None:
+def test_kafka_reads_the_messages_that_the_model_writes(
+    kafka: Kafka, magic: int, codec: str, append_time: int | None
+) -> None:
     rng = chance()
     for _ in range(12):
         records = random_records(rng, rng.randint(1, 12))

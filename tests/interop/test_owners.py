@@ -72,7 +72,7 @@ def open_dir(fast_dir: Path) -> Path:
 
 
 @pytest.mark.one_of("a broker starts after another command")
-def test_the_brokers_user_starts_on_what_root_compacted(open_dir: Path) -> None:
+def test_a_broker_of_another_user_starts_after_a_compaction_by_root(open_dir: Path) -> None:
     log_dir = golden.unpack(open_dir)
     give(log_dir, BROKER)
     given = ("--log-dirs", log_dir, "--config", log_dir.parent / "server.properties", *golden.topic_config_arguments())

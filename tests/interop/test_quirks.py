@@ -705,7 +705,7 @@ def test_18_34_keytail_and_brokers_take_the_same_lock__equal(kafka: Kafka, fast_
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 5, b"\0" * 300, b"garbage " * 20, one(2)[:-1]], ids=len)
-def test_18_35_garbage_after_an_inactive_segment_is_refused__departed_from(
+def test_18_35_invalid_bytes_after_an_inactive_segment_are_refused__departed_from(
     kafka: Kafka, fast_dir: Path, garbage: bytes
 ) -> None:
     """Decision 1: Kafka's cleaner fails in every round, and skips the partition until the broker restarts."""
@@ -763,7 +763,7 @@ def test_checkpoints_outside_the_log_are_reset(
     assert theirs.cleaned is (checkpoint != 7)
 
 
-def test_a_log_start_in_the_active_segment_leaves_nothing_to_clean(kafka: Kafka, fast_dir: Path) -> None:
+def test_with_the_log_start_in_the_active_segment_nothing_is_cleaned(kafka: Kafka, fast_dir: Path) -> None:
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, newer(2, b"a", b"a")], log_start_offset=3)
     assert not pair.round().cleaned
 

@@ -132,7 +132,7 @@ def listed(directory: Path, item: cleaner.Segment) -> SimpleNamespace:
 
 
 def max_timestamp(batch: bytes) -> int:
-    """Return the largest timestamp in the header of the batch at the beginning, whatever its magic."""
+    """Return the largest timestamp in the header of the first batch, of any magic."""
     if batch[16] == 0:
         return -1
     at = 35 if batch[16] == 2 else 18

@@ -123,7 +123,7 @@ def run_rounds(log: Again, seen: Counter[str]) -> None:
     log.round(clock_ms)
     check_only_horizons_of_markers(batches, log.batches, clock_ms + RETENTION_MS, seen)
     assert log.entries <= entries
-    seen["entries gone"] += len(entries) - len(log.entries)
+    seen["entries removed"] += len(entries) - len(log.entries)
     if log.stays_grouped and (log.batches, log.entries) == (batches, entries):
         assert log.files == files
         seen["second rounds that changed no byte"] += 1
@@ -142,12 +142,12 @@ def run_rounds(log: Again, seen: Counter[str]) -> None:
         log.repeat_until_unchanged(clock_ms)
         for batch, _ in log.batches.values():
             if batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= clock_ms:
-                assert not (batch.control and batch.records), f"a marker has outlived its horizon: {batch}"
+                assert not (batch.control and batch.records), f"a marker remains after its horizon: {batch}"
                 assert all(record.value is not None for record in batch.records), (
-                    f"a tombstone has outlived its horizon: {batch}"
+                    f"a tombstone remains after its horizon: {batch}"
                 )
-    seen["tombstones gone"] += tombstones(batches) - tombstones(log.batches)
-    seen["markers gone"] += markers(batches) - markers(log.batches)
+    seen["tombstones removed"] += tombstones(batches) - tombstones(log.batches)
+    seen["markers removed"] += markers(batches) - markers(log.batches)
 
     # When no producer is active any more, a few rounds reach a state that does not change again.
     log.expiration_ms = 1
@@ -162,9 +162,9 @@ def check_only_horizons_of_markers(
     for base, (batch, raw) in after.items():
         old, old_raw = before[base]
         if raw != old_raw:
-            assert batch.control and old.delete_horizon_ms is None, f"{old} has become {batch}"
+            assert batch.control and old.delete_horizon_ms is None, f"{old} was changed to {batch}"
             reported = {"attributes": old.attributes | 0x40, "base_timestamp": horizon_ms}
-            assert batch == replace(old, size=batch.size, crc=batch.crc, **reported), f"{old} has become {batch}"
+            assert batch == replace(old, size=batch.size, crc=batch.crc, **reported), f"{old} was changed to {batch}"
             seen["horizons of markers"] += 1
 
 

@@ -128,7 +128,7 @@ def tear(rng: random.Random, root: Path) -> int:
     base = rng.choice(sorted(logs)[-4:])
     log, batches = logs[base], decode_log(logs[base])
     batch = rng.choice(batches)
-    at = batch.position + rng.randrange(17, batch.size)  # after the magic, of which a broker accepts any value
+    at = batch.position + rng.randrange(17, batch.size)  # after the magic byte: a broker accepts any value there
     torn = rng.choice([flipped(log, at), log[:at], log[:at] + bytes(rng.randint(1, 200)), log + rng.randbytes(50)])
     (root / PARTITION / f"{base:020d}.log").write_bytes(torn)
     point = rng.choice([0, base, batch.base_offset if torn[: batch.position] == log[: batch.position] else base])

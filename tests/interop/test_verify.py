@@ -103,7 +103,7 @@ def test_healthy_logs_have_no_findings(
 
 @pytest.mark.parametrize("cleaned", [False, True], ids=["as appended", "cleaned"])
 def test_each_damage_is_found_at_its_position(kafka: Kafka, fast_dir: Path, cleaned: bool) -> None:
-    """If Kafka can detect the damage by recovery, its dump tool or its loader, it does."""
+    """`witness` checks that Kafka's recovery, dump tool or loader also detects the damage."""
     logs = max(3, LOGS // 75)
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS} cleaned={cleaned}", flush=True)
     done: Counter[str] = Counter()

@@ -45,8 +45,7 @@ def _random_log(rng: random.Random, name: str, segment_count: int, value_bytes: 
 
 
 def _batch(rng: random.Random, keys: list[str], value_bytes: int) -> str:
-    """Return a batch in the notation of `Log`, where values have a twentieth of their size, because they are repeated.
-    """
+    """Return a batch in the notation of `Log`, which repeats each value 20 times."""
     words = [rng.choice(["", "", "!"]), rng.choice(["", "", "@1", "@2"]), rng.choice(["", "", "+2"])]
     for key in keys:
         value = f"{rng.randrange(10**6)}".ljust(value_bytes // 20, "x")

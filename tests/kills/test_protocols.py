@@ -53,7 +53,7 @@ def test_rebuilt_indexes_are_the_old_or_the_new_ones(
 ) -> None:
     replace_stops_by_kills(test_rebuild, "index rebuild", monkeypatch)
     with pytest.raises(Enough):
-        test_rebuild.test_every_stop_of_a_rebuild_loses_nothing(fast_dir, capsys)
+        test_rebuild.test_every_stop_of_a_rebuild_leaves_valid_files(fast_dir, capsys)
 
 
 @pytest.mark.parametrize("case", test_tail.CASES)
@@ -83,7 +83,7 @@ def test_a_preparation_is_committed_or_discarded(
 ) -> None:
     replace_stops_by_kills(test_prepared, "preparation and commit", monkeypatch)
     with test_prepared.ignoring_inodes(), pytest.raises(Enough):
-        test_prepared.test_every_stop_of_a_preparation_and_its_commit_loses_nothing(name, fast_dir)
+        test_prepared.test_every_stop_of_a_preparation_and_its_commit_loses_no_record(name, fast_dir)
 
 
 def replace_stops_by_kills(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ LIVES = int(os.environ.get("KEYTAIL_LIVES", "1"))
 SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex")
 
 
-def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> None:
+def test_a_broker_finds_the_appended_records_after_every_step(tmp_path: Path) -> None:
     for number in range(LIVES):
         seed = f"{SEED}/{number}"
         life = Life(random.Random(seed), tmp_path / str(number))

@@ -111,7 +111,7 @@ class CaseOfVersion(Case):
             number = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
             pair = expected[number : number + 1], found[number : number + 1]
             raise Difference(
-                f"batch {number} of {len(expected)} and {len(found)}: Kafka's {pair[0]}, ours {pair[1]}"
+                f"batch {number} of {len(expected)} and {len(found)}: Kafka's {pair[0]}, keytail's {pair[1]}"
             )
 
     def _without_last(self, found: list[Any], expected: list[Any], last_offset: int) -> list[Any]:
@@ -155,13 +155,13 @@ class CaseOfVersion(Case):
     def _check_served(self, now: Circumstances) -> None:
         theirs, own = self.loaded(self.kafka, now), self.loaded(self.ours, now)
         if own.repaired or own.fetch_mismatches:
-            raise Difference(f"our result was repaired: {own.repaired}, or misread: {own.fetch_mismatches}")
+            raise Difference(f"Kafka repaired keytail's result: {own.repaired}, or misread it: {own.fetch_mismatches}")
         names = ["log_start_offset", "log_end_offset", "last_stable_offset", "producers"]
         if self._rule != "keeps longer":
             names += ["committed", "records", "aborted"]
         for name in names:
             if getattr(own, name) != getattr(theirs, name):
-                raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(own, name)}")
+                raise Difference(f"{name} differ: Kafka's {getattr(theirs, name)}, keytail's {getattr(own, name)}")
         self._count_batches(theirs)
 
 

@@ -1,4 +1,4 @@
-"""Keys in runs and shards, compared with dictionaries, for random runs, shards and orders."""
+"""Keys in random runs and shards, in random order, compared with dictionaries."""
 
 from __future__ import annotations
 

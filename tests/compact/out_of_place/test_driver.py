@@ -78,7 +78,7 @@ def test_many_tasks_write_the_bytes_of_one_task(
     assert snapshot(log_dir) == before
 
 
-def test_many_tasks_upload_what_one_task_writes(
+def test_many_tasks_upload_the_bytes_of_one_task(
     spark: Any,
     monkeypatch: pytest.MonkeyPatch,
     log_dir: Path,
@@ -106,7 +106,7 @@ def test_many_tasks_upload_what_one_task_writes(
         assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_keyless_records_are_copied_by_many_tasks_too(
+def test_many_tasks_copy_a_partition_with_keyless_records(
     spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     records = random_records(1, 200)

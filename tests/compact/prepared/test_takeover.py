@@ -49,7 +49,7 @@ def test_an_epoch_without_records_may_disappear(epochs: tuple[tuple[int, int], .
     assert not reason_to_discard(record, with_basis(leader_epochs=(*known, *epochs)))
 
 
-def test_a_clock_that_is_slightly_behind_is_tolerated() -> None:
+def test_a_slightly_earlier_clock_is_tolerated() -> None:
     assert not reason_to_discard(RECORD, replace(UNCHANGED, now_ms=RECORD.prepared_ms - 60_000))
 
 

@@ -58,7 +58,7 @@ class Output:
 
 
 class Case:
-    """A partition, whose last segment is active, and the output of a round of the reference cleaner."""
+    """A partition, of which the last segment is active, and the output of a round of the reference cleaner."""
 
     def __init__(self, segments: list[Segment], *, first_dirty: int, now_ms: int = NOW, **given) -> None:
         self.segments, self.first_dirty, self.now_ms = segments, first_dirty, now_ms

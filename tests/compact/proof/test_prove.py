@@ -501,7 +501,7 @@ def _m_size_too_small(c):
     c.sizes[30, ".log"] = len(c.outputs()[30, ".log"]) - 1
 
 
-def _m_wrong_size_of_index(c):
+def _m_size_of_index_wrong(c):
     c.sizes[30, ".index"] = len(c.outputs()[30, ".index"]) + 8
 
 

@@ -367,7 +367,7 @@ def test_every_mutation_is_found_with_its_position(tmp_path, name, codec):
     assert not isinstance(error, CorruptLog), error
     assert error.path and error.path.startswith(str(tmp_path))
     assert error.remedy
-    assert (error.byte_position is not None and error.offset is not None) or "cut" in name
+    assert (error.byte_position is not None and error.offset is not None) or "truncated" in name
 
 
 def test_a_marker_above_the_cleaned_range_is_read(tmp_path):
@@ -460,7 +460,7 @@ def test_an_output_must_not_extend_past_the_base_of_the_next(tmp_path):
         case.prove(tmp_path)
 
 
-def test_an_index_beyond_its_capacity_is_found(tmp_path):
+def test_an_index_above_its_capacity_is_found(tmp_path):
     case = _example()
     sizes = [len(d) for (_, suffix), d in case.files().items() if suffix in (".index", ".timeindex")]
     case.index_limit = max(sizes)
