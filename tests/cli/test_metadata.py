@@ -367,7 +367,7 @@ def test_doctor_reports_whether_settings_are_known(run: Run, log_dir: Path, log:
         return dict(row)
 
     assert row()["found"].startswith(f"metadata as of offset {log.end_offset - 1}")
-    assert "stop it again" in row()["remedy"], "the metadata log is years old"
+    assert "start and stop this broker" in row()["remedy"], "the metadata log is years old"
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     assert row()["status"] == "warn"
     assert "is not used" in row()["found"]

@@ -106,7 +106,7 @@ def test_plan_counts_the_files_of_another_user_and_doctor_names_the_first(home: 
     assert f"{0:020d}.index" in row["error"]
     found = _access_check(log_dir)
     assert found["status"] == "fail"
-    assert "cannot read 4 files of 1 partitions" in found["found"]
+    assert "cannot read 4 files in 1 partitions" in found["found"]
     assert f"{log_dir}/orders-0/{0:020d}.index" in found["found"]
     assert "chown, chmod" in found["remedy"]
     give(log_dir, BROKER)

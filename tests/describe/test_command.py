@@ -55,7 +55,7 @@ def test_settings_are_shown_with_their_source(run: Run, log_dir: Path, tmp_path:
 
 
 @pytest.mark.parametrize("given, expected, text", [
-    ("2.8", "v2", "v1 as v2. Topics: all"),
+    ("2.8", "v2", "v1 in format v2. Topics: all"),
     ("0.10.2", "keep", "v1 in their own format"),
     (None, "unknown", "Compaction refuses messages of formats v0 and v1; to compact them, give --message-format"),
 ])  # fmt: skip

@@ -194,7 +194,7 @@ def test_log_dirs_are_checked(run: Run, tmp_path: Path) -> None:
     os.utime(log, (time.time() + 7200, time.time() + 7200))
     rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
     assert rows["clock"]["status"] == "fail"
-    assert "newer than that" in rows["clock"]["found"]
+    assert "newer than this time" in rows["clock"]["found"]
 
 
 def test_full_shared_or_read_only_storage_is_reported(tmp_path: Path) -> None:
@@ -246,12 +246,12 @@ def test_hosts_that_differ_are_reported() -> None:
     there = replace(here, host="b", log_dirs={"/x": ("", "No such file or directory")})
     here = replace(here, log_dirs={"/x": ("abc", "7 directories")})
     assert spark_doctor.differences(here, here) == []
-    nothing = "/x has no listing (No such file or directory), here 7 directories"
+    nothing = "there /x has no listing (No such file or directory), here 7 directories"
     assert spark_doctor.differences(here, there) == [nothing]
     versions = ("keytail 9", *here.versions[1:])
     other = replace(here, python="3.9.1", versions=versions, log_dirs={"/x": ("ab", "7 directories")})
     assert [text.split(",")[0] for text in spark_doctor.differences(here, other)] == [
-        "Python 3.9.1", "keytail 9", "/x has 7 directories"]  # fmt: skip
+        "it has Python 3.9.1", "it has keytail 9", "there /x has 7 directories"]  # fmt: skip
     assert spark_doctor.differences(here, replace(here, native=f"fallback, {here.native.split(', ')[1]}")) == []
 
 

@@ -152,7 +152,7 @@ def test_any_negative_length_is_null() -> None:
 
 def test_bytes_after_the_last_record_are_an_error() -> None:
     block = encode_record(Record(0, 0, b"k", b"v"))
-    with pytest.raises(ValueError, match="1 bytes after the last of 1"):
+    with pytest.raises(ValueError, match="1 bytes follow the last of 1"):
         decode_records(block + b"\0", 1)
     with pytest.raises(ValueError, match="record count -1"):
         decode_records(b"", -1)

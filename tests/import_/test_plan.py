@@ -146,7 +146,7 @@ def test_producers_at_the_end_are_in_the_snapshot(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="rebuild-index"):
         producers_at_end(LOCAL, facts(BEHIND, root))
     (partition(root) / f"{15:020d}.snapshot").unlink()
-    with pytest.raises(Refused, match="there are older ones"):
+    with pytest.raises(Refused, match="there are older snapshots"):
         BEHIND.run(LOCAL, root)
     assert facts(BEHIND, root).log_end_offset == 15
     (partition(root) / f"{10:020d}.snapshot").unlink()

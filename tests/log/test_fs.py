@@ -302,7 +302,7 @@ def test_refuse_unless_like_accepts_the_owner_and_root(monkeypatch: pytest.Monke
     LOCAL.refuse_unless_like(like)
     monkeypatch.setattr(os, "getgroups", lambda: [79])
     monkeypatch.setattr(os, "getegid", lambda: 79)
-    with pytest.raises(Refused, match=r"user id 77, which is not in the group id 78 .* chgrp"):
+    with pytest.raises(Refused, match=r"user id 77, which is not in the group id 78 .*chgrp"):
         LOCAL.refuse_unless_like(like)
 
 

@@ -176,7 +176,7 @@ def test_segment_files_that_are_not_regular_files_are_problems(make: str, tmp_pa
     path.rename(tmp_path / "elsewhere")
     {"symlink": lambda: path.symlink_to(tmp_path / "elsewhere"), "fifo": lambda: os.mkfifo(path),
      "directory": path.mkdir}[make]()  # fmt: skip
-    assert _survey(log_dir)["orders-0"].problems == (f"not a regular file: {path} [not-a-regular-file]",)
+    assert _survey(log_dir)["orders-0"].problems == (f"this is not a regular file: {path} [not-a-regular-file]",)
 
 
 def test_a_log_of_more_than_two_gibibytes_is_a_problem(tmp_path: Path) -> None:

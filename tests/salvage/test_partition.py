@@ -512,7 +512,7 @@ def test_unreadable_pages_are_skipped(tmp_path: Path) -> None:
     found = scan(tmp_path, data, fs=fs)
     hit = {n for n in range(40) for a, b in unreadable if n * size < b and a < (n + 1) * size}
     assert bases_of(found) == [2 * n for n in range(40) if n not in hit]
-    assert [hole.why for hole in found.holes] == ["cannot be read; 2 places"] * 2
+    assert [hole.why for hole in found.holes] == ["cannot be read; damaged at 2 places"] * 2
 
 
 def read_around_file(tmp_path: Path, data: bytes, fs: FileSystem) -> tuple[np.ndarray, list[tuple[int, int]]]:

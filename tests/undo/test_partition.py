@@ -243,7 +243,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
     "a flipped bit": (
         lambda s: flip(s.path / f"{0:020d}.log"), "the contents of 0{20}.log differ from those after the run"
     ),
-    "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes, .* after"),
+    "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), "24.index has 24 bytes; after"),
     "compacted again": (compact_again, r"0000.log has \d+ bytes; after the run it had \d+"),
     "a rebuilt index": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes; after"),
     "a segment gone": (lambda s: (s.path / f"{20:020d}.log").unlink(), "20.log is missing"),

@@ -81,7 +81,7 @@ def _state(facts: LogDirFacts) -> CheckRow:
         return CheckRow(check, FAIL, "; ".join(facts.problems), "Run `keytail verify` for the details")
     found = f"{len(facts.partitions)} partitions"
     if facts.skipped:
-        found += f", {len(facts.skipped)} other directories, which are ignored"
+        found += f" and {len(facts.skipped)} ignored directories"
     against = [entry for entry in facts.partitions if entry.problems]
     if against:
         first = f"{os.path.basename(against[0].path)}: {'; '.join(against[0].problems)}"

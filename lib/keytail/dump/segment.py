@@ -67,7 +67,7 @@ class Extent:
 
 
 class LogReader:
-    """Reads logs into its own buffers; create one per run."""
+    """Reads logs into its own buffers; each run creates one reader."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
