@@ -181,7 +181,7 @@ def test_messages_are_copied_and_wrappers_rebuilt_with_their_own_fields(tmp_path
     (offset, magic, attributes), value = struct.unpack_from(">q8xbb", messages[3]), messages[3][26:]
     assert (offset, magic, attributes) == (22, 0, LZ4)
     assert value[6:7] == wrong_header_checksum(value[:6]), "clients before 0.10 require a wrong checksum"
-    assert [struct.unpack_from(">q", inner)[0] for inner in inner_messages(messages[3])] == [22], "absolute"
+    assert [struct.unpack_from(">q", inner)[0] for inner in inner_messages(messages[3])] == [22], "must be absolute"
 
 
 def test_a_wrapper_of_messages_of_another_magic_is_always_rebuilt(tmp_path: Path) -> None:

@@ -88,8 +88,10 @@ def test_no_stop_or_fault_of_passes_loses_a_record(
     assert counts.distinct_states > 50
 
 
-def test_a_stopped_pass_leaves_the_state_after_its_last_group(fast_dir: Path) -> None:  # noqa: F811
-    """The tests above stop after each group: a pass that is stopped before its first replacement changes nothing."""
+def test_states_between_passes_are_those_after_complete_groups(fast_dir: Path) -> None:  # noqa: F811
+    """The stops of the tests above include the states between passes, in which the groups of earlier passes are
+    replaced.
+    """
     logs, join = SHAPES_OF_PASSES["passes in the clean section"]
     log_dir = InPasses(logs, join)
     log_dir.make(fast_dir / "run")

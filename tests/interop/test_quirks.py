@@ -282,7 +282,7 @@ def test_18_03_cleaning_starts_at_the_first_segment__equal(kafka: Kafka, fast_di
     assert pair.offsets() == [1, 3, 4, 5]
 
 
-def test_18_04_a_full_map_is_full_for_a_known_key_too__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_04_a_full_map_accepts_no_record_even_of_a_known_key__equal(kafka: Kafka, fast_dir: Path) -> None:
     pair = Pair(kafka, fast_dir, [many(0, (b"a", b"0"), (b"a", b"1"), (b"b", b"2")), ROLL, one(3)])
     assert pair.round(max_entries=1).end_offset == 1
     assert pair.offsets() == [0, 1, 2]
