@@ -160,7 +160,7 @@ def _decoder(flags: Annotated[Any, FromFlags(_DecoderFlags)]) -> Decoder | None:
     given = [decoder for decoder, is_given in zip(DECODERS, astuple(flags), strict=True) if is_given]
     if len(given) > 1:
         raise UsageProblem(
-            f"{given[0].flag} and {given[1].flag} exclude each other",
+            f"{given[0].flag} and {given[1].flag} cannot be combined",
             remedy="Dump the two topics separately",
             slug="conflicting-flags",
         )
