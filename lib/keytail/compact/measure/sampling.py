@@ -26,10 +26,10 @@ from keytail.format.batch import BATCH_TABLE, CONTROL
 from keytail.kernels.offset_map import mark_survivors
 from keytail.log.fs import FileSystem
 from keytail.log.records.chunk import CHUNK_BYTES, Chunk, SegmentReader
-from keytail.log.records.key_scan import KeyScanner
+from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.transactions import Transactions, TransactionTracker
 
-# The ordinal of records that were not drawn: larger than the ordinal of every drawn record.
+# Added to the ordinal of the next drawn record, this marks records that were not drawn.
 _NOT_DRAWN = 1 << 62
 # The number of the first record of a segment in the sample: ordinal 0 is for keys that are only watched.
 _FIRST_NUMBER = 1
@@ -54,7 +54,8 @@ class _Drawn:
 class Sample:
     """The drawn batches of the section that is cleaned, by number of their segment, and figures of the section.
 
-    `watched` maps the keys of drawn batches to the ordinal of their last record in the dirty section. `draws` are the
+    `watched` maps the keys of drawn batches to the place of their last record in the dirty section: for a drawn record
+    twice its ordinal plus 1, otherwise twice the ordinal of the next drawn record. `draws` are the
     base offsets of the drawn batches (int64), one for each draw: a large batch is drawn several times. `records` is the
     number of records in the section, `unread_records` the number above it, `most_records_a_byte` the largest number of
     records per byte of any batch in the section.
@@ -152,11 +153,10 @@ class _SampledKeys:
         from_offset = self._task.first_dirty_offset
         is_mapped = is_mapped & (table["last_offset"] >= from_offset)
         if is_mapped.any():
-            first_ordinal = np.where(is_drawn, ordinals, _NOT_DRAWN)
+            first_ordinal = np.where(is_drawn, ordinals, ordinals + _NOT_DRAWN)
             for opened in self._reader.open_rows(chunk, is_mapped):
                 for portion in self._scanner.portions(chunk, opened, from_offset, first_ordinal, has_null, 0):
-                    n = len(portion.ordinals)
-                    self._sample.watched.update_all(portion.low, portion.high, portion.ordinals, n)
+                    self._sample.watched.update_all(portion.low, portion.high, _places(portion), len(portion.ordinals))
                     if portion.keyless and not self._sample.keyless:
                         self._sample.first_keyless_offset = portion.first_keyless_offset
                     self._sample.keyless += portion.keyless
@@ -184,8 +184,19 @@ class _SampledKeys:
                     )
 
 
+def _places(portion: KeyPortion) -> np.ndarray:
+    """Return the place of each record of the portion, as in `Sample.watched` (int64), or -1 if the map lacks it."""
+    first = portion.of_each_record(portion.first_ordinal)
+    places = np.where(first < _NOT_DRAWN, 2 * portion.ordinals + 1, 2 * (first - _NOT_DRAWN))
+    places[portion.ordinals < 0] = -1
+    return places
+
+
 def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
-    """Return the survivors of the sample, as the map phase would for a log with only the drawn batches."""
+    """Return the survivors of the sample, as the map phase would for a log with only the drawn batches. Places in
+    `sample.watched` become ordinals. A record that the map lacks is retained if its ordinal is not below the ordinal of
+    its key (CLEANING.md 5.5), so a record that was not drawn gets the ordinal of the next drawn record.
+    """
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     is_inside = task.first_dirty_offset > task.segments[first].base_offset
     survivors = Survivors(sample.watched, first, is_inside, latest_offset=task.first_uncleanable_offset - 1)
@@ -199,7 +210,9 @@ def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
     survivors.null_bits = np.packbits(np.concatenate(has_null), bitorder="little")
     survivors.bits = np.zeros((survivors.records + 7) // 8, np.uint8)
     slots = sample.watched.slots
-    of_drawn = slots[(slots["value"] > 1) & (slots["value"] <= _NOT_DRAWN)]
+    places = slots["value"] - 1
+    slots["value"] = np.where(places > 0, places // 2 + 1, slots["value"])
+    of_drawn = slots[(places > 0) & (places % 2 == 1)]
     mark_survivors(of_drawn, np.array(survivors.record_start, np.int64), first, survivors.bits)
     return survivors
 

@@ -48,13 +48,21 @@ class KeyPortion:
         """Return the row that contains the record of an ordinal."""
         return int(np.searchsorted(self.first_ordinal, ordinal, side="right")) - 1
 
+    def of_each_record(self, of_rows: np.ndarray) -> np.ndarray:
+        """Return for each record of the portion the value of its row in `of_rows`, which has the chunk's rows."""
+        return np.repeat(of_rows[self.first_row : self.end_row], self._counts(self.end_row))
+
+    def _counts(self, end_row: int) -> np.ndarray:
+        """Return the number of opened records in each row of the portion before `end_row`."""
+        rows = slice(self.first_row, end_row)
+        is_open = self.opened.where[rows] != record_kernels.CLOSED
+        return np.where(is_open, self.chunk.table["record_count"][rows], 0)
+
     def records_up_to(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the records (RECORD_TABLE) of the portion's opened rows up to and including `row`, and the ordinal of
         each."""
         chunk, opened = self.chunk, self.opened
-        rows = slice(self.first_row, row + 1)
-        is_open = opened.where[rows] != record_kernels.CLOSED
-        counts = np.where(is_open, chunk.table["record_count"][rows], 0)
+        counts = self._counts(row + 1)
         records = np.empty(int(counts.sum()), record_kernels.RECORD_TABLE)
         out, no_bits = np.zeros(4, np.int64), np.full(len(chunk.table), -1, np.int64)
         record_kernels.scan_records(
