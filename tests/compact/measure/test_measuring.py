@@ -22,7 +22,15 @@ from tests.reference.cleaner import Segment
 
 @pytest.mark.parametrize("case", range(draws(160)))
 def test_a_measurement_equals_the_compaction(case: int, tmp_path: Path) -> None:
-    rng = random.Random(SEED * 1000 + case)
+    _compare(random.Random(SEED * 1000 + case), tmp_path)
+
+
+def test_a_source_that_needs_more_time_index_entries_in_an_output_of_its_own_is_split(tmp_path: Path) -> None:
+    """Batches before it had a larger timestamp, so that its own batches got no entries."""
+    _compare(random.Random(1_509_994_215_030), tmp_path)
+
+
+def _compare(rng: random.Random, tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     task = random_task(rng, path)
     if task is None:
