@@ -124,8 +124,7 @@ class Rewriter:
     def _rewrite_chunks(
         self, chunks: Iterable[Chunk], segment: SegmentFacts, before: tuple[int, int, int], writer: Appends
     ) -> None:
-        """Rewrite consecutive chunks; `before` has the number of the segment, and of records and batches before them.
-        """
+        """Rewrite consecutive chunks; `before`: number of the segment, and of records and batches before them."""
         number, first_record, batches = before
         records = first_record
         for chunk in chunks:
