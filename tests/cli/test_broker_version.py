@@ -26,7 +26,7 @@ HORIZON = 0x40
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     """Write a log dir with the partition t-0: two old files and a new one, each with a value, a tombstone, and a marker
-    without data. All but the last are clean.
+    of a transaction without data. All files but the last are clean.
     """
     path = tmp_path / "logs"
     (path / "t-0").mkdir(parents=True)
@@ -134,7 +134,7 @@ def test_below_3_1_producers_expire_with_transactional_ids(
 
 
 @pytest.mark.parametrize("text", ["0.10.2", "2", "new"])
-def test_another_version_is_a_usage_error(run: Run, logs: Path, text: str) -> None:
+def test_an_invalid_broker_version_is_a_usage_error(run: Run, logs: Path, text: str) -> None:
     done = run("compact", "--log-dirs", logs, *CONFIG, "--broker-version", text)
     assert done.exit_code == 2
     assert "use a version from 0.11 on" in " ".join(done.stderr.replace("│", " ").split())

@@ -113,7 +113,7 @@ def test_dynamic_settings_of_brokers_are_applied(run: Run, log_dir: Path, log: M
     assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "skipped"
 
 
-def test_of_a_recent_change_the_safer_value_is_used(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_the_safer_value_of_a_recently_changed_setting_is_used(run: Run, log_dir: Path, log: MetadataLog) -> None:
     log.append(model.topic_config("users", *COMPACT))
     rows, _ = plan(run, log_dir)
     assert rows["users-0"]["status"] == "skipped"

@@ -401,7 +401,7 @@ def test_a_signal_while_an_error_is_printed_causes_one_message(
     assert "interrupted by SIGTERM. Nothing in a log dir was changed" in err
 
 
-@pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
+@pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it ended before the check"])
 def test_the_end_of_the_parent_is_signalled_only_during_the_run(
     seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

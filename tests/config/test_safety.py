@@ -95,7 +95,7 @@ def test_the_safest_value_removes_no_more_than_any_other(doubt: tuple[str, list[
 
 
 @given(doubts())
-def test_the_order_of_values_matters_only_if_no_removal_depends_on_them(
+def test_the_order_of_values_matters_only_for_settings_that_affect_no_removal(
     doubt: tuple[str, list[Value]],
 ) -> None:
     name, values = doubt

@@ -36,7 +36,7 @@ DEFAULT_CONFIG:log.cleanup.policy=delete}
   retention.ms=60000 sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:retention.ms=60000}
 Dynamic configs for topic no-overrides are:
 """,
-    "without a word before": """\
+    "without the word Dynamic": """\
 Configs for topic orders are:
   cleanup.policy=compact,delete sensitive=false synonyms={}
   retention.ms=60000 sensitive=false synonyms={}
