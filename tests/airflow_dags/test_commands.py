@@ -95,7 +95,7 @@ def test_a_command_that_does_not_stop_is_killed_with_all_its_children(commands: 
     ended = commands.run(["sh", "-c", script], timeout_s=2, grace_s=0.5)
     assert ended.exit_status == 124
     assert time.monotonic() - started < 30
-    gone(int((tmp_path / "pid").read_text()))
+    wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_an_exception_stops_the_command(commands: Any, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_result_for_ten_thousand_partitions_is_small(commands: Any) -> None:
     assert fewer["rows"][1]["segments"] == 50
 
 
-def gone(pid: int) -> None:
+def wait_until_gone(pid: int) -> None:
     def is_gone() -> bool:
         with contextlib.suppress(OSError):
             os.kill(pid, 0)

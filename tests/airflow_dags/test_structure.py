@@ -143,13 +143,13 @@ def test_flags_exist_in_their_commands(commands: Any) -> None:
         assert namespace["flags"]({}, verb) == namespace["flags"]({"high_watermark": "checkpoint"}, verb) == []
 
 
-def test_no_clock_is_passed() -> None:
+def test_no_dag_passes_a_time_to_a_command() -> None:
     for path in DAGS.glob("*.py"):
         text = path.read_text()
         assert not [word for word in ("--now", "logical_date", "{{ ds", "data_interval") if word in text], path
 
 
-def test_the_environment_is_the_pinned_one(airflow_bin: Path) -> None:
+def test_the_environment_has_the_pinned_versions(airflow_bin: Path) -> None:
     lines = (ROOT / "conf" / "constraints-airflow.txt").read_text().splitlines()
     pinned = {name.lower().replace("_", "-"): version for name, _, version in (
         line.partition("==") for line in lines if not line.startswith("#")

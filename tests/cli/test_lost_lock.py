@@ -183,7 +183,7 @@ def test_undo_restores_nothing_after_a_lost_lock(run: Run, tmp_path: Path) -> No
 
 
 def test_import_commits_nothing_after_a_lost_lock(tmp_path: Path) -> None:
-    case = IMPORTS["behind records, beginning a new segment"]
+    case = IMPORTS["after records, in a new segment"]
     case.make(tmp_path)
     [log_dir] = case.dirs(tmp_path)
     before = snapshot(log_dir)

@@ -121,7 +121,7 @@ def test_expired_segments_are_removed_and_the_rest_is_unchanged(run: Run, log_di
     assert run("verify", "--log-dirs", log_dir, "--output", "json").exit_code in (0, 1)
 
 
-def test_sizes_and_policies_are_those_of_each_topic(run: Run, log_dir: Path) -> None:
+def test_each_topic_has_its_own_policy_and_retention_bytes(run: Run, log_dir: Path) -> None:
     size = sum(path.stat().st_size for path in (log_dir / "orders-0").glob("*.log"))
     first = (log_dir / "orders-0" / f"{0:020d}.log").stat().st_size
     config = [
@@ -283,7 +283,7 @@ def test_unsuitable_states_are_refused(run: Run, log_dir: Path) -> None:
     assert rows["orders-0"]["status"] == "would-expire"
 
 
-def test_the_clock_must_be_correct(run: Run, log_dir: Path) -> None:
+def test_expire_refuses_a_clock_that_is_probably_wrong(run: Run, log_dir: Path) -> None:
     early = ("--now", str(time.time_ns() // 1_000_000 - 2 * 3_600_000))
     status, rows = run_expire(run, log_dir, *early)
     assert (status, rows["orders-0"]["status"]) == (1, "refused")

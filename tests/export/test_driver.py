@@ -157,7 +157,7 @@ class Killed(BaseException):
 def test_a_kill_leaves_the_old_or_the_new_state(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One partition is updated and another one is new: there are two commits, and a kill around each of them."""
+    """One partition is updated and another one is new: a kill happens before and after each of the two commits."""
     old, new = (GrowingLog(random.Random(n), tmp_path / "logs", partition=n) for n in range(2))
     old.grow(10)
     old.write()

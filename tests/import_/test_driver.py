@@ -285,9 +285,9 @@ def test_records_that_a_topic_refuses_are_refused_and_nothing_else_is_imported(
     assert "the limit is 60" in rows[0].error
 
 
-def by_hand(table: Path) -> None:
-    """Write a table as Delta's protocol specifies: a file of rows, then another one, and rows deleted by rewriting
-    both.
+def write_by_the_protocol(table: Path) -> None:
+    """Write a table as Delta's protocol specifies: two commits add a file each, and a third one replaces both files by
+    one without the deleted rows.
     """
     (table / "_delta_log").mkdir(parents=True)
     types = {"key": "string", "value": "binary", "timestamp": "long"}
@@ -314,7 +314,7 @@ def by_hand(table: Path) -> None:
            added("third", [n for n in range(1000) if n % 10]))  # fmt: skip
 
 
-def by_delta(table: Path) -> None:
+def write_with_delta(table: Path) -> None:
     lines = f"""
 from keytail.run.spark.delta import session_settings
 from keytail.run.spark.session import local_session
@@ -347,7 +347,7 @@ def run_with_jars(command: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("write", [by_hand, *([by_delta] if SOAK else [])])
+@pytest.mark.parametrize("write", [write_by_the_protocol, *([write_with_delta] if SOAK else [])])
 def test_a_delta_table_is_imported(write: Callable[[Path], None], tmp_path: Path) -> None:
     logs = log_dir(tmp_path / "logs")
     write(tmp_path / "table")

@@ -119,10 +119,10 @@ def test_a_completed_run_is_recorded(engine: SparkEngine, path: str, tmp_path: P
 
 
 class Killed(BaseException):
-    """Raised where the process ends."""
+    """Raised at the point of the kill."""
 
 
-class Dying:
+class KillsAtPoint:
     """Raises Killed at point number `at`, and from then on at every point, because a killed process does nothing more.
     """
 
@@ -136,7 +136,7 @@ class Dying:
 
 
 class DyingFileSystem(FileSystem):
-    def __init__(self, dying: Dying) -> None:
+    def __init__(self, dying: KillsAtPoint) -> None:
         super().__init__()
         self._dying = dying
 
@@ -146,28 +146,28 @@ class DyingFileSystem(FileSystem):
 
 
 @pytest.fixture
-def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
+def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[KillsAtPoint]:
     """Yield points for a kill, including before and after each append to the ledger."""
-    death = Dying(None)
+    death = KillsAtPoint(None)
     write = LedgerTable._write
 
-    def dangerous(table: LedgerTable, rows: Any) -> None:
+    def killed_write(table: LedgerTable, rows: Any) -> None:
         death.point(f"before {table.name}")
         write(table, rows)
         death.point(f"after {table.name}")
 
-    monkeypatch.setattr(LedgerTable, "_write", dangerous)
+    monkeypatch.setattr(LedgerTable, "_write", killed_write)
     yield death
 
 
-def one_run(engine: SparkEngine, path: str, log_dir: Path, tasks: Any, dying: Dying) -> None:
+def one_run(engine: SparkEngine, path: str, log_dir: Path, tasks: Any, dying: KillsAtPoint) -> None:
     ledger = begun(engine, path, "killed", log_dir)
     rows = compaction(engine, log_dir, tasks, ledger=ledger, fs=DyingFileSystem(dying)).run()
     ledger.end(rows, "done")
 
 
 def test_after_a_kill_at_any_point_the_ledger_is_correct_and_the_next_run_completes_it(
-    engine: SparkEngine, empty: Path, tmp_path: Path, dying: Dying
+    engine: SparkEngine, empty: Path, tmp_path: Path, dying: KillsAtPoint
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2, records=120)
     once = str(shutil.copytree(empty, tmp_path / "once"))

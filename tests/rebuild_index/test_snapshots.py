@@ -125,7 +125,7 @@ def test_a_cleaned_log_without_snapshots_is_refused_with_the_first_missing_offse
     assert {row.problem.rpartition(": ")[2] for row, _ in rows.values()} == {"it begins at offset 1"}
 
 
-def test_a_gap_after_the_last_batch_before_a_base_counts(tmp_path: Path) -> None:
+def test_a_gap_between_the_last_batch_and_the_next_base_offset_is_refused(tmp_path: Path) -> None:
     _, rows = made(tmp_path, {0: batch("data", 0), 3: b""}, {}, 3)
     assert rows[3][0].problem.endswith("offset 1 is missing")
 

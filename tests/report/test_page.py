@@ -114,15 +114,15 @@ def test_the_verdict_follows_from_the_statuses(
     assert html.escape(words, quote=True) in page(found)
 
 
-def test_beside_a_running_broker_the_page_does_not_advise_to_start_it() -> None:
+def test_the_page_beside_a_running_broker_does_not_mention_a_start() -> None:
     lost = Finding("error", "the file ends inside a batch", start_loses=True)
 
-    def said(live: bool) -> str:
+    def verdict_of(live: bool) -> str:
         item = Partition("t-0", "t", "/d", "damaged", findings=(lost,), row={"live": live})
         return sums.verdict(replace(report_of([], command="verify"), partitions=(item,)))[1]
 
-    assert "would lose or hide records of 1 partition." in said(False)
-    assert "would lose" not in said(True)
+    assert "would lose or hide records of 1 partition." in verdict_of(False)
+    assert "would lose" not in verdict_of(True)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def faults():
         ctypes.memset(block, 1, 8 << 20)
         libc.free(block)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-libc.malloc(ctypes.c_size_t(33 << 20))  # larger than any that is kept: the threshold stays where it was put
+libc.malloc(ctypes.c_size_t(33 << 20))  # larger than any block that is kept, so the threshold does not change
 faults()
 print(faults())
 """

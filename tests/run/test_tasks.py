@@ -70,17 +70,17 @@ def test_a_killed_worker_fails_its_own_payload_only(engine: SparkEngine, tmp_pat
     assert type(problem) is KeytailError
     assert "killed twice" in problem.what
     assert "--map-memory" in (problem.remedy or "")
-    assert len(list(tmp_path.glob("2.*"))) == 2, "once with its job, then alone"
-    assert [number for number, _ in again] == [0, 1, 2, 3, 4], "files that the lost job left are removed"
-    assert dict(again)[2] == 1, "its files are removed before it runs again"
+    assert len(list(tmp_path.glob("2.*"))) == 2, "it must run twice: with its job, then alone"
+    assert [number for number, _ in again] == [0, 1, 2, 3, 4], "files of every payload of the lost job must be removed"
+    assert dict(again)[2] == 1, "its files must be removed before it runs again"
 
 
-def test_a_worker_that_is_killed_once_is_no_failure(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_task_whose_worker_is_killed_once_succeeds(engine: SparkEngine, tmp_path: Path) -> None:
     outcomes = engine.run_bundle([(0, str(tmp_path))], work.die_the_first_time)
     assert [outcome.value for outcome in outcomes] == [0]
 
 
-def test_a_stopped_run_does_not_start_again(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_task_of_a_killed_worker_is_not_repeated_in_a_stopped_run(engine: SparkEngine, tmp_path: Path) -> None:
     payloads = [(0, str(tmp_path))]
     [outcome] = engine.run_bundle(payloads, work.die_the_first_time, stopped=lambda: True)
     assert outcome.problem is not None

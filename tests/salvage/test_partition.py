@@ -308,7 +308,7 @@ def with_offset(batch: bytes, offset: int) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("of", "wrong"), [(6, 9), (6, 4), (6, 5), (6, 7), (6, 2), (0, 1), (0, 5), (11, 10), (11, 3)])
-def test_of_two_batches_with_the_same_offsets_the_one_without_a_gap_is_chosen(
+def test_the_batch_without_a_gap_is_chosen_if_two_have_the_same_offsets(
     of: int, wrong: int, tmp_path: Path
 ) -> None:
     """The header of one of twelve batches has the offset of another one."""
@@ -343,7 +343,7 @@ def test_a_repeated_batch_in_place_of_another_is_a_loss(tmp_path: Path) -> None:
     assert (loss.first_offset, loss.end_offset, loss.certain) == (4, 6, True)
 
 
-def test_of_ranges_in_the_wrong_order_the_longer_one_is_saved(tmp_path: Path) -> None:
+def test_the_longer_of_two_ranges_in_the_wrong_order_is_saved(tmp_path: Path) -> None:
     batches = [_batch(2 * n) for n in range(10)]
     found = scan(tmp_path, b"".join(batches[:2] + batches[7:9] + batches[2:7] + batches[9:]))
     assert bases_of(found) == [0, 2, 4, 6, 8, 10, 12, 18]
@@ -362,7 +362,7 @@ def test_batches_inside_a_damaged_batch_are_values_of_records(tmp_path: Path) ->
     assert bases_of(found) == [0]
 
 
-def test_a_length_that_skips_valid_batches_does_not_hide_them(tmp_path: Path) -> None:
+def test_valid_batches_that_a_damaged_length_skips_are_saved(tmp_path: Path) -> None:
     batches = [_batch(2 * n) for n in range(6)]
     size = len(batches[1]) * 3 - 12
     damaged = batches[1][:8] + size.to_bytes(4, "big") + batches[1][12:]
@@ -521,7 +521,7 @@ def read_around_file(tmp_path: Path, data: bytes, fs: FileSystem) -> tuple[np.nd
     return read_around(fs, str(path), len(data))
 
 
-def test_a_file_that_became_shorter_lost_its_end(tmp_path: Path) -> None:
+def test_the_end_of_a_file_that_became_shorter_is_a_loss(tmp_path: Path) -> None:
     path = tmp_path / "00000000000000000000.log"
     path.write_bytes(_batch(0) + _batch(2))
     found = scan_file(LOCAL, str(path), path.stat().st_size + 100, 0, 10)

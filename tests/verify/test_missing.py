@@ -1,4 +1,4 @@
-"""A segment that is missing in the middle of a log is found by its traces, and no cleaned log is reported."""
+"""A segment that is missing in the middle of a log is found by other files, and no cleaned log is reported."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_snapshot_of_a_followers_shutdown_is_only_a_warning(log: Path) -> None
     assert (warning.kind, warning.severity) == ("segment-perhaps-missing", "warning")
     assert "audit" in warning.remedy
     (log / f"{300:020d}.snapshot").rename(log / f"{350:020d}.snapshot")
-    assert [kind for kind, *_ in found(log, compacted)] == ["segment-missing"], "not where the batches before it end"
+    assert [kind for kind, *_ in found(log, compacted)] == ["segment-missing"], "batches end at 300"
     (log / f"{300:020d}.timeindex").touch()
     assert {kind for kind, *_ in found(log, compacted)} == {"segment-missing"}, "a shutdown creates no index file"
 
@@ -97,7 +97,7 @@ def test_a_segment_without_a_trace_is_found_if_every_other_offset_has_its_record
     assert "offsets 300 to 399 have no batch" in missing.what
     assert missing.severity == "warning" and not missing.start_loses
     remove(log, 400)
-    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "two successive segments are one gap"
+    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "must be one gap"
 
 
 @pytest.mark.parametrize("clean_shutdown", [True, False])
@@ -112,12 +112,12 @@ def test_a_copy_without_checkpoints_is_checked_by_its_log(log: Path, clean_shutd
 
 # States of a healthy log although offsets in its middle have no batch.
 HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
-    "it was cleaned": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
+    "below the cleaner checkpoint": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
     "below the log start": (lambda d: remove(d, 300), replace(KNOWN, log_start=400)),
-    "retention began at the front": (lambda d: [remove(d, base) for base in (0, 100, 200)], KNOWN),
+    "the first segments were removed": (lambda d: [remove(d, base) for base in (0, 100, 200)], KNOWN),
     "recovered at the next start": (lambda d: remove(d, 300), Claims(False, recovery_point=200, high_watermark=END)),
-    "more than one gap, as a cleaner leaves them": (lambda d: [remove(d, base) for base in (100, 300)], KNOWN),
-    "not every offset has its record": (lambda d: [remove(d, 300), without_a_record(d)], KNOWN),
+    "two gaps, as after cleaning": (lambda d: [remove(d, base) for base in (100, 300)], KNOWN),
+    "another offset has no record": (lambda d: [remove(d, 300), without_a_record(d)], KNOWN),
     "a snapshot of an old broker": (
         lambda d: [remove(d, 300, ".log", ".index", ".timeindex"), (d / "partition.metadata").unlink()],
         replace(KNOWN, cleaner=END),

@@ -101,7 +101,7 @@ class LogModel(RuleBasedStateMachine):
         self.log = opened(self.root / "orders-0", self.config)
 
     @invariant()
-    def is_the_list(self) -> None:
+    def equals_the_list(self) -> None:
         if not hasattr(self, "log"):
             return
         check_log(self.log)
@@ -121,7 +121,7 @@ class LogModel(RuleBasedStateMachine):
             assert entry.slot < 0 or entry.offset <= last
 
 
-def test_a_log_is_a_list_of_batches(fast_dir: Path) -> None:  # noqa: F811
+def test_operations_on_a_log_equal_those_on_a_list_of_batches(fast_dir: Path) -> None:  # noqa: F811
     class Model(LogModel):
         parent = fast_dir
 

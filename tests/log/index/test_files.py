@@ -236,15 +236,15 @@ class TransactionIndexModel(_Machine):
         assert self.index.entries().tolist() == [(0, *row) for row in self.rows]
 
 
-def test_an_offset_index_is_a_sorted_list() -> None:
+def test_operations_on_an_offset_index_equal_those_on_a_sorted_list() -> None:
     run_state_machine_as_test(OffsetIndexModel, settings=STATEFUL)
 
 
-def test_a_time_index_is_a_sorted_list() -> None:
+def test_operations_on_a_time_index_equal_those_on_a_sorted_list() -> None:
     run_state_machine_as_test(TimeIndexModel, settings=STATEFUL)
 
 
-def test_a_transaction_index_is_a_sorted_list() -> None:
+def test_operations_on_a_transaction_index_equal_those_on_a_sorted_list() -> None:
     run_state_machine_as_test(TransactionIndexModel, settings=STATEFUL)
 
 

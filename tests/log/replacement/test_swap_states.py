@@ -82,7 +82,7 @@ class Row:
     """A row of the table: the logs that result from a broker of 3.0 or later, from an older broker, and from keytail's
     recovery followed by a broker.
 
-    None stands for the same as the first. `left` has the `.swap` files that an older broker leaves, without leading
+    None means that the logs equal the first. `left` has the `.swap` files that an older broker leaves, without leading
     zeros.
     """
 
