@@ -38,28 +38,28 @@ def test_arguments_survive_ssh(commands: Any, tmp_path: Path) -> None:
 
 
 def test_standard_error_is_logged_during_the_run(commands: Any) -> None:
-    told: list[tuple[str, float]] = []
+    lines: list[tuple[str, float]] = []
     script = "echo first >&2; sleep 0.6; printf 'second\\r\\nhalf \\303' >&2; echo '[]'; exit 3"
-    ended = commands.run(["sh", "-c", script], on_line=lambda line: told.append((line, time.monotonic())))
-    assert [line for line, _ in told][1:] == ["first", "second", "half \ufffd"]
-    assert told[2][1] - told[1][1] > 0.3
+    ended = commands.run(["sh", "-c", script], on_line=lambda line: lines.append((line, time.monotonic())))
+    assert [line for line, _ in lines][1:] == ["first", "second", "half \ufffd"]
+    assert lines[2][1] - lines[1][1] > 0.3
     assert ended.words.splitlines() == ["first", "second", "half \ufffd"]
     assert ended.exit_status == 3
 
 
 def test_without_rows_all_output_is_logged(commands: Any) -> None:
-    told: list[str] = []
-    ended = commands.run(["sh", "-c", "echo out; echo err >&2; exit 5"], on_line=told.append, parse_rows=False)
-    assert sorted(told[1:]) == ["err", "out"]
+    lines: list[str] = []
+    ended = commands.run(["sh", "-c", "echo out; echo err >&2; exit 5"], on_line=lines.append, parse_rows=False)
+    assert sorted(lines[1:]) == ["err", "out"]
     assert (ended.exit_status, ended.rows) == (5, [])
 
 
 def test_much_output_on_both_streams_does_not_block(commands: Any) -> None:
     script = "import json, sys\nfor n in range(20000): print('e' * 50, file=sys.stderr)\n"
     script += "print(json.dumps([{'n': n, 'text': 'x' * 100} for n in range(20000)]))"
-    told: list[str] = []
-    ended = commands.run([sys.executable, "-c", script], on_line=told.append)
-    assert (len(told), len(ended.rows)) == (20001, 20000)
+    lines: list[str] = []
+    ended = commands.run([sys.executable, "-c", script], on_line=lines.append)
+    assert (len(lines), len(ended.rows)) == (20001, 20000)
     assert len(ended.words) < 20_000
 
 
@@ -131,8 +131,8 @@ def test_a_task_that_is_ended_ends_its_command(tmp_path: Path, number: int, on_h
     """)
     process = subprocess.Popen([sys.executable, "-c", task], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    told = [process.stdout.readline(), process.stdout.readline()]
-    assert told[1] == "up\n"
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    assert lines[1] == "up\n"
     process.send_signal(number)
     rest = process.stdout.read().split()
     assert process.wait() == (0 if number == signal.SIGTERM else -9)
@@ -182,7 +182,7 @@ def test_only_warnings_are_success(commands: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "rows", "retry", "told"),
+    ("status", "rows", "retry", "message"),
     [
         (1, [], True, "could not start.*the lock"),
         (255, [], True, "host was not reached"),
@@ -200,9 +200,9 @@ def test_only_warnings_are_success(commands: Any) -> None:
     ],
 )
 def test_failures_that_a_retry_may_resolve_are_retried(
-    commands: Any, status: int, rows: list[dict[str, Any]], retry: bool, told: str
+    commands: Any, status: int, rows: list[dict[str, Any]], retry: bool, message: str
 ) -> None:
-    with pytest.raises(commands.AirflowException, match=told) as failed:
+    with pytest.raises(commands.AirflowException, match=message) as failed:
         commands.outcome(commands.Ended(status, rows, "a broker holds the lock"))
     assert isinstance(failed.value, commands.AirflowFailException) is not retry
 

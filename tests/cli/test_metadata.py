@@ -131,7 +131,7 @@ def test_the_safer_value_of_a_recently_changed_setting_is_used(run: Run, log_dir
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "reason"),
     [
         ("unknown topic", "stray: the metadata log at offset 1006 has no topic users"),
         ("other id", "stray: the topic id of the directory is EBAQEBAQEBAQEBAQEBAQCQ, but topic users has EBAQ"),
@@ -141,7 +141,7 @@ def test_the_safer_value_of_a_recently_changed_setting_is_used(run: Run, log_dir
     ],
 )
 def test_stray_partitions_are_refused_whatever_is_on_the_command_line(
-    run: Run, log_dir: Path, log: MetadataLog, case: str, said: str
+    run: Run, log_dir: Path, log: MetadataLog, case: str, reason: str
 ) -> None:
     name = "users-0"
     if case == "unknown topic":
@@ -158,7 +158,7 @@ def test_stray_partitions_are_refused_whatever_is_on_the_command_line(
     for flags in ((), ("--topic-config", "users:cleanup.policy=compact", "--topics-have-no-overrides")):
         rows, _ = plan(run, log_dir, *flags)
         assert rows[name]["status"] == "refused"
-        assert said in rows[name]["error"]
+        assert reason in rows[name]["error"]
         assert rows["orders-0"]["status"] == "would-compact"
 
 

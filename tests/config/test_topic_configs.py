@@ -102,7 +102,7 @@ def test_a_complete_listing_of_kafka_2_x_shows_that_no_topic_is_tiered() -> None
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ("orders:cleanup.polcy=compact\n", "line 1: unknown topic config cleanup.polcy"),
         ("orders:retention.ms=1\norders:log.retention.ms=1\n", "line 2: unknown topic config log.retention.ms"),
@@ -116,10 +116,10 @@ def test_a_complete_listing_of_kafka_2_x_shows_that_no_topic_is_tiered() -> None
         ("# nothing\n", "contains no topic"),
     ],
 )
-def test_errors_are_reported_with_their_line(data: str, said: str) -> None:
+def test_errors_are_reported_with_their_line(data: str, message: str) -> None:
     with pytest.raises(UsageProblem) as problem:
         parse_topic_configs(data.encode(), "f")
-    assert said in str(problem.value)
+    assert message in str(problem.value)
 
 
 def test_bytes_that_are_not_text_are_refused() -> None:

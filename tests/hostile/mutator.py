@@ -70,7 +70,7 @@ def split(log: bytes) -> list[bytes]:
 
 
 def signed(batch: bytes) -> bytes:
-    """Return the batch with a correct checksum, whatever else it contains."""
+    """Return the batch with a correct checksum and otherwise unchanged bytes."""
     if len(batch) > 21 and batch[16] >= 2:
         return batch[:17] + struct.pack(">I", crc_wheel.crc32c(batch[21:])) + batch[21:]
     if len(batch) > 17:

@@ -1,4 +1,4 @@
-"""Imports: what is decided, what segments contain, and how the record of an earlier run is used."""
+"""Imports: the plan, the contents of segments, and the use of the record of an earlier run."""
 
 from __future__ import annotations
 

@@ -154,15 +154,15 @@ _USE_EACH = """
     import numpy as np
     from keytail import console
     from keytail.kernels import jit
-    said, results = [], []
-    console.print_message = lambda text, *_: said.append(text)
+    messages, results = [], []
+    console.print_message = lambda text, *_: messages.append(text)
     for cache in json.loads(sys.argv[1]):
         os.environ["KEYTAIL_CACHE_DIR"] = cache
-        said.clear()
+        messages.clear()
         importlib.reload(jit)
         sys.modules.pop("tests.kernels.a_kernel", None)
         add = importlib.import_module("tests.kernels.a_kernel").add
-        results.append([int(add(np.arange(5))), sum(add.stats.cache_hits.values()), [*said]])
+        results.append([int(add(np.arange(5))), sum(add.stats.cache_hits.values()), [*messages]])
     print(json.dumps(results))
 """
 

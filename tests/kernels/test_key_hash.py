@@ -1,4 +1,4 @@
-"""The proof's hash of keys: equal to its reference model, and its collisions are as rare as they should be."""
+"""The proof's hash of keys equals that of its reference model, and collides no more often than random numbers."""
 
 from __future__ import annotations
 

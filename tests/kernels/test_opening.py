@@ -1,5 +1,5 @@
-"""Blocks that are decompressed inside a kernel: the result is that of `format/compression.py`, or the block is left to
-it.
+"""Blocks that are decompressed inside a kernel: the result is that of `format/compression.py`; others are
+left to it.
 """
 
 from __future__ import annotations

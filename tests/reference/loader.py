@@ -140,7 +140,7 @@ def _drop_unfinished(files: dict[str, bytes]) -> None:
 
 
 def _make_room_for_swaps(files: dict[str, bytes]) -> None:
-    """Run pass 2, which removes files by their number, whatever they are."""
+    """Run pass 2, which removes files of any type by their number."""
     low, high = None, None
     for name in [name for name in files if name.endswith(".log.swap")]:
         base = _number(name)

@@ -1,4 +1,4 @@
-"""The page of a report as a function of its facts: what comes first, and what it groups, hides and escapes."""
+"""The page of a report as a function of its facts: its order, grouping, masking of secrets, and escaping."""
 
 from __future__ import annotations
 

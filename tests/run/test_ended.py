@@ -1,4 +1,4 @@
-"""Spark ends during a run: whichever call fails because of it, one error is reported. The JVM is a test double."""
+"""If Spark ends during a run, one error is reported, whichever call fails. The JVM is a test double."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _side_by_side(*runs: Callable[[], None]) -> None:
 
 
 def test_each_run_has_its_own_output_style(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its threads use it too, whatever output style the other run sets later."""
+    """Its threads use it too, even after the other run sets another one."""
     both = threading.Barrier(2)
 
     def run(how: OutputStyle, text: str) -> None:

@@ -27,7 +27,7 @@ from keytail.salvage.scan import read_around, scan_file
 from keytail.salvage.write import NewPartition
 from keytail.verify.task import verify_partition
 from tests.chance import SEED, draws
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference import legacy
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.varints import crc32c
@@ -423,7 +423,7 @@ def test_batches_that_exceed_the_memory_are_saved(
     """Batches are read in pieces; one with a record that is too large for the memory is saved without checking its
     records.
     """
-    take_in_pieces(monkeypatch)
+    read_in_pieces(monkeypatch)
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "300")
     small, pieces, huge = _batch(0), _batch(2, 9, b"v" * 90, codec=codec), _batch(11, 2, bytes(400), codec=codec)
     lying = _batch(13, 9, b"v" * 90, codec=codec, record_count=8)

@@ -61,7 +61,7 @@ def test_a_complete_log_has_no_findings(log: Path) -> None:
 @pytest.mark.parametrize("base", [100, 300, 400])
 def test_a_missing_log_file_is_found_by_its_indexes(log: Path, base: int) -> None:
     remove(log, base, ".log")
-    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # whatever the cleaner has done
+    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # with any state of the cleaner
         assert found(log, claims) == [("segment-missing", f"{base:020d}.index", base, None)]
     [missing] = [f for f in verify_partition(LOCAL, str(log), KNOWN) if f.kind == "segment-missing"]
     assert f"offsets {base} to {base + 99} have no batch" in missing.what
@@ -179,7 +179,7 @@ def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
 def test_no_cleaned_log_is_reported_as_missing_a_segment(
     gone: list[int], cleaner: int, tmp_path_factory: Any
 ) -> None:
-    """With a cleaner checkpoint, segments whose records were all removed are not reported, wherever the checkpoint is.
+    """With a cleaner checkpoint, segments whose records were all removed are not reported, at any checkpoint.
     """
     log = write(tmp_path_factory.mktemp("cleaned") / "orders-0")
     for number in gone:

@@ -23,7 +23,7 @@ from keytail.verify.task import VerifyReport, verify_partition
 from tests import golden
 from tests.chance import draws
 from tests.compact.reference_round import index_bytes
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.varints import crc32c
 
@@ -99,7 +99,7 @@ def test_a_valid_partition_has_no_findings(tmp_path, codec):
 @pytest.mark.long
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_batches_read_in_pieces_are_valid_even_if_a_record_is_too_large(tmp_path, monkeypatch, codec):
-    take_in_pieces(monkeypatch, 1, piece_bytes=4)
+    read_in_pieces(monkeypatch, 1, piece_bytes=4)
     monkeypatch.setattr(block_check, "WHOLE_BLOCK_BYTES", 8)
     _write(tmp_path, _segments(codec))
     assert _kinds(_verify(tmp_path)) == []

@@ -137,7 +137,7 @@ REFUSED_BY_A_LEADER = {
     "nothing": (b"", UsageProblem, "no batch to append: a set must have at least one"),
     "too large": (batch(30), Refused, "larger than 600 bytes"),
     "damaged": (batch()[:-1] + b"!", CorruptLog, "invalid CRC"),
-    "cut": (batch() + batch()[:-5], CorruptLog, "bytes after the last complete batch are not a batch"),
+    "truncated": (batch() + batch()[:-5], CorruptLog, "bytes after the last complete batch are not a batch"),
     "old format": (batch()[:16] + b"\1" + batch()[17:], Refused, "message format is old"),
     "gaps": (encode_batch([Rec(0, 1, b"k", b"v"), Rec(5, 1, b"k", b"v")]), Refused, "number of records differs"),
     "append time": (encode_batch([Rec(0, 1, b"k", b"v")], timestamp_type=1), Refused, "LogAppendTime"),
@@ -388,7 +388,7 @@ NOT_CLOSED = {
     "leftover": ("00000000000000000000.log.swap", b"", "an interrupted replacement of segments"),
     "scratch": ("00000000000000000000.log.cleaned", b"", "left from an unfinished operation"),
     "damaged snapshot": ("00000000000000000002.snapshot", b"!", "no valid producer snapshot at the log end offset 2"),
-    "snapshot behind": ("00000000000000000009.snapshot", b"", "or there is one above it"),
+    "snapshot above the log end": ("00000000000000000009.snapshot", b"", "or there is one above it"),
     "damaged epochs": ("leader-epoch-checkpoint", b"?", "cannot append to this log"),
 }
 

@@ -167,7 +167,7 @@ class TimeIndexModel(_Machine):
         assert self.index.lookup(asked) == (below[-1] if below else (-1, -1, BASE))
 
     @rule()
-    def trim_and_go_on(self) -> None:
+    def trim_and_continue(self) -> None:
         assume(self.writing)
         self.index.trim()
         assert os.path.getsize(self.path) == 12 * len(self.rows)

@@ -1,4 +1,4 @@
-"""What a commit checks before it changes anything, and what it leaves if it succeeds."""
+"""The checks of a commit before it changes anything, and the files after it."""
 
 from __future__ import annotations
 
