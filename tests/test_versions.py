@@ -40,7 +40,7 @@ def _as_pip_does(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_numbers_are_compared_as_numbers() -> None:
+def test_version_parts_are_compared_as_numbers() -> None:
     assert sorted(PYTHONS, key=numbers) == list(PYTHONS)
     assert numbers("3.9") < numbers("3.11")
     assert all(numbers(first)[0] == release for release, first in JAVAS.items())

@@ -157,7 +157,7 @@ def row(status: str, number: int = 0, **more: Any) -> dict[str, Any]:
     return {"topic": "orders", "partition": number, "log_dir": "/d", "status": status, "error": "", **more}
 
 
-def test_all_done_is_success(commands: Any) -> None:
+def test_a_run_with_all_partitions_done_is_a_success(commands: Any) -> None:
     rows = [row("compacted", 0, bytes_before=100, bytes_after=30), row("clean", 1, bytes_before=7, bytes_after=7)]
     made = commands.outcome(commands.Ended(0, rows))
     assert (made["partial"], made["counts"]) == (False, {"compacted": 1, "clean": 1})
@@ -165,18 +165,18 @@ def test_all_done_is_success(commands: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [1, 3])
-def test_some_done_is_partial(commands: Any, status: int) -> None:
+def test_a_run_with_some_partitions_done_is_partial(commands: Any, status: int) -> None:
     rows = [row("sound"), row("corrupt", 1, error="checksum")]
     made = commands.outcome(commands.Ended(status, rows))
     assert made["partial"] is True
     assert made["rows"][0]["error"] == "checksum"
 
 
-def test_all_done_without_the_ledger_is_partial(commands: Any) -> None:
+def test_a_run_whose_ledger_is_incomplete_is_partial(commands: Any) -> None:
     assert commands.outcome(commands.Ended(3, [row("compacted")]))["partial"] is True
 
 
-def test_only_warnings_are_success(commands: Any) -> None:
+def test_a_run_with_only_warnings_is_a_success(commands: Any) -> None:
     made = commands.outcome(commands.Ended(1, [row("suspect")]))
     assert (made["partial"], made["counts"]) == (False, {"suspect": 1})
 

@@ -67,7 +67,7 @@ def offsets(partition: Path) -> list[int]:
         ("0.11", 0, [0, 3, 6, 7, 8]),
     ],
 )
-def test_below_3_1_file_times_decide_and_no_horizon_is_written(
+def test_before_kafka_3_1_file_times_are_used_and_no_horizon_is_written(
     run: Run, logs: Path, version: str | None, retention_ms: int, stay: list[int]
 ) -> None:
     by_file_time = version not in (None, "3.1")
@@ -124,7 +124,7 @@ def test_the_report_shows_the_version_and_no_horizons(run: Run, logs: Path, tmp_
         ("2.8", ("transactional.id.expiration.ms=5", "producer.id.expiration.ms=7"), 7),
     ],
 )
-def test_below_3_1_producers_expire_with_transactional_ids(
+def test_before_kafka_3_1_producers_expire_with_transactional_ids(
     version: str | None, given: tuple[str, ...], expiration_ms: int
 ) -> None:
     """Producer expiration determines whether a producer's last batch is retained after it was emptied."""

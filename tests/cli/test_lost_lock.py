@@ -194,7 +194,7 @@ def test_import_commits_nothing_after_a_lost_lock(tmp_path: Path) -> None:
     assert {name: facts for name, facts in snapshot(log_dir).items() if not name.endswith(".clean")} == before
 
 
-def test_a_target_out_of_place_is_unchanged_after_a_lost_lock(tmp_path: Path) -> None:
+def test_the_output_dir_is_unchanged_after_a_lost_lock(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     out.mkdir()

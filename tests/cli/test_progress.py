@@ -138,7 +138,7 @@ def test_a_few_partitions_have_a_line_each(capsys: pytest.CaptureFixture[str]) -
     assert len(lines) == 3
 
 
-def test_for_many_partitions_a_log_has_problems_long_tasks_and_periodic_progress(
+def test_for_many_partitions_problems_long_tasks_and_periodic_progress_are_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rng, clock, count = chance(), Clock(), 5000

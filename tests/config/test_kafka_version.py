@@ -39,7 +39,7 @@ def test_zookeeper_means_a_version_before_4_0_and_requires_topic_settings() -> N
     assert "give --topic-configs" in text(found)
 
 
-def test_contradicting_signs_mean_several_versions() -> None:
+def test_contradicting_signs_give_several_versions() -> None:
     found = infer(Signs(features={"metadata.version": 26}, clean_shutdown_has_json=False))
     assert found.sentence == "several versions: 4.1 or later, and one before 3.7"
 

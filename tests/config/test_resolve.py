@@ -125,7 +125,7 @@ def test_internal_topics_have_the_settings_with_which_kafka_creates_them(topic, 
     resolved = effective(topic, broker=broker)
     assert (resolved.value("cleanup.policy"), resolved.value("retention.ms")) == (policy, retention_ms)
     assert "cleanup.policy" in resolved.known
-    assert NAME not in resolved.known, "the setting may have been changed since"
+    assert NAME not in resolved.known, "other settings must not be known, because they may have been changed"
     read = effective(topic, topics={topic: from_topic(topic, {"cleanup.policy": "compact,delete"}, "metadata")})
     assert read.value("cleanup.policy") == ("compact", "delete")
     assert (resolved.in_metadata, read.in_metadata) == (False, True)

@@ -338,7 +338,7 @@ def test_an_index_of_zeros_is_reported_and_not_trusted(run: Run, log_dir: Path) 
     assert (status, rows["orders-0"]["status"], rows["orders-0"]["findings"]) == (0, "kept", [])
 
 
-def test_an_index_with_a_time_in_the_future_retains_nothing(run: Run, log_dir: Path) -> None:
+def test_an_index_time_in_the_future_does_not_retain_a_segment(run: Run, log_dir: Path) -> None:
     (log_dir / "orders-0" / f"{0:020d}.timeindex").write_bytes((2**60).to_bytes(8, "big") + bytes(4))
     (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()  # the file of the segment is recent
     status, rows = run_expire(run, log_dir, *older_than(200), "--partitions", "orders-0", "--execute")

@@ -101,7 +101,7 @@ def test_random_logs_equal_the_model(
         log.write()
         for _ in range(2):
             log.compact()
-            assert folded(task_of(log)) == expected(log), "after a round of compaction"
+            assert folded(task_of(log)) == expected(log), "the state must be the same after a compaction"
 
 
 def fixed(tmp_path: Path, batches: int = 40) -> GrowingLog:

@@ -145,7 +145,7 @@ def test_a_dump_reports_a_wrong_checksum_of_an_inner_message() -> None:
     assert any("inside" in text for text in message)
 
 
-def test_a_file_of_any_size_needs_no_memory(tmp_path: Path) -> None:
+def test_a_sparse_file_of_any_size_needs_little_memory(tmp_path: Path) -> None:
     """A sparse file can have any size, and needs hardly any space."""
     for size_bytes in (MOST_SMALL_BYTES + 1, 1 << 40):
         file = tmp_path / "checkpoint"

@@ -99,7 +99,7 @@ def test_a_completed_run_is_recorded(engine: SparkEngine, path: str, tmp_path: P
     log_dir, tasks = make(tmp_path / "logs", count=3)
     ledger = begun(engine, path, "one", log_dir)
     rows = compaction(engine, log_dir, tasks, ledger=ledger).run()
-    assert runs(path)["one"].status == "interrupted", "the end of the run is not recorded yet"
+    assert runs(path)["one"].status == "interrupted", "the end of the run must not be recorded yet"
     skipped = ResultRow("u", 0, str(log_dir), "skipped", "not due")
     ledger.end([*rows, skipped], "done")
     assert not ledger.lost
@@ -255,8 +255,8 @@ def test_an_outcome_that_cannot_be_recorded_changes_the_exit_status_and_is_later
     assert {row.status for row in partitions(path, "one").values()} == {"interrupted"}
     monkeypatch.setattr(LedgerTable, "_write", write)
     monkeypatch.setattr(Ledger, "conclude", conclude)
-    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "the run had other log dirs"
-    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "the run was on another host"
+    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "it has other log dirs"
+    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "it is on another host"
     assert repair(Ledger(engine, path, "two"), [str(log_dir)]) == 3
     reported = partitions(path, "one")
     for row in rows:

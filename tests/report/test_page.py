@@ -153,7 +153,7 @@ def test_reasons_that_differ_only_in_names_and_numbers_are_grouped() -> None:
     assert found[1].remedy not in found[1].example
     text = page(report_of(rows))
     assert text.count('<article class="reason') == 3
-    assert text.count("records without a key") == 1 + 3000, "once in the text, and in each raw row"
+    assert text.count("records without a key") == 1 + 3000, "a reason must occur once in the text, and in each raw row"
     assert "and 1,000 more" in text
 
 

@@ -26,7 +26,7 @@ print(faults())
 """
 
 
-def test_blocks_are_reused():
+def test_freed_blocks_are_reused():
     if "glibc" not in " ".join(platform.libc_ver()):
         pytest.skip("the C library is not glibc")
     command = [sys.executable, "-c", _FAULTS, "keep"]

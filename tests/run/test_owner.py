@@ -97,8 +97,8 @@ def test_tasks_work_as_the_owner_and_workers_are_root_again_afterwards(case: Cas
     for status, as_root, as_owner, _ in found:
         assert ids_of(status) == ids_as(BROKER)
         assert (as_root, as_owner) == ("KNOWN-TO-ROOT\n", None)
-    assert {pid for *_, pid in found} & {pid for pid, _ in after}, "no worker was reused"
-    assert set(of_scratch) == {0}, "the owner could change Spark's own files"
+    assert {pid for *_, pid in found} & {pid for pid, _ in after}, "a worker must be reused"
+    assert set(of_scratch) == {0}, "Spark's own files must belong to root"
     for _, status in after:
         assert ids_of(status)["Uid"] == [0, 0, 0, 0]
         assert BROKER not in ids_of(status)["Groups"]

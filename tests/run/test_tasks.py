@@ -22,7 +22,7 @@ def test_each_payload_is_a_task_and_answers_are_in_order(engine: SparkEngine) ->
     assert all(outcome.host and outcome.end_ms >= outcome.start_ms > 0 for outcome in outcomes)
 
 
-def test_no_payloads_need_no_job(engine: SparkEngine) -> None:
+def test_a_bundle_without_payloads_starts_no_job(engine: SparkEngine) -> None:
     assert engine.run_bundle([], work.double) == []
 
 
@@ -32,7 +32,7 @@ def test_workers_use_this_interpreter_and_are_reused(engine: SparkEngine) -> Non
     pids = {pid for _, pid in first}
     for _ in range(3):
         pids |= {o.value[1] for o in engine.run_bundle([0, 1], work.interpreter) if o.value}
-    assert len(pids) <= 4, "a new worker for every job would import and compile again"
+    assert len(pids) <= 4, "workers must be reused"
 
 
 def test_errors_are_returned_as_values(engine: SparkEngine) -> None:

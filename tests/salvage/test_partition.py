@@ -203,7 +203,7 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
 
 
 def loss_is_known(found: Salvage, batch: Batch) -> bool:
-    """Return False if the log was truncated at its end and nothing shows that there was more."""
+    """Return False if the log was truncated at its end and no other file shows its former end."""
     return found.last_batch_end is not None and batch.last_offset < found.last_batch_end
 
 
@@ -349,9 +349,8 @@ def test_the_longer_of_two_ranges_in_the_wrong_order_is_saved(tmp_path: Path) ->
     assert bases_of(found) == [0, 2, 4, 6, 8, 10, 12, 18]
 
 
-def test_batches_inside_a_damaged_batch_are_values_of_records(tmp_path: Path) -> None:
-    """The records of a topic may contain segments of logs: if the length of a batch is valid, nothing inside is
-    searched.
+def test_batches_inside_a_damaged_batch_of_valid_length_are_not_saved(tmp_path: Path) -> None:
+    """They may be values of its records, because the records of a topic may contain segments of logs.
     """
     inner = _batch(3, 1) + _batch(4, 1)
     outer = bytearray(_batch(2, 4, value=inner))

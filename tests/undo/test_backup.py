@@ -87,7 +87,7 @@ def test_the_manifest_lists_the_old_and_the_new_files(log_dir: Path) -> None:
     assert (manifest.name, manifest.partition_path) == (PARTITION, str(log_dir / PARTITION))
     assert (manifest.cleaner_checkpoint, manifest.next_checkpoint, manifest.log_start_checkpoint) == (10, 40, None)
     assert manifest.leader_epochs == ((0, 0), (4, 25)), (
-        "the epoch that begins at the end of the cleaned range is excluded"
+        "the epoch that begins at the end of the cleaned range must be excluded"
     )
     for kept, source in zip(manifest.files, sources(log_dir), strict=True):
         digest = file_digest()

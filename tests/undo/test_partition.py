@@ -127,7 +127,7 @@ def test_the_directory_is_restored(tmp_path: Path, done: int, copies: bool) -> N
     scenario = Scenario(tmp_path, done, copies=copies)
     assert (scenario.left != scenario.before) == (done > 0)
     parts = bases(scenario.decide())
-    assert parts == [group.source_bases for group in GROUPS[:done]][::-1], "from the newest to the oldest"
+    assert parts == [group.source_bases for group in GROUPS[:done]][::-1], "the newest group must be first"
     scenario.undo()
     assert tree(scenario.path) == scenario.before
     assert scenario.cleaned == 10
@@ -197,7 +197,7 @@ def test_appended_segments_are_unchanged(tmp_path: Path) -> None:
     assert offsets == [*range(36), *range(40, 66)]
 
 
-def test_snapshots_at_no_segment_belong_to_the_broker(tmp_path: Path) -> None:
+def test_undo_keeps_snapshots_at_no_segment(tmp_path: Path) -> None:
     scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.path / f"{17:020d}.snapshot").write_bytes(NO_PRODUCERS)
     scenario.undo()
@@ -205,7 +205,7 @@ def test_snapshots_at_no_segment_belong_to_the_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("base", [20, 30])
-def test_a_broker_may_have_removed_snapshots_below_the_log_start(tmp_path: Path, base: int) -> None:
+def test_snapshots_that_a_broker_removed_below_the_log_start_are_no_difference(tmp_path: Path, base: int) -> None:
     scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.path / f"{base:020d}.snapshot").unlink()
     scenario.undo()

@@ -107,7 +107,7 @@ def test_a_copy_without_checkpoints_is_checked_by_its_log(log: Path, clean_shutd
     remove(log, 300)
     assert found(log, Claims(clean_shutdown)) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
     without_a_record(log)
-    assert "offsets-missing" not in {kind for kind, *_ in found(log, Claims(clean_shutdown))}, "the log was cleaned"
+    assert "offsets-missing" not in {kind for kind, *_ in found(log, Claims(clean_shutdown))}, "cleaned logs have gaps"
 
 
 # States of a healthy log although offsets in its middle have no batch.
@@ -166,7 +166,7 @@ def test_records_that_a_cleaner_would_retain_are_no_evidence(tmp_path: Path) -> 
     marked = [replace(item, key=b"key-450") if item.offset == 420 else item for item in once]
     log = write(tmp_path / "above-0", marked)
     remove(log, 300)
-    assert found(log) == [], "no cleaner may have cleaned above the gap yet"
+    assert found(log) == [], "records above the gap are no evidence"
 
 
 def test_beside_a_broker_nothing_is_reported(log: Path) -> None:

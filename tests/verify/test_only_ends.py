@@ -146,7 +146,7 @@ def test_offsets_without_a_trace_of_their_segment_are_not_reported(tmp_path: Pat
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.data())
-def test_it_finds_only_what_verify_finds(tmp_path_factory: Any, data: Any) -> None:
+def test_only_ends_finds_nothing_that_verify_does_not_find(tmp_path_factory: Any, data: Any) -> None:
     """A few bytes of one file are changed."""
     directory = tmp_path_factory.mktemp("p")
     if data.draw(st.booleans()):

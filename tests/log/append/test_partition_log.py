@@ -374,7 +374,7 @@ def test_idle_producers_expire_at_the_next_start(directory: Path) -> None:
     with PartitionLog.open(str(directory), CONFIG, now_ms=later_ms - 1) as log:
         assert log.append(first, leader_epoch=0, now_ms=later_ms - 1).duplicates
     PartitionLog.open(str(directory), CONFIG, now_ms=later_ms).close()
-    assert files(directory) == before, "the snapshot still has the producer"
+    assert files(directory) == before, "the snapshot must still have the producer"
     with PartitionLog.open(str(directory), CONFIG, now_ms=later_ms) as log:
         assert not log.append(first, leader_epoch=0, now_ms=later_ms).duplicates
 

@@ -42,7 +42,7 @@ def test_a_commit_leaves_the_output_and_no_other_files(tmp_path: Path) -> None:
     assert CASE.judge(load(path)) == [True]
     names = set(os.listdir(path))
     assert names == {f"{0:020d}{s}" for s in (".log", ".index", ".timeindex")} | inodes.keys()
-    assert inodes == {name: (path / name).stat().st_ino for name in inodes}, "other files were not changed"
+    assert inodes == {name: (path / name).stat().st_ino for name in inodes}, "other files must be unchanged"
     assert times == {name: (path / name).stat().st_mtime_ns for name in times}
     assert recover(LOCAL, str(path)) == []
 
