@@ -115,7 +115,7 @@ def test_an_exception_stops_the_command(commands: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("on_host", HOSTS[:2])
-def test_a_task_that_is_ended_ends_its_command(tmp_path: Path, number: int, on_host: tuple[str, ...]) -> None:
+def test_the_command_of_a_task_that_is_ended_is_stopped(tmp_path: Path, number: int, on_host: tuple[str, ...]) -> None:
     """The task is ended by SIGTERM, after which Airflow's handler runs too, or by SIGKILL, which no task can handle."""
     task = textwrap.dedent(f"""
         import signal, sys, types

@@ -205,7 +205,7 @@ class FakeCluster:
         self.rng = rng
         self.down: set[str] = set()
         self.refused: set[str] = set()
-        self.tried_in_vain: set[str] = set()
+        self.start_failed: set[str] = set()
         self.left: dict[str, Any] = {}
         self.over = False  # the rolling run has stopped, and nothing may be changed
         self.unrecorded = False
@@ -264,7 +264,7 @@ class FakeCluster:
                 self.over = True
                 return "failed"
             if dies:  # all its retries are used
-                self.tried_in_vain.add(group)
+                self.start_failed.add(group)
                 self.over = True
                 return "failed"
             self.down.discard(group)
@@ -305,7 +305,7 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
                 stopped |= cluster.down
             states[name] = decided
         # A stopped broker has been started again, unless verify forbade that, or the command failed on every try.
-        assert cluster.down == {group for group in stopped if group in cluster.refused | cluster.tried_in_vain}, number
+        assert cluster.down == {group for group in stopped if group in cluster.refused | cluster.start_failed}, number
         assert len(cluster.down) <= 1
         for group in cluster.refused:
             assert cluster.left[f"{group}.verify"]["loses"]
@@ -318,7 +318,7 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
             # If the stop and then the start were killed before they did anything, the broker is reported as down but is
             # not.
             assert down or group not in cluster.down, (number, ended)
-            assert not down or group in cluster.down | cluster.tried_in_vain, (number, ended)
+            assert not down or group in cluster.down | cluster.start_failed, (number, ended)
             if down:
                 assert f"broker {group}" in ended.text
                 assert "is DOWN" in ended.text

@@ -360,7 +360,7 @@ def test_beside_a_broker_the_rows_of_a_dry_run_are_marked(run: Run, log_dir: Pat
         assert "in use by" in result.stderr
 
 
-def test_a_held_lock_ends_the_run(run: Run, log_dir: Path) -> None:
+def test_expire_changes_nothing_while_the_lock_is_held(run: Run, log_dir: Path) -> None:
     (log_dir / ".lock").touch()
     before = snapshot(log_dir)
     with (log_dir / ".lock").open("r+") as lock:

@@ -75,7 +75,7 @@ _scanner = RecordScanner(64)
 
 
 def read_log(data: bytes) -> list[Rec] | CorruptLog:
-    """Return all records, read by the reader of cleaning, or the damage."""
+    """Return all records as the cleaner reads them, or the damage."""
     _reader._fs = InMemory({LOG: data})
     found: list[Rec] = []
     try:

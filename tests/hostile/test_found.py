@@ -202,7 +202,7 @@ def test_an_impossible_offset_ends_a_proof_with_its_place(tmp_path: Path, offset
     assert "Traceback" not in answer.err
 
 
-def test_random_bytes_are_not_a_log() -> None:
+def test_random_bytes_are_reported_as_corrupt() -> None:
     rng = random.Random(1)
     for _ in range(50):
         assert isinstance(read_log(rng.randbytes(rng.randrange(1, 300))), CorruptLog)

@@ -228,7 +228,7 @@ def test_leftovers_of_an_interrupted_run_are_resolved_first(run: Run, sound: Pat
     assert snapshot(sound) == right
 
 
-def test_a_held_lock_ends_the_run(run: Run, sound: Path) -> None:
+def test_rebuild_index_changes_nothing_while_the_lock_is_held(run: Run, sound: Path) -> None:
     remove(sound / "orders-0", ".index")
     (sound / ".lock").touch()
     before = snapshot(sound)

@@ -133,7 +133,7 @@ def test_the_time_left_is_estimated_from_the_kernels_compiled_so_far() -> None:
     workers=st.integers(1, 4),
     factor=st.floats(0.2, 20.0),
 )
-def test_on_an_evenly_slower_machine_the_time_left_is_exact_but_for_one_kernel(
+def test_on_an_evenly_slower_machine_the_time_left_is_exact_except_for_one_kernel(
     expected: list[float], workers: int, factor: float
 ) -> None:
     """With several workers it is a lower limit, because some of them may have nothing to do at the end."""

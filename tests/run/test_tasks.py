@@ -57,7 +57,7 @@ def test_an_answer_cannot_run_code_in_the_driver(engine: SparkEngine, tmp_path: 
     assert "OpensWhereUnpickled cannot be serialized" in outcome.problem.what
 
 
-def test_a_killed_worker_fails_its_own_payload_only(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_killed_worker_fails_only_its_own_payload(engine: SparkEngine, tmp_path: Path) -> None:
     payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
     again: list[tuple[int, int]] = []
 

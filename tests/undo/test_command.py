@@ -312,7 +312,7 @@ def test_undo_is_refused_while_a_process_holds_the_lock(run: Run, log_dir: Path)
     assert everything(log_dir) == left
 
 
-def test_a_flag_names_a_log_dir_that_was_moved(run: Run, log_dir: Path) -> None:
+def test_undo_requires_a_flag_for_a_log_dir_that_was_moved(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, run_id = compact(run, log_dir)
     moved = log_dir.parent / "moved"
