@@ -1,4 +1,4 @@
-"""How a task runs a command, ends it and reads its rows, and the result of each exit status."""
+"""The command of a task: its start, its end, its rows, and the result of each exit status."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_long_partition_is_reported_periodically(capsys: pytest.CaptureFixture
     )
 
 
-def test_if_two_threads_find_a_line_due_only_one_prints_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_threads_prints_a_line_that_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, message = Clock(), []
 
     def print_message(text: str, *_: object, **facts: object) -> None:

@@ -1,4 +1,4 @@
-"""Tables of rows: at any width of the terminal, names and statuses are complete, and nothing is lost."""
+"""Tables of rows: at any width of the terminal, all cells are printed, and names and statuses are complete."""
 
 from __future__ import annotations
 

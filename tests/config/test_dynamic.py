@@ -87,7 +87,7 @@ def test_a_topic_whose_policy_may_be_uncompacted_is_not_compacted() -> None:
     assert effective("t", topics=both).value("cleanup.policy") == ("compact",)
 
 
-def test_the_command_line_decides_between_possible_values() -> None:
+def test_the_command_line_overrides_possible_values() -> None:
     topics = {"t": topic_options("t", {NAME: ["3", "2"]}, "log")}
     line = from_command_line([f"t:{NAME}=1"])
     assert effective("t", topics=topics, command_line=line).value(NAME) == 1

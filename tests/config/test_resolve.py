@@ -1,4 +1,4 @@
-"""Which value of a setting is effective, where it comes from, and the messages about an invalid one."""
+"""The effective value of a setting, its source, and the errors for invalid values."""
 
 from __future__ import annotations
 

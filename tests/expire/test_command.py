@@ -1,4 +1,4 @@
-"""`keytail expire` through the command line: what it reports, what it changes, and what it leaves unchanged."""
+"""`keytail expire` through the command line: its rows, and the files that it changes or leaves unchanged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_dry_run_reports_what_would_be_removed_and_why_and_changes_nothing(run
     assert snapshot(log_dir) == before
 
 
-def test_segments_with_one_reason_are_one_line_and_verbose_lists_each(run: Run, log_dir: Path) -> None:
+def test_segments_with_one_reason_have_one_line_except_with_verbose(run: Run, log_dir: Path) -> None:
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 120\n")
     flags = ("--log-dirs", log_dir, *KNOWN, *older_than(300))
     out = run("expire", *flags).stdout
@@ -165,7 +165,7 @@ def test_settings_of_topics_must_be_known(run: Run, log_dir: Path) -> None:
     assert snapshot(log_dir) == before
 
 
-def test_one_given_setting_implies_nothing_about_the_policy(run: Run, tmp_path: Path) -> None:
+def test_a_given_setting_does_not_make_the_policy_known(run: Run, tmp_path: Path) -> None:
     """An earlier version, called in this way without a metadata log, deleted a compacted topic."""
     path = write_log_dir(tmp_path / "logs", {"customers-0": random_records(1, 400)})
     before = snapshot(path)

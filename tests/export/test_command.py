@@ -1,4 +1,4 @@
-"""`keytail export` through the command line: what is reported before Spark starts, and what a dry run reports."""
+"""`keytail export` through the command line: the rows and errors before Spark starts, and those of a dry run."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_an_unexpected_partition_is_refused(run: Run, log_dir: Path, tmp_path: P
     assert "moving to another log dir" in rows["orders-0"]["error"]
 
 
-def test_a_stopped_run_reports_what_is_done(
+def test_a_stopped_run_reports_its_exported_partitions(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(request: Request, planned: Any, states: Any, rows: dict[str, ExportRow]) -> None:

@@ -1,5 +1,5 @@
-"""Exports of random logs into real Delta tables: equal to a fold in plain Python, the same whether incremental or full,
-and complete after a kill at each step.
+"""Exports of random logs into real Delta tables: full and incremental exports equal a fold in plain Python, and a
+kill at any step leaves a complete state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1: what is read and refused, compared with the reference model and the bytes of the page."""
+"""Messages of magic 0 and 1 that are read and refused, compared with the reference model and the bytes of the page."""
 
 from __future__ import annotations
 

@@ -570,7 +570,7 @@ def _check_owned(before: Tree, after: Tree, status: dict[str, str], arguments: l
             continue
         expect(len(parts) == 3 and parts[1] in (SPOILED, BYSTANDER), f"{arguments[0]} changed {path}")
         if arguments[0] == "compact":
-            # Leftovers of an interrupted replacement are resolved, whatever is decided afterwards.
+            # Leftovers of an interrupted replacement are resolved before the decision about the partition.
             resolved = any(word in path for word in _STAGES)
             was_left = any(word in name for name in before for word in _STAGES)
             done = status.get(parts[1]) == "compacted"

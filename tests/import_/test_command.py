@@ -1,4 +1,4 @@
-"""`keytail import` through the command line: what is reported before Spark starts, and replicas and settings."""
+"""`keytail import` through the command line: errors before Spark starts, replicas, and settings."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_keys_are_partitioned_as_by_kafkas_producer_and_other_records_round_robi
     ]
 
 
-def test_a_partition_column_decides_and_columns_can_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_partition_column_sets_the_partition_and_columns_can_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
     source = parquet(
         tmp_path / "s.parquet",
         k=["a", "b", "c", "d", None],
@@ -196,7 +196,7 @@ def test_a_repeated_import_completes_the_rest(
     assert sum(len(recs) for recs in found(tmp_path).values()) == 600
 
 
-def test_a_dry_run_counts_and_changes_nothing(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_dry_run_counts_records_and_changes_nothing(go: Callable[..., Any], tmp_path: Path) -> None:
     source = parquet(tmp_path / "s.parquet", key=["a", "bb", None], value=["xyz", None, "1"], partition=[0, 0, 2])
     before = snapshot(tmp_path / "logs")
     rows = go(source, execute=False)

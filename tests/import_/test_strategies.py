@@ -1,5 +1,5 @@
 """The strategies of an import: without Spark, on Spark without rows in the JVM, and through Spark's rows. All give the
-same bytes and the same import id; and when each is chosen.
+same bytes and the same import id. The choice between them is tested too.
 
 KEYTAIL_SEED repeats one random source.
 """

@@ -1,4 +1,4 @@
-"""The ledger of runs, with real Delta tables: what it contains after runs that succeed, fail, or are killed."""
+"""The ledger of runs, with real Delta tables: its rows after runs that succeed, fail, or are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""keytail's lock excludes brokers and other runs, and is held on the file that now has the name."""
+"""keytail's lock excludes brokers and other runs, and is held on the file that is named `.lock` now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The offset up to which a log may be read, as determined from the files that a broker left beside it."""
+"""The offset up to which a log may be read, determined from the files that a broker left beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`keytail rebuild-index` through the command line: what it reports, what it changes, and what it leaves unchanged."""
+"""`keytail rebuild-index` through the command line: its rows, and the files that it changes or leaves unchanged."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_gap_between_the_last_batch_and_the_next_base_offset_is_refused(tmp_pa
 
 
 def test_batches_after_an_older_snapshot_must_be_present(tmp_path: Path) -> None:
-    """A snapshot below the first segment does not show what was deleted between the two."""
+    """Batches between a snapshot and the first segment may have been deleted."""
     older = encode_snapshot(state_at([], 0))
     segments = {3: DATA[3], 5: b""}
     _, rows = made(tmp_path, segments, {2: older}, 5, log_start=3)

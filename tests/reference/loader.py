@@ -1,4 +1,4 @@
-"""Kafka's log loader in plain Python: what a broker loads from a directory when it starts after a clean shutdown.
+"""Kafka's log loader in plain Python: the log that a broker loads from a directory after a clean shutdown.
 
 `load` is the loader of 3.0 and later, and `load_before_3` that of 2.4 to 2.8. Both work on a copy of the names and
 bytes in memory, pass by pass, and share no code with keytail.

@@ -126,7 +126,7 @@ def test_failures_outside_of_jobs_are_reported_when_the_session_ends(
     assert capfd.readouterr().err == ""
 
 
-def test_an_error_caused_by_one_of_spark_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_caused_by_a_spark_error_is_treated_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
     with pytest.raises(SparkEnded), contextlib.ExitStack() as run:
         session.session_of_run(run, None, submitted=True)

@@ -100,7 +100,7 @@ def _pieces(path: str, count: int) -> Iterator[bytes]:
         yield LOCAL.read_at(path, 0, 1000)
 
 
-def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) -> None:
+def test_each_run_is_notified_only_of_its_own_tasks_and_bytes(tmp_path: Path) -> None:
     """Tasks of both runs are in this process at the same time, and each reads with another thread."""
     path = tmp_path / "file"
     path.write_bytes(bytes(1000))

@@ -76,7 +76,7 @@ def everything(log_dir: Path) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def test_undo_restores_what_compact_replaced(run: Run, log_dir: Path) -> None:
+def test_undo_restores_the_files_that_compact_replaced(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     rows, run_id = compact(run, log_dir)
     assert set(statuses(rows).values()) == {"compacted"}

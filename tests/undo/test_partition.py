@@ -1,4 +1,4 @@
-"""What is restored, in which order, and what prevents it: by examples, at random, and for every kind of difference."""
+"""The files that undo restores, their order, and the differences that prevent it, in examples and random cases."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def compact_again(scenario: Scenario) -> None:
     write_segment(scenario.path, 0, log_of((4, 12)), "")
 
 
-# Changes that a broker, or anyone else, may have made since, and how each is reported.
+# Changes that a broker, or anyone else, may have made since, and the report of each.
 DIFFERENCES: dict[str, tuple[Callable[[Scenario], object], str]] = {
     "a flipped bit": (
         lambda s: flip(s.path / f"{0:020d}.log"), "the contents of 0{20}.log differ from those after the run"
@@ -428,7 +428,7 @@ def test_in_an_empty_directory_all_files_are_reported_missing() -> None:
     assert decide(manifest, PartitionState({}, None, None, ())).is_done
 
 
-# By row of the table: what is done up to that point, and from which group on the backup is used.
+# By row of the table: the steps that are done, and the first group for which the backup is used.
 ROWS = {1: "all", 2: "all", 3: "newest", 4: "none", 5: "none", 6: "none", 7: "none", 8: "newest", 9: "newest",
         10: "all", 11: "all", 12: "as before"}  # fmt: skip
 

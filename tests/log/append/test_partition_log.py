@@ -1,4 +1,4 @@
-"""Appending to a log, compared with a list of batches: any sequence of operations, and what each operation refuses."""
+"""Appending to a log, compared with a list of batches: any sequence of operations, and the refusals of each."""
 
 from __future__ import annotations
 

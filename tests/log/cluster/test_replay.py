@@ -199,7 +199,7 @@ def test_a_topic_that_is_created_again_is_certain() -> None:
     assert replayed(NEW, [newer(model.remove(1))], [model.topic("t", 2)]).newer(ResourceType.TOPIC) == {}
 
 
-def test_newer_settings_before_the_record_that_creates_their_topic_count() -> None:
+def test_newer_settings_before_the_record_that_creates_their_topic_are_used() -> None:
     created = [newer(policy("compact")), model.topic("t", 1), model.partition(1, 0)]
     assert replayed(created).newer(ResourceType.TOPIC) == {"t": WHY.format(4)}
     assert replayed([model.BEGIN], created[:1], [*created[1:], model.END]).newer(ResourceType.TOPIC).keys() == {"t"}

@@ -1,4 +1,4 @@
-"""Index files of a segment compared with sorted lists: any sequence of operations, and what each operation refuses."""
+"""Index files of a segment compared with sorted lists: any sequence of operations, and the refusals of each."""
 
 from __future__ import annotations
 

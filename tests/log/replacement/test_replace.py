@@ -263,7 +263,7 @@ def test_a_name_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", range(1, 12))
-def test_an_error_of_the_disk_leaves_what_recovery_resolves(failing: int, tmp_path: Path) -> None:
+def test_recovery_resolves_the_files_that_a_disk_error_leaves(failing: int, tmp_path: Path) -> None:
     path = _path(tmp_path)
 
     class Failing(FileSystem):
