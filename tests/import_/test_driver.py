@@ -123,7 +123,7 @@ def test_keys_are_partitioned_as_by_kafkas_producer_and_other_records_round_robi
     ]
 
 
-def test_a_partition_column_sets_the_partition_and_columns_can_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_partition_column_is_used_and_columns_can_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
     source = parquet(
         tmp_path / "s.parquet",
         k=["a", "b", "c", "d", None],
