@@ -102,7 +102,7 @@ _AS_ANY_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] i
 
 
 @pytest.mark.long
-def test_a_folder_that_is_read_only_is_read(tmp_path):
+def test_code_is_loaded_from_a_read_only_folder(tmp_path):
     """In an image, the user may not write to the folder, and nobody else can have put code there."""
     cache, settings = tmp_path / "cache", {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache"), "HOME": "/nonexistent"}
     assert _run(_USE, **settings).stdout.split()[2] == "0"

@@ -178,7 +178,7 @@ def test_the_remedy_for_a_hard_link_does_not_change_the_backup(tmp_path: Path) -
     assert (tmp_path / "backup").read_bytes() == torn_logs()[reported.tail.base_offset]
 
 
-def test_random_damage_is_truncated_where_a_broker_would_truncate_it(tmp_path: Path) -> None:
+def test_random_damage_is_truncated_at_the_same_byte_as_by_a_broker(tmp_path: Path) -> None:
     rng = random.Random(f"torn {SEED}")
     for number in range(60):
         logs, offset = {}, 0

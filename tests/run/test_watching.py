@@ -98,12 +98,12 @@ def test_processes_report_their_progress(reports: list[TaskProgress], watch: Wat
         ({}, HERE),
     ],
 )
-def test_on_a_cluster_the_driver_listens_where_spark_does(settings: dict[str, str], expected: tuple[str, str]) -> None:
+def test_on_a_cluster_the_driver_listens_at_the_spark_address(settings: dict[str, str], expected: tuple[str, str]) -> None:
     context = SimpleNamespace(master="spark://m:7077", getConf=lambda: settings)
     assert SparkEngine(SimpleNamespace(sparkContext=context)).driver_address == expected
 
 
-def test_the_driver_may_listen_at_another_address_than_the_one_that_tasks_use(
+def test_the_driver_may_listen_at_another_address_than_tasks_connect_to(
     reports: list[TaskProgress], tmp_path: Path
 ) -> None:
     """Debian's /etc/hosts maps a host's own name to 127.0.1.1, where no other host can reach it."""

@@ -190,7 +190,7 @@ def test_damage_is_reported_with_its_position_after_the_valid_batches(tmp_path, 
     assert caught.value.remedy
 
 
-def test_an_incomplete_batch_ends_the_log_where_a_broker_would_truncate_it(tmp_path):
+def test_an_incomplete_batch_ends_the_log_at_the_byte_at_which_a_broker_truncates(tmp_path):
     good = batch(10) + batch(20)
     path = write(tmp_path, good + bytes(500))
     chunks = SegmentReader(LOCAL, 150).chunks(path, len(good) + 500, torn_tail=True)
