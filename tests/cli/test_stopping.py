@@ -443,7 +443,7 @@ def test_a_repeated_signal_is_raised_only_after_some_time(capfd: pytest.CaptureF
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
-            signal.raise_signal(signal.SIGINT)  # during cleanup
+            signal.raise_signal(signal.SIGINT)  # a second signal, during cleanup
     assert stopped.value.exit_status == 143
     assert "already stopping" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == handler

@@ -69,7 +69,7 @@ def placed(problem: KeytailError) -> None:
 # Logs
 
 
-_CHUNK_BYTES = 4096  # several per log
+_CHUNK_BYTES = 4096  # a log has several chunks
 _reader = SegmentReader(InMemory({}), _CHUNK_BYTES, arena_bytes=2 * _CHUNK_BYTES)
 _scanner = RecordScanner(64)
 

@@ -126,7 +126,7 @@ def test_an_invalid_source_is_refused_before_spark_starts(name: str, run: Run, l
     [
         ("table.parquet", ("--sort-by", "key")),
         ("table.parquet", ("--master", "local[2]")),
-        ("many", ()),  # a column is in only one of the files, which Spark must decide about
+        ("many", ()),  # a column that only one file has, so Spark is needed
         ("lines.json", ("--format", "json")),
         ("delta", ("--format", "delta")),
     ],

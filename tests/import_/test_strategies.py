@@ -105,7 +105,7 @@ def test_all_strategies_give_the_same_bytes(
     kind = rng.choice((pa.binary(), pa.string()))
     expected: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     sizes = [rng.randrange(1, 500), 0, rng.randrange(1, 2000)]
-    # as their URIs are sorted
+    # in the order of their URIs
     for number, name in enumerate(sorted(["b", "a %c", "ä"] if odd_names else ["b", "a c", "a+@~d"])):
         rows = random_rows(rng, sizes[number])
         write_file(folder / f"{name}.parquet", rows, rng, times, kind)

@@ -448,7 +448,7 @@ def test_spark_maintains_tables_of_deltalake_and_deltalake_continues(
 ) -> None:
     stamp = Stamp("one", "here", 0)
     table = LedgerTable(None, path, "runs", "one")
-    for number in range(12):  # enough for a checkpoint of the table
+    for number in range(12):  # enough commits for a checkpoint of the table
         table.append([{**stamp.fields(), "event": "intent", "now_ms": number}])
     monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
     [row] = maintain(engine, path, datetime.date(1970, 1, 2), None, execute=True)

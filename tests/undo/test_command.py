@@ -366,7 +366,7 @@ def test_undo_is_refused_without_space_for_copies(run: Run, log_dir: Path) -> No
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     for path in (log_dir.parent / "kept" / run_id / "orders-0").glob("*.log"):
-        os.utime(path, ns=(1, 1))  # a copy is needed, as for files that were moved
+        os.utime(path, ns=(1, 1))  # different times, so that a copy is needed
     with patch.object(FileSystem, "free_bytes", lambda self, path: 100):
         status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "orders-0", "--execute")
     assert (status, statuses(rows)) == (1, {"orders-0": "refused"})

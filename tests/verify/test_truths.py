@@ -399,7 +399,7 @@ def test_beside_a_broker_only_findings_of_both_scans_are_reported(tmp_path: Path
 
         def __init__(self) -> None:
             super().__init__()
-            self.looks = [_name(10, ".index"), _name(0, ".index")]  # 0 is read before 10
+            self.looks = [_name(10, ".index"), _name(0, ".index")]  # segment 0 is read before segment 10
 
         def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
             data = super().read_bytes(path, whole=whole)
