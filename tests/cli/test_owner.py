@@ -108,7 +108,7 @@ def test_commands_work_as_the_owner_and_write_to_a_directory_that_only_root_can_
         ("audit", "--replica", case.log_dir, "--replica", case.own / "saved", "--report", case.private / "audit"),
     ]
     for command in runs:
-        # Two of them start a new interpreter, and load modules while they work as the owner.
+        # Two of the commands start a new interpreter, and load modules while they work as the owner.
         done = (owned.keytail if command[0] in ("compact", "verify") else keytail)(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert done.stderr.count(SAID) == 1, (command, done.stderr)

@@ -346,7 +346,7 @@ def test_the_folder_belongs_to_the_user(tmp_path):
     assert result.stdout.split()[0].startswith(f"{tmp_path}/.cache/keytail/"), result.stderr
 
 
-def test_the_settings_of_other_code_with_numba_are_unchanged():
+def test_the_numba_settings_of_other_code_are_unchanged():
     assert numba.config.CACHE_DIR != jit.CACHE_FOLDER
 
 

@@ -409,8 +409,8 @@ def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
 def test_spark_and_deltalake_write_the_same_tables(
     engine: SparkEngine, spark: Any, tmp_path: Path, by_spark: bool
 ) -> None:
-    """It does not matter which of them creates the tables, adds a column, appends, or repairs what the other one left
-    open.
+    """It does not matter which of them creates the tables, adds a column, appends, or completes runs that the other
+    one left open.
     """
     path, log_dir = str(tmp_path / "ledger"), tmp_path / "logs"
     log_dir.mkdir()

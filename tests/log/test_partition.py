@@ -314,5 +314,5 @@ def test_a_log_dir_without_partitions_is_accepted(tmp_path: Path) -> None:
 
 
 def test_the_synthetic_segments_have_index_entries() -> None:
-    """Without entries, half of these tests would have no effect."""
+    """Without entries, half of the tests of this file would have no effect."""
     assert len(log_of(range(2))) > INTERVAL_BYTES

@@ -387,7 +387,7 @@ def test_a_search_computes_few_unneeded_checksums(tmp_path: Path, monkeypatch: p
 def test_a_search_that_takes_too_long_is_ended_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The input has headers of long batches, one after the other, none of which has a valid checksum."""
+    """The input has successive headers of long batches without valid checksums."""
     monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 1 << 20)
     header = bytearray(_batch(5)[:61])
     header[8:12] = (50_000).to_bytes(4, "big")
