@@ -2,7 +2,7 @@
 tests.demo`.
 
 Every step is the real command line in a separate process, as an operator would type it. This module only unpacks the
-logs before these, and sums up the rows at the end.
+logs first, and sums up the rows at the end.
 """
 
 from __future__ import annotations

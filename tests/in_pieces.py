@@ -15,7 +15,7 @@ from keytail.log.records import block_check, opening, pieces
 WHOLE_BYTES = 40
 
 
-def take_in_pieces(monkeypatch: pytest.MonkeyPatch, records: int = 2, piece_bytes: int = 64) -> None:
+def read_in_pieces(monkeypatch: pytest.MonkeyPatch, records: int = 2, piece_bytes: int = 64) -> None:
     """Read every batch of more than one record in pieces of at most `records` records, in all modules."""
     for module in (opening, proof):
         monkeypatch.setattr(module, "WHOLE_BLOCK_RECORDS", 1)

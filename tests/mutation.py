@@ -306,7 +306,7 @@ def measure(folders: Iterable[str], jobs: int) -> dict[str, dict]:
 
 
 def _statement(module: str, line: int) -> set[int]:
-    """Return the lines of the statement at this line; for a statement that contains others, the lines before these."""
+    """Return the lines of the statement at this line; for a compound statement, those before its body."""
     inner = (1, 0)
     for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
@@ -318,7 +318,7 @@ def _statement(module: str, line: int) -> set[int]:
 
 
 def _executed(mutant: Mutant) -> dict[str, set[int]]:
-    """Return the lines of each module of the core of which a test must execute one to be run with this mutant.
+    """Return lines by module of the core: only tests that execute one of them are run with this mutant.
 
     Statements outside of functions are executed by an import; tests are run that use a name that such a statement
     assigns.

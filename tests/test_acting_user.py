@@ -1,4 +1,4 @@
-"""What each thread of a process that root started can access while the process works as another user."""
+"""The access rights of each thread of a process that root started while it works as another user."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_bundle_is_installed_and_runs_without_a_network(unpacked: Path, tmp_pa
 
 
 @pytest.mark.long
-def test_another_python_is_refused(unpacked: Path, tmp_path: Path) -> None:
+def test_a_missing_python_or_one_of_another_version_is_refused(unpacked: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(unpacked, tmp_path / "bundle", ignore=shutil.ignore_patterns("wheels"))
     (copy / "python-version").write_text("3.99\n")
     done = offline("sh", copy / "install.sh", tmp_path / "env", sys.executable, cwd=tmp_path)

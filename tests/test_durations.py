@@ -28,7 +28,7 @@ def test_durations_are_printed_in_two_units(ms: int, text: str) -> None:
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_a_printed_duration_is_wrong_by_at_most_one_smaller_unit(ms: int) -> None:
+def test_a_printed_duration_differs_by_at_most_one_smaller_unit(ms: int) -> None:
     words = duration_text(ms).replace(",", "").split()
     shown_ms = sum(int(count) * _MS[unit] for count, unit in zip(words[::2], words[1::2], strict=True))
     assert 0 <= ms - shown_ms

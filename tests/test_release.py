@@ -130,7 +130,7 @@ def test_the_sdist_has_all_tracked_files(built: Built) -> None:
         names = {member.name.partition("/")[2] for member in sdist.getmembers()}
     wanted = {name for name in tracked() if not name.startswith(NOT_RELEASED)}
     assert wanted <= names
-    assert names - wanted <= {"PKG-INFO", ".gitignore"}  # the first is generated; the builder always adds the other
+    assert names - wanted <= {"PKG-INFO", ".gitignore"}  # PKG-INFO is generated; the builder always adds .gitignore
 
 
 def test_the_version_is_defined_once() -> None:

@@ -17,7 +17,7 @@ def test_every_path_of_a_part_exists() -> None:
     assert {path for path in paths if not (ROOT / path).exists()} == set()
 
 
-def test_the_part_draws_has_all_folders_with_random_cases_that_need_no_jvm() -> None:
+def test_the_soak_part_named_draws_has_all_folders_with_random_cases_without_a_jvm() -> None:
     [command] = [part.command for part in parts() if part.name == "draws"]
     imported = re.compile(r"^from tests\.chance import .*\bdraws\b", re.MULTILINE)
     files = (file for file in (ROOT / "tests").rglob("test_*.py") if imported.search(file.read_text()))

@@ -23,7 +23,7 @@ def test_the_metadata_has_the_supported_versions_of_python() -> None:
     assert tuple(named) == PYTHONS
     assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
     assert PROJECT["tool"]["ruff"]["target-version"] == f"py{PYTHONS[0].replace('.', '')}"
-    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in PYTHONS, "these tests must run on one of them"
+    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in PYTHONS, "the tests must run on a supported Python"
 
 
 def test_all_packages_of_these_tests_are_pinned() -> None:
@@ -40,7 +40,7 @@ def _as_pip_does(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_numbers_are_compared_as_numbers() -> None:
+def test_version_parts_are_compared_as_numbers() -> None:
     assert sorted(PYTHONS, key=numbers) == list(PYTHONS)
     assert numbers("3.9") < numbers("3.11")
     assert all(numbers(first)[0] == release for release, first in JAVAS.items())

@@ -80,7 +80,7 @@ def build(folder: Path) -> Path:
 
 
 def smoke(python: str, wheel: Path, home: Path, javas: Mapping[int, str]) -> list[str]:
-    """Return a description of what was done. Raises AssertionError or CalledProcessError."""
+    """Return a description of the runs. Raises AssertionError or CalledProcessError."""
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     variables = kept | {"KEYTAIL_CACHE_DIR": str(home / "kernels")}

@@ -51,7 +51,7 @@ def keytail_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(
     airflow_bin: Path, tmp_path_factory: pytest.TempPathFactory, keytail_home: Path
 ) -> dict[str, str]:
-    """Return the variables for Airflow's processes: a separate home, and none of Spark or of an activated environment.
+    """Return the variables for Airflow's processes: a separate home, nothing of Spark or an activated environment.
     """
     made = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_", "AIRFLOW_"))}
     return made | {

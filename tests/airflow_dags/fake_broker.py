@@ -34,8 +34,8 @@ def record(event: str) -> None:
         events.write(f"{name} {event}\n")
 
 
-def keytail(verb: str) -> int:
-    if verb == "doctor":
+def keytail(command: str) -> int:
+    if command == "doctor":
         now = state()
         path = f"/logs/{name}"
         rows = [
@@ -44,36 +44,36 @@ def keytail(verb: str) -> int:
         ]
         print(json.dumps(rows))
         return 0
-    if verb == "compact" and "--prepare" in words:
+    if command == "compact" and "--prepare" in words:
         if BEHAVIOUR.get("prepare") == "hangs":
             time.sleep(60)
         record("prepare")
         (FOLDER / f"{name}.prepare").write_text(json.dumps(words))
-        assert state()["running"], "a compaction is prepared while the broker is down"
-        said = BEHAVIOUR.get("prepare", {"status": 0, "rows": [{**ROW, "status": "prepared"}]})
-        print(json.dumps(said["rows"]))
-        return int(said["status"])
-    if verb == "downtime":
+        assert state()["running"], "a compaction must be prepared while the broker runs"
+        answer = BEHAVIOUR.get("prepare", {"status": 0, "rows": [{**ROW, "status": "prepared"}]})
+        print(json.dumps(answer["rows"]))
+        return int(answer["status"])
+    if command == "downtime":
         record("downtime")
         with (FOLDER / "ledger").open("a") as ledger:
             ledger.write(json.dumps([name, *words]) + "\n")
         print(json.dumps([] if "downtime" in BEHAVIOUR else [{"broker": name, "status": "recorded"}]))
         return int(BEHAVIOUR.get("downtime", 0))
-    if verb == "compact" and "--execute" not in words:
-        said = BEHAVIOUR.get("plan", {"status": 0, "rows": [{**ROW, "status": "would-compact"}]})
-        print(json.dumps(said["rows"]))
-        return int(said["status"])
-    record(verb)
-    (FOLDER / f"{name}.{verb}").write_text(json.dumps(words))
-    assert not state()["running"], f"keytail {verb} is run beside a running broker"
+    if command == "compact" and "--execute" not in words:
+        answer = BEHAVIOUR.get("plan", {"status": 0, "rows": [{**ROW, "status": "would-compact"}]})
+        print(json.dumps(answer["rows"]))
+        return int(answer["status"])
+    record(command)
+    (FOLDER / f"{name}.{command}").write_text(json.dumps(words))
+    assert not state()["running"], f"keytail {command} must not run beside a running broker"
     done = {"compact": {"status": "compacted", "prepared": "committed"}, "verify": {"status": "sound"}}
-    said = BEHAVIOUR.get(verb, {"status": 0, "rows": [{**ROW, **done[verb]}]})
-    if verb == "compact" and "--ledger" in words:
+    answer = BEHAVIOUR.get(command, {"status": 0, "rows": [{**ROW, **done[command]}]})
+    if command == "compact" and "--ledger" in words:
         print("keytail: ledger: this is run 20260101T000000Z-3f2a91c0; to show it: ...", file=sys.stderr)
-    if said == "dies":
+    if answer == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    print(json.dumps(said["rows"]))
-    return int(said["status"])
+    print(json.dumps(answer["rows"]))
+    return int(answer["status"])
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""How a task runs a command, ends it and reads its rows, and the result of each exit status."""
+"""The command of a task: its start, its end, its rows, and the result of each exit status."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ def test_arguments_survive_ssh(commands: Any, tmp_path: Path) -> None:
 
 
 def test_standard_error_is_logged_during_the_run(commands: Any) -> None:
-    told: list[tuple[str, float]] = []
+    lines: list[tuple[str, float]] = []
     script = "echo first >&2; sleep 0.6; printf 'second\\r\\nhalf \\303' >&2; echo '[]'; exit 3"
-    ended = commands.run(["sh", "-c", script], on_line=lambda line: told.append((line, time.monotonic())))
-    assert [line for line, _ in told][1:] == ["first", "second", "half \ufffd"]
-    assert told[2][1] - told[1][1] > 0.3
+    ended = commands.run(["sh", "-c", script], on_line=lambda line: lines.append((line, time.monotonic())))
+    assert [line for line, _ in lines][1:] == ["first", "second", "half \ufffd"]
+    assert lines[2][1] - lines[1][1] > 0.3
     assert ended.words.splitlines() == ["first", "second", "half \ufffd"]
     assert ended.exit_status == 3
 
 
 def test_without_rows_all_output_is_logged(commands: Any) -> None:
-    told: list[str] = []
-    ended = commands.run(["sh", "-c", "echo out; echo err >&2; exit 5"], on_line=told.append, parse_rows=False)
-    assert sorted(told[1:]) == ["err", "out"]
+    lines: list[str] = []
+    ended = commands.run(["sh", "-c", "echo out; echo err >&2; exit 5"], on_line=lines.append, parse_rows=False)
+    assert sorted(lines[1:]) == ["err", "out"]
     assert (ended.exit_status, ended.rows) == (5, [])
 
 
 def test_much_output_on_both_streams_does_not_block(commands: Any) -> None:
     script = "import json, sys\nfor n in range(20000): print('e' * 50, file=sys.stderr)\n"
     script += "print(json.dumps([{'n': n, 'text': 'x' * 100} for n in range(20000)]))"
-    told: list[str] = []
-    ended = commands.run([sys.executable, "-c", script], on_line=told.append)
-    assert (len(told), len(ended.rows)) == (20001, 20000)
+    lines: list[str] = []
+    ended = commands.run([sys.executable, "-c", script], on_line=lines.append)
+    assert (len(lines), len(ended.rows)) == (20001, 20000)
     assert len(ended.words) < 20_000
 
 
@@ -95,7 +95,7 @@ def test_a_command_that_does_not_stop_is_killed_with_all_its_children(commands: 
     ended = commands.run(["sh", "-c", script], timeout_s=2, grace_s=0.5)
     assert ended.exit_status == 124
     assert time.monotonic() - started < 30
-    gone(int((tmp_path / "pid").read_text()))
+    wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_an_exception_stops_the_command(commands: Any, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_an_exception_stops_the_command(commands: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("on_host", HOSTS[:2])
-def test_a_task_that_is_ended_ends_its_command(tmp_path: Path, number: int, on_host: tuple[str, ...]) -> None:
+def test_the_command_of_a_task_that_is_ended_is_stopped(tmp_path: Path, number: int, on_host: tuple[str, ...]) -> None:
     """The task is ended by SIGTERM, after which Airflow's handler runs too, or by SIGKILL, which no task can handle."""
     task = textwrap.dedent(f"""
         import signal, sys, types
@@ -131,8 +131,8 @@ def test_a_task_that_is_ended_ends_its_command(tmp_path: Path, number: int, on_h
     """)
     process = subprocess.Popen([sys.executable, "-c", task], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    told = [process.stdout.readline(), process.stdout.readline()]
-    assert told[1] == "up\n"
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    assert lines[1] == "up\n"
     process.send_signal(number)
     rest = process.stdout.read().split()
     assert process.wait() == (0 if number == signal.SIGTERM else -9)
@@ -157,7 +157,7 @@ def row(status: str, number: int = 0, **more: Any) -> dict[str, Any]:
     return {"topic": "orders", "partition": number, "log_dir": "/d", "status": status, "error": "", **more}
 
 
-def test_all_done_is_success(commands: Any) -> None:
+def test_a_run_with_all_partitions_done_is_a_success(commands: Any) -> None:
     rows = [row("compacted", 0, bytes_before=100, bytes_after=30), row("clean", 1, bytes_before=7, bytes_after=7)]
     made = commands.outcome(commands.Ended(0, rows))
     assert (made["partial"], made["counts"]) == (False, {"compacted": 1, "clean": 1})
@@ -165,24 +165,24 @@ def test_all_done_is_success(commands: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [1, 3])
-def test_some_done_is_partial(commands: Any, status: int) -> None:
+def test_a_run_with_some_partitions_done_is_partial(commands: Any, status: int) -> None:
     rows = [row("sound"), row("corrupt", 1, error="checksum")]
     made = commands.outcome(commands.Ended(status, rows))
     assert made["partial"] is True
     assert made["rows"][0]["error"] == "checksum"
 
 
-def test_all_done_without_the_ledger_is_partial(commands: Any) -> None:
+def test_a_run_whose_ledger_is_incomplete_is_partial(commands: Any) -> None:
     assert commands.outcome(commands.Ended(3, [row("compacted")]))["partial"] is True
 
 
-def test_only_warnings_are_success(commands: Any) -> None:
+def test_a_run_with_only_warnings_is_a_success(commands: Any) -> None:
     made = commands.outcome(commands.Ended(1, [row("suspect")]))
     assert (made["partial"], made["counts"]) == (False, {"suspect": 1})
 
 
 @pytest.mark.parametrize(
-    ("status", "rows", "retry", "told"),
+    ("status", "rows", "retry", "message"),
     [
         (1, [], True, "could not start.*the lock"),
         (255, [], True, "host was not reached"),
@@ -200,9 +200,9 @@ def test_only_warnings_are_success(commands: Any) -> None:
     ],
 )
 def test_failures_that_a_retry_may_resolve_are_retried(
-    commands: Any, status: int, rows: list[dict[str, Any]], retry: bool, told: str
+    commands: Any, status: int, rows: list[dict[str, Any]], retry: bool, message: str
 ) -> None:
-    with pytest.raises(commands.AirflowException, match=told) as failed:
+    with pytest.raises(commands.AirflowException, match=message) as failed:
         commands.outcome(commands.Ended(status, rows, "a broker holds the lock"))
     assert isinstance(failed.value, commands.AirflowFailException) is not retry
 
@@ -220,7 +220,7 @@ def test_the_result_for_ten_thousand_partitions_is_small(commands: Any) -> None:
     assert fewer["rows"][1]["segments"] == 50
 
 
-def gone(pid: int) -> None:
+def wait_until_gone(pid: int) -> None:
     def is_gone() -> bool:
         with contextlib.suppress(OSError):
             os.kill(pid, 0)

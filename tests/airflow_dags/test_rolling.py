@@ -57,10 +57,10 @@ def test_the_state_of_a_broker_is_that_of_all_its_log_dirs(dirs: list[tuple[Any,
 
 
 def test_a_broker_is_unclean_only_after_two_listings() -> None:
-    told = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
-            (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
-            (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip
-    for states, decided in told:
+    cases = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
+             (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
+             (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip
+    for states, decided in cases:
         assert rolling.has_stopped(states) == decided, states
 
 
@@ -77,10 +77,10 @@ def row(status: str, *findings: Mapping[str, Any], **more: Any) -> dict[str, Any
 
 
 def test_the_result_of_verify_follows_from_its_findings() -> None:
-    said = rolling.verdict(1, [row("sound"), row("damaged", KEEPS, LOSES), row("suspect", KEEPS), row("failed")])
-    assert (said["ran"], said["loses_count"], said["bad_count"]) == (True, 1, 2)
-    assert said["loses"] == ["t-1: w (/p, byte position 3, offset 9). A broker: deletes. mend"]
-    assert not rolling.may_start(said)
+    verdict = rolling.verdict(1, [row("sound"), row("damaged", KEEPS, LOSES), row("suspect", KEEPS), row("failed")])
+    assert (verdict["ran"], verdict["loses_count"], verdict["bad_count"]) == (True, 1, 2)
+    assert verdict["loses"] == ["t-1: w (/p, byte position 3, offset 9). A broker: deletes. mend"]
+    assert not rolling.may_start(verdict)
     assert rolling.may_start(rolling.verdict(1, [row("damaged", KEEPS)]))
     assert rolling.may_start(rolling.verdict(255, []))
     assert rolling.may_start(None)
@@ -92,10 +92,10 @@ def test_the_result_of_verify_follows_from_its_findings() -> None:
 
 def test_the_result_of_many_findings_is_small() -> None:
     long = {**LOSES, "what": "w" * 5000}
-    said = rolling.verdict(1, [row("damaged", *[long] * 50, partition=n) for n in range(500)])
-    assert (said["loses_count"], said["bad_count"]) == (25_000, 500)
-    assert len(str(said)) < 30_000
-    assert not rolling.may_start(said)
+    verdict = rolling.verdict(1, [row("damaged", *[long] * 50, partition=n) for n in range(500)])
+    assert (verdict["loses_count"], verdict["bad_count"]) == (25_000, 500)
+    assert len(str(verdict)) < 30_000
+    assert not rolling.may_start(verdict)
 
 
 SOUND = {"ran": True, "loses": [], "loses_count": 0, "bad": [], "bad_count": 0}
@@ -117,10 +117,10 @@ CLEAN, COMPACTED = {"state": "clean"}, {"partial": True}
         ((CLEAN, {"counts": {"compacted": 1, "failed": 2}}, SOUND), ""),
     ],
 )
-def test_reasons_that_stop_the_rolling_run(left: tuple[Any, Any, Any], why: str) -> None:
-    told = rolling.stops_the_roll(*left, stop_on_damage=True)
-    assert why in told
-    assert bool(told) == bool(why)
+def test_reasons_for_stopping_the_rolling_run_are_reported(left: tuple[Any, Any, Any], why: str) -> None:
+    reason = rolling.stops_the_roll(*left, stop_on_damage=True)
+    assert why in reason
+    assert bool(reason) == bool(why)
     assert bool(rolling.stops_the_roll(*left, stop_on_damage=False)) == (bool(why) and "damage" not in why)
 
 
@@ -197,7 +197,7 @@ def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: 
     return "upstream_failed" if failed else "skipped" if "skipped" in values else None
 
 
-class World:
+class FakeCluster:
     """Three brokers, and the effects of random tasks on them. A task that is killed may or may not have done its work.
     """
 
@@ -205,7 +205,7 @@ class World:
         self.rng = rng
         self.down: set[str] = set()
         self.refused: set[str] = set()
-        self.tried_in_vain: set[str] = set()
+        self.start_failed: set[str] = set()
         self.left: dict[str, Any] = {}
         self.over = False  # the rolling run has stopped, and nothing may be changed
         self.unrecorded = False
@@ -264,7 +264,7 @@ class World:
                 self.over = True
                 return "failed"
             if dies:  # all its retries are used
-                self.tried_in_vain.add(group)
+                self.start_failed.add(group)
                 self.over = True
                 return "failed"
             self.down.discard(group)
@@ -292,7 +292,7 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
     seen: set[str] = set()
     for number in range(3000):
         rng = random.Random(f"{SEED}-{number}")
-        world = World(rng, GROUPS)
+        cluster = FakeCluster(rng, GROUPS)
         states: dict[str, str] = {}
         stopped: set[str] = set()
         while len(states) < len(tasks):
@@ -301,24 +301,24 @@ def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> No
             decided = outcome_by_rule(tasks[name], states, setups)
             if decided is None:
                 group, _, step = name.rpartition(".")
-                decided = world.run(group, step) if group else "success"
-                stopped |= world.down
+                decided = cluster.run(group, step) if group else "success"
+                stopped |= cluster.down
             states[name] = decided
         # A stopped broker has been started again, unless verify forbade that, or the command failed on every try.
-        assert world.down == {group for group in stopped if group in world.refused | world.tried_in_vain}, number
-        assert len(world.down) <= 1
-        for group in world.refused:
-            assert world.left[f"{group}.verify"]["loses"]
+        assert cluster.down == {group for group in stopped if group in cluster.refused | cluster.start_failed}, number
+        assert len(cluster.down) <= 1
+        for group in cluster.refused:
+            assert cluster.left[f"{group}.verify"]["loses"]
         ended = rolling.ending(dict(zip(GROUPS, GROUPS, strict=True)), {**states, "choose": "success"},
-                               {f"{g}.start": rolling.KEPT for g in world.refused}, {})  # fmt: skip
-        assert bool(ended.text) == (world.over or world.unrecorded), (number, states, ended)
-        assert ("is not recorded" in ended.text) == world.unrecorded, (number, states, ended)
+                               {f"{g}.start": rolling.KEPT for g in cluster.refused}, {})  # fmt: skip
+        assert bool(ended.text) == (cluster.over or cluster.unrecorded), (number, states, ended)
+        assert ("is not recorded" in ended.text) == cluster.unrecorded, (number, states, ended)
         for group in GROUPS:
             down = ended.brokers[group] in (rolling.DOWN, rolling.KEPT_DOWN)
             # If the stop and then the start were killed before they did anything, the broker is reported as down but is
             # not.
-            assert down or group not in world.down, (number, ended)
-            assert not down or group in world.down | world.tried_in_vain, (number, ended)
+            assert down or group not in cluster.down, (number, ended)
+            assert not down or group in cluster.down | cluster.start_failed, (number, ended)
             if down:
                 assert f"broker {group}" in ended.text
                 assert "is DOWN" in ended.text

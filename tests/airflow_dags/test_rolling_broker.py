@@ -154,8 +154,8 @@ def wait_for(is_true: Callable[[], bool], seconds: float = 300) -> None:
 
 
 def is_flushed(log_dir: Path) -> bool:
-    """Return whether the recovery point of each partition is known and above 0: a preparation covers only what is
-    flushed.
+    """Return whether the recovery point of each partition is known and above 0: a preparation covers only
+    flushed records.
     """
     path = log_dir / "recovery-point-offset-checkpoint"
     lines = [line.split() for line in path.read_text().splitlines() if line.startswith("users ")]

@@ -59,7 +59,7 @@ def of(broker: str, *steps: str) -> list[str]:
 BOTH = [*of("b1", *ROUND), *of("b2", *ROUND)]
 ALL_TIMES = ("--down-at", "--reachable-at", "--in-sync-at")
 ROLLS: dict[str, Roll] = {
-    "all well, then a start that fails for long": Roll(
+    "success, then a start that fails repeatedly": Roll(
         [*of("b1", *ROUND, "downtime"), *of("b2", *ROUND[:-1], *["start fails"] * 7, "start", "downtime")],
         b2={"start_fails": 7},
         conf={**LEDGER, "topic": "t", "prepare_throttle": "9m"},
@@ -95,7 +95,7 @@ ROLLS: dict[str, Roll] = {
         conf={"prepare_minutes": 0.02, "overrun_minutes": 0},
         states={"b1.prepare": "success"},
     ),
-    "a start would lose": Roll(
+    "a start would lose records": Roll(
         of("b1", *STOPPED, "compact", "verify", "downtime"),
         ("b1, step verify", "is kept down", LOSES["what"], LOSES["remedy"], "Do not start it", "Not touched: b2"),
         b1={"verify": {"status": 1, "rows": [row("damaged", HARMLESS, LOSES)]}},
@@ -104,13 +104,13 @@ ROLLS: dict[str, Roll] = {
         words={"b1.verify": ()},
         recorded=(("b1", "--down-at", "--run"),),
     ),
-    "damage that a start does not touch": Roll(
+    "damage that a start does not worsen": Roll(
         of("b1", *ROUND, "downtime", "downtime"),
         ("b1, step verify", "a checksum differs", "Broker b1 runs", "The downtime of broker b1 is not recorded"),
         conf=LEDGER,
         b1={"downtime": 1, "verify": {"status": 1, "rows": [row("damaged", HARMLESS), row("sound")]}},
     ),
-    "such damage, and on, then a part that was refused": Roll(
+    "harmless damage without a stop, then a refused partition": Roll(
         BOTH,
         b1={
             "prepare": {"status": 3, "rows": [row("prepared"), row("failed")]},
@@ -139,14 +139,14 @@ ROLLS: dict[str, Roll] = {
         conf={**LEDGER, "stop_minutes": 0.02},  # the broker was not seen to be down, so nothing is recorded
         states={"b1.downtime": "success"},
     ),
-    "under-replicated before": Roll(
+    "under-replicated before the stop": Roll(
         [],
         ("b1, step precheck", "Topic: t Partition: 0", "Nothing was changed", "b1 was not touched"),
         b1={"wrong": {"under_replicated before": "Topic: t Partition: 0"}},
         conf={**NO_SYNC, "prepare": False},
         states={"b1.precheck": "failed", "b1.start": "upstream_failed", "roll": "failed"},
     ),
-    "at min ISR before": Roll(
+    "at min ISR before the stop": Roll(
         [], ("b1, step prepare", "at_min_isr"), b1={"wrong": {"at_min_isr before": "Topic: t"}}, conf=NO_SYNC
     ),
     "a start that never works": Roll(
@@ -162,14 +162,14 @@ ROLLS: dict[str, Roll] = {
         recorded=(("b1", *ALL_TIMES[:2], "--run"),),
         states={"b2.precheck": "upstream_failed", "b2.stop": "upstream_failed", "b2.start": "upstream_failed"},
     ),
-    "only the second": Roll(
+    "only the second broker": Roll(
         of("b2", "stop", *ROUND[1:]), b2={"stop_fails": 1},
         conf={"only_brokers": ["b2"], "prepare": False, "prepared_only": True},
         states={"b1.start": "skipped", "b1.downtime": "skipped", "b2.start": "success", "b2.prepare": "skipped"},
         words={"b2.compact": ("--deadline 60", "--execute", "--prepared-only")},
         tries={"b2.stop": 2},
     ),
-    "one that is not there": Roll([], ("did not begin", "only_brokers has b9"), conf={"only_brokers": ["b9"]}),
+    "an unknown broker": Roll([], ("did not begin", "only_brokers has b9"), conf={"only_brokers": ["b9"]}),
     "a dry run": Roll([], conf={"dry_run": True}, states={"b1.precheck": "success", "b2.stop": "skipped"}),
 }  # fmt: skip
 

@@ -71,7 +71,7 @@ def in_order(tasks: dict[str, Any], *names: str) -> bool:
 
 @pytest.mark.long
 def test_the_command_of_a_job_contains_its_params(ask: Ask, keytail_home: Path) -> None:
-    """A Param is a single argument of the command, whatever it contains; templates in it are not rendered."""
+    """A Param is a single argument of the command, with any contents; templates in it are not rendered."""
     odd = [*(word for word in ODD if word), "{{ 1 + 1 }}", "{% raw %}"]
     full = {
         "log_dirs": ["/a b", "/c'd"], "config": "/x y/server.properties", "topic": odd, "topic_list": ["o r", "u"],
@@ -124,7 +124,7 @@ def test_flags_exist_in_their_commands(commands: Any) -> None:
     """All flags that the DAGs pass to a command exist in it. They are read from the source of the DAGs, because Airflow
     is not available in this process.
     """
-    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands_by_name = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     namespace: dict[str, Any] = {}
     source = (DAGS / "keytail_steps.py").read_text()
     begin, end = source.index("_SELECTS ="), source.index("Command = Callable")
@@ -136,20 +136,20 @@ def test_flags_exist_in_their_commands(commands: Any) -> None:
         "throttle": "1m", "ledger": "/l", "delta_jars": "/j", "truncate": True, "all": True, "more_flags": ["--force"],
     }  # fmt: skip
     assert {name for names in namespace["FLAGS"].values() for name in names} == values.keys()
-    for verb in namespace["FLAGS"]:
-        known = {name for parameter in verbs[verb].params for name in parameter.opts}
-        given = namespace["flags"](values, verb)
-        assert {word for word in given if word.startswith("--")} <= known, verb
-        assert namespace["flags"]({}, verb) == namespace["flags"]({"high_watermark": "checkpoint"}, verb) == []
+    for command in namespace["FLAGS"]:
+        known = {name for parameter in commands_by_name[command].params for name in parameter.opts}
+        given = namespace["flags"](values, command)
+        assert {word for word in given if word.startswith("--")} <= known, command
+        assert namespace["flags"]({}, command) == namespace["flags"]({"high_watermark": "checkpoint"}, command) == []
 
 
-def test_no_clock_is_passed() -> None:
+def test_no_dag_passes_a_time_to_a_command() -> None:
     for path in DAGS.glob("*.py"):
         text = path.read_text()
         assert not [word for word in ("--now", "logical_date", "{{ ds", "data_interval") if word in text], path
 
 
-def test_the_environment_is_the_pinned_one(airflow_bin: Path) -> None:
+def test_the_environment_has_the_pinned_versions(airflow_bin: Path) -> None:
     lines = (ROOT / "conf" / "constraints-airflow.txt").read_text().splitlines()
     pinned = {name.lower().replace("_", "-"): version for name, _, version in (
         line.partition("==") for line in lines if not line.startswith("#")

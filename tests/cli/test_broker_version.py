@@ -26,7 +26,7 @@ HORIZON = 0x40
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     """Write a log dir with the partition t-0: two old files and a new one, each with a value, a tombstone, and a marker
-    without data. All but the last are clean.
+    of a transaction without data. All files but the last are clean.
     """
     path = tmp_path / "logs"
     (path / "t-0").mkdir(parents=True)
@@ -67,7 +67,7 @@ def offsets(partition: Path) -> list[int]:
         ("0.11", 0, [0, 3, 6, 7, 8]),
     ],
 )
-def test_below_3_1_file_times_decide_and_no_horizon_is_written(
+def test_before_kafka_3_1_file_times_are_used_and_no_horizon_is_written(
     run: Run, logs: Path, version: str | None, retention_ms: int, stay: list[int]
 ) -> None:
     by_file_time = version not in (None, "3.1")
@@ -124,7 +124,7 @@ def test_the_report_shows_the_version_and_no_horizons(run: Run, logs: Path, tmp_
         ("2.8", ("transactional.id.expiration.ms=5", "producer.id.expiration.ms=7"), 7),
     ],
 )
-def test_below_3_1_producers_expire_with_transactional_ids(
+def test_before_kafka_3_1_producers_expire_with_transactional_ids(
     version: str | None, given: tuple[str, ...], expiration_ms: int
 ) -> None:
     """Producer expiration determines whether a producer's last batch is retained after it was emptied."""
@@ -134,7 +134,7 @@ def test_below_3_1_producers_expire_with_transactional_ids(
 
 
 @pytest.mark.parametrize("text", ["0.10.2", "2", "new"])
-def test_another_version_is_a_usage_error(run: Run, logs: Path, text: str) -> None:
+def test_an_invalid_broker_version_is_a_usage_error(run: Run, logs: Path, text: str) -> None:
     done = run("compact", "--log-dirs", logs, *CONFIG, "--broker-version", text)
     assert done.exit_code == 2
     assert "use a version from 0.11 on" in " ".join(done.stderr.replace("│", " ").split())

@@ -32,7 +32,7 @@ class Request:
     submitted: bool = False
 
 
-def test_flags_are_those_of_fields_and_of_functions_that_make_fields() -> None:
+def test_flags_come_from_fields_and_from_functions_that_make_fields() -> None:
     flags = flags_of(Request)
     assert list(flags) == ["name", "loud", "times"]  # a flag that two functions need is one flag
     assert [flag.default for flag in flags.values()] == [None, False, 1]

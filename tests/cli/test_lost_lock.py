@@ -1,6 +1,6 @@
 """Another process removes and recreates the `.lock` of a log dir while a command runs.
 
-The command stops at its next commit and changes nothing more, and the next run completes.
+The command stops at its next commit, changes nothing more, and the next run completes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def no_spark() -> Iterator[None]:
         yield
 
 
-class Losing(FileSystem):
+class LosesLock(FileSystem):
     """A file system on which another process replaces the lock file as soon as `is_time` returns true for the
     operations so far.
 
@@ -70,7 +70,7 @@ class Losing(FileSystem):
 
 
 def groups_done(count: int) -> Callable[[list[Operation]], bool]:
-    """Return a condition: this many groups are done, with their sources removed and then the directory synced."""
+    """Return a condition that is true when the sources of `count` groups are removed and the directory is synced."""
 
     def is_time(done: list[Operation]) -> bool:
         if done[-1][0] != "fsync_dir" or len(done) < 2 or not done[-2][1].endswith(".deleted"):
@@ -82,7 +82,7 @@ def groups_done(count: int) -> Callable[[list[Operation]], bool]:
 
 
 def written(name: str) -> Callable[[list[Operation]], bool]:
-    """Return a condition: a file was renamed to `name`, and its directory synced."""
+    """Return a condition that is true when a file was renamed to `name` and its directory is synced."""
     return lambda done: done[-1][0] == "fsync_dir" and ("rename", name) in done
 
 
@@ -100,7 +100,7 @@ def compact_in_process(log_dir: Path, fs: FileSystem) -> list[Any]:
 def test_a_compaction_stops_before_its_next_group_or_checkpoint(tmp_path: Path, groups: int) -> None:
     log_dir = commits.make(tmp_path / "logs", 6)  # five groups of one segment, and the active segment
     wanted = newest_by_key(records_of(log_dir / "orders-0"))
-    fs = Losing(log_dir, groups_done(groups))
+    fs = LosesLock(log_dir, groups_done(groups))
     [row] = compact_in_process(log_dir, fs)
     assert fs.is_lost and fs.after == []
     assert row.status == "refused"
@@ -117,7 +117,7 @@ def test_a_compaction_begins_no_partition_after_a_lost_lock(tmp_path: Path) -> N
     log_dir = write_log_dir(tmp_path / "logs", {name: random_records(3, 40) for name in topics})
     settings = [f"{name[:-2]}:{setting}" for name in topics for setting in ("cleanup.policy=compact",)]
     configuration = read_configuration(None, (*settings, "min.cleanable.dirty.ratio=0"), True)
-    fs = Losing(log_dir, groups_done(1))
+    fs = LosesLock(log_dir, groups_done(1))
     request = compaction.Request(Choice(log_dirs=(str(log_dir),)), configuration, execute=True, fan_out="never")
     rows = compaction.compact(request, fs)
     assert fs.after == []
@@ -126,10 +126,10 @@ def test_a_compaction_begins_no_partition_after_a_lost_lock(tmp_path: Path) -> N
     assert all(LOST in row.error for row in rows)
 
 
-def test_expire_removes_nothing_more(tmp_path: Path) -> None:
+def test_expire_removes_nothing_after_a_lost_lock(tmp_path: Path) -> None:
     case = expire_case.CASES["by time"]
     case.make(tmp_path)
-    fs = Losing(tmp_path, written("log-start-offset-checkpoint"))
+    fs = LosesLock(tmp_path, written("log-start-offset-checkpoint"))
     segments = sorted(path.name for path in (tmp_path / expire_case.PARTITION).iterdir())
     with pytest.raises(LockLost), hold([str(tmp_path)]):
         expire_case.run(fs, tmp_path, case.retention)
@@ -143,19 +143,19 @@ def test_a_removal_that_had_begun_is_not_reported_as_refused(tmp_path: Path) -> 
     properties = tmp_path / "server.properties"
     properties.write_text("log.retention.hours=1\n")
     configuration = read_configuration(str(properties), ["orders:cleanup.policy=delete"], True)
-    fs = Losing(log_dir, written("log-start-offset-checkpoint"))
+    fs = LosesLock(log_dir, written("log-start-offset-checkpoint"))
     [row] = expire(ExpireRequest(Choice(log_dirs=(str(log_dir),)), configuration, execute=True), fs)
     assert fs.is_lost and fs.after == []
     assert (row.status, row.segments_after) == ("failed", None)
     assert LOST in row.error and "the next run completes what was begun" in row.error
 
 
-def test_rebuild_index_installs_nothing(tmp_path: Path) -> None:
+def test_rebuild_index_installs_nothing_after_a_lost_lock(tmp_path: Path) -> None:
     root = tmp_path / "logs"
     rebuild_case.LOG_DIR.make(root)
     rebuild_case.spoil(root, only_what_a_broker_repairs=False)
     before = rebuild_case.files_of(root)
-    fs = Losing(root, first_scratch)
+    fs = LosesLock(root, first_scratch)
     with hold([str(root)]):
         reported = str(rebuild_case.run(fs, root).reported)
     assert fs.is_lost and LOST in reported
@@ -165,12 +165,12 @@ def test_rebuild_index_installs_nothing(tmp_path: Path) -> None:
     assert rebuild_case.files_of(root) != before
 
 
-def test_undo_restores_nothing_more(run: Run, tmp_path: Path) -> None:
+def test_undo_restores_nothing_after_a_lost_lock(run: Run, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 200), "users-0": random_records(2, 200)})
     before = snapshot(log_dir)
     _, run_id = compact_and_keep(run, log_dir)
     request = UndoRequest(str(tmp_path / "kept"), run_id, execute=True, shared_storage=True)
-    fs = Losing(log_dir, groups_done(1))
+    fs = LosesLock(log_dir, groups_done(1))
     rows = undo(request, fs)
     assert fs.is_lost
     assert [row.status for row in rows] == ["undone", "refused"] and LOST in rows[1].error
@@ -182,19 +182,19 @@ def test_undo_restores_nothing_more(run: Run, tmp_path: Path) -> None:
     assert {name: left[name] for name in before} == before
 
 
-def test_import_commits_nothing(tmp_path: Path) -> None:
-    case = IMPORTS["behind records, beginning a new segment"]
+def test_import_commits_nothing_after_a_lost_lock(tmp_path: Path) -> None:
+    case = IMPORTS["after records, in a new segment"]
     case.make(tmp_path)
     [log_dir] = case.dirs(tmp_path)
     before = snapshot(log_dir)
-    fs = Losing(log_dir, first_scratch)
+    fs = LosesLock(log_dir, first_scratch)
     with pytest.raises(LockLost), hold([str(log_dir)]):
         case.run(fs, tmp_path)
     assert all(name.endswith(".clean") for _, name in fs.after), "only scratch files may be written"
     assert {name: facts for name, facts in snapshot(log_dir).items() if not name.endswith(".clean")} == before
 
 
-def test_no_more_files_are_written_to_a_target_out_of_place(tmp_path: Path) -> None:
+def test_the_output_dir_is_unchanged_after_a_lost_lock(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     out.mkdir()

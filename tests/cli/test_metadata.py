@@ -113,7 +113,7 @@ def test_dynamic_settings_of_brokers_are_applied(run: Run, log_dir: Path, log: M
     assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "skipped"
 
 
-def test_of_a_recent_change_the_safer_value_is_used(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_the_safer_value_of_a_recently_changed_setting_is_used(run: Run, log_dir: Path, log: MetadataLog) -> None:
     log.append(model.topic_config("users", *COMPACT))
     rows, _ = plan(run, log_dir)
     assert rows["users-0"]["status"] == "skipped"
@@ -131,7 +131,7 @@ def test_of_a_recent_change_the_safer_value_is_used(run: Run, log_dir: Path, log
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "reason"),
     [
         ("unknown topic", "stray: the metadata log at offset 1006 has no topic users"),
         ("other id", "stray: the topic id of the directory is EBAQEBAQEBAQEBAQEBAQCQ, but topic users has EBAQ"),
@@ -140,8 +140,8 @@ def test_of_a_recent_change_the_safer_value_is_used(run: Run, log_dir: Path, log
         ("moved away", "stray: broker 1 is not among the partition's replicas 2, 3"),
     ],
 )
-def test_stray_partitions_are_refused_whatever_is_on_the_command_line(
-    run: Run, log_dir: Path, log: MetadataLog, case: str, said: str
+def test_stray_partitions_are_refused_with_any_flags(
+    run: Run, log_dir: Path, log: MetadataLog, case: str, reason: str
 ) -> None:
     name = "users-0"
     if case == "unknown topic":
@@ -158,7 +158,7 @@ def test_stray_partitions_are_refused_whatever_is_on_the_command_line(
     for flags in ((), ("--topic-config", "users:cleanup.policy=compact", "--topics-have-no-overrides")):
         rows, _ = plan(run, log_dir, *flags)
         assert rows[name]["status"] == "refused"
-        assert said in rows[name]["error"]
+        assert reason in rows[name]["error"]
         assert rows["orders-0"]["status"] == "would-compact"
 
 
@@ -170,7 +170,7 @@ def test_a_malformed_id_is_corrupt(run: Run, log_dir: Path, log: MetadataLog) ->
 # Outdated metadata
 
 
-def test_a_late_record_at_the_end_does_not_hide_earlier_appends(
+def test_an_old_last_batch_does_not_hide_a_late_time_index_entry(
     run: Run, log_dir: Path, log: MetadataLog
 ) -> None:
     later_ms = T0 + log.end_offset + 9 * HOUR_MS
@@ -181,7 +181,7 @@ def test_a_late_record_at_the_end_does_not_hide_earlier_appends(
     assert "is not used" in plan(run, log_dir)[1]
 
 
-def test_a_segment_truncated_in_its_first_batch_does_not_hide_the_previous_one(
+def test_the_previous_segment_is_checked_if_the_last_is_truncated_in_its_first_batch(
     run: Run, log_dir: Path, log: MetadataLog
 ) -> None:
     later_ms = T0 + log.end_offset + 9 * HOUR_MS
@@ -253,7 +253,7 @@ def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_trusted(run: Run, lo
     rows, _ = plan(run, log_dir, "--metadata-is-current")
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
-    assert statuses(rows)["orders-0"] == "would-compact", "given settings require no metadata"
+    assert statuses(rows)["orders-0"] == "would-compact", "no metadata may be required if the settings are given"
 
 
 def test_the_metadata_log_of_a_migrated_broker_is_trusted(
@@ -298,7 +298,7 @@ def test_records_of_an_import_do_not_count_as_appended_by_brokers(
     assert statuses(rows)["orders-0"] == ("refused" if appended_by_broker else "would-compact")
 
 
-def test_an_empty_active_segment_does_not_hide_the_previous_one(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_the_previous_segment_is_checked_if_the_active_one_is_empty(run: Run, log_dir: Path, log: MetadataLog) -> None:
     now_ms = T0 + log.end_offset - 1 + 2 * HOUR_MS
     append_later(log_dir, "users-0", written_ms=now_ms, modified_ms=now_ms)
     (log_dir / "users-0" / f"{401:020d}.log").touch()
@@ -367,7 +367,7 @@ def test_doctor_reports_whether_settings_are_known(run: Run, log_dir: Path, log:
         return dict(row)
 
     assert row()["found"].startswith(f"metadata as of offset {log.end_offset - 1}")
-    assert "start and stop this broker" in row()["remedy"], "the metadata log is years old"
+    assert "start and stop this broker" in row()["remedy"], "the metadata log, which is years old, must cause a remedy"
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     assert row()["status"] == "warn"
     assert "is not used" in row()["found"]
@@ -437,7 +437,7 @@ def test_with_zookeeper_a_plan_succeeds_after_following_the_advice(run: Run, log
     rows, message = plan(run, log_dir, "--topic-configs", configs)
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
     assert f"Settings of topics are read from {configs}" in message
-    assert "kafka-configs.sh" not in message, "the requested file was given"
+    assert "kafka-configs.sh" not in message, "a file that was given must not be requested"
 
 
 def test_describe_and_doctor_report_which_kafka_wrote_the_log_dirs(run: Run, tmp_path: Path) -> None:
@@ -570,7 +570,7 @@ def test_a_newer_version_of_the_broker_settings_leaves_every_topic_unknown(
     run: Run, log_dir: Path, log: MetadataLog
 ) -> None:
     log.append(newer(model.config(4, "2", "retention.ms", "1")))
-    assert statuses(plan(run, log_dir)[0])["orders-0"] == "would-compact", "the record is that of another broker"
+    assert statuses(plan(run, log_dir)[0])["orders-0"] == "would-compact", "another broker's record must have no effect"
     log.append(newer(model.config(4, "", "retention.ms", "1")))
     rows, _ = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}

@@ -1,4 +1,4 @@
-"""A number that no file, clock or machine can have is a usage error of its flag, and never causes a traceback."""
+"""Numbers outside the range of a flag are usage errors, and never cause a traceback."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_number_outside_its_range_is_a_usage_error(run: Run, command: str, fla
 
 @pytest.mark.parametrize("text", ["-1", *BEYOND, "99999999t", "9e9", "x", "", "1.5.5", "nan", "inf"])
 @pytest.mark.parametrize(("command", "flag"), SIZES)
-def test_a_size_that_no_file_can_have_is_a_usage_error(run: Run, command: str, flag: str, text: str) -> None:
+def test_an_invalid_size_is_a_usage_error(run: Run, command: str, flag: str, text: str) -> None:
     done = run(command, flag, text)
     assert (done.exit_code, done.stdout) == (2, "")
     assert isinstance(done.exception, SystemExit)
@@ -57,7 +57,7 @@ def test_a_size_that_no_file_can_have_is_a_usage_error(run: Run, command: str, f
 
 
 @pytest.mark.parametrize("text", ["-1", *BEYOND, "nan", "inf", "1e3", "x", ""])
-def test_a_deadline_that_is_not_a_duration_is_a_usage_error(run: Run, text: str) -> None:
+def test_an_invalid_deadline_is_a_usage_error(run: Run, text: str) -> None:
     done = run("compact", "--deadline", text)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "invalid number of minutes" in " ".join(done.stderr.split())
@@ -112,7 +112,7 @@ def test_a_time_outside_the_range_is_a_usage_error(run: Run, log_dir: Path, text
 
 @pytest.mark.parametrize("number", ["-1", *BEYOND, "2147483648", "\u0663"])
 @pytest.mark.parametrize("command", ["plan", "verify", "describe", "lookup"])
-def test_an_impossible_partition_is_a_usage_error(run: Run, log_dir: Path, command: str, number: str) -> None:
+def test_an_invalid_partition_number_is_a_usage_error(run: Run, log_dir: Path, command: str, number: str) -> None:
     more = ("--offset", "0") if command == "lookup" else ()
     done = run(command, "--log-dirs", log_dir, "--partitions", f"orders-{number}", *more)
     assert isinstance(done.exception, SystemExit), done.exception
@@ -120,7 +120,7 @@ def test_an_impossible_partition_is_a_usage_error(run: Run, log_dir: Path, comma
 
 
 @pytest.mark.parametrize("number", [*BEYOND, "-2", "x"])
-def test_a_setting_that_no_topic_can_have_is_a_usage_error(run: Run, log_dir: Path, number: str) -> None:
+def test_an_invalid_topic_setting_is_a_usage_error(run: Run, log_dir: Path, number: str) -> None:
     for key in ("segment.bytes", "retention.ms", "min.cleanable.dirty.ratio"):
         done = run("plan", "--log-dirs", log_dir, "--topic-config", f"orders:{key}={number}")
         assert isinstance(done.exception, SystemExit), done.exception

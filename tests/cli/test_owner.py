@@ -85,7 +85,7 @@ def until(is_true: Callable[[], object], what: str) -> None:
 
 
 @pytest.mark.long
-def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) -> None:
+def test_commands_work_as_the_owner_and_write_to_a_directory_that_only_root_can_write(case: Case) -> None:
     (case.log_dir / "orders-0" / "00000000000000000000.index").unlink()
     given = ("--log-dirs", case.log_dir)
     config = ("--config", case.private / "server.properties")
@@ -108,7 +108,7 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
         ("audit", "--replica", case.log_dir, "--replica", case.own / "saved", "--report", case.private / "audit"),
     ]
     for command in runs:
-        # Two of them start a new interpreter, and load modules while they work as the owner.
+        # Two of the commands start a new interpreter, and load modules while they work as the owner.
         done = (owned.keytail if command[0] in ("compact", "verify") else keytail)(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert done.stderr.count(SAID) == 1, (command, done.stderr)
@@ -128,7 +128,7 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
 
 
 @pytest.mark.long
-def test_a_ledger_is_written_where_only_root_can(case: Case) -> None:
+def test_a_ledger_is_written_to_a_directory_that_only_root_can_write(case: Case) -> None:
     """Here threads of the deltalake package write the ledger; in run/test_owner.py, Spark does."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger")
     for command in (("rebuild-index", *flags), ("compact", *COMPACT, *flags), ("compact", *COMPACT, *flags)):

@@ -44,7 +44,7 @@ def home() -> Iterator[Path]:
 
 
 def test_every_command_refuses_a_partition_with_a_file_that_it_may_not_read(home: Path) -> None:
-    """Each partition but the last has another such file."""
+    """Each partition except the last has a different unreadable file."""
     log_dir, own = _log_dir(home / "more", len(CLOSED) + 1), home / "own"
     before = snapshot(log_dir)
     closed = {f"orders-{n}": name for n, name in enumerate(CLOSED)}
@@ -80,7 +80,7 @@ def test_every_command_refuses_a_partition_with_a_file_that_it_may_not_read(home
 
 
 @pytest.mark.parametrize("name", ["replication-offset-checkpoint", "recovery-point-offset-checkpoint"])
-def test_an_unreadable_checkpoint_is_the_only_reason(home: Path, name: str) -> None:
+def test_an_unreadable_checkpoint_is_the_only_reported_reason(home: Path, name: str) -> None:
     log_dir = home / "logs"
     (log_dir / name).chmod(0)
     given = ("--log-dirs", log_dir, "--output", "json")

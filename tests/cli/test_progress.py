@@ -138,7 +138,7 @@ def test_a_few_partitions_have_a_line_each(capsys: pytest.CaptureFixture[str]) -
     assert len(lines) == 3
 
 
-def test_for_many_partitions_a_log_has_problems_long_tasks_and_periodic_progress(
+def test_for_many_partitions_problems_long_tasks_and_periodic_progress_are_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rng, clock, count = chance(), Clock(), 5000
@@ -174,7 +174,7 @@ def test_a_long_partition_is_reported_periodically(capsys: pytest.CaptureFixture
     )
 
 
-def test_if_two_threads_find_a_line_due_only_one_prints_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_threads_prints_a_line_that_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, message = Clock(), []
 
     def print_message(text: str, *_: object, **facts: object) -> None:

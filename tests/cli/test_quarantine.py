@@ -94,7 +94,7 @@ def quarantine_row(status: str, logs: Path) -> Any:
     return ResultRow("bad", 0, str(logs), status)
 
 
-def test_a_range_to_truncate_has_both_ends(logs: Path, tmp_path: Path) -> None:
+def test_a_range_to_truncate_has_its_first_and_last_byte_position(logs: Path, tmp_path: Path) -> None:
     (logs / ".kafka_cleanshutdown").unlink()
     (logs / "bad-0" / f"{0:020d}.log").write_bytes(SOUND)
     torn = encode_batch([Rec(6, T0, b"k", b"v")])

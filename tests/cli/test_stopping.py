@@ -228,7 +228,7 @@ def test_spark_submit_stops_on_a_signal(to_group: bool, log_dir: Path, tmp_path:
 
 @pytest.mark.one_of("a kill of a run with Spark")
 @pytest.mark.spark
-def test_a_run_whose_jvm_is_killed_reports_what_is_done(log_dir: Path, tmp_path: Path) -> None:
+def test_a_run_whose_jvm_is_killed_reports_its_progress(log_dir: Path, tmp_path: Path) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = snapshot(log_dir)
     flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "2m", "--execute", "--master", "local[2]"]
@@ -328,7 +328,7 @@ def test_the_rows_of_an_interrupted_run_are_printed(
     assert set(rows) < {"t-0", "t-1", "t-2"}
 
 
-def test_an_interrupted_compaction_reports_what_was_not_begun(
+def test_an_interrupted_compaction_reports_partitions_that_were_not_begun(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C interrupts the second of three partitions, after the first one has ended."""
@@ -401,7 +401,7 @@ def test_a_signal_while_an_error_is_printed_causes_one_message(
     assert "interrupted by SIGTERM. Nothing in a log dir was changed" in err
 
 
-@pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
+@pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it ended before the check"])
 def test_the_end_of_the_parent_is_signalled_only_during_the_run(
     seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,7 +443,7 @@ def test_a_repeated_signal_is_raised_only_after_some_time(capfd: pytest.CaptureF
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
-            signal.raise_signal(signal.SIGINT)  # during cleanup
+            signal.raise_signal(signal.SIGINT)  # a second signal, during cleanup
     assert stopped.value.exit_status == 143
     assert "already stopping" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == handler

@@ -126,7 +126,7 @@ def test_a_read_only_command_reports_lost_output(log_dir: Path) -> None:
                 assert "No space left on device" in done.stderr
         removed = without_reader(*arguments)
         assert removed.returncode == 141, removed.stderr
-        assert not removed.stderr or arguments[0] == "verify"  # `verify` prints its progress there
+        assert not removed.stderr or arguments[0] == "verify"  # `verify` prints its progress to stderr
         assert "Traceback" not in removed.stderr
     damage(log_dir)
     for streams in ({1: CLOSED}, {1: full}, {2: CLOSED}):

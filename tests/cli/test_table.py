@@ -1,4 +1,4 @@
-"""Tables of rows: at any width of the terminal, names and statuses are complete, and nothing is lost."""
+"""Tables of rows: at any width of the terminal, all cells are printed, and names and statuses are complete."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_unremarkable_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> No
     assert "b-0" in out
     assert "a-0" not in out
     assert table.print_remarkable("Title", columns, rows[1:], is_plain) == rows[1:], (
-        "a few rows are printed, even plain ones"
+        "a few rows must be printed, even plain ones"
     )
     assert table.print_remarkable("Title", columns, rows[:6], is_plain) == []
     assert capsys.readouterr().out.endswith("Title\n6 partitions: 6 sound; --verbose lists them.\n")

@@ -32,7 +32,7 @@ SEEN = r"/logs/t\x1b[2Jx\x0d\x07\x9b31m\x7f\u202eabc-0"
 
 @pytest.mark.long
 @given(st.text())
-def test_no_control_character_is_left(text: str) -> None:
+def test_every_control_character_is_escaped(text: str) -> None:
     assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u2066\u2028" for c in visible(text))
     if text.isprintable():
         assert visible(text) == text
@@ -116,7 +116,7 @@ def test_a_producer_cannot_send_escapes_to_a_terminal(output: str, partition: Pa
     assert not CONTROL_CHARACTERS & set(seen)
     assert "\r" not in seen
     raw = dumped(partition, *flags, terminal=False)
-    assert CONTROL_CHARACTERS & set(raw), "elsewhere the bytes are unchanged, as printed by Kafka's tool"
+    assert CONTROL_CHARACTERS & set(raw), "in a pipe the bytes must be unchanged, as Kafka's tool prints them"
     assert dumped(partition, *flags, "--escape", terminal=False) == seen
     assert dumped(partition, *flags, "--no-escape", terminal=True) == raw
     if output == "json":
@@ -138,12 +138,12 @@ def test_messages_are_divided_between_words_on_a_terminal(monkeypatch: pytest.Mo
     text = "keytail: one two three after 1,024 MiB, then `keytail verify` of /a/path/that/is/longer/than/a/line"
     console.print_message(text)
     first, *lines = terminal.getvalue().rstrip("\n").split("\n")
-    assert all(re.match(r"  \S", line) for line in lines), "continued lines are indented"
+    assert all(re.match(r"  \S", line) for line in lines), "continued lines must be indented"
     lines = [first, *(line[2:] for line in lines)]
     assert " ".join(lines) == text
     assert all(len(line) <= (28 if number else 30) or " " not in line for number, line in enumerate(lines))
     assert any("`keytail verify`" in line for line in lines)
-    assert any("1,024 MiB" in line for line in lines), "a number and its unit are not divided"
+    assert any("1,024 MiB" in line for line in lines), "a number and its unit must not be divided"
     monkeypatch.setattr("sys.stderr", plain := io.StringIO())
     console.print_message(text)
     assert plain.getvalue() == text + "\n"

@@ -87,7 +87,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_something_that_gets_the_name_during_the_write_is_not_replaced(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_appears_under_the_name_during_the_write_is_not_replaced(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "rows"
     path.write_text("before")
     refuse_file(LOCAL, str(path), (), "--rows-file")

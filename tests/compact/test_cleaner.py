@@ -26,7 +26,7 @@ from keytail.log.records.key_scan import KeyScanner
 from keytail.log.records.scan import RecordScanner
 from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, random_log, task_for, write_log
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.cleaner import Segment, clean
 from tests.reference.indexing import index_files
@@ -40,7 +40,7 @@ def chunks(request, monkeypatch):
     batches.
     """
     if request.param == "in pieces":
-        take_in_pieces(monkeypatch, records=random.Random(SEED).choice([1, 2, 3]))
+        read_in_pieces(monkeypatch, records=random.Random(SEED).choice([1, 2, 3]))
     if request.param != "large chunks":
         monkeypatch.setattr(
             cleaner, "SegmentReader", functools.partial(SegmentReader, chunk_bytes=300, arena_bytes=200)

@@ -35,7 +35,7 @@ from tests.chance import chance, draws
 from tests.compact.logs import random_log, task_for, write_log
 from tests.compact.measure.logs import NOW, random_task
 from tests.compact.test_passes import files_of, run_passes
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference.indexing import index_files
 
 Outcome = tuple[Any, ...]
@@ -86,7 +86,7 @@ def test_any_number_of_threads_leaves_the_same(
 ) -> None:
     rng = random.Random(chance().randrange(2**32) + case)
     if rng.random() < 0.2:
-        take_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
+        read_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
     if rng.random() < 0.3:
         monkeypatch.setattr(map_in_threads, "_MOST_KEYS", 4)
     task = some_task(rng, tmp_path)

@@ -1,4 +1,4 @@
-"""Which versions are accepted, and which cleaners use file times."""
+"""The accepted values of --broker-version, and the versions whose cleaner uses file times."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_versions_below_3_1_clean_by_file_time(text: str, by_file_time: bool) ->
 @pytest.mark.parametrize(
     "text", ["", "2", "0.10.2", "0.9", "2.8.", "2.8.x", "v2.8", "-2.8", "2.8-IV0", "2.8.1.1.1", "٢.٨"]
 )
-def test_other_texts_are_refused_with_the_accepted_ones(text: str) -> None:
+def test_invalid_versions_are_refused_with_the_accepted_ones(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid Kafka version .*: use a version from 0\.11 on, such as 2\.8"):
         parse_broker_version(text)

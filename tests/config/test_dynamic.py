@@ -78,7 +78,7 @@ def test_a_safer_value_is_reported_with_its_alternatives() -> None:
     assert again.doubts() == []
 
 
-def test_a_topic_that_may_not_be_a_compacted_one_is_not_compacted() -> None:
+def test_a_topic_whose_policy_may_be_uncompacted_is_not_compacted() -> None:
     topics = {"t": topic_options("t", {"cleanup.policy": [None, "compact"]}, "log")}
     resolved = effective("t", topics=topics)
     assert resolved.value("cleanup.policy") == ()
@@ -87,13 +87,13 @@ def test_a_topic_that_may_not_be_a_compacted_one_is_not_compacted() -> None:
     assert effective("t", topics=both).value("cleanup.policy") == ("compact",)
 
 
-def test_the_command_line_decides_between_possible_values() -> None:
+def test_the_command_line_overrides_possible_values() -> None:
     topics = {"t": topic_options("t", {NAME: ["3", "2"]}, "log")}
     line = from_command_line([f"t:{NAME}=1"])
     assert effective("t", topics=topics, command_line=line).value(NAME) == 1
 
 
-def test_of_settings_that_decide_no_removal_the_newest_value_is_used() -> None:
+def test_the_newest_value_of_a_setting_that_affects_no_removal_is_used() -> None:
     topics = {"t": topic_options("t", {"internal.segment.bytes": [None, "9", "8"]}, "log")}
     assert effective("t", topics=topics).value("internal.segment.bytes") == 8
 

@@ -1,4 +1,4 @@
-"""Which versions of Kafka may have written a log dir: by each sign alone, and by all signs together."""
+"""The versions of Kafka that may have written a log dir, determined from each sign and from all signs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_other_features_and_levels_below_all_versions_are_no_evidence() -> None:
     assert infer(Signs(features={"metadata.version": 0})).evidence == ()
 
 
-def test_zookeeper_means_a_version_before_4_0_and_requires_the_settings_of_topics() -> None:
+def test_zookeeper_means_a_version_before_4_0_and_requires_topic_settings() -> None:
     found = infer(Signs(meta_versions=frozenset({0}), clean_shutdown_has_json=True))
     assert found.sentence == "3.7 or later, before 4.0"
     assert "give --topic-configs" in text(found)
 
 
-def test_contradicting_signs_mean_several_versions() -> None:
+def test_contradicting_signs_give_several_versions() -> None:
     found = infer(Signs(features={"metadata.version": 26}, clean_shutdown_has_json=False))
     assert found.sentence == "several versions: 4.1 or later, and one before 3.7"
 

@@ -1,4 +1,4 @@
-"""The table of Kafka's keys: its consistency, and how values are parsed."""
+"""The table of Kafka's keys: its consistency, and the parsing of values."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_topic_without_overrides_has_the_setting_of_the_broker(
 def test_a_setting_that_was_not_given_is_unknown() -> None:
     assert decided("unknown") == decided("unknown", no_overrides=True) == "unknown"
     assert decided("ZooKeeper") == decided("ZooKeeper", no_overrides=True) == "keep"
-    # The topic may have an older format than its broker, whatever that of the broker.
+    # A topic may have an older format than its broker.
     assert decided("ZooKeeper", broker={FORMAT: "2.8", PROTOCOL: "2.8"}) == "keep"
     assert decided("unknown", broker={FORMAT: "2.8", PROTOCOL: "2.8"}) == "unknown"
     assert decided("unknown", broker={FORMAT: "0.10.2", PROTOCOL: "2.8"}) == "keep"

@@ -1,4 +1,4 @@
-"""Which value of a setting is effective, where it comes from, and the messages about an invalid one."""
+"""The effective value of a setting, its source, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_settings_of_another_topic_are_ignored() -> None:
     assert not resolved.overrides_known
 
 
-def test_an_empty_entry_asserts_all_settings_and_the_flag_all_but_the_policy() -> None:
+def test_the_flag_makes_all_settings_known_except_the_policy() -> None:
     assert effective("orders", topics={"orders": {}}).overrides_known
     stated = effective("orders", topics_have_no_overrides=True)
     assert stated.unknown(KEYS) == ("cleanup.policy", *(key.name for key in BROKER_KEYS))
@@ -80,7 +80,7 @@ def test_an_empty_entry_asserts_all_settings_and_the_flag_all_but_the_policy() -
 
 
 @given(st.sets(st.sampled_from([key.name for key in TOPIC_KEYS if key.kind == "long"])), st.booleans())
-def test_each_setting_must_be_known_separately(names, everywhere) -> None:
+def test_only_the_given_settings_are_known(names, everywhere) -> None:
     line = from_command_line([f"{name}=5" if everywhere else f"orders:{name}=5" for name in sorted(names)])
     resolved = effective("orders", command_line=line)
     assert (resolved.known, resolved.given) == (names, names)
@@ -88,14 +88,14 @@ def test_each_setting_must_be_known_separately(names, everywhere) -> None:
     assert effective("orders", command_line=line, broker=broker).known == names
 
 
-def test_the_file_is_between_the_metadata_log_and_the_command_line() -> None:
+def test_a_topic_configs_file_overrides_the_metadata_log_but_not_the_command_line() -> None:
     text = b"orders:delete.retention.ms=3\nclicks:segment.bytes=2000000\n"
     configs = parse_topic_configs(text, "topics")
     topics = {"orders": from_topic("orders", {NAME: "4", "cleanup.policy": "compact"}, "metadata")}
     resolved = effective("orders", topic_configs=configs, topics=topics)
     assert resolved.settings[NAME] == Setting(3, "topics line 1: delete.retention.ms=3")
     assert resolved.value("cleanup.policy") == ("compact",), (
-        "a setting that is not in the file comes from a lower layer"
+        "a setting that is not in the file must come from the metadata log"
     )
     line = from_command_line(["delete.retention.ms=2"])
     assert effective("orders", topic_configs=configs, topics=topics, command_line=line).value(NAME) == 2
@@ -125,7 +125,7 @@ def test_internal_topics_have_the_settings_with_which_kafka_creates_them(topic, 
     resolved = effective(topic, broker=broker)
     assert (resolved.value("cleanup.policy"), resolved.value("retention.ms")) == (policy, retention_ms)
     assert "cleanup.policy" in resolved.known
-    assert NAME not in resolved.known, "the setting may have been changed since"
+    assert NAME not in resolved.known, "other settings must not be known, because they may have been changed"
     read = effective(topic, topics={topic: from_topic(topic, {"cleanup.policy": "compact,delete"}, "metadata")})
     assert read.value("cleanup.policy") == ("compact", "delete")
     assert (resolved.in_metadata, read.in_metadata) == (False, True)
@@ -218,7 +218,7 @@ def test_values_may_contain_characters_of_the_syntax() -> None:
         from_command_line(["orders:compression.type=a:b=c"])
 
 
-def test_the_command_line_accepts_one_setting_of_the_broker() -> None:
+def test_the_command_line_accepts_producer_id_expiration_ms() -> None:
     line = from_command_line(["producer.id.expiration.ms=9"])
     assert effective("t", command_line=line).value("producer.id.expiration.ms") == 9
 
@@ -244,7 +244,7 @@ WITHHELD = "Dynamic configs for topic orders are:\n  cleanup.policy=null sensiti
 NONE = "Dynamic configs for topic orders are:\n"
 
 
-def test_a_setting_that_is_missing_from_all_values_is_not_known() -> None:
+def test_a_setting_that_is_missing_from_a_listing_is_not_known() -> None:
     """The output of the tool was truncated or filtered."""
     resolved = effective("orders", topic_configs=parse_topic_configs(ALL.encode(), "f"))
     assert resolved.unknown(["retention.ms", "cleanup.policy", "retention.bytes"]) == (

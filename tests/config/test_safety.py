@@ -95,7 +95,7 @@ def test_the_safest_value_removes_no_more_than_any_other(doubt: tuple[str, list[
 
 
 @given(doubts())
-def test_the_order_of_values_matters_only_if_no_removal_depends_on_them(
+def test_the_order_of_values_matters_only_for_settings_that_affect_no_removal(
     doubt: tuple[str, list[Value]],
 ) -> None:
     name, values = doubt
@@ -106,7 +106,7 @@ def test_the_order_of_values_matters_only_if_no_removal_depends_on_them(
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] <= pair[1]), min_size=1))
-def test_lags_chosen_separately_do_not_contradict_each_other(pairs: list[tuple[int, int]]) -> None:
+def test_the_safest_minimum_lag_is_not_above_the_safest_maximum_lag(pairs: list[tuple[int, int]]) -> None:
     low = safest_value("min.compaction.lag.ms", [pair[0] for pair in pairs])
     high = safest_value("max.compaction.lag.ms", [pair[1] for pair in pairs])
     assert isinstance(low, int)

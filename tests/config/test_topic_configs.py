@@ -36,7 +36,7 @@ DEFAULT_CONFIG:log.cleanup.policy=delete}
   retention.ms=60000 sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:retention.ms=60000}
 Dynamic configs for topic no-overrides are:
 """,
-    "without a word before": """\
+    "without the word Dynamic": """\
 Configs for topic orders are:
   cleanup.policy=compact,delete sensitive=false synonyms={}
   retention.ms=60000 sensitive=false synonyms={}
@@ -97,12 +97,12 @@ def test_a_complete_listing_of_kafka_2_x_shows_that_no_topic_is_tiered() -> None
         cut_off = ALL_OF_2_8[:number] + ALL_OF_2_8[number + 1 :]
         assert not parse_topic_configs(printed_all(cut_off), "f").not_tiered
     newer = [*ALL_OF_2_8, "message.timestamp.before.max.ms"]
-    assert not parse_topic_configs(printed_all(newer), "f").not_tiered, "the rest may have been truncated"
+    assert not parse_topic_configs(printed_all(newer), "f").not_tiered, "unknown versions must not count as complete"
     assert not parse_topic_configs(printed_all([*ALL_OF_2_8, "remote.storage.enable"]), "f").not_tiered
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ("orders:cleanup.polcy=compact\n", "line 1: unknown topic config cleanup.polcy"),
         ("orders:retention.ms=1\norders:log.retention.ms=1\n", "line 2: unknown topic config log.retention.ms"),
@@ -116,10 +116,10 @@ def test_a_complete_listing_of_kafka_2_x_shows_that_no_topic_is_tiered() -> None
         ("# nothing\n", "contains no topic"),
     ],
 )
-def test_errors_are_reported_with_their_line(data: str, said: str) -> None:
+def test_errors_are_reported_with_their_line(data: str, message: str) -> None:
     with pytest.raises(UsageProblem) as problem:
         parse_topic_configs(data.encode(), "f")
-    assert said in str(problem.value)
+    assert message in str(problem.value)
 
 
 def test_bytes_that_are_not_text_are_refused() -> None:

@@ -229,8 +229,8 @@ def faults(
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize("name", ["behind records, beginning a new segment",
-                                  "behind an empty active segment, whose snapshot is the only one"])  # fmt: skip
+@pytest.mark.parametrize("name", ["after records, in a new segment",
+                                  "after an empty active segment with the only snapshot"])  # fmt: skip
 def test_kafka_finds_a_complete_import_or_none_after_every_stop(
     name: str,
     tmp_path: Path,
@@ -282,7 +282,7 @@ def test_every_stop_of_the_second_run(
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    case = replace(CASES["behind the only segment, with the only snapshot at its end"], count=7, segment_bytes=250)
+    case = replace(CASES["after the only segment, with the only snapshot at its end"], count=7, segment_bytes=250)
     before, after = expected_logs(case, tmp_path)
     assert len(after) == 3
     first, second = Counts("import"), Counts("import, again")

@@ -108,7 +108,7 @@ def test_a_flipped_byte_is_reported(run: Run, segment: Path) -> None:
     assert rows.stderr == ""
 
 
-def test_an_unreadable_record_hides_no_other(run: Run, segment: Path) -> None:
+def test_dump_prints_the_records_around_an_unreadable_one(run: Run, segment: Path) -> None:
     spoiled = encode_batch([Rec(180, 5, b"k", b"v"), Rec(181, 5, b"k", b"v")], record_count=3)
     tail = encode_batch([Rec(183, 6, b"k", b"v")])
     segment.write_bytes(segment.read_bytes() + spoiled + tail)

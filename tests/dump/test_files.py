@@ -1,4 +1,4 @@
-"""A dump of any bytes ends and prints well-formed lines, and damage hides nothing else."""
+"""A dump of any bytes ends and prints well-formed lines, and damage does not prevent the output of other data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keytail.dump.report import MOST_GAPS, Report
 from keytail.format.coordinator import OFFSETS
 from keytail.log.fs import LOCAL
 from tests.chance import draws
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.indexing import index_files
 from tests.reference.legacy import encode_single, encode_wrapper
@@ -65,7 +65,7 @@ def test_dumps_of_corrupted_logs_end(tmp_path_factory, changes, length, old, tai
         dumped(folder, as_json=False, **options)
 
 
-def test_damage_in_a_batch_hides_no_other(tmp_path):
+def test_dump_prints_the_other_batches_of_a_log_with_a_damaged_batch(tmp_path):
     for spoiled in range(6):
         batch = bytearray(NEW[spoiled])
         batch[62:] = bytes(b ^ 0x55 for b in batch[62:])
@@ -82,12 +82,12 @@ def test_damage_in_a_batch_hides_no_other(tmp_path):
 def test_batches_in_pieces_give_the_same_lines(tmp_path, monkeypatch, as_json):
     folder = write(tmp_path, b"".join(OLD) + SOUND)
     whole, _ = dumped(folder, as_json=as_json, print_data_log=True)
-    take_in_pieces(monkeypatch, 2)
+    read_in_pieces(monkeypatch, 2)
     assert dumped(folder, as_json=as_json, print_data_log=True)[0] == whole
 
 
-def test_a_record_that_is_too_large_hides_no_other(tmp_path, monkeypatch):
-    take_in_pieces(monkeypatch, 2)
+def test_dump_prints_the_other_records_of_a_batch_with_a_too_large_record(tmp_path, monkeypatch):
+    read_in_pieces(monkeypatch, 2)
     monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "90")
     log = NEW[1] + encode_batch([Rec(6, T0, b"k", b"v"), Rec(7, T0, b"k", bytes(500))], codec=2) + NEW[3]
     text, report = dumped(write(tmp_path, log), as_json=False, print_data_log=True)

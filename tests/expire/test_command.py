@@ -1,4 +1,4 @@
-"""`keytail expire` through the command line: what it reports, what it changes, and what it leaves unchanged."""
+"""`keytail expire` through the command line: its rows, and the files that it changes or leaves unchanged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_dry_run_reports_what_would_be_removed_and_why_and_changes_nothing(run
     assert snapshot(log_dir) == before
 
 
-def test_segments_with_one_reason_are_one_line_and_verbose_lists_each(run: Run, log_dir: Path) -> None:
+def test_segments_with_one_reason_have_one_line_except_with_verbose(run: Run, log_dir: Path) -> None:
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 120\n")
     flags = ("--log-dirs", log_dir, *KNOWN, *older_than(300))
     out = run("expire", *flags).stdout
@@ -121,7 +121,7 @@ def test_expired_segments_are_removed_and_the_rest_is_unchanged(run: Run, log_di
     assert run("verify", "--log-dirs", log_dir, "--output", "json").exit_code in (0, 1)
 
 
-def test_sizes_and_policies_are_those_of_each_topic(run: Run, log_dir: Path) -> None:
+def test_each_topic_has_its_own_policy_and_retention_bytes(run: Run, log_dir: Path) -> None:
     size = sum(path.stat().st_size for path in (log_dir / "orders-0").glob("*.log"))
     first = (log_dir / "orders-0" / f"{0:020d}.log").stat().st_size
     config = [
@@ -165,7 +165,7 @@ def test_settings_of_topics_must_be_known(run: Run, log_dir: Path) -> None:
     assert snapshot(log_dir) == before
 
 
-def test_one_given_setting_implies_nothing_about_the_policy(run: Run, tmp_path: Path) -> None:
+def test_a_given_setting_does_not_make_the_policy_known(run: Run, tmp_path: Path) -> None:
     """An earlier version, called in this way without a metadata log, deleted a compacted topic."""
     path = write_log_dir(tmp_path / "logs", {"customers-0": random_records(1, 400)})
     before = snapshot(path)
@@ -283,7 +283,7 @@ def test_unsuitable_states_are_refused(run: Run, log_dir: Path) -> None:
     assert rows["orders-0"]["status"] == "would-expire"
 
 
-def test_the_clock_must_be_correct(run: Run, log_dir: Path) -> None:
+def test_expire_refuses_a_clock_that_is_probably_wrong(run: Run, log_dir: Path) -> None:
     early = ("--now", str(time.time_ns() // 1_000_000 - 2 * 3_600_000))
     status, rows = run_expire(run, log_dir, *early)
     assert (status, rows["orders-0"]["status"]) == (1, "refused")
@@ -338,7 +338,7 @@ def test_an_index_of_zeros_is_reported_and_not_trusted(run: Run, log_dir: Path) 
     assert (status, rows["orders-0"]["status"], rows["orders-0"]["findings"]) == (0, "kept", [])
 
 
-def test_an_index_with_a_time_in_the_future_retains_nothing(run: Run, log_dir: Path) -> None:
+def test_an_index_time_in_the_future_does_not_retain_a_segment(run: Run, log_dir: Path) -> None:
     (log_dir / "orders-0" / f"{0:020d}.timeindex").write_bytes((2**60).to_bytes(8, "big") + bytes(4))
     (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()  # the file of the segment is recent
     status, rows = run_expire(run, log_dir, *older_than(200), "--partitions", "orders-0", "--execute")
@@ -360,7 +360,7 @@ def test_beside_a_broker_the_rows_of_a_dry_run_are_marked(run: Run, log_dir: Pat
         assert "in use by" in result.stderr
 
 
-def test_a_held_lock_ends_the_run(run: Run, log_dir: Path) -> None:
+def test_expire_changes_nothing_while_the_lock_is_held(run: Run, log_dir: Path) -> None:
     (log_dir / ".lock").touch()
     before = snapshot(log_dir)
     with (log_dir / ".lock").open("r+") as lock:

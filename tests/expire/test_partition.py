@@ -1,5 +1,5 @@
-"""What retention removes, compared with a reference model and worked out by hand, and what a broker would have decided
-by the indexes.
+"""The segments that retention removes, compared with a reference model and with examples, and the decisions that a
+broker would make from the indexes.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def test_tasks_have_the_end_of_their_segments() -> None:
 
 
 def found(claims: list[int], truth: list[int], retention_ms: int = 2 * DAY_MS, **more: int | None) -> list[object]:
-    """Return the findings if the indexes of four segments have certain ages in days, and the log has others."""
+    """Return the findings for segments with the ages in days `claims` by their indexes and `truth` by their logs."""
     facts = facts_of([replace(seg, time_ms=NOW_MS - days * DAY_MS) for seg, days in zip(FOUR, claims, strict=True)], 40)
     facts = replace(facts, segments=tuple(segment._replace(**more) for segment in facts.segments))  # type: ignore[arg-type]
     retention = Retention(retention_ms=retention_ms)

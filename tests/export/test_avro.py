@@ -1,4 +1,4 @@
-"""Avro in Confluent's framing, decoded into columns, compared with what was written into the records."""
+"""Avro in Confluent's framing, decoded into columns, compared with the values that were encoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`keytail export` through the command line: what is reported before Spark starts, and what a dry run reports."""
+"""`keytail export` through the command line: the rows and errors before Spark starts, and those of a dry run."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "an address": (("--to", "s3a://bucket/lake"), "is a URI, not a directory"),
     "no parent": (("--to", "/no/such/place"), "does not exist"),
     "a file": (("--to", "{logs}/../file"), "is not a directory"),
-    "two states": (("--to", "{free}", "--as-of-offset", "1", "--as-of-timestamp", "5"), "Give only one of the two"),
-    "no time": (("--to", "{free}", "--as-of-timestamp", "noon"), "[invalid-time]"),
-    "no format": (("--to", "{free}", "--value-format", "protobuf"), "'protobuf' is not one of binary, utf8"),
+    "two values of --as-of": (("--to", "{free}", "--as-of-offset", "1", "--as-of-timestamp", "5"), "Give only one of the two"),
+    "an invalid time": (("--to", "{free}", "--as-of-timestamp", "noon"), "[invalid-time]"),
+    "an unknown format": (("--to", "{free}", "--value-format", "protobuf"), "'protobuf' is not one of binary, utf8"),
     "no such topic": (("--to", "{free}", "--topic-list", "order"), "Did you mean orders?"),
 }
 
@@ -87,7 +87,7 @@ def only_row(log: GrowingLog, tmp_path: Path, **flags: Any) -> ExportRow:
     return row
 
 
-def test_an_export_ends_at_what_is_replicated_and_committed(tmp_path: Path) -> None:
+def test_an_export_ends_at_the_first_unreplicated_or_uncommitted_record(tmp_path: Path) -> None:
     """Records that a replica may lack, and transactions that are open or end above the exported offset, are left for a
     later export.
     """
@@ -122,7 +122,7 @@ def test_an_unexpected_partition_is_refused(run: Run, log_dir: Path, tmp_path: P
     assert "moving to another log dir" in rows["orders-0"]["error"]
 
 
-def test_a_stopped_run_reports_what_is_done(
+def test_a_stopped_run_reports_its_exported_partitions(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(request: Request, planned: Any, states: Any, rows: dict[str, ExportRow]) -> None:
@@ -193,25 +193,25 @@ def test_a_table_contains_its_export_state(tmp_path: Path) -> None:
 KNOWN = Exported(end_offset=100, log_start_offset=10, leader_epoch=3, topic_id="A")
 NOW = LogNow(10, 120, 110, 90, "A", ((1, 0), (3, 50), (4, 105)))
 PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "more": ({}, "incremental", "from offset 100 on"),
+    "new records": ({}, "incremental", "from offset 100 on"),
     "nothing new": ({"stable_offset": 100}, "none", "no new records"),
-    "less is stable": ({"stable_offset": 60}, "none", "known to be stable only below offset 60"),
+    "no new stable records": ({"stable_offset": 60}, "none", "known to be stable only below offset 60"),
     "another topic": ({"topic_id": "B"}, "full", "replaced by another of the same name"),
     "no topic id": ({"topic_id": None}, "incremental", ""),
-    "shorter": ({"log_end_offset": 99, "stable_offset": 99}, "full", "the log ends at offset 99"),
+    "a shorter log": ({"log_end_offset": 99, "stable_offset": 99}, "full", "the log ends at offset 99"),
     "another leader": ({"epochs": ((1, 0), (3, 50), (4, 99))}, "full", "another leader has written offset 99"),
     "another leader since": ({"epochs": ((1, 0), (3, 50), (4, 100))}, "incremental", ""),
     "no epochs": ({"epochs": ()}, "incremental", ""),
     "expired": ({"log_start_offset": 11}, "full", "log start offset has moved from 10 to 11"),
-    "compacted up to it": ({"cleaner_checkpoint": 100}, "incremental", ""),
-    "compacted past it": ({"cleaner_checkpoint": 101}, "full", "tombstones may have been removed"),
-    "compacted past it, nothing new": ({"cleaner_checkpoint": 101, "stable_offset": 100}, "full", "tombstones"),
+    "compacted up to the end": ({"cleaner_checkpoint": 100}, "incremental", ""),
+    "compacted past the end": ({"cleaner_checkpoint": 101}, "full", "tombstones may have been removed"),
+    "compacted past the end, no new records": ({"cleaner_checkpoint": 101, "stable_offset": 100}, "full", "tombstones"),
     "never compacted": ({"cleaner_checkpoint": None}, "incremental", ""),
 }
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_log_decides_between_a_full_and_an_incremental_export(name: str) -> None:
+def test_the_state_of_the_log_determines_a_full_or_incremental_export(name: str) -> None:
     changes, strategy, why = PLANS[name]
     now = LogNow(**{**NOW.__dict__, **changes})
     plan = plan_export(KNOWN, now)

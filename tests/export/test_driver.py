@@ -1,5 +1,5 @@
-"""Exports of random logs into real Delta tables: equal to a fold in plain Python, the same whether incremental or full,
-and complete after a kill at each step.
+"""Exports of random logs into real Delta tables: full and incremental exports equal a fold in plain Python, and a
+kill at any step leaves a complete state.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Killed(BaseException):
 def test_a_kill_leaves_the_old_or_the_new_state(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One partition is updated and another one is new: there are two commits, and a kill around each of them."""
+    """One partition is updated and another one is new: a kill happens before and after each of the two commits."""
     old, new = (GrowingLog(random.Random(n), tmp_path / "logs", partition=n) for n in range(2))
     old.grow(10)
     old.write()

@@ -19,7 +19,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.records.chunk import SegmentReader
 from tests.chance import SEED
 from tests.growing_log import GrowingLog
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec
 from tests.reference.cleaner import Aborted
 
@@ -75,7 +75,7 @@ def test_random_logs_equal_the_model(
 ) -> None:
     """The fold may continue an earlier export, follow several compactions, and end at any offset."""
     if in_pieces:
-        take_in_pieces(monkeypatch)
+        read_in_pieces(monkeypatch)
     for number in range(LOGS):
         log = GrowingLog(rng, tmp_path / f"logs{number}", keys=rng.choice([1, 3, 40]))
         if rng.random() < 0.4:
@@ -101,7 +101,7 @@ def test_random_logs_equal_the_model(
         log.write()
         for _ in range(2):
             log.compact()
-            assert folded(task_of(log)) == expected(log), "after a round of compaction"
+            assert folded(task_of(log)) == expected(log), "the state must be the same after a compaction"
 
 
 def fixed(tmp_path: Path, batches: int = 40) -> GrowingLog:

@@ -21,7 +21,7 @@ def test_markers_round_trip(control_type: ControlType, coordinator_epoch: int) -
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5, 6, 7, 99, -1])
-def test_other_types_need_no_value(number: int) -> None:
+def test_control_records_of_other_types_need_no_value(number: int) -> None:
     found = parse_control_record(b"\x00\x00" + number.to_bytes(2, "big", signed=True), None)
     assert found == ControlRecord(number, -1)
 

@@ -1,4 +1,4 @@
-"""Batches encoded from columns are read back unchanged by our readers and by the reference model, whatever the codec.
+"""Batches encoded from columns are read back unchanged by our readers and by the reference model, for every codec.
 """
 
 from __future__ import annotations

@@ -44,14 +44,14 @@ def _encoded(entry: np.dtype) -> Callable[[np.ndarray], bytes]:
 def test_entries_round_trip(parse, encode, layout: str, values: st.SearchStrategy) -> None:  # type: ignore[no-untyped-def]
     @given(st.lists(values, max_size=20), st.binary(max_size=struct.calcsize(layout) - 1))
     @settings(deadline=None)
-    def law(rows: list[tuple], cut_entry: bytes) -> None:
+    def check(rows: list[tuple], cut_entry: bytes) -> None:
         data = b"".join(struct.pack(layout, *row) for row in rows)
         entries = parse(data + cut_entry)
         assert entries.tolist() == rows
         assert encode(entries) == data
         assert encode(parse(np.frombuffer(data, np.uint8))) == data
 
-    law()
+    check()
 
 
 @given(st.binary(max_size=100))

@@ -23,14 +23,14 @@ DAMAGED = {
     "deep lists": "[" * DEEP + "]" * DEEP,
     "deep objects": '{"a":' * DEEP + "1" + "}" * DEEP,
     "deep in a field": '{"version": 1, "files": ' + "[" * DEEP + "]" * DEEP + "}",
-    "deep and cut": "[" * DEEP,
+    "deep and truncated": "[" * DEEP,
     "empty": "",
-    "cut": '{"version": 1',
+    "truncated": '{"version": 1',
     "a list": "[1]",
     "a string": '"version"',
     "null": "null",
     "a number of too many digits": '{"version": ' + "9" * 5000 + "}",
-    "no text": "\udcff",
+    "not UTF-8": "\udcff",
 }
 
 

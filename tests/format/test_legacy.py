@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1: what is read and refused, compared with the reference model and the bytes of the page."""
+"""Messages of magic 0 and 1 that are read and refused, compared with the reference model and the bytes of the page."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ WRONG = {
     "checksum": encode_message(50, b"a", b"1", crc=1),
     "checksum inside": encode_wrapper([K], GZIP, inner=INNER + encode_message(1, b"a", b"1", crc=1)),
     "no messages inside": encode_wrapper([K], GZIP, inner=b""),
-    "no messages inside, a cut one": encode_wrapper([K], GZIP, inner=INNER[:-1]),
+    "only a truncated inner message": encode_wrapper([K], GZIP, inner=INNER[:-1]),
     "without a value": encode_message(50, None, None, attributes=GZIP),
     "zstd": encode_wrapper([K], 4),
     "codec 5": encode_message(50, None, b"x", attributes=5),
@@ -243,7 +243,7 @@ WRONG = {
     "compressed inside": encode_wrapper([K], GZIP, inner=INNER + encode_message(1, None, b"x", attributes=GZIP)),
     "magic inside": encode_wrapper([K], GZIP, inner=encode_message(0, b"a", b"1", magic=2)),
     "negative magic inside": encode_wrapper([K], GZIP, inner=encode_message(0, b"a", b"1", magic=-1)),
-    "offsets go back": encode_wrapper(K3, GZIP, inner_offsets=[0, 0, 1]),
+    "descending offsets": encode_wrapper(K3, GZIP, inner_offsets=[0, 0, 1]),
     "offset below the inner ones": encode_wrapper(K3, GZIP, offset=6),
     "offset below the absolute ones": encode_wrapper(K3, GZIP, magic=0, offset=56),
     "negative offset": encode_message(-1, b"a", b"1"),
@@ -257,7 +257,7 @@ WRONG = {
     + zlib.crc32(b"\1\0" + bytes(8)).to_bytes(4, "big")
     + b"\1\0"
     + bytes(8),
-    "no room for a value": encode_message(50, b"abcd", None)[:12]
+    "ends before the value": encode_message(50, b"abcd", None)[:12]
     + zlib.crc32(encode_message(50, b"abcdefgh", None)[16:34]).to_bytes(4, "big")
     + encode_message(50, b"abcdefgh", None)[16:34],
 }
@@ -274,7 +274,7 @@ def test_invalid_messages_are_refused_with_a_reason(name: str) -> None:
     with pytest.raises(ValueError):
         decode_message(data)
     good = encode_single(Rec(1, 5, b"k", b"v"))
-    if name == "short v1" or name == "no room for a value":
+    if name == "short v1" or name == "ends before the value":
         data = data[:8] + (len(data) - 12).to_bytes(4, "big") + data[12:]
     if name != "negative offset":
         raw, table = table_of(good + data + encode_single(Rec(2**62 + 1, 5, b"k", b"v")))
@@ -337,7 +337,7 @@ def test_any_bytes_are_read_or_refused_without_access_outside_them(case: Any, da
         message[data.draw(st.integers(8, len(message) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.sampled_from([0, 0, 1, 5, 20, 40]))
     message = message[: max(len(message) - cut, 0)]
-    if len(message) > 16 and data.draw(st.booleans()):  # past the checks of sizes and checksum
+    if len(message) > 16 and data.draw(st.booleans()):  # correct size and checksum, so that later checks are reached
         message[8:12] = (len(message) - 12).to_bytes(4, "big")
         message[12:16] = zlib.crc32(message[16:]).to_bytes(4, "big")
     # damaged streams, about which the libraries of the reference model may decide otherwise

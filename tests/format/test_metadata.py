@@ -59,7 +59,7 @@ def test_truncation_at_any_byte_and_any_extra_byte_are_errors(name: str) -> None
 def as_newer(data: bytes, version: int, extra: bytes) -> bytes:
     """Return the record with a later version number and additional fields at its end."""
     assert data[0] == 1
-    assert data[2] < 0x80, "type and version are one byte each"
+    assert data[2] < 0x80, "type and version must be one byte each"
     return bytes([data[0], data[1], version]) + data[3:] + extra
 
 

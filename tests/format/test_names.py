@@ -93,7 +93,7 @@ def test_scratch_names_of_files_without_an_offset(name: str) -> None:
 
 @given(st.text(max_size=60))
 @settings(deadline=None)
-def test_any_name_has_a_kind(name: str) -> None:
+def test_every_name_has_a_kind(name: str) -> None:
     assert parse_file_name(name).name == name
     parse_partition_dir(name)
 

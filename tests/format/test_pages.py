@@ -38,7 +38,7 @@ def test_every_block_of_the_batch_page_is_used() -> None:
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_batch_header(name: str) -> None:
+def test_headers_of_the_batch_page_are_parsed(name: str) -> None:
     data = blocks("BATCH.md")[name]
     header, _ = _parts(data)
     assert header["batch_length"] + LENGTH_PREFIX_BYTES == len(data)
@@ -50,13 +50,13 @@ def test_batch_header(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_batch_records(name: str) -> None:
+def test_records_of_the_batch_page_are_written_back_unchanged(name: str) -> None:
     header, block = _parts(blocks("BATCH.md")[name])
     records = decode_records(block, int(header["record_count"]))
     assert b"".join(map(encode_record, records)) == block
 
 
-def test_two_records() -> None:
+def test_the_batch_of_two_records_is_parsed() -> None:
     header, block = _parts(blocks("BATCH.md")["two-records"])
     assert header.tolist()[:5] == (100, 76, 5, 2, 0x291AD797)
     assert header.tolist()[5:] == (0, 1, T0, T0 + 5, 4001, 3, 7, 2)
@@ -66,7 +66,7 @@ def test_two_records() -> None:
     ]
 
 
-def test_append_time() -> None:
+def test_records_of_the_append_time_batch_have_its_timestamp() -> None:
     (batch,) = decode_log(blocks("BATCH.md")["append-time"])
     assert (batch.base_offset, batch.last_offset) == (10, 15)
     assert [(r.offset, r.timestamp, r.key, r.value) for r in batch.records] == [
@@ -75,13 +75,13 @@ def test_append_time() -> None:
     ]
 
 
-def test_commit_marker() -> None:
+def test_the_commit_marker_is_parsed() -> None:
     _, block = _parts(blocks("BATCH.md")["commit-marker"])
     (record,) = decode_records(block, 1)
     assert parse_control_record(record.key, record.value) == ControlRecord(ControlType.COMMIT, 9)
 
 
-def test_tombstone_with_horizon() -> None:
+def test_the_tombstone_has_a_delete_horizon() -> None:
     header, block = _parts(blocks("BATCH.md")["tombstone-with-horizon"])
     assert header["attributes"] == DELETE_HORIZON
     (record,) = decode_records(block, 1)
@@ -89,7 +89,7 @@ def test_tombstone_with_horizon() -> None:
     assert (record.timestamp_delta, record.value) == (-86499995, None)
 
 
-def test_varints() -> None:
+def test_varints_of_the_page_are_encoded_and_decoded() -> None:
     data, values = blocks("BATCH.md")["varints"], [0, -1, 1, 63, -64, 64, -65, 300, 2**31 - 1, -(2**31)]
     assert b"".join(map(encode_varint, values)) == data
     at = 0
@@ -98,7 +98,7 @@ def test_varints() -> None:
         assert found == value
 
 
-def test_index_entries() -> None:
+def test_index_entries_of_the_page_round_trip() -> None:
     page = blocks("INDEX.md")
     offsets = index.parse_offset_index(page["offset-index"])
     assert offsets.tolist() == [(1, 0), (50, 4200)]
@@ -111,7 +111,7 @@ def test_index_entries() -> None:
     assert index.encode_txn_index(aborted) == page["txn-index"]
 
 
-def test_snapshots() -> None:
+def test_snapshots_of_the_page_round_trip() -> None:
     page = blocks("SNAPSHOT.md")
     entries = [
         ProducerEntry(4001, 3, 8, 101, 1, T0 + 5, -1, 100),
@@ -124,7 +124,7 @@ def test_snapshots() -> None:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_compressed_blocks(codec: int) -> None:
+def test_compressed_blocks_of_the_page_are_decompressed(codec: int) -> None:
     packed = blocks("COMPRESSION.md")[CODECS[codec]]
     _, block = _parts(blocks("BATCH.md")["two-records"])
     assert bytes(decompress(codec, packed)) == block
@@ -132,14 +132,14 @@ def test_compressed_blocks(codec: int) -> None:
         assert compress(codec, block) == packed
 
 
-def test_text_files() -> None:
+def test_text_files_of_the_page_have_the_printed_bytes() -> None:
     page = blocks("NAMES.md")
     assert page["cleaner-offset-checkpoint"] == page["cleaner-offset-checkpoint-bytes"]
     assert page["partition-metadata"] == b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ"
     assert page["leader-epoch-checkpoint"].splitlines() == [b"0", b"2", b"0 0", b"5 100"]
 
 
-def test_names_in_examples() -> None:
+def test_names_in_examples_are_parsed() -> None:
     text = _page("NAMES.md")
     names = re.findall(r"`(0{10}[^` ]+)`", text)
     assert len(names) == 5
@@ -148,7 +148,7 @@ def test_names_in_examples() -> None:
     assert "orders-12.0a1b2c3d4e5f60718293a4b5c6d7e8f9-delete" in text
 
 
-def test_records_of_coordinators() -> None:
+def test_coordinator_records_of_the_page_are_decoded() -> None:
     page = blocks("COORDINATOR.md")
     key = '{"type":"1","data":{"group":"shop","topic":"orders","partition":2}}'
     commit = '"offset":150,"leaderEpoch":7,"metadata":"","commitTimestamp":1700000000000'

@@ -77,7 +77,7 @@ def test_records_round_trip(written: list[Record], behind: bytes) -> None:
 
 @given(records)
 @settings(deadline=None)
-def test_the_model_reads_the_same(record: Record) -> None:
+def test_the_model_reads_the_same_records(record: Record) -> None:
     base_timestamp = 0 if record.timestamp_delta < 0 else -5
     rec = Rec(
         record.offset_delta, record.timestamp_delta + base_timestamp, record.key, record.value, record.headers

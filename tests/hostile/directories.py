@@ -96,7 +96,7 @@ def make(rng: random.Random, root: Path, of: Corpus) -> Case:
         (case.logs / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
     else:
         (case.logs / "recovery-point-offset-checkpoint").write_text("0\n1\nsound 0 0\n")
-    strategies = [rng.choice(_SPOILERS) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
+    strategies = [rng.choice(_DAMAGES) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
     # Files are replaced by pipes last, because damaging the bytes of a pipe would block forever.
     strategies.sort(key=lambda strategy: strategy in _LAST)
     if any(strategy in _LAST for strategy in strategies):
@@ -148,7 +148,7 @@ def _pick(rng: random.Random, case: Case, suffix: str = "") -> Path:
     return rng.choice(found)
 
 
-def spoiled_log(rng: random.Random, case: Case, of: Corpus) -> None:
+def damaged_log(rng: random.Random, case: Case, of: Corpus) -> None:
     file = _pick(rng, case, ".log")
     data = file.read_bytes()
     if not data:
@@ -158,7 +158,7 @@ def spoiled_log(rng: random.Random, case: Case, of: Corpus) -> None:
     file.write_bytes(data)
 
 
-def spoiled_index(rng: random.Random, case: Case, of: Corpus) -> None:
+def damaged_index(rng: random.Random, case: Case, of: Corpus) -> None:
     suffix, entry = rng.choice(((".index", 8), (".timeindex", 12), (".txnindex", 34)))
     if suffix == ".txnindex":
         file = _pick(rng, case, ".log").with_suffix(suffix)
@@ -168,7 +168,7 @@ def spoiled_index(rng: random.Random, case: Case, of: Corpus) -> None:
     file.write_bytes(spoil_entries(rng, file.read_bytes(), entry))
 
 
-def spoiled_small_file(rng: random.Random, case: Case, of: Corpus) -> None:
+def damaged_small_file(rng: random.Random, case: Case, of: Corpus) -> None:
     file = rng.choice((case.partition / "leader-epoch-checkpoint", case.partition / "partition.metadata",
                        *(case.logs / name for name in CHECKPOINTS)))  # fmt: skip
     file.write_bytes(spoil_text(rng, file.read_bytes() if file.exists() else rng.choice(of.texts)))
@@ -178,12 +178,12 @@ def checkpoint_at_a_limit(rng: random.Random, case: Case, of: Corpus) -> None:
     (case.logs / rng.choice(CHECKPOINTS)).write_text(f"0\n1\nt 0 {rng.choice(LIMITS_64)}\n")
 
 
-def spoiled_snapshot(rng: random.Random, case: Case, of: Corpus) -> None:
+def damaged_snapshot(rng: random.Random, case: Case, of: Corpus) -> None:
     file = _pick(rng, case, ".snapshot")
     file.write_bytes(spoil_snapshot(rng, rng.choice(of.snapshots)))
 
 
-def odd_name(rng: random.Random, case: Case, of: Corpus) -> None:
+def unexpected_name(rng: random.Random, case: Case, of: Corpus) -> None:
     """Add a file, usually with content, whose name stops a broker, cannot be parsed, or is not text."""
     zeros = f"{0:020d}"
     name = rng.choice((
@@ -210,11 +210,11 @@ def renamed(rng: random.Random, case: Case, of: Corpus) -> None:
     (shutil.copy if rng.random() < 0.5 else os.rename)(file, target)
 
 
-def gone(rng: random.Random, case: Case, of: Corpus) -> None:
+def removed(rng: random.Random, case: Case, of: Corpus) -> None:
     _pick(rng, case).unlink()
 
 
-def other_kind(rng: random.Random, case: Case, of: Corpus) -> None:
+def other_file_type(rng: random.Random, case: Case, of: Corpus) -> None:
     """Replace a file of the partition, or a file of the log dir, by a link, a pipe, a directory or a hard link."""
     beside = [case.logs / name for name in (*CHECKPOINTS, ".lock", "meta.properties", ".kafka_cleanshutdown")]
     file = _pick(rng, case) if rng.random() < 0.8 else rng.choice(beside)
@@ -237,7 +237,7 @@ def other_kind(rng: random.Random, case: Case, of: Corpus) -> None:
         os.link(case.root / "linked", file)
 
 
-def odd_directory(rng: random.Random, case: Case, of: Corpus) -> None:
+def unexpected_directory(rng: random.Random, case: Case, of: Corpus) -> None:
     name = rng.choice((b"foreign", b"t-0.abc-future", b"t-0.abc-delete", b"t-0.abc-stray", b"t--1", b"t-99999999999",
                        b"t-00",
                        b"u-0", b"\xff-0", b"a\nb-0", b"__cluster_metadata-0", "\u0660-0".encode()))  # fmt: skip
@@ -292,11 +292,11 @@ def replaced_partition(rng: random.Random, case: Case, of: Corpus) -> None:
         case.partition.mkdir()
 
 
-_SPOILERS = (spoiled_log,) * 9 + (spoiled_index,) * 3 + (spoiled_small_file, checkpoint_at_a_limit) * 2 + (
-    spoiled_snapshot, odd_name, odd_name, renamed, renamed, gone, other_kind, other_kind, odd_directory, sparse,
-    unreadable, changing, changing, replaced_partition,
+_DAMAGES = (damaged_log,) * 9 + (damaged_index,) * 3 + (damaged_small_file, checkpoint_at_a_limit) * 2 + (
+    damaged_snapshot, unexpected_name, unexpected_name, renamed, renamed, removed, other_file_type, other_file_type,
+    unexpected_directory, sparse, unreadable, changing, changing, replaced_partition,
 )  # fmt: skip
-_LAST = (other_kind, replaced_partition)
+_LAST = (other_file_type, replaced_partition)
 
 
 # Command lines
@@ -570,7 +570,7 @@ def _check_owned(before: Tree, after: Tree, status: dict[str, str], arguments: l
             continue
         expect(len(parts) == 3 and parts[1] in (SPOILED, BYSTANDER), f"{arguments[0]} changed {path}")
         if arguments[0] == "compact":
-            # Leftovers of an interrupted replacement are resolved, whatever is decided afterwards.
+            # Leftovers of an interrupted replacement are resolved before the decision about the partition.
             resolved = any(word in path for word in _STAGES)
             was_left = any(word in name for name in before for word in _STAGES)
             done = status.get(parts[1]) == "compacted"

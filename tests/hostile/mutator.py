@@ -70,7 +70,7 @@ def split(log: bytes) -> list[bytes]:
 
 
 def signed(batch: bytes) -> bytes:
-    """Return the batch with a correct checksum, whatever else it contains."""
+    """Return the batch with a correct checksum and otherwise unchanged bytes."""
     if len(batch) > 21 and batch[16] >= 2:
         return batch[:17] + struct.pack(">I", crc_wheel.crc32c(batch[21:])) + batch[21:]
     if len(batch) > 17:
@@ -375,7 +375,7 @@ _OF_THE_WHOLE: tuple[Callable[[random.Random, bytes, list[bytes]], bytes], ...] 
 
 
 def spoil_entries(rng: random.Random, data: bytes, entry_bytes: int) -> bytes:
-    """Damage an index: with entries at every limit, truncated, repeated or swapped ones, or bits flipped anywhere."""
+    """Damage an index: entries at every limit, truncated, repeated or swapped entries, or flipped bits."""
     n = len(data) // entry_bytes
     strategy = rng.randrange(6)
     if n == 0 or strategy == 0:
@@ -424,7 +424,7 @@ _WORDS = (b"0", b"1", b"2", b"-1", b"+1", b"00", b"2147483647", b"2147483648", b
 
 
 def spoil_text(rng: random.Random, data: bytes) -> bytes:
-    """Damage a checkpoint: its words and lines, with counts at every limit, and bytes that are not text."""
+    """Damage a checkpoint: words and lines, counts at every limit, or bytes that are not text."""
     lines = data.split(b"\n")
     strategy = rng.randrange(7)
     at = rng.randrange(len(lines))

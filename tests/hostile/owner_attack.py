@@ -1,4 +1,4 @@
-"""Attacks by the owner of a log dir on a keytail that root has started.
+"""Attacks by the owner of a log dir on a keytail process that root has started.
 
 The attacker is a process of that user. It creates links, replaces files and directories by links and back (by atomic
 exchange), edits manifests of backups and records of preparations, and replaces new files.

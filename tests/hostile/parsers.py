@@ -69,13 +69,13 @@ def placed(problem: KeytailError) -> None:
 # Logs
 
 
-_CHUNK_BYTES = 4096  # several per log
+_CHUNK_BYTES = 4096  # a log has several chunks
 _reader = SegmentReader(InMemory({}), _CHUNK_BYTES, arena_bytes=2 * _CHUNK_BYTES)
 _scanner = RecordScanner(64)
 
 
 def read_log(data: bytes) -> list[Rec] | CorruptLog:
-    """Return all records, read by the reader of cleaning, or the damage."""
+    """Return all records as the cleaner reads them, or the damage."""
     _reader._fs = InMemory({LOG: data})
     found: list[Rec] = []
     try:
@@ -365,13 +365,13 @@ def targets(of: Corpus) -> dict[str, tuple[int, Callable[[random.Random], Any], 
     """Return by name: the share of the inputs in percent, the function that makes an input, and the parser."""
     logs, metadata_logs = Mutator(list(of.logs)), Mutator(list(of.metadata_logs))
 
-    def spoiled_block(rng: random.Random) -> tuple[int, bytes]:
+    def damaged_block(rng: random.Random) -> tuple[int, bytes]:
         number, packed, _ = rng.choice(of.blocks)
         for _ in range(rng.choice((1, 1, 3))):
             packed = spoil_message_bytes(rng, packed)
         return (number if rng.random() < 0.9 else rng.randrange(8)), packed[: 200 << 10]
 
-    def spoiled_record(rng: random.Random) -> tuple[bytes | None, bytes | None]:
+    def damaged_record(rng: random.Random) -> tuple[bytes | None, bytes | None]:
         key, value = rng.choice(rng.choice((of.offsets_records, of.transaction_records)))
         if rng.random() < 0.5 or value is None:
             return spoil_message_bytes(rng, key or b""), value
@@ -389,8 +389,8 @@ def targets(of: Corpus) -> dict[str, tuple[int, Callable[[random.Random], Any], 
         "snapshot": (5, lambda rng: spoil_snapshot(rng, rng.choice(of.snapshots)), snapshot),
         "text": (6, lambda rng: spoil_text(rng, rng.choice(of.texts)), text),
         "metadata log": (3, metadata_logs.log, metadata_log),
-        "coordinator": (5, spoiled_record, coordinator_records),
+        "coordinator": (5, damaged_record, coordinator_records),
         "metadata": (5, lambda rng: spoil_message_bytes(rng, rng.choice(of.metadata_records)), metadata_records),
         "proof": (1, lambda rng: logs, proof),
-        "codec": (4, spoiled_block, codec),
+        "codec": (4, damaged_block, codec),
     }

@@ -65,7 +65,7 @@ def test_the_largest_possible_offsets_are_read() -> None:
 
 
 @pytest.mark.parametrize("offset", [MAX, -1])
-def test_a_message_of_an_old_format_with_an_impossible_offset_is_damage(offset: int) -> None:
+def test_a_message_of_an_old_format_with_an_invalid_offset_is_corrupt(offset: int) -> None:
     assert isinstance(read_log(encode_message(offset, b"k", b"v")), CorruptLog)
 
 
@@ -145,7 +145,7 @@ def test_a_dump_reports_a_wrong_checksum_of_an_inner_message() -> None:
     assert any("inside" in text for text in message)
 
 
-def test_a_file_of_any_size_needs_no_memory(tmp_path: Path) -> None:
+def test_a_sparse_file_of_any_size_needs_little_memory(tmp_path: Path) -> None:
     """A sparse file can have any size, and needs hardly any space."""
     for size_bytes in (MOST_SMALL_BYTES + 1, 1 << 40):
         file = tmp_path / "checkpoint"
@@ -184,7 +184,7 @@ def test_names_that_are_not_text_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [2**62, 2**62 + 1, 2**63 - 3])
-def test_an_impossible_offset_ends_a_proof_with_its_place(tmp_path: Path, offset: int) -> None:
+def test_a_proof_reports_the_place_of_an_invalid_offset(tmp_path: Path, offset: int) -> None:
     """The proof looked for an output after the last one."""
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
@@ -202,7 +202,7 @@ def test_an_impossible_offset_ends_a_proof_with_its_place(tmp_path: Path, offset
     assert "Traceback" not in answer.err
 
 
-def test_random_bytes_are_not_a_log() -> None:
+def test_random_bytes_are_reported_as_corrupt() -> None:
     rng = random.Random(1)
     for _ in range(50):
         assert isinstance(read_log(rng.randbytes(rng.randrange(1, 300))), CorruptLog)

@@ -1,4 +1,4 @@
-"""keytail is started as root on log dirs of a user who attacks it at the same time.
+"""Root starts keytail on log dirs of a user who attacks it at the same time.
 
 Nothing outside the log dirs is changed, opened or read, and nothing in them belongs to root. `KEYTAIL_ATTACKS` is the
 number of runs (`make soak`: 40).
@@ -32,7 +32,7 @@ TOPICS = ["--topic-config", "orders:cleanup.policy=compact,delete", "--topic-con
 
 
 @pytest.mark.long
-def test_nothing_outside_changes_or_is_read(fast_dir: Path) -> None:  # noqa: F811
+def test_no_file_outside_the_log_dirs_is_changed_or_read(fast_dir: Path) -> None:  # noqa: F811
     fast_dir.chmod(0o755)
     done, number = 0, 0
     while number < ATTACKS or (not done and number < ATTACKS + 5):  # in some attacks, the owner prevents every command

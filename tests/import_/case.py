@@ -149,13 +149,13 @@ class Case:
 EMPTY = Case({0: ()}, {}, ())
 CASES = {
     "into an empty partition": EMPTY,
-    "behind records, beginning a new segment": Case(
+    "after records, in a new segment": Case(
         {0: range(10), 10: range(10, 15)}, {10: OLDER, 15: PRODUCERS}, ((0, 0), (3, 12))
     ),
-    "behind an empty active segment, whose snapshot is the only one": Case(
+    "after an empty active segment with the only snapshot": Case(
         {0: range(10), 10: ()}, {10: PRODUCERS}, ((2, 0),)
     ),
-    "behind the only segment, with the only snapshot at its end": Case({0: range(7)}, {7: PRODUCERS}, ((0, 0), (1, 7))),
+    "after the only segment, with the only snapshot at its end": Case({0: range(7)}, {7: PRODUCERS}, ((0, 0), (1, 7))),
     "one segment": replace(EMPTY, count=3),
 }
 TWO_REPLICAS = Case(

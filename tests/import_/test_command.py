@@ -1,4 +1,4 @@
-"""`keytail import` through the command line: what is reported before Spark starts, and replicas and settings."""
+"""`keytail import` through the command line: errors before Spark starts, replicas, and settings."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ KNOWN += ("--topic-config", "order:cleanup.policy=delete")
 
 MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "no such topic": (("--topic", "order", *KNOWN), "no partition of topic order"),
-    "no topic's name": (("--topic", "or/ders", *KNOWN), "invalid topic name"),
-    "two statements": (
+    "an invalid topic name": (("--topic", "or/ders", *KNOWN), "invalid topic name"),
+    "two statements about replicas": (
         ("--topic", "orders", *KNOWN, "--single-replica", "--replica-log-dirs", "/x"),
         "cannot be combined",
     ),
     "too few partitions": (
         ("--topic", "orders", *KNOWN, "--partition-count", "1"), "--partition-count 1 is too small. Give at least 2"
     ),
-    "no id to make it with": (
+    "a new topic without its id": (
         ("--topic", "new", *KNOWN, "--partition-count", "2"), "--topic-id"
     ),
     "a broker's own replica": (
         ("--topic", "orders", *KNOWN, "--replica-log-dirs", "/no/such/dir"), "no such log dir"
     ),
-    "no format": (("--topic", "orders", "--format", "avro"), "avro"),
+    "an unknown format": (("--topic", "orders", "--format", "avro"), "avro"),
     "a topic with a typo": (("--topic", "order", *KNOWN), "Did you mean orders?"),
     "no such file": (("--topic", "orders", *KNOWN, "--single-replica"), "there is no such file or directory"),
-    "no size": (("--topic", "orders", "--segment-bytes", "many"), "invalid size 'many'"),
+    "an invalid size": (("--topic", "orders", "--segment-bytes", "many"), "invalid size 'many'"),
 }  # fmt: skip
 
 
@@ -99,11 +99,11 @@ WRONG_SOURCES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "no column to sort by": ("table.parquet", ("--sort-by", "id"), "give the correct name with --sort-by"),
     "a wrong type": ("table.parquet", ("--partition-column", "at"), "at of the source has the type timestamp_ntz, but"),
     "a typo in the path": ("tables.parquet", (), "Did you mean"),
-    "JSON as Parquet": ("lines.json", (), "it is JSON lines ( . Give --format json"),
-    "CSV as Parquet": ("table.csv", (), "table.csv is not a Parquet file"),
-    "Parquet as JSON": ("table.parquet", ("--format", "json"), "it is Parquet ( . Give --format parquet"),
-    "Parquet as Delta": ("table.parquet", ("--format", "delta"), "it is Parquet ( . Give --format parquet"),
-    "Delta as Parquet": ("delta", (), "it is a Delta table ( . Give --format delta"),
+    "JSON read as Parquet": ("lines.json", (), "it is JSON lines ( . Give --format json"),
+    "CSV read as Parquet": ("table.csv", (), "table.csv is not a Parquet file"),
+    "Parquet read as JSON": ("table.parquet", ("--format", "json"), "it is Parquet ( . Give --format parquet"),
+    "Parquet read as Delta": ("table.parquet", ("--format", "delta"), "it is Parquet ( . Give --format parquet"),
+    "Delta read as Parquet": ("delta", (), "it is a Delta table ( . Give --format delta"),
 }
 
 
@@ -126,7 +126,7 @@ def test_an_invalid_source_is_refused_before_spark_starts(name: str, run: Run, l
     [
         ("table.parquet", ("--sort-by", "key")),
         ("table.parquet", ("--master", "local[2]")),
-        ("many", ()),  # a column is in only one of the files, which Spark must decide about
+        ("many", ()),  # a column that only one file has, so Spark is needed
         ("lines.json", ("--format", "json")),
         ("delta", ("--format", "delta")),
     ],
@@ -298,7 +298,7 @@ def test_log_dirs_of_two_brokers_are_refused(log_dir: Path, tmp_path: Path) -> N
         find_target(LOCAL, request)
 
 
-def test_the_table_and_the_exit_status_match(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_shown_and_determine_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     done = ImportRow("orders", 0, "/logs", "imported", records=1234, log_bytes=5000, segments=2, first_offset=0,
                      end_offset=1234, notes=("a note",))  # fmt: skip
     bad = ImportRow("orders", 1, "/logs", "refused", "because")

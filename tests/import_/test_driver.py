@@ -123,7 +123,7 @@ def test_keys_are_partitioned_as_by_kafkas_producer_and_other_records_round_robi
     ]
 
 
-def test_a_partition_column_decides_and_columns_can_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_partition_column_is_used_and_columns_can_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
     source = parquet(
         tmp_path / "s.parquet",
         k=["a", "b", "c", "d", None],
@@ -196,7 +196,7 @@ def test_a_repeated_import_completes_the_rest(
     assert sum(len(recs) for recs in found(tmp_path).values()) == 600
 
 
-def test_a_dry_run_counts_and_changes_nothing(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_dry_run_counts_records_and_changes_nothing(go: Callable[..., Any], tmp_path: Path) -> None:
     source = parquet(tmp_path / "s.parquet", key=["a", "bb", None], value=["xyz", None, "1"], partition=[0, 0, 2])
     before = snapshot(tmp_path / "logs")
     rows = go(source, execute=False)
@@ -285,9 +285,9 @@ def test_records_that_a_topic_refuses_are_refused_and_nothing_else_is_imported(
     assert "the limit is 60" in rows[0].error
 
 
-def by_hand(table: Path) -> None:
-    """Write a table as Delta's protocol specifies: a file of rows, then another one, and rows deleted by rewriting
-    both.
+def write_by_the_protocol(table: Path) -> None:
+    """Write a table as Delta's protocol specifies: two commits add a file each, and a third one replaces both files by
+    one without the deleted rows.
     """
     (table / "_delta_log").mkdir(parents=True)
     types = {"key": "string", "value": "binary", "timestamp": "long"}
@@ -314,7 +314,7 @@ def by_hand(table: Path) -> None:
            added("third", [n for n in range(1000) if n % 10]))  # fmt: skip
 
 
-def by_delta(table: Path) -> None:
+def write_with_delta(table: Path) -> None:
     lines = f"""
 from keytail.run.spark.delta import session_settings
 from keytail.run.spark.session import local_session
@@ -347,7 +347,7 @@ def run_with_jars(command: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("write", [by_hand, *([by_delta] if SOAK else [])])
+@pytest.mark.parametrize("write", [write_by_the_protocol, *([write_with_delta] if SOAK else [])])
 def test_a_delta_table_is_imported(write: Callable[[Path], None], tmp_path: Path) -> None:
     logs = log_dir(tmp_path / "logs")
     write(tmp_path / "table")

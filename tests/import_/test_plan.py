@@ -1,4 +1,4 @@
-"""Imports: what is decided, what segments contain, and how the record of an earlier run is used."""
+"""Imports: the plan, the contents of segments, and the use of the record of an earlier run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.import_.case import (
 )
 from tests.reference.batches import Rec, all_records, decode_log
 
-BEHIND = CASES["behind records, beginning a new segment"]
+BEHIND = CASES["after records, in a new segment"]
 RULES = Rules("orders", False, False, 1 << 30, 1 << 20, 4096, 1 << 20, False)
 
 
@@ -263,7 +263,7 @@ def test_the_append_time_is_that_of_the_import(tmp_path: Path) -> None:
     assert {batch.timestamp_type for batch in decode_log(log.read_bytes())} == {1}
 
 
-def test_a_record_without_key_is_refused_if_it_would_be_lost(tmp_path: Path) -> None:
+def test_a_record_without_key_is_refused_if_keys_are_required(tmp_path: Path) -> None:
     records = [replace(rec, key=None) if rec.offset == 17 else rec for rec in some_records(20, 0)]
     with pytest.raises(Refused, match="row 17 of the partition has no key"):
         write(tmp_path, records, pieces=2, keys_required=True)

@@ -1,5 +1,5 @@
 """The strategies of an import: without Spark, on Spark without rows in the JVM, and through Spark's rows. All give the
-same bytes and the same import id; and when each is chosen.
+same bytes and the same import id. The choice between them is tested too.
 
 KEYTAIL_SEED repeats one random source.
 """
@@ -105,7 +105,7 @@ def test_all_strategies_give_the_same_bytes(
     kind = rng.choice((pa.binary(), pa.string()))
     expected: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     sizes = [rng.randrange(1, 500), 0, rng.randrange(1, 2000)]
-    # as their URIs are sorted
+    # in the order of their URIs
     for number, name in enumerate(sorted(["b", "a %c", "ä"] if odd_names else ["b", "a c", "a+@~d"])):
         rows = random_rows(rng, sizes[number])
         write_file(folder / f"{name}.parquet", rows, rng, times, kind)
@@ -143,7 +143,7 @@ def test_all_strategies_give_the_same_bytes(
     assert [row.records for row in dry[0]] == [len(expected[number]) for number in range(PARTITIONS)]
 
 
-def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[Any, ...]]]]:
+def split_with_python(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[Any, ...]]]]:
     """Return what the tasks of all slices pack, in order: partition, task, and records."""
     columns = {name: name for name in pq.read_schema(path).names}
     slices = cut([_look_into(str(path), columns)], 1)
@@ -158,7 +158,7 @@ def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[A
 
 
 @pytest.mark.parametrize("seed", [1, *seeds(7)])
-def test_cells_in_order_contain_the_source(
+def test_cells_contain_all_records_of_the_source_in_order(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
@@ -169,7 +169,7 @@ def test_cells_in_order_contain_the_source(
     table = pa.table({"key": keys, "value": keys, "timestamp": range(len(keys)), "partition": own})
     pq.write_table(table, tmp_path / "s.parquet", row_group_size=rng.randrange(1, 100))
     got: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for partition, task, rows in split_by_hand(tmp_path / "s.parquet"):
+    for partition, task, rows in split_with_python(tmp_path / "s.parquet"):
         assert task == partition
         got[partition] += rows
     expected: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
@@ -177,7 +177,7 @@ def test_cells_in_order_contain_the_source(
         turn = number % PARTITIONS if key is None else partition_of(key, PARTITIONS)
         expected[turn if given is None else given].append((key, number))
     assert got == expected, f"seed {seed}"
-    passed = split_by_hand(tmp_path / "s.parquet", passed=2)
+    passed = split_with_python(tmp_path / "s.parquet", passed=2)
     assert {partition for partition, _, _ in passed} == set(expected) - {2}
 
 
@@ -185,7 +185,7 @@ def test_a_task_without_records_gets_empty_cells(tmp_path: Path) -> None:
     own = [0, 4, -1, 2**40, 1, 7, 4]
     table = pa.table({"key": [b"k"] * 7, "value": [b"v"] * 7, "partition": pa.array(own, pa.int64())})
     pq.write_table(table, tmp_path / "s.parquet")
-    cells = split_by_hand(tmp_path / "s.parquet")
+    cells = split_with_python(tmp_path / "s.parquet")
     assert [(partition, task, len(rows)) for partition, task, rows in cells] == [
         (4, 1, 0), (-1, 2, 0), (0, 0, 1), (1, 1, 1)
     ]  # fmt: skip
@@ -325,7 +325,7 @@ def test_timestamps_of_96_bits_and_different_files_are_read_through_rows(tmp_pat
 
 
 @pytest.mark.parametrize("how", ["a partition folder", "96 bits", "no footer"])
-def test_rows_are_used_if_needed(
+def test_sources_that_tasks_cannot_read_are_read_through_rows(
     how: str, go: Callable[..., list[ImportRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     folder = tmp_path / "source" / ("partition=1" if how == "a partition folder" else "")

@@ -31,7 +31,7 @@ from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import PartitionFacts, survey_partition
 from keytail.log.producers import first_unstable
 from tests.chance import SEED
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka, Opened, step_batch, step_clock, step_marker, step_roll
 from tests.interop.rounds import CHOICE, Case, Circumstances, Mode, Outcome, Round, doubled_offsets, newest_offsets
@@ -78,7 +78,7 @@ def test_batches_read_in_pieces_have_the_result_of_kafkas_cleaner(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches that decompress to too many bytes are read in pieces; here, all batches with more than one record are."""
-    take_in_pieces(monkeypatch)
+    read_in_pieces(monkeypatch)
     run_cases(kafka, fast_dir, keytail_round, logs=max(1, round(LOGS * 0.1)), again=run_again, **BOTH)
 
 

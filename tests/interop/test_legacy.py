@@ -141,7 +141,7 @@ ACCEPTED_BY_KAFKA = {
     "checksum inside",
     "magic inside",
     "negative magic inside",
-    "offsets go back",
+    "descending offsets",
     "offset below the absolute ones",
     "negative offset",
     "negative offset inside",

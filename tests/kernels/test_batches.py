@@ -82,7 +82,7 @@ def test_parsing_stops_at_a_full_table():
 
 
 @pytest.mark.parametrize("length", [-1, 0, 13, -(2**31)])
-def test_impossible_lengths_are_refused(length):
+def test_invalid_lengths_are_refused(length):
     data = bytearray(log_of(1))
     data[8:12] = length.to_bytes(4, "big", signed=True)
     assert index(bytes(data))[1][kernels.CODE] == kernels.SIZE_TOO_SMALL

@@ -144,7 +144,7 @@ def broken(what, row):
     match what:
         case "timestamp":
             return changed(timestamps, row, -2), keys, values, headers
-        case "key goes back":
+        case "descending key offsets":
             return timestamps, moved(keys, row + 1, keys[1][row] - 1), values, headers
         case "key beyond":
             return timestamps, (keys[0][: 3 * row + 2], *keys[1:]), values, headers
@@ -171,7 +171,7 @@ def broken(what, row):
     [
         ("timestamp", 1, encode.NEGATIVE_TIMESTAMP),
         ("timestamp", 2, encode.NEGATIVE_TIMESTAMP),
-        ("key goes back", 1, encode.KEY_OFFSETS),
+        ("descending key offsets", 1, encode.KEY_OFFSETS),
         ("key beyond", 2, encode.KEY_OFFSETS),
         ("value beyond", 0, encode.VALUE_OFFSETS),
         ("value beyond", 2, encode.VALUE_OFFSETS),

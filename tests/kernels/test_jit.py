@@ -102,7 +102,7 @@ _AS_ANY_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] i
 
 
 @pytest.mark.long
-def test_a_folder_that_is_read_only_is_read(tmp_path):
+def test_code_is_loaded_from_a_read_only_folder(tmp_path):
     """In an image, the user may not write to the folder, and nobody else can have put code there."""
     cache, settings = tmp_path / "cache", {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache"), "HOME": "/nonexistent"}
     assert _run(_USE, **settings).stdout.split()[2] == "0"
@@ -154,15 +154,15 @@ _USE_EACH = """
     import numpy as np
     from keytail import console
     from keytail.kernels import jit
-    said, results = [], []
-    console.print_message = lambda text, *_: said.append(text)
+    messages, results = [], []
+    console.print_message = lambda text, *_: messages.append(text)
     for cache in json.loads(sys.argv[1]):
         os.environ["KEYTAIL_CACHE_DIR"] = cache
-        said.clear()
+        messages.clear()
         importlib.reload(jit)
         sys.modules.pop("tests.kernels.a_kernel", None)
         add = importlib.import_module("tests.kernels.a_kernel").add
-        results.append([int(add(np.arange(5))), sum(add.stats.cache_hits.values()), [*said]])
+        results.append([int(add(np.arange(5))), sum(add.stats.cache_hits.values()), [*messages]])
     print(json.dumps(results))
 """
 
@@ -346,7 +346,7 @@ def test_the_folder_belongs_to_the_user(tmp_path):
     assert result.stdout.split()[0].startswith(f"{tmp_path}/.cache/keytail/"), result.stderr
 
 
-def test_the_settings_of_other_code_with_numba_are_unchanged():
+def test_the_numba_settings_of_other_code_are_unchanged():
     assert numba.config.CACHE_DIR != jit.CACHE_FOLDER
 
 

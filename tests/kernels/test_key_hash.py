@@ -1,4 +1,4 @@
-"""The proof's hash of keys: equal to its reference model, and its collisions are as rare as they should be."""
+"""The proof's hash of keys equals that of its reference model, and collides no more often than random numbers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _pairs(hashes: np.ndarray) -> list[tuple[int, int]]:
 
 
 @given(words, words, words, words)
-def test_a_product_is_added_to_128_bits(high, low, a, b):
+def test_multiply_add_adds_a_product_to_128_bits(high, low, a, b):
     total = ((high << 64 | low) + a * b) % 2**128
     given_words = [np.uint64(word) for word in (high, low, a, b)]
     for compute in (multiply_add, _multiply_add):
@@ -74,7 +74,7 @@ def test_hashes_are_those_of_the_reference_model(keys, coefficients):
 
 @pytest.mark.parametrize("value", [0, 255])
 @pytest.mark.parametrize("of_each", [0, 1, PRIME - 1])
-def test_every_length_with_the_smallest_and_the_largest_sums(value, of_each):
+def test_hashes_of_every_length_are_those_of_the_model_at_extreme_sums(value, of_each):
     coefficients = np.full((2, COEFFICIENTS), of_each, np.uint64)
     keys = [bytes([value]) * n for n in range(5 * BLOCK_BYTES)]
     assert _pairs(_hashes(keys, coefficients)) == [proof_128(key, coefficients.tolist()) for key in keys]
@@ -105,7 +105,7 @@ def test_a_secret_determines_all_coefficients():
 
 
 def _families(rng: random.Random, n: int) -> dict[str, list[bytes]]:
-    """Return keys that look alike: most hashes that are not good enough fail on one of them."""
+    """Return similar keys, by kind: most weak hashes have too many collisions for one of the kinds."""
     fixed = rng.randbytes(BLOCK_BYTES + 20)
     return {
         "decimal": [b"%d" % i for i in range(n)],
@@ -137,7 +137,7 @@ def test_parts_of_hashes_collide_as_often_as_random_numbers(family):
         parts = hashes[row] >> np.uint64(shift) & np.uint64(2**bits - 1)
         _, counts = np.unique(parts, return_counts=True)
         collisions = int((counts * (counts - 1) // 2).sum())
-        # Seven standard deviations: one of 10**11 such tests fails. Fewer collisions than random are no fault.
+        # Seven standard deviations: one of 10**11 such tests fails. Fewer collisions are allowed.
         assert collisions <= expected + 7 * max(expected, 1) ** 0.5, (name, collisions, expected)
 
 

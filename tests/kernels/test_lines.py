@@ -67,9 +67,9 @@ def test_valid_utf_8_is_unchanged(text):
 def test_malformed_text_is_replaced_as_in_java():
     for data, expected in [
         (b"a\xffb", "a\ufffdb"),
-        (b"\xe9\x8d", "\ufffd"),  # truncated within a character: one
+        (b"\xe9\x8d", "\ufffd"),  # truncated within a character: one replacement
         (b"\xf0\x9f\x94", "\ufffd"),
-        (b"\xed\xa0\x80", "\ufffd"),  # a surrogate: one (Python: three)
+        (b"\xed\xa0\x80", "\ufffd"),  # a surrogate: one replacement (three in Python)
         (b"\xc0\x80", "\ufffd\ufffd"),
         (b"\xe0\x80\x80", "\ufffd\ufffd\ufffd"),
         (b"\xf5\x80\x80\x80", "\ufffd" * 4),

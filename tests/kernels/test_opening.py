@@ -1,5 +1,5 @@
-"""Blocks that are decompressed inside a kernel: the result is that of `format/compression.py`, or the block is left to
-it.
+"""Blocks that are decompressed inside a kernel: the result is that of `format/compression.py`; others are
+left to it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_blocks_as_compressed_by_kafka_are_decompressed_in_the_kernel(decoder):
 
 @settings(deadline=None, max_examples=draws(150))
 @given(st.sampled_from(DECODERS), st.integers(1, 700), st.integers(0, 2**32 - 1))
-def test_damaged_blocks_are_decompressed_as_by_the_reader_or_not_at_all(decoder, size, seed):
+def test_damaged_blocks_are_decompressed_as_by_the_reader_or_left_to_it(decoder, size, seed):
     rng, codec = random.Random(seed), codec_of(decoder)
     packed = bytearray(compress(codec, records(rng, size)))
     for _ in range(rng.randrange(1, 4)):

@@ -39,7 +39,7 @@ def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
     return rule, rule == BY_BITS, what, stays_empty, over
 
 
-def test_rows_are_decided_by_the_rules():
+def test_decisions_about_batches_follow_the_rules():
     rng = chance()
     seen = set()
     for _ in range(60):

@@ -163,8 +163,8 @@ def test_any_bytes_are_read_within_their_bounds(data, place):
     assert end == -1 or 0 < end <= len(data)
 
 
-def test_an_impossible_size_is_found_by_the_magic():
-    """The first 17 bytes, up to the magic, determine how small a batch may be."""
+def test_a_batch_size_below_the_minimum_of_its_magic_is_found():
+    """The magic, at byte 16, determines the minimum size of a batch."""
     prefix = np.frombuffer(bytes(16) + b"\2", np.uint8)
     for is_all, without_magic in ((True, -1), (False, 0)):
         assert walk.batch_size(prefix, 0, 17, is_all) == -2

@@ -1,4 +1,4 @@
-"""The ledger of runs, with real Delta tables: what it contains after runs that succeed, fail, or are killed."""
+"""The ledger of runs, with real Delta tables: its rows after runs that succeed, fail, or are killed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_completed_run_is_recorded(engine: SparkEngine, path: str, tmp_path: P
     log_dir, tasks = make(tmp_path / "logs", count=3)
     ledger = begun(engine, path, "one", log_dir)
     rows = compaction(engine, log_dir, tasks, ledger=ledger).run()
-    assert runs(path)["one"].status == "interrupted", "the end of the run is not recorded yet"
+    assert runs(path)["one"].status == "interrupted", "the end of the run must not be recorded yet"
     skipped = ResultRow("u", 0, str(log_dir), "skipped", "not due")
     ledger.end([*rows, skipped], "done")
     assert not ledger.lost
@@ -119,10 +119,10 @@ def test_a_completed_run_is_recorded(engine: SparkEngine, path: str, tmp_path: P
 
 
 class Killed(BaseException):
-    """Raised where the process ends."""
+    """Raised at the point of the kill."""
 
 
-class Dying:
+class KillsAtPoint:
     """Raises Killed at point number `at`, and from then on at every point, because a killed process does nothing more.
     """
 
@@ -136,7 +136,7 @@ class Dying:
 
 
 class DyingFileSystem(FileSystem):
-    def __init__(self, dying: Dying) -> None:
+    def __init__(self, dying: KillsAtPoint) -> None:
         super().__init__()
         self._dying = dying
 
@@ -146,28 +146,28 @@ class DyingFileSystem(FileSystem):
 
 
 @pytest.fixture
-def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
+def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[KillsAtPoint]:
     """Yield points for a kill, including before and after each append to the ledger."""
-    death = Dying(None)
+    death = KillsAtPoint(None)
     write = LedgerTable._write
 
-    def dangerous(table: LedgerTable, rows: Any) -> None:
+    def killed_write(table: LedgerTable, rows: Any) -> None:
         death.point(f"before {table.name}")
         write(table, rows)
         death.point(f"after {table.name}")
 
-    monkeypatch.setattr(LedgerTable, "_write", dangerous)
+    monkeypatch.setattr(LedgerTable, "_write", killed_write)
     yield death
 
 
-def one_run(engine: SparkEngine, path: str, log_dir: Path, tasks: Any, dying: Dying) -> None:
+def one_run(engine: SparkEngine, path: str, log_dir: Path, tasks: Any, dying: KillsAtPoint) -> None:
     ledger = begun(engine, path, "killed", log_dir)
     rows = compaction(engine, log_dir, tasks, ledger=ledger, fs=DyingFileSystem(dying)).run()
     ledger.end(rows, "done")
 
 
 def test_after_a_kill_at_any_point_the_ledger_is_correct_and_the_next_run_completes_it(
-    engine: SparkEngine, empty: Path, tmp_path: Path, dying: Dying
+    engine: SparkEngine, empty: Path, tmp_path: Path, dying: KillsAtPoint
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=2, records=120)
     once = str(shutil.copytree(empty, tmp_path / "once"))
@@ -255,8 +255,8 @@ def test_an_outcome_that_cannot_be_recorded_changes_the_exit_status_and_is_later
     assert {row.status for row in partitions(path, "one").values()} == {"interrupted"}
     monkeypatch.setattr(LedgerTable, "_write", write)
     monkeypatch.setattr(Ledger, "conclude", conclude)
-    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "the run had other log dirs"
-    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "the run was on another host"
+    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "it has other log dirs"
+    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "it is on another host"
     assert repair(Ledger(engine, path, "two"), [str(log_dir)]) == 3
     reported = partitions(path, "one")
     for row in rows:
@@ -409,8 +409,8 @@ def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
 def test_spark_and_deltalake_write_the_same_tables(
     engine: SparkEngine, spark: Any, tmp_path: Path, by_spark: bool
 ) -> None:
-    """It does not matter which of them creates the tables, adds a column, appends, or repairs what the other one left
-    open.
+    """It does not matter which of them creates the tables, adds a column, appends, or completes runs that the other
+    one left open.
     """
     path, log_dir = str(tmp_path / "ledger"), tmp_path / "logs"
     log_dir.mkdir()
@@ -448,7 +448,7 @@ def test_spark_maintains_tables_of_deltalake_and_deltalake_continues(
 ) -> None:
     stamp = Stamp("one", "here", 0)
     table = LedgerTable(None, path, "runs", "one")
-    for number in range(12):  # enough for a checkpoint of the table
+    for number in range(12):  # enough commits for a checkpoint of the table
         table.append([{**stamp.fields(), "event": "intent", "now_ms": number}])
     monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
     [row] = maintain(engine, path, datetime.date(1970, 1, 2), None, execute=True)

@@ -138,13 +138,13 @@ def test_two_concurrent_runs_share_a_new_ledger_and_start_no_jvm(run: Run, tmp_p
         log_dir = write_log_dir(tmp_path / name, {f"orders-{n}": random_records(n, 400) for n in range(2)})
         command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute", "--ledger", str(ledger)]
         runs[str(log_dir)] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    said = {log_dir: process.communicate()[1] for log_dir, process in runs.items()}
-    assert [process.returncode for process in runs.values()] == [0, 0], said
+    errors = {log_dir: process.communicate()[1] for log_dir, process in runs.items()}
+    assert [process.returncode for process in runs.values()] == [0, 0], errors
     known = {row["log_dirs"][0]: row for row in history(run, ledger)}
     assert {log_dir: row["status"] for log_dir, row in known.items()} == dict.fromkeys(runs, "done")
     for log_dir, row in known.items():
         assert row["counts"] == {"compacted": 2}
-        assert f"--run {row['run_id']}" in said[log_dir]
+        assert f"--run {row['run_id']}" in errors[log_dir]
     assert len(read_rows(str(ledger), "segments", {})) == 4
 
 

@@ -1,4 +1,4 @@
-"""Text checkpoints: what a broker reads is read, what a broker refuses is an error with its line number, and writes are
+"""Text checkpoints: files that a broker reads are read, others are errors with its line number, and writes are
 atomic.
 """
 

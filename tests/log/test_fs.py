@@ -83,7 +83,7 @@ def test_a_name_whose_lookup_fails_is_an_error(tmp_path: Path, monkeypatch: pyte
         LOCAL.exists(str(tmp_path / "none"))
 
 
-def test_names_and_their_kinds(tmp_path: Path) -> None:
+def test_scan_names_returns_directories_and_links_as_such(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "directory").mkdir()
     (tmp_path / "to-directory").symlink_to("directory")

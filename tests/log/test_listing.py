@@ -70,7 +70,7 @@ def test_files_that_a_broker_ignores_are_ignored(log_dir: Path) -> None:
         "1.log", "99999999999999999999.log", "x.index", "٠" * 20 + ".log",
     ],
 )  # fmt: skip
-def test_names_that_require_a_survey(name: str, log_dir: Path) -> None:
+def test_unusual_names_require_a_survey(name: str, log_dir: Path) -> None:
     (log_dir / "orders-0" / name).write_bytes(b"x")
     listed, surveyed = both(log_dir)
     assert listed is None

@@ -1,4 +1,4 @@
-"""keytail's lock excludes brokers and other runs, and is on the file that currently has the name."""
+"""keytail's lock excludes brokers and other runs, and is held on the file that is named `.lock` now."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_error_names_a_running_broker(tmp_path: Path) -> None:
                 raise AssertionError("not reached")
         process.communicate("\n")
     assert (tmp_path / ".lock").exists()
-    assert not lock.is_held(str(other)), "all locks are taken or none"
+    assert not lock.is_held(str(other)), "all locks must be taken, or none"
     with lock.hold([str(tmp_path)]):
         pass
 
@@ -108,7 +108,7 @@ def test_the_error_names_another_run(tmp_path: Path) -> None:
         assert (tmp_path / ".lock").exists()
 
 
-def test_a_removed_file_is_not_the_lock(tmp_path: Path) -> None:
+def test_a_lock_file_that_is_removed_before_it_is_locked_is_opened_again(tmp_path: Path) -> None:
     """A broker that stops removes the file after keytail has opened it, and before keytail locks it."""
 
     class Raced(FileSystem):

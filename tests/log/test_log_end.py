@@ -1,4 +1,4 @@
-"""The end of a log file is found whatever its index contains and wherever the log was truncated."""
+"""The end of a log file is found with any contents of its index, and after truncation at any byte."""
 
 from __future__ import annotations
 

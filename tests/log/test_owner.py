@@ -1,4 +1,4 @@
-"""The user who owns all log dirs of a run is determined; tests/cli/test_owner.py tests the effects."""
+"""Determines the owner of all log dirs of a run; tests/cli/test_owner.py tests the effects."""
 
 from __future__ import annotations
 

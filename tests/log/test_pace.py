@@ -23,7 +23,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("work_s", [0.0, 0.004, 0.02])
-def test_the_pace_does_not_depend_on_the_duration_of_the_work(work_s: float) -> None:
+def test_the_rate_does_not_depend_on_the_duration_of_the_work(work_s: float) -> None:
     clock = Clock()
     pace = Pace(1_000_000, clock, clock.sleep)
     for _ in range(1000):
@@ -32,7 +32,7 @@ def test_the_pace_does_not_depend_on_the_duration_of_the_work(work_s: float) -> 
     assert clock.now_s - 100 == pytest.approx(max(10.0, 1000 * work_s), rel=0.02)
 
 
-def test_idle_time_is_not_made_up() -> None:
+def test_a_pause_does_not_increase_the_later_rate() -> None:
     clock = Clock()
     pace = Pace(1000, clock, clock.sleep)
     clock.now_s += 3600
@@ -62,11 +62,11 @@ def test_threads_share_one_rate_limit() -> None:
     finally:
         sys.setswitchinterval(switch_s)
     assert max(slept) == pytest.approx(8.0), (
-        "800 times 10 bytes at 1000 bytes a second, while the clock does not advance"
+        "800 times 10 bytes at 1000 bytes/s must take 8 s"
     )
 
 
-def test_reads_and_writes_count(tmp_path: Path) -> None:
+def test_reads_and_writes_are_limited_together(tmp_path: Path) -> None:
     clock = Clock()
     fs = PacedFileSystem(Pace(1000, clock, clock.sleep))
     path = str(tmp_path / "file")

@@ -243,7 +243,7 @@ def test_a_checkpoint_with_a_syntax_error_is_a_problem_of_its_dir_only(tmp_path:
     assert facts["b-0"].problems == ()
 
 
-def test_directories_that_are_ignored(tmp_path: Path) -> None:
+def test_other_directories_are_ignored(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0", "__cluster_metadata-0")
     marked = [
         f"orders-{i}.0a1b2c3d4e5f60718293a4b5c6d7e8f9-{kind}" for i, kind in enumerate(("delete", "stray"), 1)
@@ -314,5 +314,5 @@ def test_a_log_dir_without_partitions_is_accepted(tmp_path: Path) -> None:
 
 
 def test_the_synthetic_segments_have_index_entries() -> None:
-    """Without entries, half of these tests would have no effect."""
+    """Without entries, half of the tests of this file would have no effect."""
     assert len(log_of(range(2))) > INTERVAL_BYTES

@@ -88,7 +88,7 @@ def test_pages_that_the_system_reads_ahead_are_dropped(path: Path) -> None:
     assert (_cached(path) == before).all()
 
 
-def test_the_bytes_are_correct(path: Path) -> None:
+def test_reads_return_the_bytes_of_the_file(path: Path) -> None:
     _prepare(path, {3, 4})
     fs, buffer = QuietFileSystem(), bytearray(5 * PAGE_BYTES)
     fd = fs.open_read(str(path))

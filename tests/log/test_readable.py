@@ -1,4 +1,4 @@
-"""The offset up to which a log may be read, as determined from the files that a broker left beside it."""
+"""The offset up to which a log may be read, determined from the files that a broker left beside it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_an_open_transaction_ends_a_committed_read(log: GrowingLog) -> None:
     assert "producer id 1" in found.notes[0]
 
 
-def test_a_log_that_does_not_end_with_a_batch(log: GrowingLog) -> None:
-    """A broker that stopped cleanly leaves no such end, but one that crashed or is writing may."""
+def test_bytes_after_the_last_batch_are_refused_only_after_a_clean_shutdown(log: GrowingLog) -> None:
+    """Only a broker that crashed, or is writing, can leave such bytes."""
     file = log.path / f"{0:020d}.log"
     whole = file.read_bytes()
     file.write_bytes(whole + b"\x01" * 40)
@@ -70,7 +70,7 @@ def test_a_log_that_does_not_end_with_a_batch(log: GrowingLog) -> None:
     assert asked(log).end_offset == 20
 
 
-def test_a_log_that_ends_before_its_high_watermark(log: GrowingLog) -> None:
+def test_a_log_that_ends_before_its_high_watermark_is_refused_except_up_to_the_log_end(log: GrowingLog) -> None:
     (log.log_dir / ".kafka_cleanshutdown").unlink()
     file = log.path / f"{0:020d}.log"
     file.write_bytes(file.read_bytes()[:-1])

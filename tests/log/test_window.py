@@ -1,4 +1,4 @@
-"""A window over a file contains the file's bytes at its position, whatever was requested and released before."""
+"""A window over a file contains the file's bytes at its position, after any sequence of requests and releases."""
 
 
 import pytest

@@ -323,7 +323,7 @@ def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     assert not lookup_offset(LOCAL, facts, offset - 1).notes
 
 
-def test_only_damage_in_the_way_of_a_look_up_is_an_error(tmp_path: Path) -> None:
+def test_only_damage_in_batches_that_a_look_up_reads_is_an_error(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     log = b"".join(encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(3))

@@ -13,7 +13,7 @@ INTERVALS = (0, 1, 60, 200, 1000, 2**31 - 1)
 
 
 def random_segment(rng: random.Random, base_offset: int, *, batches: int = 60, equal: bool = False) -> bytes:
-    """Return batches of 70 to 500 bytes, or all of one size; times rise, fall, repeat, and are sometimes missing."""
+    """Return batches of 70 to 500 bytes, or all of one size; timestamps ascend, descend, repeat, or are missing."""
     offset, parts, now_ms = base_offset, [], rng.choice([1000, 1_700_000_000_000])
     for _ in range(batches):
         offset += rng.choice([0, 0, 0, 5])

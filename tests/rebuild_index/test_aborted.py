@@ -20,8 +20,8 @@ _CONTROL_TYPE = {"ABORT": 0, "COMMIT": 1, "other control": 2, "emptied control":
 
 
 def random_events(rng: random.Random, count: int, *, cleaned: bool) -> list[Event]:
-    """Return events of few producers, so that transactions interleave; in a cleaned log most data is removed, and some
-    markers.
+    """Return events of few producers, so that transactions interleave; in a cleaned log most data and some markers
+    are removed.
     """
     offset, events = 0, []
     aborts = rng.choice([0.0, 0.1, 0.5])

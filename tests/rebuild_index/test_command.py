@@ -1,4 +1,4 @@
-"""`keytail rebuild-index` through the command line: what it reports, what it changes, and what it leaves unchanged."""
+"""`keytail rebuild-index` through the command line: its rows, and the files that it changes or leaves unchanged."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_interval_of_the_topic_is_used(run: Run, sound: Path) -> None:
     log = sound / "orders-0" / f"{100:020d}.log"
     assert log.with_suffix(".index").read_bytes() == index_files(log.read_bytes(), 100, 0)[0]
     status, rows = run_rebuild(run, sound)
-    assert (status, set(statuses(rows).values())) == (0, {"sound"}), "the entries differ, but all are correct"
+    assert (status, set(statuses(rows).values())) == (0, {"sound"}), "other correct entries must be valid"
     status, rows = run_rebuild(run, sound, "--topic-config", "segment.index.bytes=16", *config[:2], "--all")
     assert (status, rows["orders-0"]["status"]) == (3, "refused")
     assert "segment.index.bytes" in rows["orders-0"]["error"]
@@ -228,7 +228,7 @@ def test_leftovers_of_an_interrupted_run_are_resolved_first(run: Run, sound: Pat
     assert snapshot(sound) == right
 
 
-def test_a_held_lock_ends_the_run(run: Run, sound: Path) -> None:
+def test_rebuild_index_changes_nothing_while_the_lock_is_held(run: Run, sound: Path) -> None:
     remove(sound / "orders-0", ".index")
     (sound / ".lock").touch()
     before = snapshot(sound)

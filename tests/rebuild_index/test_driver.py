@@ -112,7 +112,7 @@ def test_work_in_the_bundle_of_a_killed_worker_is_repeated_separately(tmp_path: 
     def dying(
         payloads: Sequence[Any], function: Any, *, name: str, stopped: Any
     ) -> list[Outcome[Any]]:
-        """Kill the worker of t-3 each time, and thus lose the other work of its bundle."""
+        """Kill the worker of t-3 in each attempt, so that the other work of its bundle is lost."""
         return [
             Outcome(None, lost)
             if any(work.task.partition_path.endswith("t-3") for work in payload)

@@ -25,7 +25,7 @@ def table_of(batches: list[tuple[int, int]]) -> np.ndarray:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
-    """Return what leaders recorded, the batches that are left (epoch, base offset), and the log end."""
+    """Return the epochs that leaders recorded, the remaining batches (epoch, base offset), and the log end."""
     entries, batches, epoch, offset = [], [], 0, 0
     for gap, count in draw(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=8)):
         epoch += gap

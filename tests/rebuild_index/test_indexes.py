@@ -162,7 +162,7 @@ def test_files_in_use_may_have_space_after_their_entries(tmp_path: Path) -> None
     assert states(index_segment(LOCAL, task_of(tmp_path, BASE, 60))) == ["wrong", "wrong"]
 
 
-def test_damage_is_reported_and_only_a_log_with_a_torn_tail_is_indexed_up_to_it(tmp_path: Path) -> None:
+def test_a_torn_segment_is_indexed_up_to_the_damage_only_on_request(tmp_path: Path) -> None:
     log = random_segment(random.Random(5), BASE)
     last = decode_log(log)[-1]
     torn = log[: last.position + last.size - 1]

@@ -125,13 +125,13 @@ def test_a_cleaned_log_without_snapshots_is_refused_with_the_first_missing_offse
     assert {row.problem.rpartition(": ")[2] for row, _ in rows.values()} == {"it begins at offset 1"}
 
 
-def test_a_gap_after_the_last_batch_before_a_base_counts(tmp_path: Path) -> None:
+def test_a_gap_between_the_last_batch_and_the_next_base_offset_is_refused(tmp_path: Path) -> None:
     _, rows = made(tmp_path, {0: batch("data", 0), 3: b""}, {}, 3)
     assert rows[3][0].problem.endswith("offset 1 is missing")
 
 
 def test_batches_after_an_older_snapshot_must_be_present(tmp_path: Path) -> None:
-    """A snapshot below the first segment does not show what was deleted between the two."""
+    """Batches between a snapshot and the first segment may have been deleted."""
     older = encode_snapshot(state_at([], 0))
     segments = {3: DATA[3], 5: b""}
     _, rows = made(tmp_path, segments, {2: older}, 5, log_start=3)

@@ -1,4 +1,4 @@
-"""Where a log is torn, what a truncation there removes, and when none is made."""
+"""The position of a torn tail, the data that its truncation removes, and the logs that are not truncated."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from tests.reference.batches import Rec, decode_log, encode_batch
 WHOLE = log_of(range(10, 15))
 BATCH = log_of(range(15, 17))
 TEARS = {
-    "a cut batch": BATCH[:-1],
-    "a cut header": BATCH[:40],
-    "less than a magic": BATCH[:16],
+    "a truncated batch": BATCH[:-1],
+    "a truncated header": BATCH[:40],
+    "too few bytes for a magic": BATCH[:16],
     "zeros": bytes(5000),
     "seventeen zeros": bytes(17),
-    "a length below the least": BATCH[:8] + struct.pack(">i", 13) + BATCH[12:],
+    "a length below the minimum": BATCH[:8] + struct.pack(">i", 13) + BATCH[12:],
     "a negative length": BATCH[:8] + struct.pack(">i", -5) + BATCH[12:],
-    "a magic of an old message": BATCH[:16] + b"\1" + BATCH[17:],
+    "the magic of an old message": BATCH[:16] + b"\1" + BATCH[17:],
     "a negative magic": BATCH[:16] + b"\x82" + BATCH[17:],
     "shorter than a header": BATCH[:8] + struct.pack(">i", 48) + BATCH[12:61],
-    "another checksum": flipped(BATCH, len(BATCH) - 1),
-    "old magic with another checksum": BATCH[:8] + struct.pack(">i", 30) + bytes(4) + b"\1" + bytes(25),
+    "a wrong checksum": flipped(BATCH, len(BATCH) - 1),
+    "an old magic and a wrong checksum": BATCH[:8] + struct.pack(">i", 30) + bytes(4) + b"\1" + bytes(25),
 }
 
 
 @pytest.mark.parametrize("tear", TEARS)
-@pytest.mark.parametrize("last", [True, False], ids=["in the last segment", "with segments behind"])
+@pytest.mark.parametrize("last", [True, False], ids=["in the last segment", "with later segments"])
 def test_a_torn_tail_is_found_at_its_byte_and_truncated_there(tear: str, last: bool, tmp_path: Path) -> None:
     logs = {**torn_logs(), 10: WHOLE + TEARS[tear]}
     if last:
@@ -111,12 +111,12 @@ BACK = log_of(range(13, 15))  # offsets that existed already
 REFUSED = {
     "stopped cleanly": (Torn(clean_shutdown=True), "stopped cleanly"),
     "below the recovery point": (Torn(checkpoints=with_recovery_point(16)), "below the recovery point 16"),
-    "in a segment that is trusted": (
+    "in a segment below the recovery point": (
         Torn({**torn_logs(), 10: log_of(range(10, 20)) + bytes(9)}, checkpoints=with_recovery_point(20)),
         "below the recovery point 20",
     ),
-    "a broker would go on": (Torn({**torn_logs(), 10: WHOLE + BACK}), "would not truncate it here"),
-    "a magic of the future": (Torn({**torn_logs(), 10: WHOLE + flipped(BATCH, 16)}), "would not truncate it here"),
+    "a valid batch with earlier offsets": (Torn({**torn_logs(), 10: WHOLE + BACK}), "would not truncate it here"),
+    "an unknown magic": (Torn({**torn_logs(), 10: WHOLE + flipped(BATCH, 16)}), "would not truncate it here"),
     "below the log start": (
         Torn(checkpoints={**CHECKPOINTS, "log-start-offset-checkpoint": 16}),
         "below the log start offset 16",
@@ -178,7 +178,7 @@ def test_the_remedy_for_a_hard_link_does_not_change_the_backup(tmp_path: Path) -
     assert (tmp_path / "backup").read_bytes() == torn_logs()[reported.tail.base_offset]
 
 
-def test_random_damage_is_truncated_where_a_broker_would_truncate_it(tmp_path: Path) -> None:
+def test_random_damage_is_truncated_at_the_same_byte_as_by_a_broker(tmp_path: Path) -> None:
     rng = random.Random(f"torn {SEED}")
     for number in range(60):
         logs, offset = {}, 0

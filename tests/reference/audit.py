@@ -1,6 +1,6 @@
 """Compares replicas with dictionaries, one record at a time: the reference model of `keytail audit`.
 
-Shares no code with keytail. audit/AUDIT.md describes what counts as a difference, and what explains one.
+Shares no code with keytail. audit/AUDIT.md defines differences and their explanations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kafka's log loader in plain Python: what a broker loads from a directory when it starts after a clean shutdown.
+"""Kafka's log loader in plain Python: the log that a broker loads from a directory after a clean shutdown.
 
 `load` is the loader of 3.0 and later, and `load_before_3` that of 2.4 to 2.8. Both work on a copy of the names and
 bytes in memory, pass by pass, and share no code with keytail.
@@ -140,7 +140,7 @@ def _drop_unfinished(files: dict[str, bytes]) -> None:
 
 
 def _make_room_for_swaps(files: dict[str, bytes]) -> None:
-    """Run pass 2, which removes files by their number, whatever they are."""
+    """Run pass 2, which removes files of any type by their number."""
     low, high = None, None
     for name in [name for name in files if name.endswith(".log.swap")]:
         base = _number(name)

@@ -1,6 +1,6 @@
 """Retention in plain Python: the oldest segment is removed from a list as long as this is allowed.
 
-Shares no code with keytail, and considers only what a broker considers.
+Shares no code with keytail, and uses only the facts that a broker uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A headless Chromium without a network, and what it reports about pages.
+"""A headless Chromium without a network, and its reports about pages.
 
 It is Debian's `chromium` (apt-get install chromium), or the program in $CHROMIUM. Without it, its tests are skipped
 with the reason, or fail if KEYTAIL_NO_SKIP=1.

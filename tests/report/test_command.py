@@ -82,9 +82,9 @@ def test_a_plan_and_its_execution_have_pages(run: Run, broker: Path, tmp_path: P
     page = file.read_text()
     assert "18 of 23 partitions would be compacted" in text_of(page)
     assert content_of(json.loads(planned.stdout)) == raw_rows(page)
-    assert page.count("<svg") == 2 + 6, "charts of topics and dirty ratios, and six maps"
+    assert page.count("<svg") == 2 + 6, "there must be two charts and six maps"
     assert "dirty</li>" in page
-    assert "live</li>" not in page, "live records have not been counted"
+    assert "live</li>" not in page, "live records, which were not counted, must not be shown"
 
     without = json.loads(run("plan", *flags_of(broker), "--force").stdout)
     assert without == json.loads(planned.stdout), "a report must not change rows"
@@ -159,7 +159,7 @@ def secret_log_dir(path: Path) -> tuple[Path, dict[str, list[Rec]]]:
     return write_log_dir(path, partitions), partitions
 
 
-def refuse_keys(page: str, partitions: dict[str, list[Rec]]) -> None:
+def check_no_keys(page: str, partitions: dict[str, list[Rec]]) -> None:
     """Check that no key and no value is in the page as text, hex digits or base64, at any byte alignment."""
     assert "zebra" not in page
     assert "quokka" not in page
@@ -223,7 +223,7 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
         assert [html.unescape(row[0]) for row in rows] == [f'"{key.decode()}"' for *_, key in expected]
         assert "this page contains data" in page
     else:
-        refuse_keys(page, partitions)
+        check_no_keys(page, partitions)
     assert "quokka" not in page
     for text in (done.stdout, done.stderr, rows_file.read_text()):
         assert "zebra" not in text, "rows must not contain keys"
@@ -240,13 +240,13 @@ def test_pages_of_inspections_and_plans_contain_no_keys(run: Run, tmp_path: Path
     audited = run("audit", "--replica", f"a={log_dir}", "--replica", f"b={tmp_path / 'b'}", "--report", file)
     assert audited.exit_code == 1
     assert "value_hash" in file.read_text()
-    refuse_keys(file.read_text(), other)
-    refuse_keys(file.read_text(), partitions)
+    check_no_keys(file.read_text(), other)
+    check_no_keys(file.read_text(), partitions)
     damaged = next((log_dir / "users-0").glob("*300.log"))
     damaged.write_bytes(damaged.read_bytes()[:-40].replace(b"zebra-users-0-100", b"zebra-users-1-100"))
     for command, more in (("verify", ()), ("plan", SETTINGS), ("compact", SETTINGS), ("rebuild-index", ())):
         run(command, "--log-dirs", log_dir, *more, "--report", file)
-        refuse_keys(file.read_text(), partitions)
+        check_no_keys(file.read_text(), partitions)
         assert ("a plan reads no records" in file.read_text()) == (command in ("plan", "compact"))
 
 

@@ -1,4 +1,4 @@
-"""The page of a report as a function of its facts: what comes first, and what it groups, hides and escapes."""
+"""The page of a report as a function of its facts: its order, grouping, masking of secrets, and escaping."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ def test_the_verdict_follows_from_the_statuses(
     assert html.escape(words, quote=True) in page(found)
 
 
-def test_beside_a_running_broker_the_page_does_not_advise_to_start_it() -> None:
+def test_the_page_beside_a_running_broker_does_not_mention_a_start() -> None:
     lost = Finding("error", "the file ends inside a batch", start_loses=True)
 
-    def said(live: bool) -> str:
+    def verdict_of(live: bool) -> str:
         item = Partition("t-0", "t", "/d", "damaged", findings=(lost,), row={"live": live})
         return sums.verdict(replace(report_of([], command="verify"), partitions=(item,)))[1]
 
-    assert "would lose or hide records of 1 partition." in said(False)
-    assert "would lose" not in said(True)
+    assert "would lose or hide records of 1 partition." in verdict_of(False)
+    assert "would lose" not in verdict_of(True)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_reasons_that_differ_only_in_names_and_numbers_are_grouped() -> None:
     assert found[1].remedy not in found[1].example
     text = page(report_of(rows))
     assert text.count('<article class="reason') == 3
-    assert text.count("records without a key") == 1 + 3000, "once in the text, and in each raw row"
+    assert text.count("records without a key") == 1 + 3000, "a reason must occur once in the text, and in each raw row"
     assert "and 1,000 more" in text
 
 

@@ -1,4 +1,4 @@
-"""A Spark Python daemon whose workers fail on demand while they write: for tests on a cluster.
+"""A Spark Python daemon whose workers fail on demand while they write, for tests on a cluster.
 
     spark.python.daemon.module           tests.run.disturbed
     spark.executorEnv.KEYTAIL_DISTURBED  read-1:executor,write-0:late

@@ -54,8 +54,8 @@ def run_all() -> None:
 
 
 def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield pairs of a command (or RARE, for operations that few logs need) and a function that does with small logs in
-    `home` what the command does. Call the functions in this order."""
+    """Yield (command, function): the function does the work of the command on small logs in `home`. The command is RARE
+    for operations that few logs need. Call the functions in this order."""
     paths = [os.path.join(home, f"{topic}-0") for topic in ("warm", "warm-transactions", "warm-old")]
     yield "import", partial(_new_partition, home, "warm")
     yield RARE, partial(_transactional_partition, home)

@@ -1,4 +1,4 @@
-"""The driver of a test on a cluster where one host sees other files: runs each command on each log dir.
+"""The driver of a test on a cluster where one host has different files: runs each command on each log dir.
 
     python -m tests.run.on_hosts MASTER NOTES LOG_DIR...
 

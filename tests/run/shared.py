@@ -1,5 +1,4 @@
-"""Fixtures for one Spark session that many tests share, at most one in each test process, with two cores and Delta, and
-for one cluster.
+"""Fixtures for a Spark session with two cores and Delta, which all tests of a test process share, and for a cluster.
 
 A command line that runs inside a test process starts its own session and ends its JVM afterwards, unless `lend_session`
 provides the shared one. tests/conftest.py ends the shared session before such a test; it is started again when a later

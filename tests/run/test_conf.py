@@ -29,7 +29,7 @@ def settings() -> dict[str, str]:
     lines = [line.split(None, 1) for line in CONF.read_text().splitlines() if line.startswith("spark.")]
     assert all(len(line) == 2 for line in lines)
     found = {key: value.strip() for key, value in lines}
-    assert len(found) == len(lines), "a key is set twice"
+    assert len(found) == len(lines), "no key may be set twice"
     return found
 
 

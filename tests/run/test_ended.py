@@ -1,4 +1,4 @@
-"""Spark ends during a run: whichever call fails because of it, one error is reported. The JVM is a test double."""
+"""If Spark ends during a run, one error is reported, whichever call fails. The JVM is a test double."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_job_that_is_lost_without_its_session_fails_only_its_partitions() -> N
     assert stopped.problem and stopped.problem.what == message.replace("twice", "once")
 
 
-def test_an_error_has_a_text_without_its_jvm() -> None:
+def test_a_java_error_has_a_text_after_its_jvm_has_ended() -> None:
     with pytest.raises(Py4JNetworkError):
         str(java_error())
     assert text_of(java_error()) == "Py4JJavaError"
@@ -126,7 +126,7 @@ def test_failures_outside_of_jobs_are_reported_when_the_session_ends(
     assert capfd.readouterr().err == ""
 
 
-def test_an_error_caused_by_one_of_spark_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_caused_by_a_spark_error_is_treated_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
     with pytest.raises(SparkEnded), contextlib.ExitStack() as run:
         session.session_of_run(run, None, submitted=True)

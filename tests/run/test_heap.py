@@ -20,13 +20,13 @@ def faults():
         ctypes.memset(block, 1, 8 << 20)
         libc.free(block)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-libc.malloc(ctypes.c_size_t(33 << 20))  # larger than any that is kept: the threshold stays where it was put
+libc.malloc(ctypes.c_size_t(33 << 20))  # larger than any block that is kept, so the threshold does not change
 faults()
 print(faults())
 """
 
 
-def test_blocks_are_reused():
+def test_freed_blocks_are_reused():
     if "glibc" not in " ".join(platform.libc_ver()):
         pytest.skip("the C library is not glibc")
     command = [sys.executable, "-c", _FAULTS, "keep"]

@@ -126,8 +126,8 @@ def test_a_stage_of_a_fan_out_writes_nothing_over_the_network(log_dir: Path, mon
     assert spark_fan_out.Workers(path, 1, None, True).file_system()
 
 
-class FarAway(InProcess):
-    """Runs the stages here, but files that the stage `lost` writes do not arrive."""
+class LosesFiles(InProcess):
+    """Runs the stages here, but removes the files that the stage `lost` writes, as if another host had them."""
 
     def __init__(self, cells: Path, partition: Path, lost: str) -> None:
         super().__init__(cells)
@@ -136,10 +136,10 @@ class FarAway(InProcess):
         self.there = spark_fan_out.StagesOnSpark(ThisProcess(), workers, "")
 
     def run(self, name: str, *given: Any) -> Any:
-        return self._lose_files(name, lambda: super(FarAway, self).run(name, *given))
+        return self._lose_files(name, lambda: super(LosesFiles, self).run(name, *given))
 
     def shuffle(self, name: str, *given: Any) -> Any:
-        return self._lose_files(name, lambda: super(FarAway, self).shuffle(name, *given))
+        return self._lose_files(name, lambda: super(LosesFiles, self).shuffle(name, *given))
 
     def _lose_files(self, name: str, work: Any) -> Any:
         before = set(self.partition.iterdir())
@@ -153,7 +153,7 @@ class FarAway(InProcess):
 @pytest.mark.parametrize("stage", ["survey", "keys", "groups", "none"])
 def test_missing_files_of_a_fan_out_stage_are_reported(stage: str, log_dir: Path, tmp_path: Path) -> None:
     task = task_of(str(log_dir), map_memory_bytes=1 << 20, segment_bytes=1 << 20)
-    engine = FarAway(tmp_path / "cells", log_dir / "orders-0", stage)
+    engine = LosesFiles(tmp_path / "cells", log_dir / "orders-0", stage)
     if stage == "none":
         assert fan_out(LOCAL, task, engine).bytes_after == clean_partition(LOCAL, task).bytes_after
         return

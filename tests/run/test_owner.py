@@ -97,15 +97,15 @@ def test_tasks_work_as_the_owner_and_workers_are_root_again_afterwards(case: Cas
     for status, as_root, as_owner, _ in found:
         assert ids_of(status) == ids_as(BROKER)
         assert (as_root, as_owner) == ("KNOWN-TO-ROOT\n", None)
-    assert {pid for *_, pid in found} & {pid for pid, _ in after}, "no worker was reused"
-    assert set(of_scratch) == {0}, "the owner could change Spark's own files"
+    assert {pid for *_, pid in found} & {pid for pid, _ in after}, "a worker must be reused"
+    assert set(of_scratch) == {0}, "Spark's own files must belong to root"
     for _, status in after:
         assert ids_of(status)["Uid"] == [0, 0, 0, 0]
         assert BROKER not in ids_of(status)["Groups"]
 
 
 @pytest.mark.soak("the other tests of this file, compact/fan_out/test_on_spark.py, cli/test_owner.py")
-def test_a_fan_out_with_a_ledger_that_only_root_can_read(case: Case) -> None:
+def test_a_fan_out_writes_a_ledger_that_only_root_can_read(case: Case) -> None:
     """test_a_job_of_spark_submit_works_as_the_owner covers a compaction by one task."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger", "--master", "local[2]")
     (case.log_dir / "orders-0" / "00000000000000000000.index").unlink()
@@ -141,7 +141,7 @@ def test_verify_and_audit_on_spark_do_not_follow_the_owners_links(case: Case) ->
 
 
 @pytest.mark.soak("the import, which reads what only root reads; the tasks, which are root again afterwards")
-def test_an_export_is_written_and_continued_where_only_root_can_write(case: Case) -> None:
+def test_an_export_is_written_and_continued_in_a_directory_that_only_root_can_write(case: Case) -> None:
     command = ("export", "--log-dirs", case.log_dir, "--to", case.private / "tables", "--execute", "--output", "json")
     done = keytail(*command)
     assert done.returncode == 0, done.stderr

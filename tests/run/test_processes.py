@@ -61,7 +61,7 @@ def test_a_worker_that_dies_fails_only_its_task(workers: Processes, tmp_path: Pa
     payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
     answers = workers.run(payloads, work.die_when_asked, lambda payload: tidied.append(payload[0]))
     assert answers == [0, 1, None, 3, 4]
-    assert len(list(tmp_path.glob("2.*"))) == 2, "the task runs once more, in another process"
+    assert len(list(tmp_path.glob("2.*"))) == 2, "the task must run again, in another process"
     assert tidied == [2]
     assert workers.run([(0, str(tmp_path))], work.die_the_first_time) == [0]
 

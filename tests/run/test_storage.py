@@ -13,7 +13,7 @@ UNKNOWN = ["fuse", "fuseblk", "fuse.sshfs", "fuse.s3fs", "fuse.ext4", "fuse.lxcf
 
 
 @pytest.mark.parametrize("kind", [*SHARED, *UNKNOWN])
-def test_unknown_types_are_not_local(kind: str) -> None:
+def test_file_systems_of_unknown_types_are_not_local(kind: str) -> None:
     assert not is_local(kind)
 
     class OnIt(FileSystem):
@@ -61,12 +61,12 @@ def test_by_default_half_of_the_free_space_is_used() -> None:
     space.reserve({item: 300})
     assert space.fits({item: 200})
     assert not space.fits({item: 201})
-    assert space.fits({space.device("/b"): 500}), "each file system is counted separately"
+    assert space.fits({space.device("/b"): 500}), "each file system must be counted separately"
     space.release({item: 300})
     assert space.fits({item: 500})
-    assert not space.fits({item: 501}), "a partition that needs more is compacted in passes"
+    assert not space.fits({item: 501}), "a partition that needs more must not fit at once"
     assert space.for_passes(item, 100) == 500
-    assert space.for_passes(item, 700) == 700, "a larger group may use what it needs"
+    assert space.for_passes(item, 700) == 700, "a larger group must get the space that it needs"
     assert space.for_passes(item, 1001) is None
 
 

@@ -22,7 +22,7 @@ def test_each_payload_is_a_task_and_answers_are_in_order(engine: SparkEngine) ->
     assert all(outcome.host and outcome.end_ms >= outcome.start_ms > 0 for outcome in outcomes)
 
 
-def test_no_payloads_need_no_job(engine: SparkEngine) -> None:
+def test_a_bundle_without_payloads_starts_no_job(engine: SparkEngine) -> None:
     assert engine.run_bundle([], work.double) == []
 
 
@@ -32,7 +32,7 @@ def test_workers_use_this_interpreter_and_are_reused(engine: SparkEngine) -> Non
     pids = {pid for _, pid in first}
     for _ in range(3):
         pids |= {o.value[1] for o in engine.run_bundle([0, 1], work.interpreter) if o.value}
-    assert len(pids) <= 4, "a new worker for every job would import and compile again"
+    assert len(pids) <= 4, "workers must be reused"
 
 
 def test_errors_are_returned_as_values(engine: SparkEngine) -> None:
@@ -57,7 +57,7 @@ def test_an_answer_cannot_run_code_in_the_driver(engine: SparkEngine, tmp_path: 
     assert "OpensWhereUnpickled cannot be serialized" in outcome.problem.what
 
 
-def test_a_killed_worker_fails_its_own_payload_only(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_killed_worker_fails_only_its_own_payload(engine: SparkEngine, tmp_path: Path) -> None:
     payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
     again: list[tuple[int, int]] = []
 
@@ -70,17 +70,17 @@ def test_a_killed_worker_fails_its_own_payload_only(engine: SparkEngine, tmp_pat
     assert type(problem) is KeytailError
     assert "killed twice" in problem.what
     assert "--map-memory" in (problem.remedy or "")
-    assert len(list(tmp_path.glob("2.*"))) == 2, "once with its job, then alone"
-    assert [number for number, _ in again] == [0, 1, 2, 3, 4], "files that the lost job left are removed"
-    assert dict(again)[2] == 1, "its files are removed before it runs again"
+    assert len(list(tmp_path.glob("2.*"))) == 2, "it must run twice: with its job, then alone"
+    assert [number for number, _ in again] == [0, 1, 2, 3, 4], "files of every payload of the lost job must be removed"
+    assert dict(again)[2] == 1, "its files must be removed before it runs again"
 
 
-def test_a_worker_that_is_killed_once_is_no_failure(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_task_whose_worker_is_killed_once_succeeds(engine: SparkEngine, tmp_path: Path) -> None:
     outcomes = engine.run_bundle([(0, str(tmp_path))], work.die_the_first_time)
     assert [outcome.value for outcome in outcomes] == [0]
 
 
-def test_a_stopped_run_does_not_start_again(engine: SparkEngine, tmp_path: Path) -> None:
+def test_a_task_of_a_killed_worker_is_not_repeated_in_a_stopped_run(engine: SparkEngine, tmp_path: Path) -> None:
     payloads = [(0, str(tmp_path))]
     [outcome] = engine.run_bundle(payloads, work.die_the_first_time, stopped=lambda: True)
     assert outcome.problem is not None

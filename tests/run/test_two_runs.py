@@ -50,7 +50,7 @@ def _side_by_side(*runs: Callable[[], None]) -> None:
 
 
 def test_each_run_has_its_own_output_style(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its threads use it too, whatever output style the other run sets later."""
+    """Its threads use it too, even after the other run sets another one."""
     both = threading.Barrier(2)
 
     def run(how: OutputStyle, text: str) -> None:
@@ -100,7 +100,7 @@ def _pieces(path: str, count: int) -> Iterator[bytes]:
         yield LOCAL.read_at(path, 0, 1000)
 
 
-def test_each_run_is_notified_of_its_own_tasks_and_bytes_only(tmp_path: Path) -> None:
+def test_each_run_is_notified_only_of_its_own_tasks_and_bytes(tmp_path: Path) -> None:
     """Tasks of both runs are in this process at the same time, and each reads with another thread."""
     path = tmp_path / "file"
     path.write_bytes(bytes(1000))

@@ -98,12 +98,12 @@ def test_processes_report_their_progress(reports: list[TaskProgress], watch: Wat
         ({}, HERE),
     ],
 )
-def test_on_a_cluster_the_driver_listens_where_spark_does(settings: dict[str, str], expected: tuple[str, str]) -> None:
+def test_on_a_cluster_the_driver_listens_at_sparks_address(settings: dict[str, str], expected: tuple[str, str]) -> None:
     context = SimpleNamespace(master="spark://m:7077", getConf=lambda: settings)
     assert SparkEngine(SimpleNamespace(sparkContext=context)).driver_address == expected
 
 
-def test_the_driver_may_listen_at_another_address_than_the_one_that_tasks_use(
+def test_the_driver_may_listen_at_another_address_than_tasks_connect_to(
     reports: list[TaskProgress], tmp_path: Path
 ) -> None:
     """Debian's /etc/hosts maps a host's own name to 127.0.1.1, where no other host can reach it."""
@@ -242,6 +242,6 @@ def test_a_watch_ends_immediately_and_leaves_no_open_port(reports: list[TaskProg
         with Watch(HERE, reports.append) as made:
             assert current_channel() == made.channel
         assert current_channel() is None
-    assert time.monotonic() - started_s < 10  # a second each, if the thread were not woken
+    assert time.monotonic() - started_s < 10  # a second for each watch if the thread were not woken
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
         again.bind((made.channel.host, made.channel.port))

@@ -27,7 +27,7 @@ from keytail.salvage.scan import read_around, scan_file
 from keytail.salvage.write import NewPartition
 from keytail.verify.task import verify_partition
 from tests.chance import SEED, draws
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference import legacy
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.varints import crc32c
@@ -203,7 +203,7 @@ def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict
 
 
 def loss_is_known(found: Salvage, batch: Batch) -> bool:
-    """Return False if the log was truncated at its end and nothing shows that there was more."""
+    """Return False if the log was truncated at its end and no other file shows its former end."""
     return found.last_batch_end is not None and batch.last_offset < found.last_batch_end
 
 
@@ -308,7 +308,7 @@ def with_offset(batch: bytes, offset: int) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("of", "wrong"), [(6, 9), (6, 4), (6, 5), (6, 7), (6, 2), (0, 1), (0, 5), (11, 10), (11, 3)])
-def test_of_two_batches_with_the_same_offsets_the_one_without_a_gap_is_chosen(
+def test_the_batch_without_a_gap_is_chosen_if_two_have_the_same_offsets(
     of: int, wrong: int, tmp_path: Path
 ) -> None:
     """The header of one of twelve batches has the offset of another one."""
@@ -343,15 +343,14 @@ def test_a_repeated_batch_in_place_of_another_is_a_loss(tmp_path: Path) -> None:
     assert (loss.first_offset, loss.end_offset, loss.certain) == (4, 6, True)
 
 
-def test_of_ranges_in_the_wrong_order_the_longer_one_is_saved(tmp_path: Path) -> None:
+def test_the_longer_of_two_ranges_in_the_wrong_order_is_saved(tmp_path: Path) -> None:
     batches = [_batch(2 * n) for n in range(10)]
     found = scan(tmp_path, b"".join(batches[:2] + batches[7:9] + batches[2:7] + batches[9:]))
     assert bases_of(found) == [0, 2, 4, 6, 8, 10, 12, 18]
 
 
-def test_batches_inside_a_damaged_batch_are_values_of_records(tmp_path: Path) -> None:
-    """The records of a topic may contain segments of logs: if the length of a batch is valid, nothing inside is
-    searched.
+def test_batches_inside_a_damaged_batch_of_valid_length_are_not_saved(tmp_path: Path) -> None:
+    """They may be values of its records, because the records of a topic may contain segments of logs.
     """
     inner = _batch(3, 1) + _batch(4, 1)
     outer = bytearray(_batch(2, 4, value=inner))
@@ -362,7 +361,7 @@ def test_batches_inside_a_damaged_batch_are_values_of_records(tmp_path: Path) ->
     assert bases_of(found) == [0]
 
 
-def test_a_length_that_skips_valid_batches_does_not_hide_them(tmp_path: Path) -> None:
+def test_valid_batches_that_a_damaged_length_skips_are_saved(tmp_path: Path) -> None:
     batches = [_batch(2 * n) for n in range(6)]
     size = len(batches[1]) * 3 - 12
     damaged = batches[1][:8] + size.to_bytes(4, "big") + batches[1][12:]
@@ -388,7 +387,7 @@ def test_a_search_computes_few_unneeded_checksums(tmp_path: Path, monkeypatch: p
 def test_a_search_that_takes_too_long_is_ended_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The input has headers of long batches, one after the other, none of which has a valid checksum."""
+    """The input has successive headers of long batches without valid checksums."""
     monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 1 << 20)
     header = bytearray(_batch(5)[:61])
     header[8:12] = (50_000).to_bytes(4, "big")
@@ -423,7 +422,7 @@ def test_batches_that_exceed_the_memory_are_saved(
     """Batches are read in pieces; one with a record that is too large for the memory is saved without checking its
     records.
     """
-    take_in_pieces(monkeypatch)
+    read_in_pieces(monkeypatch)
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "300")
     small, pieces, huge = _batch(0), _batch(2, 9, b"v" * 90, codec=codec), _batch(11, 2, bytes(400), codec=codec)
     lying = _batch(13, 9, b"v" * 90, codec=codec, record_count=8)
@@ -521,7 +520,7 @@ def read_around_file(tmp_path: Path, data: bytes, fs: FileSystem) -> tuple[np.nd
     return read_around(fs, str(path), len(data))
 
 
-def test_a_file_that_became_shorter_lost_its_end(tmp_path: Path) -> None:
+def test_the_end_of_a_file_that_became_shorter_is_a_loss(tmp_path: Path) -> None:
     path = tmp_path / "00000000000000000000.log"
     path.write_bytes(_batch(0) + _batch(2))
     found = scan_file(LOCAL, str(path), path.stat().st_size + 100, 0, 10)

@@ -87,7 +87,7 @@ def test_the_manifest_lists_the_old_and_the_new_files(log_dir: Path) -> None:
     assert (manifest.name, manifest.partition_path) == (PARTITION, str(log_dir / PARTITION))
     assert (manifest.cleaner_checkpoint, manifest.next_checkpoint, manifest.log_start_checkpoint) == (10, 40, None)
     assert manifest.leader_epochs == ((0, 0), (4, 25)), (
-        "the epoch that begins at the end of the cleaned range is excluded"
+        "the epoch that begins at the end of the cleaned range must be excluded"
     )
     for kept, source in zip(manifest.files, sources(log_dir), strict=True):
         digest = file_digest()
@@ -353,7 +353,7 @@ NOT_OURS = {
     "a partition of a copy of a log dir": (_in_a_copy_without_meta_properties, "not a backup created by keytail"),
     "a partition of a log dir with a marker": (_with_a_marker_in_a_log_dir, "it contains meta.properties"),
     "below a log dir": (_below_a_log_dir, "it contains meta.properties"),
-    "a manifest of something else": (_look_alike_manifest, "not a backup created by keytail"),
+    "a manifest of another program": (_look_alike_manifest, "not a backup created by keytail"),
     "a manifest of another partition": (_manifest_of_another_partition, "not a backup created by keytail"),
     "an empty directory": (_empty, "not a backup created by keytail"),
     "a marker of another run": (_marker_of_another_run, "not a backup created by keytail"),

@@ -76,7 +76,7 @@ def everything(log_dir: Path) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def test_undo_restores_what_compact_replaced(run: Run, log_dir: Path) -> None:
+def test_undo_restores_the_files_that_compact_replaced(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     rows, run_id = compact(run, log_dir)
     assert set(statuses(rows).values()) == {"compacted"}
@@ -168,7 +168,7 @@ def test_a_single_partition_is_undone(run: Run, log_dir: Path) -> None:
     assert all(left[name] == now[name] for name in left if name.startswith("orders"))
 
 
-def runs_kept(run: Run, log_dir: Path, *more: str) -> list[dict[str, Any]]:
+def listed_backups(run: Run, log_dir: Path, *more: str) -> list[dict[str, Any]]:
     result = run("undo", "--originals", log_dir.parent / "kept", "--output", "json", *more)
     assert result.exit_code == 0
     found: list[dict[str, Any]] = json.loads(result.stdout)
@@ -181,14 +181,14 @@ def test_backups_are_listed_and_removed(run: Run, log_dir: Path) -> None:
     sources = [before[name][0] for name in ours if "150." not in name]
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
-    [kept] = runs_kept(run, log_dir)
-    assert kept == runs_kept(run, log_dir, "--list")[0]
+    [kept] = listed_backups(run, log_dir)
+    assert kept == listed_backups(run, log_dir, "--list")[0]
     assert (kept["run_id"], kept["state"]) == (run_id, "kept")
     assert kept["partitions"] == ["orders-0", "orders-1", "users-0"]
     assert kept["held_bytes"] == sum(map(len, sources))
     assert run_id in run("undo", "--originals", log_dir.parent / "kept").stdout
     undo(run, log_dir, "--run", run_id, "--partitions", "users-0", "--execute")
-    [kept] = runs_kept(run, log_dir)
+    [kept] = listed_backups(run, log_dir)
     assert kept["state"] == "partly undone"
     assert kept["held_bytes"] < sum(map(len, sources)), (
         "files that are also in the log are not held by the backup alone"
@@ -196,17 +196,17 @@ def test_backups_are_listed_and_removed(run: Run, log_dir: Path) -> None:
 
     status, rows = undo(run, log_dir, "--run", run_id, "--forget")
     assert (status, set(statuses(rows).values())) == (0, {"would-forget"})
-    assert runs_kept(run, log_dir) == [kept]
+    assert listed_backups(run, log_dir) == [kept]
     with hold([str(log_dir)]):  # like a running broker
         assert undo(run, log_dir, "--run", run_id, "--forget", "--partitions", "users-0", "--execute")[0] == 0
-        assert runs_kept(run, log_dir)[0]["partitions"] == ["orders-0", "orders-1"]
+        assert listed_backups(run, log_dir)[0]["partitions"] == ["orders-0", "orders-1"]
         status, rows = undo(run, log_dir, "--run", run_id, "--forget", "--execute")
     assert (status, set(statuses(rows).values())) == (0, {"forgotten"})
     assert sum(row["held_bytes"] for row in rows.values()) == sum(
         len(data) for name, (data, *_) in before.items() if name.startswith("orders") and name[-3:] in ("log", "dex")
         and "150." not in name
     )  # fmt: skip
-    assert runs_kept(run, log_dir) == []
+    assert listed_backups(run, log_dir) == []
     now = everything(log_dir)
     assert {name: now[name] for name in now if name.startswith("orders")} == {
         name: left[name] for name in left if name.startswith("orders")
@@ -220,7 +220,7 @@ def test_unchanged_files_are_not_backed_up(run: Run, log_dir: Path) -> None:
     damaged.write_bytes(data)
     rows, _ = compact(run, log_dir)
     assert statuses(rows) == {"orders-0": "compacted", "orders-1": "corrupt", "users-0": "compacted"}
-    assert runs_kept(run, log_dir)[0]["partitions"] == ["orders-0", "users-0"]
+    assert listed_backups(run, log_dir)[0]["partitions"] == ["orders-0", "users-0"]
 
 
 @pytest.mark.parametrize("execute", [[], ["--execute"]])
@@ -245,7 +245,7 @@ def test_a_run_that_fails_before_its_first_commit_leaves_no_backup(run: Run, log
     with patch("keytail.compact.cleaner.commit_group", fail):
         rows, run_id = compact(run, log_dir)
     assert set(statuses(rows).values()) == {"failed"}
-    assert (run_id, runs_kept(run, log_dir)) == ("", [])
+    assert (run_id, listed_backups(run, log_dir)) == ("", [])
     assert everything(log_dir) == before
 
 
@@ -312,7 +312,7 @@ def test_undo_is_refused_while_a_process_holds_the_lock(run: Run, log_dir: Path)
     assert everything(log_dir) == left
 
 
-def test_a_flag_names_a_log_dir_that_was_moved(run: Run, log_dir: Path) -> None:
+def test_undo_requires_a_flag_for_a_log_dir_that_was_moved(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
     _, run_id = compact(run, log_dir)
     moved = log_dir.parent / "moved"
@@ -359,14 +359,14 @@ def test_copies_are_counted_in_the_space_check(run: Run, log_dir: Path, limit: t
         rows, run_id = compact(run, log_dir, *limit)
     assert set(statuses(rows).values()) == {"compacted"}
     with contextlib.suppress(FileNotFoundError):
-        assert [kept["run_id"] for kept in runs_kept(run, log_dir)] == [run_id]
+        assert [kept["run_id"] for kept in listed_backups(run, log_dir)] == [run_id]
 
 
 def test_undo_is_refused_without_space_for_copies(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     for path in (log_dir.parent / "kept" / run_id / "orders-0").glob("*.log"):
-        os.utime(path, ns=(1, 1))  # a copy is needed, as for files that were moved
+        os.utime(path, ns=(1, 1))  # different times, so that a copy is needed
     with patch.object(FileSystem, "free_bytes", lambda self, path: 100):
         status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "orders-0", "--execute")
     assert (status, statuses(rows)) == (1, {"orders-0": "refused"})
@@ -381,7 +381,7 @@ def test_a_damaged_backup_is_refused(run: Run, log_dir: Path) -> None:
     kept.write_bytes(kept.read_bytes()[:-1])
     (log_dir.parent / "kept" / run_id / "orders-1" / "manifest.json").write_text("{}")
     (log_dir.parent / "kept" / run_id / "users-0" / "manifest.json").unlink()
-    assert runs_kept(run, log_dir)[0]["state"] == "unfinished"
+    assert listed_backups(run, log_dir)[0]["state"] == "unfinished"
     status, rows = undo(run, log_dir, "--run", run_id, "--execute")
     assert (status, statuses(rows)) == (1, {"orders-0": "corrupt", "orders-1": "corrupt", "users-0": "refused"})
     assert str(kept) in rows["orders-0"]["error"]

@@ -1,4 +1,4 @@
-"""What is restored, in which order, and what prevents it: by examples, at random, and for every kind of difference."""
+"""The files that undo restores, their order, and the differences that prevent it, in examples and random cases."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ GROUPS = (
 Tree = dict[str, tuple[bytes, int, int, int, int]]
 
 
-class Story:
-    """A partition with a backup, of which as many groups are replaced as requested."""
+class Scenario:
+    """A partition with a backup, in which the first `done` groups are replaced."""
 
     def __init__(
         self, root: Path, done: int, *, partition: Partition | None = None, copies: bool = False,
@@ -124,10 +124,10 @@ def bases(decision: Decision) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("done", range(len(GROUPS) + 1))
 def test_the_directory_is_restored(tmp_path: Path, done: int, copies: bool) -> None:
-    scenario = Story(tmp_path, done, copies=copies)
+    scenario = Scenario(tmp_path, done, copies=copies)
     assert (scenario.left != scenario.before) == (done > 0)
     parts = bases(scenario.decide())
-    assert parts == [group.source_bases for group in GROUPS[:done]][::-1], "from the newest to the oldest"
+    assert parts == [group.source_bases for group in GROUPS[:done]][::-1], "the newest group must be first"
     scenario.undo()
     assert tree(scenario.path) == scenario.before
     assert scenario.cleaned == 10
@@ -143,7 +143,7 @@ class WithoutLinks(FileSystem):
 
 
 def test_without_hard_links_copies_are_kept_and_restored(tmp_path: Path) -> None:
-    scenario = Story(tmp_path, len(GROUPS), copies=True)
+    scenario = Scenario(tmp_path, len(GROUPS), copies=True)
     restore(WithoutLinks(), scenario.manifest, scenario.entry, scenario.decide(), 2)
     assert tree(scenario.path) == scenario.before
     partition, originals = Partition(SEGMENTS, GROUPS), Backup(str(tmp_path / "others"), False)
@@ -163,7 +163,7 @@ def test_the_cleaners_checkpoint_is_restored(
     tmp_path: Path, before: int | None, after: int, target: int | None
 ) -> None:
     """A checkpoint above the offsets that the run cleaned is removed; without it, cleaning begins at the log start."""
-    scenario = Story(tmp_path, len(GROUPS), before=before, after=after)
+    scenario = Scenario(tmp_path, len(GROUPS), before=before, after=after)
     decision = scenario.decide()
     assert (decision.cleaner_checkpoint, decision.moves_checkpoint) == (target, target != after)
     scenario.undo()
@@ -171,7 +171,7 @@ def test_the_cleaners_checkpoint_is_restored(
 
 
 def test_the_checkpoint_is_lowered_before_anything_is_restored(tmp_path: Path) -> None:
-    scenario = Story(tmp_path, len(GROUPS))
+    scenario = Scenario(tmp_path, len(GROUPS))
     (tmp_path / "originals" / "r1" / PARTITION / f"{30:020d}.log").unlink()
     with pytest.raises(FileNotFoundError):
         restore(LOCAL, scenario.manifest, scenario.entry, scenario.decide(), 2)
@@ -181,7 +181,7 @@ def test_the_checkpoint_is_lowered_before_anything_is_restored(tmp_path: Path) -
 
 
 def test_appended_segments_are_unchanged(tmp_path: Path) -> None:
-    scenario = Story(tmp_path, len(GROUPS))
+    scenario = Scenario(tmp_path, len(GROUPS))
     write_segment(scenario.path, 60, log_of(range(60, 66)), "")
     (scenario.path / f"{60:020d}.snapshot").write_bytes(NO_PRODUCERS)
     (scenario.path / f"{66:020d}.snapshot").write_bytes(NO_PRODUCERS)
@@ -197,16 +197,16 @@ def test_appended_segments_are_unchanged(tmp_path: Path) -> None:
     assert offsets == [*range(36), *range(40, 66)]
 
 
-def test_snapshots_at_no_segment_belong_to_the_broker(tmp_path: Path) -> None:
-    scenario = Story(tmp_path, len(GROUPS))
+def test_undo_keeps_snapshots_at_no_segment(tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.path / f"{17:020d}.snapshot").write_bytes(NO_PRODUCERS)
     scenario.undo()
     assert (scenario.path / f"{17:020d}.snapshot").exists()
 
 
 @pytest.mark.parametrize("base", [20, 30])
-def test_a_broker_may_have_removed_snapshots_below_the_log_start(tmp_path: Path, base: int) -> None:
-    scenario = Story(tmp_path, len(GROUPS))
+def test_snapshots_that_a_broker_removed_below_the_log_start_are_no_difference(tmp_path: Path, base: int) -> None:
+    scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.path / f"{base:020d}.snapshot").unlink()
     scenario.undo()
     assert tree(scenario.path) == scenario.before
@@ -216,7 +216,7 @@ def test_a_broker_may_have_removed_snapshots_below_the_log_start(tmp_path: Path,
 
 def test_last_sources_left_by_an_interrupted_replacement_are_accepted(tmp_path: Path) -> None:
     """Row 12 of SWAP.md: these sources begin after the end of the files that replaced the earlier sources."""
-    scenario = Story(tmp_path, len(GROUPS))
+    scenario = Scenario(tmp_path, len(GROUPS))
     for name in [name for name in scenario.before if name.startswith(f"{36:020d}")]:
         shutil.copy2(Path(scenario.entry) / name, scenario.path / name)
     assert bases(scenario.decide()) == [(30,), (20,), (0, 10)]
@@ -234,40 +234,40 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def compact_again(scenario: Story) -> None:
+def compact_again(scenario: Scenario) -> None:
     write_segment(scenario.path, 0, log_of((4, 12)), "")
 
 
-# Changes that a broker, or anyone else, may have made since, and how each is reported.
-DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
+# Changes that a broker, or anyone else, may have made since, and the report of each.
+DIFFERENCES: dict[str, tuple[Callable[[Scenario], object], str]] = {
     "a flipped bit": (
         lambda s: flip(s.path / f"{0:020d}.log"), "the contents of 0{20}.log differ from those after the run"
     ),
     "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), "24.index has 24 bytes; after"),
     "compacted again": (compact_again, r"0000.log has \d+ bytes; after the run it had \d+"),
     "a rebuilt index": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes; after"),
-    "a segment gone": (lambda s: (s.path / f"{20:020d}.log").unlink(), "20.log is missing"),
-    "an index gone": (lambda s: (s.path / f"{24:020d}.txnindex").unlink(), "24.txnindex is missing"),
-    "a segment between": (lambda s: write_segment(s.path, 5, log_of([5]), ""), "05.log was added"),
-    "one that was merged": (lambda s: write_segment(s.path, 10, log_of([12]), ""), "10.log was added"),
-    "a new index": (lambda s: rewrite(s.path / f"{0:020d}.txnindex", txn_index(3)), "00.txnindex was added"),
-    "a snapshot back": (lambda s: rewrite(s.path / f"{10:020d}.snapshot", NO_PRODUCERS), "10.snapshot was added"),
-    "another snapshot": (lambda s: flip(s.path / f"{30:020d}.snapshot"), "30.snapshot differ from those after"),
-    "the log start": (
+    "a missing segment": (lambda s: (s.path / f"{20:020d}.log").unlink(), "20.log is missing"),
+    "a missing index": (lambda s: (s.path / f"{24:020d}.txnindex").unlink(), "24.txnindex is missing"),
+    "an added segment": (lambda s: write_segment(s.path, 5, log_of([5]), ""), "05.log was added"),
+    "an added source segment": (lambda s: write_segment(s.path, 10, log_of([12]), ""), "10.log was added"),
+    "an added index": (lambda s: rewrite(s.path / f"{0:020d}.txnindex", txn_index(3)), "00.txnindex was added"),
+    "an added snapshot": (lambda s: rewrite(s.path / f"{10:020d}.snapshot", NO_PRODUCERS), "10.snapshot was added"),
+    "a changed snapshot": (lambda s: flip(s.path / f"{30:020d}.snapshot"), "30.snapshot differ from those after"),
+    "another log start": (
         lambda s: (s.logs / "log-start-offset-checkpoint").write_text("0\n1\norders 0 7\n"),
         r"the log start offset is 7; before the run it was 0 \(log-start-offset-checkpoint\)",
     ),
-    "an epoch": (
+    "another epoch": (
         lambda s: (s.path / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 25\n"),
         "has epoch 0 from offset 0, epoch 5 from offset 25 below offset 40; before the run it had epoch 0 from "
         "offset 0, epoch 4 from offset 25",
     ),
-    "an epoch gone": (
+    "missing epochs": (
         lambda s: (s.path / "leader-epoch-checkpoint").unlink(),
         "has no epochs below offset 40; before the run it had epoch 0",
     ),
     "cleaned further": (lambda s: s.set_cleaner(41), "checkpoint has offset 41; after the run it had offset 40"),
-    "a checkpoint gone": (
+    "a missing checkpoint entry": (
         lambda s: s.set_cleaner(None), "cleaner-offset-checkpoint has no entry; after the run it had offset 40"
     ),
 }  # fmt: skip
@@ -276,7 +276,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_a_difference_is_reported_and_prevents_undo(tmp_path: Path, name: str) -> None:
     change, reported = DIFFERENCES[name]
-    scenario = Story(tmp_path, len(GROUPS))
+    scenario = Scenario(tmp_path, len(GROUPS))
     change(scenario)
     differences = scenario.decide().differences
     assert any(re.search(reported, text) for text in differences), differences
@@ -284,15 +284,15 @@ def test_a_difference_is_reported_and_prevents_undo(tmp_path: Path, name: str) -
 
 
 def test_all_differences_are_reported(tmp_path: Path) -> None:
-    scenario = Story(tmp_path, len(GROUPS))
-    for name in ("a flipped bit", "a segment gone", "an epoch", "cleaned further"):
+    scenario = Scenario(tmp_path, len(GROUPS))
+    for name in ("a flipped bit", "a missing segment", "another epoch", "cleaned further"):
         DIFFERENCES[name][0](scenario)
     assert len(scenario.decide().differences) == 4
 
 
-@pytest.mark.parametrize("name", ["a flipped bit", "a segment gone"])
+@pytest.mark.parametrize("name", ["a flipped bit", "a missing segment"])
 def test_groups_that_the_run_did_not_reach_must_be_unchanged(tmp_path: Path, name: str) -> None:
-    scenario = Story(tmp_path, 0)
+    scenario = Scenario(tmp_path, 0)
     DIFFERENCES[name][0](scenario)
     assert scenario.decide().differences
 
@@ -300,14 +300,14 @@ def test_groups_that_the_run_did_not_reach_must_be_unchanged(tmp_path: Path, nam
 @pytest.mark.parametrize("entry", ["orders 0 0", "orders 0 -1"])
 def test_an_equivalent_log_start_is_not_a_difference(tmp_path: Path, entry: str) -> None:
     """A broker drops entries that its first segment makes unnecessary."""
-    scenario = Story(tmp_path, len(GROUPS))
+    scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.logs / "log-start-offset-checkpoint").write_text(f"0\n1\n{entry}\n")
     assert scenario.decide().differences == ()
 
 
 @pytest.mark.parametrize("damage", ["gone", "flipped", "longer"])
 def test_a_damaged_backup_is_reported_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
-    scenario = Story(tmp_path, len(GROUPS), copies=True)
+    scenario = Scenario(tmp_path, len(GROUPS), copies=True)
     kept = Path(scenario.entry) / f"{10:020d}.log"
     if damage == "gone":
         kept.unlink()
@@ -321,14 +321,14 @@ def test_a_damaged_backup_is_reported_before_anything_is_changed(tmp_path: Path,
 
 
 def test_unneeded_backup_files_may_be_missing(tmp_path: Path) -> None:
-    scenario = Story(tmp_path, 1)
+    scenario = Scenario(tmp_path, 1)
     (Path(scenario.entry) / f"{20:020d}.log").unlink()
     scenario.undo()
     assert tree(scenario.path) == scenario.before
 
 
 def test_times_and_modes_are_restored_if_the_backup_files_lost_them(tmp_path: Path) -> None:
-    scenario = Story(tmp_path, len(GROUPS))
+    scenario = Scenario(tmp_path, len(GROUPS))
     assert bytes_to_copy(LOCAL, scenario.manifest, scenario.entry, scenario.decide().parts) == 0
     kept = [path for path in Path(scenario.entry).iterdir() if path.name in scenario.before]
     for path in kept:
@@ -352,7 +352,7 @@ def test_an_edited_manifest_cannot_give_a_file_another_owner_or_special_bits(
     them.
     """
     owner = 52_012
-    scenario = Story(tmp_path, len(GROUPS), copies=True)
+    scenario = Scenario(tmp_path, len(GROUPS), copies=True)
     manifest = Path(scenario.entry) / MANIFEST
     fields = json.loads(manifest.read_text())
     fields["files"] = [{**kept, "uid": uid, "gid": uid, "mode": mode} for kept in fields["files"]]
@@ -362,7 +362,7 @@ def test_an_edited_manifest_cannot_give_a_file_another_owner_or_special_bits(
     kept = [path for path in Path(scenario.entry).iterdir() if path.name in scenario.before]
     for path in kept:
         if not lost:
-            path.chmod(mode)  # a hard link would have it too
+            path.chmod(mode)  # a hard link would have the mode too
     before = {path.name for path in scenario.path.iterdir()}
     scenario.undo()
     put_back = [path for path in scenario.path.iterdir() if path.name not in before]
@@ -409,7 +409,7 @@ def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
     rng = random.Random(f"{SEED} {number}")
     partition = random_partition(rng)
     done = rng.randint(0, len(partition.groups))
-    scenario = Story(tmp_path, done, partition=partition, copies=rng.random() < 0.5)
+    scenario = Scenario(tmp_path, done, partition=partition, copies=rng.random() < 0.5)
     assert scenario.decide().differences == ()
     ours = [path for path in scenario.path.iterdir() if path.name[:20].isdigit() and int(path.name[:20]) < ACTIVE]
     victim = rng.choice(sorted(ours))
@@ -428,7 +428,7 @@ def test_in_an_empty_directory_all_files_are_reported_missing() -> None:
     assert decide(manifest, PartitionState({}, None, None, ())).is_done
 
 
-# By row of the table: what is done up to that point, and from which group on the backup is used.
+# By row of the table: the steps that are done, and the first group for which the backup is used.
 ROWS = {1: "all", 2: "all", 3: "newest", 4: "none", 5: "none", 6: "none", 7: "none", 8: "newest", 9: "newest",
         10: "all", 11: "all", 12: "as before"}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A segment that is missing in the middle of a log is found by its traces, and no cleaned log is reported."""
+"""A segment that is missing in the middle of a log is found by other files, and no cleaned log is reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_complete_log_has_no_findings(log: Path) -> None:
 @pytest.mark.parametrize("base", [100, 300, 400])
 def test_a_missing_log_file_is_found_by_its_indexes(log: Path, base: int) -> None:
     remove(log, base, ".log")
-    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # whatever the cleaner has done
+    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # with any state of the cleaner
         assert found(log, claims) == [("segment-missing", f"{base:020d}.index", base, None)]
     [missing] = [f for f in verify_partition(LOCAL, str(log), KNOWN) if f.kind == "segment-missing"]
     assert f"offsets {base} to {base + 99} have no batch" in missing.what
@@ -85,7 +85,7 @@ def test_a_snapshot_of_a_followers_shutdown_is_only_a_warning(log: Path) -> None
     assert (warning.kind, warning.severity) == ("segment-perhaps-missing", "warning")
     assert "audit" in warning.remedy
     (log / f"{300:020d}.snapshot").rename(log / f"{350:020d}.snapshot")
-    assert [kind for kind, *_ in found(log, compacted)] == ["segment-missing"], "not where the batches before it end"
+    assert [kind for kind, *_ in found(log, compacted)] == ["segment-missing"], "batches end at 300"
     (log / f"{300:020d}.timeindex").touch()
     assert {kind for kind, *_ in found(log, compacted)} == {"segment-missing"}, "a shutdown creates no index file"
 
@@ -97,7 +97,7 @@ def test_a_segment_without_a_trace_is_found_if_every_other_offset_has_its_record
     assert "offsets 300 to 399 have no batch" in missing.what
     assert missing.severity == "warning" and not missing.start_loses
     remove(log, 400)
-    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "two successive segments are one gap"
+    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "must be one gap"
 
 
 @pytest.mark.parametrize("clean_shutdown", [True, False])
@@ -107,17 +107,17 @@ def test_a_copy_without_checkpoints_is_checked_by_its_log(log: Path, clean_shutd
     remove(log, 300)
     assert found(log, Claims(clean_shutdown)) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
     without_a_record(log)
-    assert "offsets-missing" not in {kind for kind, *_ in found(log, Claims(clean_shutdown))}, "the log was cleaned"
+    assert "offsets-missing" not in {kind for kind, *_ in found(log, Claims(clean_shutdown))}, "cleaned logs have gaps"
 
 
 # States of a healthy log although offsets in its middle have no batch.
 HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
-    "it was cleaned": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
+    "below the cleaner checkpoint": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
     "below the log start": (lambda d: remove(d, 300), replace(KNOWN, log_start=400)),
-    "retention began at the front": (lambda d: [remove(d, base) for base in (0, 100, 200)], KNOWN),
+    "the first segments were removed": (lambda d: [remove(d, base) for base in (0, 100, 200)], KNOWN),
     "recovered at the next start": (lambda d: remove(d, 300), Claims(False, recovery_point=200, high_watermark=END)),
-    "more than one gap, as a cleaner leaves them": (lambda d: [remove(d, base) for base in (100, 300)], KNOWN),
-    "not every offset has its record": (lambda d: [remove(d, 300), without_a_record(d)], KNOWN),
+    "two gaps, as after cleaning": (lambda d: [remove(d, base) for base in (100, 300)], KNOWN),
+    "another offset has no record": (lambda d: [remove(d, 300), without_a_record(d)], KNOWN),
     "a snapshot of an old broker": (
         lambda d: [remove(d, 300, ".log", ".index", ".timeindex"), (d / "partition.metadata").unlink()],
         replace(KNOWN, cleaner=END),
@@ -166,7 +166,7 @@ def test_records_that_a_cleaner_would_retain_are_no_evidence(tmp_path: Path) -> 
     marked = [replace(item, key=b"key-450") if item.offset == 420 else item for item in once]
     log = write(tmp_path / "above-0", marked)
     remove(log, 300)
-    assert found(log) == [], "no cleaner may have cleaned above the gap yet"
+    assert found(log) == [], "records above the gap are no evidence"
 
 
 def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
@@ -179,7 +179,7 @@ def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
 def test_no_cleaned_log_is_reported_as_missing_a_segment(
     gone: list[int], cleaner: int, tmp_path_factory: Any
 ) -> None:
-    """With a cleaner checkpoint, segments whose records were all removed are not reported, wherever the checkpoint is.
+    """With a cleaner checkpoint, segments whose records were all removed are not reported, at any checkpoint.
     """
     log = write(tmp_path_factory.mktemp("cleaned") / "orders-0")
     for number in gone:

@@ -34,11 +34,11 @@ def batches(codec: int) -> list[bytes]:
     ]
 
 
-def planned_partitions(
+def are_indexes_valid(
     path: Path, index: list[tuple[int, int]], times: list[tuple[int, int]], codec: int
 ) -> tuple[bool, bool]:
-    """Return whether both commands find the offset index valid, and the time index. An entry of `index` is (offset,
-    number of a batch).
+    """Return whether the offset index is valid, and whether the time index is, after checking that both commands
+    agree. An entry of `index` is (offset, number of a batch).
     """
     log = batches(codec)
     positions = np.concatenate([[0], np.cumsum([len(item) for item in log])])
@@ -83,7 +83,7 @@ INDEX = [(9, 1), (13, 3)]
 def test_offset_entries_of_older_brokers_are_checked(
     tmp_path: Path, index: list[tuple[int, int]], is_sound: bool, codec: int
 ) -> None:
-    assert planned_partitions(tmp_path / "t-0", index, TIMES, codec) == (is_sound, True)
+    assert are_indexes_valid(tmp_path / "t-0", index, TIMES, codec) == (is_sound, True)
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
@@ -105,11 +105,11 @@ def test_offset_entries_of_older_brokers_are_checked(
 def test_time_entries_of_older_brokers_are_checked(
     tmp_path: Path, times: list[tuple[int, int]], is_sound: bool, codec: int
 ) -> None:
-    assert planned_partitions(tmp_path / "t-0", INDEX, times, codec) == (True, is_sound)
+    assert are_indexes_valid(tmp_path / "t-0", INDEX, times, codec) == (True, is_sound)
 
 
 def test_a_batch_that_cannot_be_decompressed_is_one_finding(tmp_path: Path) -> None:
-    planned_partitions(tmp_path / "t-0", INDEX, [(4, 3), (9, 5), (20, 13)], GZIP)
+    are_indexes_valid(tmp_path / "t-0", INDEX, [(4, 3), (9, 5), (20, 13)], GZIP)
     log = tmp_path / "t-0" / f"{0:020d}.log"
     data = bytearray(log.read_bytes())
     at = len(batches(GZIP)[0]) + 61 + 12

@@ -1,6 +1,6 @@
-"""Which findings mean that a start would lose records: the table of VERIFY.md, and how it is applied.
+"""The findings after which a start would lose records: the table of VERIFY.md, and its application.
 
-tests/interop/test_verify_start.py checks that real Kafka loses records in these cases and in no other.
+tests/interop/test_verify_start.py checks that real Kafka loses records only in these cases.
 """
 
 from __future__ import annotations

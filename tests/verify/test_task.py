@@ -23,7 +23,7 @@ from keytail.verify.task import VerifyReport, verify_partition
 from tests import golden
 from tests.chance import draws
 from tests.compact.reference_round import index_bytes
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.varints import crc32c
 
@@ -99,7 +99,7 @@ def test_a_valid_partition_has_no_findings(tmp_path, codec):
 @pytest.mark.long
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_batches_read_in_pieces_are_valid_even_if_a_record_is_too_large(tmp_path, monkeypatch, codec):
-    take_in_pieces(monkeypatch, 1, piece_bytes=4)
+    read_in_pieces(monkeypatch, 1, piece_bytes=4)
     monkeypatch.setattr(block_check, "WHOLE_BLOCK_BYTES", 8)
     _write(tmp_path, _segments(codec))
     assert _kinds(_verify(tmp_path)) == []
@@ -154,19 +154,19 @@ BATCH_DAMAGE = {
     "length 2^31-1": (_put(8, b"\x7f\xff\xff\xff"), "cut"),
     "length 14": (_put(8, struct.pack(">i", 14)), "size"),
     "flipped value": (_put(70, b"\xff"), "checksum"),
-    "crc": (_put(17, b"\0\0\0\0"), "checksum"),
+    "zero CRC": (_put(17, b"\0\0\0\0"), "checksum"),
     "magic 3": (_put(16, b"\x03"), "magic"),
     "magic -1": (_put(16, b"\xff"), "magic"),
     "codec 6": (_fixed(22, b"\x06"), "codec"),
-    "gzip that is none": (_fixed(22, b"\x01"), "decompress"),
+    "gzip flag on uncompressed records": (_fixed(22, b"\x01"), "decompress"),
     "record count 4": (_fixed(57, struct.pack(">i", 4)), "record"),
     "record count 2": (_fixed(57, struct.pack(">i", 2)), "record-count"),
     "record count -1": (_fixed(57, struct.pack(">i", -1)), "record-count"),
     "record count 2^31-1": (_fixed(57, struct.pack(">i", 2**31 - 1)), "record-count"),
     "record length": (_fixed(61, b"\x7e"), "record"),
     "last offset before base": (_fixed(23, b"\xff\xff\xff\xfe"), "offset-order"),
-    "base below the segment": (_put(0, struct.pack(">q", 90)), "offset-order"),
-    "base far beyond": (_put(0, struct.pack(">q", 1 << 40)), "offset-range"),
+    "base offset below the segment": (_put(0, struct.pack(">q", 90)), "offset-order"),
+    "base offset above the largest in a segment": (_put(0, struct.pack(">q", 1 << 40)), "offset-range"),
     "first record beyond its batch": (_fixed(64, b"\x10"), "record-offset"),
 }
 
@@ -239,8 +239,8 @@ FILE_DAMAGE = {
     "time index of one zero entry": (_change(TIME, lambda b: bytes(12)), ["time-index-zeros", "time-incomplete"]),
     "index untrimmed": (_change(INDEX, lambda b: b + bytes(80)), ["index-untrimmed"]),
     "time index untrimmed": (_change(TIME, lambda b: b + bytes(80 * 12)), ["time-index-untrimmed"]),
-    "index with bytes over": (_change(INDEX, lambda b: b + b"\1"), ["index-size"]),
-    "time index with bytes over": (_change(TIME, lambda b: b + b"\1"), ["index-size"]),
+    "index with a partial entry": (_change(INDEX, lambda b: b + b"\1"), ["index-size"]),
+    "time index with a partial entry": (_change(TIME, lambda b: b + b"\1"), ["index-size"]),
     "position off by one": (_change(INDEX, lambda b: b[:7] + bytes([b[7] ^ 1]) + b[8:]), ["index-position"]),
     "position beyond the end": (
         _change(INDEX, lambda b: b + struct.pack(">ii", 999, 99999)),
@@ -251,18 +251,18 @@ FILE_DAMAGE = {
     "negative entry": (_change(INDEX, lambda b: b"\xff" * 8 + b[8:]), ["index-order"]),
     "last time entry missing": (_change(TIME, lambda b: b[:-12]), ["time-incomplete"]),
     "time index empty": (_change(TIME, lambda b: b""), ["time-incomplete"]),
-    "timestamp off": (_change(TIME, lambda b: b[:7] + bytes([b[7] - 1]) + b[8:]), ["time-entry"]),
-    "time offset off": (_change(TIME, lambda b: b[:11] + bytes([b[11] + 1]) + b[12:]), ["time-offset"]),
-    "times do not rise": (_change(TIME, lambda b: b[:12] + b), ["time-order", "time-incomplete"]),
-    "time entry beyond": (
+    "wrong timestamp in a time entry": (_change(TIME, lambda b: b[:7] + bytes([b[7] - 1]) + b[8:]), ["time-entry"]),
+    "wrong offset in a time entry": (_change(TIME, lambda b: b[:11] + bytes([b[11] + 1]) + b[12:]), ["time-offset"]),
+    "times not ascending": (_change(TIME, lambda b: b[:12] + b), ["time-order", "time-incomplete"]),
+    "time entry above the log end": (
         _change(TIME, lambda b: b + struct.pack(">qi", NOW + 500, 9999)),
         ["time-offset"],
     ),
-    "txn index": (
+    "txn entry without a marker": (
         lambda d: (d / _name(130, ".txnindex")).write_bytes(struct.pack(">hqqqq", 0, 1, 130, 99, 140)),
         ["txn-entry"],
     ),
-    "txn index cut": (lambda d: (d / _name(130, ".txnindex")).write_bytes(bytes(3)), ["index-size"]),
+    "truncated txn index": (lambda d: (d / _name(130, ".txnindex")).write_bytes(bytes(3)), ["index-size"]),
     "cleaned": (lambda d: (d / _name(130, ".log.cleaned")).touch(), ["leftover-cleaned"]),
     "swap": (lambda d: (d / _name(130, ".log.swap")).touch(), ["leftover-swap"]),
     "deleted": (lambda d: (d / _name(130, ".log.deleted")).touch(), ["leftover-deleted"]),
@@ -272,7 +272,7 @@ FILE_DAMAGE = {
     "unpadded name": (lambda d: (d / "7.index").touch(), ["fatal-name"]),
     "orphan": (lambda d: (d / _name(140, ".index")).touch(), ["orphan"]),
     "a foreign file": (lambda d: (d / "README").touch(), []),
-    "a snapshot of no bytes": (lambda d: (d / _name(130, ".snapshot")).touch(), ["snapshot"]),
+    "an empty snapshot": (lambda d: (d / _name(130, ".snapshot")).touch(), ["snapshot"]),
     "a log that cannot be read": (
         lambda d: ((d / _name(150, ".log")).unlink(), (d / _name(150, ".log")).symlink_to("/proc/self/mem")),
         ["not-regular", "unreadable"],

@@ -1,4 +1,4 @@
-"""What files state about each other: every finding that is not only about the bytes of one batch or index entry."""
+"""Contradictions between files: the findings that do not concern only the bytes of one batch or index entry."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def test_the_unchanged_log_has_no_findings(tmp_path: Path) -> None:
 TXN0, TXN1 = _name(0, ".txnindex"), _name(10, ".txnindex")
 SNAPSHOT = _name(END, ".snapshot")
 DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | None]]]] = {
-    "entry lost": (lambda d: (d / TXN0).unlink(), [("txn-no-entry", TXN0, None)]),
-    "entry of nobody": (
+    "missing entry": (lambda d: (d / TXN0).unlink(), [("txn-no-entry", TXN0, None)]),
+    "entry without a marker": (
         lambda d: _aborted(d, 10, [*ENTRIES[10], (0, PID, 11, 14, 15)]),
         [("txn-no-marker", TXN1, 34)],
     ),
-    "entry of another": (
+    "wrong producer in an entry": (
         lambda d: _aborted(d, 10, [(0, PID, 3, 10, 11)]),
         [("txn-no-marker", TXN1, 0), ("txn-no-entry", TXN1, None)],
     ),
@@ -140,7 +140,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | Non
         lambda d: (d / SNAPSHOT).write_bytes((d / SNAPSHOT).read_bytes()[:-1] + b"\1"),
         [("snapshot", SNAPSHOT, 0)],
     ),
-    "snapshots gone": (
+    "missing snapshots": (
         lambda d: [file.unlink() for file in d.glob("*.snapshot")],
         [("snapshots-missing", ".", None)],
     ),
@@ -148,15 +148,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | Non
         _snapshot(50, _entry(PID, 22, 20), _entry(OTHER, 25)),
         [("snapshot-beyond", _name(50, ".snapshot"), None)],
     ),
-    "snapshot: other sequence": (
+    "snapshot: wrong sequence": (
         _snapshot(END, _entry(OTHER, 25), _entry(PID, 22, 20, last_sequence=23)),
         [("snapshot-entry", SNAPSHOT, 56)],
     ),
-    "snapshot: other delta": (
+    "snapshot: wrong offset delta": (
         _snapshot(END, _entry(PID, 22, 20, offset_delta=1), _entry(OTHER, 25)),
         [("snapshot-entry", SNAPSHOT, 10)],
     ),
-    "snapshot: data forgotten": (
+    "snapshot: latest batch missing": (
         _snapshot(END, _entry(PID, 13, 20), _entry(OTHER, 25)),
         [("snapshot-entry", SNAPSHOT, 10)],
     ),
@@ -164,11 +164,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | Non
         _snapshot(END, _entry(PID, 22, 20, epoch=-1), _entry(OTHER, 25)),
         [("snapshot-entry", SNAPSHOT, 10)],
     ),
-    "snapshot: open transaction forgotten": (
+    "snapshot: open transaction missing": (
         _snapshot(END, _entry(PID, 22), _entry(OTHER, 25)),
         [("snapshot-entry", SNAPSHOT, 10)],
     ),
-    "snapshot: producer with an open transaction forgotten": (
+    "snapshot: producer with an open transaction missing": (
         _snapshot(END, _entry(OTHER, 25)),
         [("snapshot-entry", SNAPSHOT, None)],
     ),
@@ -184,12 +184,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | Non
         _snapshot(END, _entry(PID, 22, 20), _entry(OTHER, 25), _entry(9, END)),
         [("snapshot-entry", SNAPSHOT, 102)],
     ),
-    "snapshot: more than the log has left": (
+    "snapshot: batches that the log no longer has": (
         _snapshot(END, _entry(PID, 22, 20), _entry(OTHER, 30, last_sequence=9), _entry(9, 31)),
         [],
     ),
-    "snapshot: an idle producer forgotten": (_snapshot(20, _entry(OTHER, 9)), []),
-    "epochs: not there": (
+    "snapshot: idle producer missing": (_snapshot(20, _entry(OTHER, 9)), []),
+    "epochs: missing file": (
         lambda d: (d / "leader-epoch-checkpoint").unlink(),
         [("epochs-missing", "leader-epoch-checkpoint", None)],
     ),
@@ -201,23 +201,23 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | Non
         lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 12\n"),
         [("epochs-wrong", "leader-epoch-checkpoint", None)],
     ),
-    "epochs: another one": (
+    "epochs: wrong epoch": (
         lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n2 20\n"),
         [("epochs-wrong", "leader-epoch-checkpoint", None)],
     ),
-    "epochs: in the gap before": (
+    "epochs: begins in the gap before": (
         lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 15\n"),
         [],
     ),
-    "epochs: one without a batch": (
+    "epochs: epoch without a batch": (
         lambda d: (d / "leader-epoch-checkpoint").write_text(f"0\n3\n0 0\n1 20\n2 {END}\n"),
         [],
     ),
-    "epochs: beyond": (
+    "epochs: above the log end": (
         lambda d: (d / "leader-epoch-checkpoint").write_text("0\n3\n0 0\n1 20\n2 41\n"),
         [("epochs-beyond", "leader-epoch-checkpoint", None)],
     ),
-    "epochs: falling": (
+    "epochs: not ascending": (
         lambda d: (d / "leader-epoch-checkpoint").write_text("0\n3\n0 0\n1 20\n1 21\n"),
         [("epochs-order", "leader-epoch-checkpoint", None)],
     ),
@@ -225,11 +225,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | Non
         lambda d: (d / "leader-epoch-checkpoint").write_text("0\n1\n0 0 0\n"),
         [("epochs-unreadable", "leader-epoch-checkpoint", None)],
     ),
-    "a void swap": (
+    "a swap file without contents": (
         lambda d: [(d / _name(10, ".log" + stage)).touch() for stage in (".swap", ".cleaned")],
         [("leftover-cleaned", _name(10, ".log.cleaned"), None), ("leftover-swap-void", _name(10, ".log.swap"), None)],
     ),
-    "a swap that is lost": (
+    "a swap file of which a broker removes the log": (
         lambda d: [(d / _name(0, ".log")).rename(d / _name(0, ".log.swap")), (d / _name(0, ".log.cleaned")).touch()],
         [("leftover-swap-gone", _name(0, ".log.swap"), None)],
     ),
@@ -242,7 +242,7 @@ def test_each_contradiction_is_found(tmp_path: Path, name: str) -> None:
     _write(tmp_path, _segments())
     damage(tmp_path)
     found = _found(tmp_path)
-    if name == "a swap that is lost":  # many more findings follow from it
+    if name == "a swap file of which a broker removes the log":  # many more findings follow from it
         assert expected[0] in found
     else:
         assert found == expected
@@ -257,9 +257,9 @@ BATCHES: dict[str, tuple[list[bytes], list[tuple[str, int]]]] = {
         [("record-timestamp", 0)],
     ),
     "no producer": ([_data(0, producer=-1)], [("producer", 0)]),
-    "no epoch": ([_data(0, epoch=-1)], [("producer", 0)]),
+    "no producer epoch": ([_data(0, epoch=-1)], [("producer", 0)]),
     "no sequence": ([_data(0, base_sequence=-1)], [("producer", 0)]),
-    "marker of no type": (
+    "marker with an unknown type": (
         [
             encode_batch(
                 [Rec(0, NOW, b"\0\0\0\7", b"v" * 6)],
@@ -276,15 +276,15 @@ BATCHES: dict[str, tuple[list[bytes], list[tuple[str, int]]]] = {
         [_data(0), _data(3, transactional=False), _data(6, transactional=False)],
         [("transaction", len(_data(0)))],
     ),
-    "an old message around others that do not rise": (
+    "an old message around others with descending offsets": (
         [encode_wrapper([Rec(1, NOW, b"k", b"v"), Rec(0, NOW, b"k", b"v")], GZIP, magic=0)],
         [("legacy", 0)],
     ),
-    "an old message around one that is wrong": (
+    "an old message around a damaged one": (
         [encode_wrapper([Rec(0, NOW, b"k", b"v"), Rec(1, NOW, b"k", b"v")], GZIP, magic=1)[:-12] + b"\0" * 12],
         [("checksum", 0)],
     ),
-    "a sound old message around others": (
+    "a valid compressed old message": (
         [encode_wrapper([Rec(0, NOW, b"k", b"v"), Rec(1, NOW, b"k", b"v")], GZIP, magic=1)],
         [],
     ),
@@ -399,7 +399,7 @@ def test_beside_a_broker_only_findings_of_both_scans_are_reported(tmp_path: Path
 
         def __init__(self) -> None:
             super().__init__()
-            self.looks = [_name(10, ".index"), _name(0, ".index")]  # 0 is read before 10
+            self.looks = [_name(10, ".index"), _name(0, ".index")]  # segment 0 is read before segment 10
 
         def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
             data = super().read_bytes(path, whole=whole)

@@ -27,7 +27,7 @@ from tests.chance import SEED, draws
 from tests.compact.fan_out.in_process import InProcess
 from tests.compact.fan_out.test_memory import task_of, write_segments
 from tests.compact.test_passes import files_of, random_task
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.indexing import index_files
 
@@ -74,7 +74,7 @@ def test_any_slices_give_the_bytes_of_one_task(
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     if rng.random() < 0.3:
-        take_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
+        read_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
     task = replace(random_task(rng, str(fast_dir / "t-0"), rng.choice(["kafka", "measured"])), map_max_entries=None)
     task = replace(task, drop_keyless=rng.random() < 0.7)
     if rng.random() < 0.7:

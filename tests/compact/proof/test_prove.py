@@ -21,7 +21,7 @@ from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegmen
 from tests.chance import SEED, draws
 from tests.compact.proof.case import SmallWindow
 from tests.compact.reference_round import Out, Round, clean, index_bytes, newest_offsets, rebuild
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.varints import crc32c
 
@@ -580,7 +580,7 @@ def to_mutate(request, monkeypatch):
     """Return the examples of both timestamp types, for proofs of whole batches or of pieces."""
     codec, in_pieces = request.param
     if in_pieces:
-        take_in_pieces(monkeypatch, records=1 + SEED % 3)
+        read_in_pieces(monkeypatch, records=1 + SEED % 3)
     cases = [_example(codec, timestamp_type) for timestamp_type in (0, 1)]
     for case in cases:
         case.interval = 60  # so that compressed outputs also have index entries

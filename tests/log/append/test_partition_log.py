@@ -1,4 +1,4 @@
-"""Appending to a log, compared with a list of batches: any sequence of operations, and what each operation refuses."""
+"""Appending to a log, compared with a list of batches: any sequence of operations, and the refusals of each."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LogModel(RuleBasedStateMachine):
         self.log = opened(self.root / "orders-0", self.config)
 
     @invariant()
-    def is_the_list(self) -> None:
+    def equals_the_list(self) -> None:
         if not hasattr(self, "log"):
             return
         check_log(self.log)
@@ -121,7 +121,7 @@ class LogModel(RuleBasedStateMachine):
             assert entry.slot < 0 or entry.offset <= last
 
 
-def test_a_log_is_a_list_of_batches(fast_dir: Path) -> None:  # noqa: F811
+def test_operations_on_a_log_equal_those_on_a_list_of_batches(fast_dir: Path) -> None:  # noqa: F811
     class Model(LogModel):
         parent = fast_dir
 
@@ -137,7 +137,7 @@ REFUSED_BY_A_LEADER = {
     "nothing": (b"", UsageProblem, "no batch to append: a set must have at least one"),
     "too large": (batch(30), Refused, "larger than 600 bytes"),
     "damaged": (batch()[:-1] + b"!", CorruptLog, "invalid CRC"),
-    "cut": (batch() + batch()[:-5], CorruptLog, "bytes after the last complete batch are not a batch"),
+    "truncated": (batch() + batch()[:-5], CorruptLog, "bytes after the last complete batch are not a batch"),
     "old format": (batch()[:16] + b"\1" + batch()[17:], Refused, "message format is old"),
     "gaps": (encode_batch([Rec(0, 1, b"k", b"v"), Rec(5, 1, b"k", b"v")]), Refused, "number of records differs"),
     "append time": (encode_batch([Rec(0, 1, b"k", b"v")], timestamp_type=1), Refused, "LogAppendTime"),
@@ -374,7 +374,7 @@ def test_idle_producers_expire_at_the_next_start(directory: Path) -> None:
     with PartitionLog.open(str(directory), CONFIG, now_ms=later_ms - 1) as log:
         assert log.append(first, leader_epoch=0, now_ms=later_ms - 1).duplicates
     PartitionLog.open(str(directory), CONFIG, now_ms=later_ms).close()
-    assert files(directory) == before, "the snapshot still has the producer"
+    assert files(directory) == before, "the snapshot must still have the producer"
     with PartitionLog.open(str(directory), CONFIG, now_ms=later_ms) as log:
         assert not log.append(first, leader_epoch=0, now_ms=later_ms).duplicates
 
@@ -388,7 +388,7 @@ NOT_CLOSED = {
     "leftover": ("00000000000000000000.log.swap", b"", "an interrupted replacement of segments"),
     "scratch": ("00000000000000000000.log.cleaned", b"", "left from an unfinished operation"),
     "damaged snapshot": ("00000000000000000002.snapshot", b"!", "no valid producer snapshot at the log end offset 2"),
-    "snapshot behind": ("00000000000000000009.snapshot", b"", "or there is one above it"),
+    "snapshot above the log end": ("00000000000000000009.snapshot", b"", "or there is one above it"),
     "damaged epochs": ("leader-epoch-checkpoint", b"?", "cannot append to this log"),
 }
 

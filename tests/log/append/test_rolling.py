@@ -1,4 +1,4 @@
-"""When a segment ends, compared with a model that checks batch by batch; leader epochs; the order of a broker's hash
+"""The ends of segments, compared with a model that checks each batch; leader epochs; the order of a broker's hash
 table.
 """
 
@@ -103,7 +103,7 @@ def test_a_limit_that_is_reached_exactly_is_not_exceeded(
     assert batches_before_roll(roll_state, _rows([exceeded]), config, NOW_MS) == 0
 
 
-def test_without_timestamps_the_age_of_the_segment_counts() -> None:
+def test_segments_without_timestamps_roll_by_their_age() -> None:
     config, item = AppendConfig(segment_ms=100), _rows([(61, 2**62, 51)])
     assert batches_before_roll(TIMELESS, item, config, 997) == 1
     assert batches_before_roll(TIMELESS, item, config, 998) == 0

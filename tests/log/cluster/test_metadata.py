@@ -163,7 +163,7 @@ def test_the_newest_snapshot_and_the_log_after_it_are_read(log: MetadataLog) -> 
     assert read(log.path) == found
 
 
-def test_of_two_snapshots_at_one_offset_the_later_epoch_is_read(log: MetadataLog) -> None:
+def test_the_snapshot_with_the_later_epoch_is_read_if_two_have_one_offset(log: MetadataLog) -> None:
     log.no_ops(10)
     log.snapshot(10, model.topic("old", 9), epoch=1)
     log.snapshot(10, *NEW, epoch=2)
@@ -188,7 +188,7 @@ def test_unfinished_and_deleted_snapshots_are_ignored(log: MetadataLog) -> None:
 
 
 @pytest.mark.parametrize("end", [50, 120])
-def test_a_log_that_ends_below_the_snapshot(log: MetadataLog, end: int) -> None:
+def test_a_log_that_ends_at_or_below_the_snapshot_is_read_from_the_snapshot(log: MetadataLog, end: int) -> None:
     log.no_ops(end)
     log.snapshot(120, *NEW)
     found = read(log.path)
@@ -213,7 +213,7 @@ def _last_batch(log: MetadataLog) -> int:
 
 
 CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
-    "cut inside its last batch": (
+    "truncated inside its last batch": (
         lambda log: log.log_path.write_bytes(log.log_path.read_bytes()[:-3]),
         r"a batch of \d+ bytes does not fit into the last \d+ bytes of the file.*byte position",
     ),
@@ -239,12 +239,12 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
         lambda log: (setattr(log, "end_offset", 9), log.append(policy("delete"))),
         "the log has no record of offset 4",
     ),
-    "a record of a newer version whose fields make no sense": (
+    "a record of a newer version with invalid fields": (
         lambda log: log.append(model.frame(4, 1, b"\x02" + model.text("") + model.text("k") + model.text("v"))),
         "a record of type 4 has unsupported version 1.*offset 4",
     ),
     "a record without a value": (lambda log: log.append(None), "the record has no value"),
-    "a topic made twice": (lambda log: log.append(model.topic("t", 2)), "topic t is created twice"),
+    "a topic that is created twice": (lambda log: log.append(model.topic("t", 2)), "topic t is created twice"),
     "a snapshot without its footer": (
         lambda log: log.snapshot(4, *NEW, footer=False),
         "snapshot is incomplete: its footer is missing",
@@ -261,11 +261,11 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
         lambda log: log.snapshot(2, model.topic("t", 1)),
         "ends at offset 2, inside this batch",
     ),
-    "a cut snapshot": (
+    "a truncated snapshot": (
         lambda log: (path := log.snapshot(4, *NEW)).write_bytes(path.read_bytes()[:-7]),
         "does not fit",
     ),
-    "a snapshot that goes on": (
+    "a snapshot with bytes after its footer": (
         lambda log: (path := log.snapshot(4)).write_bytes(path.read_bytes() * 2),
         "batch begins at or below|continues after its footer",
     ),

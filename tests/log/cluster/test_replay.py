@@ -43,7 +43,7 @@ def test_a_topic_with_partitions_and_configs_is_replayed() -> None:
     assert replay.configs(ResourceType.TOPIC, "t") == {POLICY: ("compact",)}
 
 
-def test_changed_replicas() -> None:
+def test_changes_of_replicas_are_replayed() -> None:
     replay = replayed(NEW, [model.change(1, 0)], [model.change(1, 0, (2, 7))], [model.change(1, 0)])
     assert replay.topics()["t"].replicas == {0: (2, 7)}
 
@@ -54,7 +54,7 @@ def test_only_requested_configs_are_kept() -> None:
     assert "secret" not in repr(vars(replay))
 
 
-def test_resources_do_not_mix() -> None:
+def test_configs_of_different_resources_are_separate() -> None:
     replay = replayed(
         [model.config(4, "", POLICY, "a"), model.config(4, "1", POLICY, "b"), model.config(2, "1", POLICY, "c")],
         [model.config(32, "1", POLICY, "d")],
@@ -83,11 +83,11 @@ def test_the_configs_of_a_removed_topic_are_removed() -> None:
 # Possible values
 
 
-def test_a_settled_change_leaves_one_value() -> None:
+def test_a_committed_change_has_one_possible_value() -> None:
     assert policies(replayed(NEW, [policy("delete")])) == ("delete",)
 
 
-def test_a_recent_change_leaves_both_values_with_the_newest_last() -> None:
+def test_a_recent_change_has_both_possible_values_with_the_newest_last() -> None:
     assert policies(replayed(NEW, unsettled=[[policy("delete")]])) == ("compact", "delete")
     assert policies(replayed(NEW, unsettled=[[policy("a")], [policy("b")]])) == ("compact", "a", "b")
 
@@ -101,7 +101,7 @@ def test_setting_the_same_value_again_is_no_change() -> None:
     assert policies(replayed(NEW, unsettled=[[policy("compact")]])) == ("compact",)
 
 
-def test_a_recent_topic_has_had_its_first_configs_from_the_start() -> None:
+def test_the_first_configs_of_a_recent_topic_have_no_earlier_value() -> None:
     assert policies(replayed(unsettled=[NEW])) == ("compact",)
     assert policies(replayed(unsettled=[[model.BEGIN], NEW, [model.END]])) == ("compact",)
     assert policies(replayed(unsettled=[NEW, [policy("delete")]])) == ("compact", "delete")
@@ -199,7 +199,7 @@ def test_a_topic_that_is_created_again_is_certain() -> None:
     assert replayed(NEW, [newer(model.remove(1))], [model.topic("t", 2)]).newer(ResourceType.TOPIC) == {}
 
 
-def test_newer_settings_before_the_record_that_creates_their_topic_count() -> None:
+def test_newer_settings_before_the_record_that_creates_their_topic_are_used() -> None:
     created = [newer(policy("compact")), model.topic("t", 1), model.partition(1, 0)]
     assert replayed(created).newer(ResourceType.TOPIC) == {"t": WHY.format(4)}
     assert replayed([model.BEGIN], created[:1], [*created[1:], model.END]).newer(ResourceType.TOPIC).keys() == {"t"}

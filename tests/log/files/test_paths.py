@@ -295,7 +295,7 @@ def test_root_gives_a_file_only_to_the_owner_of_its_directory(of_like: int, log_
 
 @root_only
 @pytest.mark.parametrize("instead", ["link", "full", "another user's", "file", "nothing"])
-def test_a_directory_that_is_exchanged_during_its_creation_is_not_given_away(
+def test_a_directory_that_is_exchanged_during_its_creation_keeps_its_owner(
     instead: str, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give(log_dir)

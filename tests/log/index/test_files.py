@@ -1,4 +1,4 @@
-"""Index files of a segment compared with sorted lists: any sequence of operations, and what each operation refuses."""
+"""Index files of a segment compared with sorted lists: any sequence of operations, and the refusals of each."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class TimeIndexModel(_Machine):
         assert self.index.lookup(asked) == (below[-1] if below else (-1, -1, BASE))
 
     @rule()
-    def trim_and_go_on(self) -> None:
+    def trim_and_continue(self) -> None:
         assume(self.writing)
         self.index.trim()
         assert os.path.getsize(self.path) == 12 * len(self.rows)
@@ -236,15 +236,15 @@ class TransactionIndexModel(_Machine):
         assert self.index.entries().tolist() == [(0, *row) for row in self.rows]
 
 
-def test_an_offset_index_is_a_sorted_list() -> None:
+def test_operations_on_an_offset_index_equal_those_on_a_sorted_list() -> None:
     run_state_machine_as_test(OffsetIndexModel, settings=STATEFUL)
 
 
-def test_a_time_index_is_a_sorted_list() -> None:
+def test_operations_on_a_time_index_equal_those_on_a_sorted_list() -> None:
     run_state_machine_as_test(TimeIndexModel, settings=STATEFUL)
 
 
-def test_a_transaction_index_is_a_sorted_list() -> None:
+def test_operations_on_a_transaction_index_equal_those_on_a_sorted_list() -> None:
     run_state_machine_as_test(TransactionIndexModel, settings=STATEFUL)
 
 

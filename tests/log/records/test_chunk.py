@@ -11,7 +11,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.records.chunk import SegmentReader, refuse_unsupported
 from keytail.log.records.scan import RecordScanner
 from tests.chance import chance
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.log.invariants import check_chunk
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.legacy import encode_single
@@ -78,7 +78,7 @@ def test_decompressed_parts_contain_every_requested_record_once_and_in_order(tmp
 @pytest.mark.parametrize("codec", range(5))
 @pytest.mark.parametrize("piece_bytes, records", [(1, 1), (64, 3), (1 << 20, 100)])
 def test_a_large_batch_is_read_in_pieces_of_whole_records(tmp_path, monkeypatch, codec, piece_bytes, records):
-    take_in_pieces(monkeypatch, records, piece_bytes)
+    read_in_pieces(monkeypatch, records, piece_bytes)
     data = batch(0, n=1, codec=codec) + batch(10, n=9, codec=codec, size=50) + batch(30, n=2, codec=codec)
     reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
     [chunk] = reader.chunks_without_prefetch(write(tmp_path, data), len(data))
@@ -105,7 +105,7 @@ def test_a_large_batch_is_read_in_pieces_of_whole_records(tmp_path, monkeypatch,
     ],
 )
 def test_damage_within_pieces_is_reported(tmp_path, monkeypatch, codec, fields, what):
-    take_in_pieces(monkeypatch, 2)
+    read_in_pieces(monkeypatch, 2)
     fields = dict(fields)
     offsets = fields.pop("offsets", range(9))
     records = [Rec(10 + offset, 1000, b"k", b"v" * 50) for offset in offsets]
@@ -120,7 +120,7 @@ def test_damage_within_pieces_is_reported(tmp_path, monkeypatch, codec, fields, 
 
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_a_record_that_exceeds_the_memory_is_refused_but_not_reported_as_damaged(tmp_path, monkeypatch, codec):
-    take_in_pieces(monkeypatch)
+    read_in_pieces(monkeypatch)
     monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "70")
     data = batch(0, codec=codec) + batch(10, n=3, size=90, codec=codec)
     reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
@@ -190,7 +190,7 @@ def test_damage_is_reported_with_its_position_after_the_valid_batches(tmp_path, 
     assert caught.value.remedy
 
 
-def test_an_incomplete_batch_ends_the_log_where_a_broker_would_truncate_it(tmp_path):
+def test_an_incomplete_batch_ends_the_log_at_the_byte_at_which_a_broker_truncates(tmp_path):
     good = batch(10) + batch(20)
     path = write(tmp_path, good + bytes(500))
     chunks = SegmentReader(LOCAL, 150).chunks(path, len(good) + 500, torn_tail=True)
@@ -221,7 +221,7 @@ def test_a_block_that_its_codec_refuses_is_damaged(tmp_path, codec):
 
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_a_record_length_beyond_the_block_is_damage_and_not_a_large_record(tmp_path, monkeypatch, codec):
-    take_in_pieces(monkeypatch)
+    read_in_pieces(monkeypatch)
     from tests.reference.varints import crc32c
 
     block = compress(codec, b"\xfe\xff\xff\xff\x0f" + bytes(1 << 20))
@@ -238,7 +238,7 @@ def test_a_record_length_beyond_the_block_is_damage_and_not_a_large_record(tmp_p
 
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_a_large_block_without_records_is_damaged(tmp_path, monkeypatch, codec):
-    take_in_pieces(monkeypatch)
+    read_in_pieces(monkeypatch)
     from tests.reference.varints import crc32c
 
     block = compress(codec, bytes(1 << 20))

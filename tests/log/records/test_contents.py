@@ -74,7 +74,7 @@ def test_zeros_after_the_entries_of_an_active_segment_are_free_space(partition: 
     assert of(partition, 300).index_status == "good"
 
 
-def test_a_segment_that_is_not_a_log_is_described_as_such(partition: Path) -> None:
+def test_a_damaged_segment_is_an_error(partition: Path) -> None:
     log = partition / f"{100:020d}.log"
     data = bytearray(log.read_bytes())
     data[200] ^= 1

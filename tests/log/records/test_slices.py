@@ -141,7 +141,7 @@ def test_records_do_not_depend_on_the_index(damage: str, rng: random.Random, tmp
             assert len(pieces) == 1
 
 
-def test_a_seek_reads_little(rng: random.Random, tmp_path: Path) -> None:
+def test_a_short_range_reads_only_a_small_part_of_the_segment(rng: random.Random, tmp_path: Path) -> None:
     log = single(rng, tmp_path, 500)
     [piece] = slices(log, 700, 705, 1 << 20)
     assert piece.size_bytes < piece.segment.log_bytes / 10  # some of the 500 batches, possibly including the largest

@@ -1,4 +1,4 @@
-"""Columns of records equal the records that the reference model decodes, whatever the codec."""
+"""Columns of records equal the records that the reference model decodes, for every codec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a commit checks before it changes anything, and what it leaves if it succeeds."""
+"""The checks of a commit before it changes anything, and the files after it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _path(tmp_path: Path, case: Partition = CASE) -> Path:
     return tmp_path / PARTITION
 
 
-def test_a_commit_leaves_the_output_and_nothing_else(tmp_path: Path) -> None:
+def test_a_commit_leaves_the_output_and_no_other_files(tmp_path: Path) -> None:
     path = _path(tmp_path)
     inodes = {name: (path / name).stat().st_ino for name in os.listdir(path) if name[:20] >= f"{20:020d}"}
     scratch = [file for file in path.iterdir() if file.name.endswith(SCRATCH)]
@@ -42,7 +42,7 @@ def test_a_commit_leaves_the_output_and_nothing_else(tmp_path: Path) -> None:
     assert CASE.judge(load(path)) == [True]
     names = set(os.listdir(path))
     assert names == {f"{0:020d}{s}" for s in (".log", ".index", ".timeindex")} | inodes.keys()
-    assert inodes == {name: (path / name).stat().st_ino for name in inodes}, "other files were not changed"
+    assert inodes == {name: (path / name).stat().st_ino for name in inodes}, "other files must be unchanged"
     assert times == {name: (path / name).stat().st_mtime_ns for name in times}
     assert recover(LOCAL, str(path)) == []
 
@@ -137,13 +137,13 @@ def test_an_unexpected_output_changes_nothing(change: Change, complaint: str, tm
         (_sources(0), "does not end with a complete batch below the next segment"),
     ],
 )
-def test_several_outputs_of_which_one_is_unexpected_change_nothing(
+def test_one_unexpected_output_of_several_changes_nothing(
     change: Change, complaint: str, tmp_path: Path
 ) -> None:
     _assert_nothing_changes(SPLIT, change, complaint, tmp_path)
 
 
-def test_a_first_output_that_reaches_into_the_second_changes_nothing(tmp_path: Path) -> None:
+def test_overlapping_outputs_change_nothing(tmp_path: Path) -> None:
     case = dataclasses.replace(CASE, groups=(Group((0, 10), (1, 4, 8, 12, 15), continued=(8,)),))
     path = _path(tmp_path, case)
     longer = log_of((1, 4, 8))
@@ -157,7 +157,7 @@ def test_a_first_output_that_reaches_into_the_second_changes_nothing(tmp_path: P
     assert digest_of(path) == before
 
 
-def test_several_outputs_leave_nothing_else(tmp_path: Path) -> None:
+def test_a_commit_of_several_outputs_leaves_no_other_files(tmp_path: Path) -> None:
     path = _path(tmp_path, SPLIT)
     replace.commit_group(LOCAL, str(path), SPLIT.outputs()[0])
     assert SPLIT.judge(load(path)) == [True]
@@ -182,7 +182,7 @@ def test_without_hard_links_files_are_renamed(case: Partition, number: int, tmp_
     assert recover(LOCAL, str(path)) == []
 
 
-def test_a_file_has_one_name_afterwards(tmp_path: Path) -> None:
+def test_no_file_has_a_second_hard_link_after_a_commit(tmp_path: Path) -> None:
     path = _path(tmp_path)
     replace.commit_group(LOCAL, str(path), CASE.outputs()[0])
     assert {file.stat().st_nlink for file in path.iterdir()} == {1}
@@ -202,7 +202,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def test_a_deleted_log_that_would_hide_which_outputs_belong_together_is_resolved_first(tmp_path: Path) -> None:
+def test_a_commit_is_refused_while_a_deleted_log_is_left(tmp_path: Path) -> None:
     path = _path(tmp_path, SPLIT)
     (path / f"{8:020d}.log.deleted").touch()
     before = digest_of(path)
@@ -263,7 +263,7 @@ def test_a_name_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", range(1, 12))
-def test_an_error_of_the_disk_leaves_what_recovery_resolves(failing: int, tmp_path: Path) -> None:
+def test_recovery_resolves_the_files_that_a_disk_error_leaves(failing: int, tmp_path: Path) -> None:
     path = _path(tmp_path)
 
     class Failing(FileSystem):

@@ -32,7 +32,7 @@ Logs = dict[int, bytes]
 
 
 class Dir:
-    """A directory with the partition of the table, which the methods bring into a state."""
+    """A directory with the partition of the table; its methods create a state."""
 
     def __init__(self, root: Path, row: Row) -> None:
         self.path = root / PARTITION
@@ -82,7 +82,7 @@ class Row:
     """A row of the table: the logs that result from a broker of 3.0 or later, from an older broker, and from keytail's
     recovery followed by a broker.
 
-    None stands for the same as the first. `left` has the `.swap` files that an older broker leaves, without leading
+    None means that the logs equal the first. `left` has the `.swap` files that an older broker leaves, without leading
     zeros.
     """
 
@@ -417,8 +417,8 @@ def test_recovery_does_what_the_row_states(number: int, tmp_path: Path) -> None:
         return
     watched = Watched()
     done = recover(watched, str(d.path))
-    assert done, "every row has leftovers"
-    assert watched.operations[-1] == "fsync_dir", "later steps assume that the result is durable"
+    assert done, "every row must have leftovers"
+    assert watched.operations[-1] == "fsync_dir", "the result must be durable"
     loaded = load(d.path)
     assert {base: segment.log for base, segment in loaded.segments.items()} == wanted
     for base, segment in loaded.segments.items():
@@ -430,7 +430,7 @@ def test_recovery_does_what_the_row_states(number: int, tmp_path: Path) -> None:
     present = {file.name for file in d.path.iterdir()}
     assert not [name for name in present if name.count(".") > 1]
     assert {int(name[:20]) for name in present if name.endswith(INDEXES)} <= wanted.keys(), (
-        "there are indexes without a log"
+        "no index may be without a log"
     )
     kept = {10, 20, 30} - set(row.without_snapshots) | ({34} if number == 22 else set())
     assert {int(name[:20]) for name in present if name.endswith(".snapshot")} == kept

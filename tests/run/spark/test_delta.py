@@ -1,4 +1,4 @@
-"""Requirements of sessions with Delta: where jars are found, the error if they are missing, and the shipped
+"""Requirements of sessions with Delta: the places of jars, the error if they are missing, and the shipped
 configuration.
 """
 

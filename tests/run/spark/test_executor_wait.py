@@ -1,4 +1,4 @@
-"""Runs on a cluster without room for their executors: which runs are refused, and what is reported while one waits."""
+"""Runs on a cluster without room for their executors: runs that are refused, and messages of runs that wait."""
 
 from __future__ import annotations
 

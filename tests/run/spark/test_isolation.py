@@ -214,7 +214,7 @@ def test_a_directory_that_another_run_removes_during_its_creation_is_created_aga
     ("variables", "expected"),
     [({}, "temporary"), ({"SPARK_LOCAL_DIRS": "{}/a,{}/b"}, "a b"), ({"SPARK_CONF_DIR": "{}"}, "conf")],
 )
-def test_the_directories_are_where_spark_is_configured_to_create_them(
+def test_directories_are_created_in_the_configured_place(
     variables: Mapping[str, str], expected: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text(f"#spark.local.dir /no\nspark.local.dir  {tmp_path}/conf\n")
