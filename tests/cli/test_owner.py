@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -293,7 +293,7 @@ def is_there(pid: int) -> bool:
 def test_workers_of_a_compaction_run_as_the_owner_and_end_with_a_killed_driver(case: Case) -> None:
     write_log_dir(case.home / "more", {"orders-0": random_records(7, 5_000)})
     give(case.home / "more", BROKER)
-    command = [sys.executable, "-m", "keytail.main.main", "compact", "--log-dirs", str(case.home / "more"), *COMPACT]
+    command = [sys.executable, "-m", "keytail", "compact", "--log-dirs", str(case.home / "more"), *COMPACT]
     run = subprocess.Popen([*command, "--execute", "--throttle", "40k"], stderr=subprocess.DEVNULL)
     try:
         until(lambda: len(descendants(run.pid)) >= 2 or run.poll() is not None, "no task began")
@@ -316,7 +316,7 @@ def test_numba_reads_no_settings_from_the_owners_directory(case: Case) -> None:
     """
     secret = case.secret()
     (case.log_dir / ".numba_config.yaml").write_text(f"chrome_trace: {secret}\ndisable_jit: 1\n")
-    command = [sys.executable, "-m", "keytail.main.main", "verify", "--log-dirs", "."]
+    command = [sys.executable, "-m", "keytail", "verify", "--log-dirs", "."]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=case.log_dir)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert secret.read_text() == "KNOWN-TO-ROOT\n"
@@ -374,7 +374,7 @@ def test_a_log_dir_whose_owner_changes_while_it_is_determined_is_refused(case: C
     class Changing(FileSystem):
         def stat(self, path):
             found = super().stat(path)
-            return found._replace(uid=BROKER + 1) if path == str(case.log_dir) and next(looks) < 1 else found
+            return replace(found, uid=BROKER + 1) if path == str(case.log_dir) and next(looks) < 1 else found
 
     with pytest.raises(Refused, match=r"the owner of the log dir changed"):
         work_as_owner(Changing(), [str(case.log_dir)])

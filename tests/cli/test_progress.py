@@ -34,7 +34,7 @@ from tests.chance import chance
 from tests.cli.forked import keytail
 from tests.compact.fan_out.test_memory import BATCH_RECORDS, write_segments
 
-KEYTAIL = [sys.executable, "-m", "keytail.main.main"]
+KEYTAIL = [sys.executable, "-m", "keytail"]
 
 
 @pytest.fixture(autouse=True)

@@ -63,7 +63,9 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "an address": (("--to", "s3a://bucket/lake"), "is a URI, not a directory"),
     "no parent": (("--to", "/no/such/place"), "does not exist"),
     "a file": (("--to", "{logs}/../file"), "is not a directory"),
-    "two values of --as-of": (("--to", "{free}", "--as-of-offset", "1", "--as-of-timestamp", "5"), "Give only one of the two"),
+    "two values of --as-of": (
+        ("--to", "{free}", "--as-of-offset", "1", "--as-of-timestamp", "5"), "Give only one of the two"
+    ),
     "an invalid time": (("--to", "{free}", "--as-of-timestamp", "noon"), "[invalid-time]"),
     "an unknown format": (("--to", "{free}", "--value-format", "protobuf"), "'protobuf' is not one of binary, utf8"),
     "no such topic": (("--to", "{free}", "--topic-list", "order"), "Did you mean orders?"),

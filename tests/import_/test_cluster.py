@@ -113,7 +113,7 @@ def run(
     speculating = any(kind in how for kind in ("slow", "late"))
     done = subprocess.run(
         [
-            sys.executable, "-m", "tests.import_.speculating" if speculating else "keytail.main.main", "import",
+            sys.executable, "-m", "tests.import_.speculating" if speculating else "keytail", "import",
             source.path, "--topic", "orders", "--log-dirs", str(logs), "--segment-bytes", str(SEGMENT_BYTES),
             "--import-id", IMPORT_ID, "--single-replica", "--topic-id", TOPIC_ID, "--partition-count", str(PARTITIONS),
             "--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=delete", "--execute", "--output",

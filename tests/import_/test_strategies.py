@@ -340,7 +340,7 @@ def test_sources_that_tasks_cannot_read_are_read_through_rows(
     real = on_spark.source_of
     monkeypatch.setattr(on_spark, "source_of", lambda *given: strategies.append(real(*given)) or strategies[-1])
     assert {row.status for row in go(Source(str(tmp_path / "source"), "parquet"))} <= {"imported", "unchanged"}
-    why = {"a partition folder": "names of directories", "96 bits": "INT96", "no footer": "ZeroDivisionError"}
+    why = {"a partition folder": "directory names", "96 bits": "INT96", "no footer": "ZeroDivisionError"}
     assert why[how] in strategies[0].description
     got = found(tmp_path)
     assert sorted(rec.timestamp for recs in got.values() for rec in recs) == [1_700_000_000_000 + n for n in range(50)]

@@ -126,3 +126,6 @@ def run_as_job(command: str) -> NoReturn:
     run = group.commands[command]
     _exit_with(partial(run, args=sys.argv[1:], prog_name=f"spark-submit {sys.argv[0]}", obj=SUBMITTED, **_CONTEXT))
 
+
+if __name__ == "__main__":  # without this, python -m keytail.main.main would end with status 0 and do nothing
+    raise SystemExit("Run `python -m keytail`")
