@@ -202,7 +202,7 @@ def test_doctor_needs_no_java_without_spark(run: Run, monkeypatch: pytest.Monkey
     assert java()["status"] == "fail"
     monkeypatch.setitem(sys.modules, "pyspark", None)
     assert (row := java())["status"] == "ok"
-    assert "only Spark needs it" in row["found"]
+    assert "only Spark needs Java" in row["found"]
 
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra.name)

@@ -76,7 +76,8 @@ def _installed(built: Built, home: Path, extras: str) -> Path:
         shutil.copy(source, folder)
     if not extras:  # the step of the image also links to Spark
         _run([sys.executable, "-m", "venv", home / "venv"], home)
-        _run([home / "venv/bin/pip", "install", "-c", home / "conf/constraints.txt", built.wheel], home, **_PIP)
+        install = [home / "venv/bin/pip", "install", "--no-compile", "-c", home / "conf/constraints.txt", built.wheel]
+        _run(install, home, **_PIP)
     else:
         _as_in_the_image(home, "pip install", EXTRAS=extras)
     _run([home / "venv/bin/python", "-m", "pip", "check"], home)

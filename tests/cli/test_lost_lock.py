@@ -153,7 +153,7 @@ def test_a_removal_that_had_begun_is_not_reported_as_refused(tmp_path: Path) -> 
 def test_rebuild_index_installs_nothing_after_a_lost_lock(tmp_path: Path) -> None:
     root = tmp_path / "logs"
     rebuild_case.LOG_DIR.make(root)
-    rebuild_case.spoil(root, only_what_a_broker_repairs=False)
+    rebuild_case.damage_files(root, only_what_a_broker_repairs=False)
     before = rebuild_case.files_of(root)
     fs = LosesLock(root, first_scratch)
     with hold([str(root)]):

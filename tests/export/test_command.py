@@ -198,7 +198,7 @@ PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
     "new records": ({}, "incremental", "from offset 100 on"),
     "nothing new": ({"stable_offset": 100}, "none", "no new records"),
     "no new stable records": ({"stable_offset": 60}, "none", "known to be stable only below offset 60"),
-    "another topic": ({"topic_id": "B"}, "full", "replaced by another of the same name"),
+    "another topic": ({"topic_id": "B"}, "full", "replaced by another topic of the same name"),
     "no topic id": ({"topic_id": None}, "incremental", ""),
     "a shorter log": ({"log_end_offset": 99, "stable_offset": 99}, "full", "the log ends at offset 99"),
     "another leader": ({"epochs": ((1, 0), (3, 50), (4, 99))}, "full", "another leader has written offset 99"),

@@ -92,7 +92,8 @@ def plan_export(before: Exported | None, log: LogNow, *, no_state: str = NO_PART
 def reason_for_all(before: Exported, log: LogNow) -> str | None:
     """Return why reading after the last exported offset is not sufficient, or None if it is."""
     if None not in (before.topic_id, log.topic_id) and before.topic_id != log.topic_id:
-        return f"the topic was replaced by another topic of the same name: its id was {before.topic_id}, now {log.topic_id}"
+        was, now = before.topic_id, log.topic_id
+        return f"the topic was replaced by another topic of the same name: its id was {was}, now {now}"
     if log.log_end_offset < before.end_offset:
         return f"the log ends at offset {log.log_end_offset}, but was exported up to offset {before.end_offset}"
     epoch = epoch_at(log.epochs, before.end_offset - 1)
