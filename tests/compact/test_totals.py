@@ -128,7 +128,8 @@ def test_the_reason_why_only_a_part_of_a_partition_is_cleaned_is_reported(
     flags = ("--log-dirs", log_dir, "--topic", "orders", "--topics-have-no-overrides")
     flags += ("--topic-config", "orders:cleanup.policy=compact", "--now", str(BASE_MS + 1000), "--unsafe-clock")
     why = (
-        "cleaned only up to offset 200: producer id 7, epoch 3, has an open transaction with first offset 250 and age 1 s"
+        "cleaned only up to offset 200: producer id 7, epoch 3, has an open transaction with first offset 250 and "
+        "age 1 s"
     )
     planned = run("plan", *flags, "--report", tmp_path / "plan.html")
     assert why in (tmp_path / "plan.html").read_text()
