@@ -17,7 +17,7 @@ from keytail.compact.proof.boundaries import Boundary, Group
 from keytail.compact.proof.in_parts import _OneWalk, _Part, _PartProof
 from keytail.compact.proof.keys import Keys
 from keytail.compact.proof.prove import ProofReport
-from keytail.compact.proof.state import ProofSpec
+from keytail.compact.proof.state import Proof, ProofSpec
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -50,7 +50,7 @@ class Parts:
             for way in self._ways:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(in_parts, "boundaries_of", self._cuts(way))
-                    found = proof._prove_in_threads(fs, replace(spec, threads=threads))
+                    found = self._in_parts(fs, replace(spec, threads=threads))
                 if error is not None:
                     assert found is None, f"parts pass ({way}), but: {error}"
                     self.refused += 1
@@ -61,6 +61,16 @@ class Parts:
             raise error
         assert report is not None
         return report
+
+    @staticmethod
+    def _in_parts(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
+        """Return the report of a proof in parts, None if it is left to one walk."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(proof, "_prove_groups", _leave)
+            try:
+                return proof.prove(fs, spec)
+            except (_OneWalk, KeytailError):  # an error before any walk, which the one walk reports, too
+                return None
 
     def _cuts(self, way: str) -> Callable[..., list[Boundary]]:
         share = self.rng.choice([0.2, 0.5, 1.0]) if self.share is None else self.share
@@ -80,6 +90,10 @@ class Parts:
             return found
 
         return boundaries_of
+
+
+def _leave(_proof: Proof) -> None:
+    raise _OneWalk
 
 
 def _batches_of(spec: ProofSpec, base_offset: int, log_bytes: int) -> list[int]:

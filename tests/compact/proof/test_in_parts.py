@@ -65,6 +65,12 @@ def test_every_mutation_of_transactions_is_found(name: str, parts: Parts, tmp_pa
     assert parts.refused
 
 
+def test_a_proof_of_no_groups_passes(parts: Parts, tmp_path: Path) -> None:
+    data = encode_batch([Rec(0, NOW, b"a", b"x")])
+    case = test_prove.Case({0: data, 1: b""}, [], test_prove.Round(0, 0, 1, NOW))
+    case.prove(tmp_path)
+
+
 def random_case(rng: random.Random) -> rounds.Case:
     """Return a round of a random log without transactions, with several outputs in some groups."""
     log = random_log(rng, NOW, codecs=rng.choice([(0,), (0, 1, 2, 3, 4)]))
