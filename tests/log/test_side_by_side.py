@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Generator
+from concurrent.futures import Future
 
 import pytest
 
+from keytail.log import side_by_side as module
 from keytail.log.side_by_side import items_in_flight, side_by_side
 from tests.chance import chance
 
@@ -86,3 +89,25 @@ def test_a_signal_in_the_callers_thread_is_raised_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(side_by_side(numbers(10**6, closed), work, 2))
     assert closed == [True]
+
+
+def test_an_error_of_the_generator_is_not_lost_while_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's thread comes for the next result while another thread stores the error."""
+    is_stored = threading.Event()
+
+    class SlowFuture(Future[int]):
+        def set_exception(self, exception: BaseException | None) -> None:
+            is_stored.set()
+            for _ in range(1000):
+                time.sleep(0)  # lets the caller's thread run
+            super().set_exception(exception)
+
+    def items() -> Generator[int, None, None]:
+        while threading.current_thread() is threading.main_thread():
+            yield 0
+        raise ValueError("no item")
+
+    monkeypatch.setattr(module, "Future", SlowFuture)
+    with pytest.raises(ValueError, match="no item"):
+        for _ in side_by_side(items(), lambda number: number, 2):
+            is_stored.wait()

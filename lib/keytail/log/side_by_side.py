@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TypeVar
 
 from keytail.threads import Threads
@@ -45,8 +46,9 @@ def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], thread
                 has_ended = True
                 return
             except BaseException as problem:
+                coming.append(future)  # before `has_ended`: then the caller's thread waits for all that is coming
                 has_ended = True
-                _fail(future, problem, coming)
+                _fail(future, problem)
                 return
             coming.append(future)
         try:
@@ -80,10 +82,9 @@ def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], thread
                 items.close()
 
 
-def _fail(future: Future[R], problem: BaseException, coming: deque[Future[R]] | None = None) -> None:
+def _fail(future: Future[R], problem: BaseException) -> None:
     """Set the error of an item, which is raised in its place. A signal is raised at once."""
-    future.set_exception(problem)
-    if coming is not None:
-        coming.append(future)
+    with contextlib.suppress(InvalidStateError):  # a signal came after the result was set
+        future.set_exception(problem)
     if not isinstance(problem, Exception):
         raise problem

@@ -110,6 +110,7 @@ def prove_in_parts(
                 yield _Part(group, start, stop)
 
     def prove(part: _Part) -> tuple[_Part, Boundary]:
+        nonlocal is_over
         try:
             proof = idle.pop()
         except IndexError:
@@ -117,6 +118,9 @@ def prove_in_parts(
             proofs.append(proof)
         try:
             return part, _prove(proof, part, walk, lambda: is_over)
+        except BaseException:
+            is_over = True  # one walk follows, or none: the other threads need not end their parts
+            raise
         finally:
             idle.append(proof)
 
@@ -125,17 +129,18 @@ def prove_in_parts(
         with contextlib.closing(done):
             last_offset = -1
             for part, end in done:
-                if part.start is None and last_offset >= part.group.sources[0].base_offset:
-                    return None
-                if part.stop is not None and part.stop != end:
+                overlaps = part.start is None and last_offset >= part.group.sources[0].base_offset
+                if overlaps or part.stop not in (None, end):
+                    is_over = True
                     return None
                 last_offset = end.source_last_offset
     except (_OneWalk, KeytailError):
         return None
     finally:
-        is_over = True
         for proof in proofs:
             proof.close()
+    if is_over:
+        return None
     return Sums(*np.sum([astuple(proof.sums) for proof in proofs], axis=0).tolist())
 
 

@@ -69,7 +69,7 @@ def prove(
     if part is not None:
         rest = list(part.present)
     _check_groups(spec, own)
-    if spec.threads > 1 and so_far is None and part is None and not rest:
+    if spec.threads > 1 and spec.groups and so_far is None and part is None and not rest:
         report = _prove_in_threads(fs, spec)
         if report is not None:
             return report

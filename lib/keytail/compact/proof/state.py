@@ -179,9 +179,7 @@ class Proof:
         self.decoders = Decoders()
         self.source_block = np.empty(_BLOCK_BYTES, np.uint8)
         self.output_block = np.empty(_BLOCK_BYTES, np.uint8)
-        self.state = new_state(None if so_far is None else so_far.state)
-        # Views of the state for the steps of each window: NumPy takes microseconds for an attribute of an attribute.
-        self._of_source, self._of_output, self._wanted = self.state.source, self.state.output, self.state.wanted
+        self._set_state(new_state(None if so_far is None else so_far.state))
         self.bytes_read = 0
         if so_far is None:
             self.state.source.last_offset = self.state.output.last_offset = self.state.output.number = -1
@@ -202,6 +200,11 @@ class Proof:
         self.keys.expect(spec.expected_keys)
         self._set_rules()
 
+    def _set_state(self, state: Any) -> None:
+        self.state = state
+        # Views of the state for the steps of each window: NumPy takes microseconds for an attribute of an attribute.
+        self._of_source, self._of_output, self._wanted = state.source, state.output, state.wanted
+
     def _set_rules(self) -> None:
         spec, rules = self.spec, self.state.rules
         horizon_ms = spec.now_ms + spec.delete_retention_ms
@@ -220,7 +223,7 @@ class Proof:
 
     def restart_state(self) -> None:
         """Set the state to that of the start of a proof, in which nothing is known yet."""
-        self.state = new_state()
+        self._set_state(new_state())
         self.state.source.last_offset = self.state.output.last_offset = self.state.output.number = -1
         self._set_rules()
 

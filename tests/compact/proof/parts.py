@@ -1,0 +1,133 @@
+"""Proves in parts that begin at random batches, and compares the verdict with that of one walk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from keytail.compact.proof import boundaries, in_parts
+from keytail.compact.proof import prove as proof
+from keytail.compact.proof.boundaries import Boundary, Group
+from keytail.compact.proof.in_parts import _OneWalk, _Part, _PartProof
+from keytail.compact.proof.keys import Keys
+from keytail.compact.proof.prove import ProofReport
+from keytail.compact.proof.state import Proof, ProofSpec
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.log.fs import FileSystem
+
+MEMORY_BYTES = 1 << 24
+THREADS = (2, 3, 5)
+
+
+@dataclass
+class Parts:
+    """Divides proofs at random batches. `share` is that of the batches after which a part begins; `begun` counts these
+    parts, `agreed` the proofs in parts that passed, `refused` the ones left to one walk, which found an error.
+    """
+
+    rng: random.Random
+    share: float | None = None
+    begun: int = 0
+    agreed: int = 0
+    refused: int = 0
+    _ways: list[str] = field(default_factory=lambda: ["guessed", "walked"])
+
+    def prove(self, fs: FileSystem, spec: ProofSpec) -> ProofReport:
+        """Prove in one walk, and in parts. Fails if parts pass where one walk finds an error, or differ from it."""
+        error, report = None, None
+        try:
+            report = proof.prove(fs, replace(spec, threads=1))
+        except KeytailError as problem:
+            error = problem
+        for threads in THREADS:
+            for way in self._ways:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(in_parts, "boundaries_of", self._cuts(way))
+                    found = self._in_parts(fs, replace(spec, threads=threads))
+                if error is not None:
+                    assert found is None, f"parts pass ({way}), but: {error}"
+                    self.refused += 1
+                elif found is not None:
+                    assert report is not None and replace(report, so_far=None) == found
+                    self.agreed += 1
+        if error is not None:
+            raise error
+        assert report is not None
+        return report
+
+    @staticmethod
+    def _in_parts(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
+        """Return the report of a proof in parts, None if it is left to one walk."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(proof, "_prove_groups", _leave)
+            try:
+                return proof.prove(fs, spec)
+            except (_OneWalk, KeytailError):  # an error before any walk, which the one walk reports, too
+                return None
+
+    def _cuts(self, way: str) -> Callable[..., list[Boundary]]:
+        share = self.rng.choice([0.2, 0.5, 1.0]) if self.share is None else self.share
+
+        def boundaries_of(fs: FileSystem, spec: ProofSpec, group: Group, part_bytes: int) -> list[Boundary]:
+            cuts = [
+                (number, position)
+                for number, segment in enumerate(group.sources)
+                for position in _batches_of(spec, segment.base_offset, segment.log_bytes)
+                if self.rng.random() < share
+            ]
+            found = _walked(fs, spec, group, cuts) if way == "walked" else []
+            for number, position in cuts[len(found) :]:
+                with contextlib.suppress(boundaries._NoBoundary, OSError):
+                    found.append(boundaries._boundary(fs, spec, group, number, position))
+            self.begun += len(found)
+            return found
+
+        return boundaries_of
+
+
+def _leave(_proof: Proof) -> None:
+    raise _OneWalk
+
+
+def _batches_of(spec: ProofSpec, base_offset: int, log_bytes: int) -> list[int]:
+    """Return the positions of the batches of a source, as far as their sizes are possible."""
+    with open(os.path.join(spec.partition_path, names.segment_file(base_offset, names.LOG)), "rb") as file:
+        data = file.read(log_bytes)
+    found, at = [], 0
+    while at + 12 <= len(data):
+        found.append(at)
+        at += max(12, int.from_bytes(data[at + 8 : at + 12], "big", signed=True) + 12)
+    return found
+
+
+def _walked(fs: FileSystem, spec: ProofSpec, group: Group, cuts: list[tuple[int, int]]) -> list[Boundary]:
+    """Return the states that a walk has after the batches at `cuts`, as far as it passes; then no comparison of states
+    fails, and only the checks of the parts are left to find an error.
+    """
+    found: list[Boundary] = []
+    keys = Keys(MEMORY_BYTES, spec.secret)
+    walker = _PartProof(fs, spec, keys)
+    try:
+        for number, position in cuts:
+            segment = group.sources[number]
+            at = _batches_of(spec, segment.base_offset, segment.log_bytes)
+            end = (at[at.index(position) + 1 :] or [segment.log_bytes])[0]
+            stop: Any = replace(_NOWHERE, source=number, source_position=end)
+            part = _Part(group, found[-1] if found else None, stop)
+            found.append(in_parts._prove(walker, part, proof._walk, lambda: False))
+    except (KeytailError, _OneWalk):
+        pass
+    finally:
+        walker.close()
+        keys.close()
+    return found
+
+
+_NOWHERE = Boundary(0, 0, 0, 0, 0, 0, False, boundaries.IndexState())
