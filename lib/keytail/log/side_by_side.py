@@ -11,6 +11,9 @@ from typing import TypeVar
 
 from keytail.threads import Threads
 
+# A waiting thread looks as often whether all has ended: a signal may interrupt the call that would wake it.
+_WAKE_S = 1.0
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -58,8 +61,8 @@ def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], thread
 
     def help_() -> None:
         while not has_ended:
-            room.acquire()
-            process_next()
+            if room.acquire(timeout=_WAKE_S):
+                process_next()
         room.release()  # another thread may be waiting
 
     with Threads(max(1, threads - 1), "side by side") as pool:

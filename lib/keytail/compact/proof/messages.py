@@ -23,6 +23,8 @@ def prove_message(proof: Proof) -> None:
     message, source = _next_message(proof)
     ends = q == state.output.to
     if ends and message.last_offset >= state.output.next_base:
+        if not proof.waiting:  # the message ends above all outputs
+            proof.fail_at_source(codes.SOURCE_ORDER, message.last_offset)
         finish_output(proof)
         start_output(proof)
         return
