@@ -16,7 +16,7 @@ from tests.compact.logs import random_log
 from tests.compact.proof import case as rounds
 from tests.compact.proof import test_legacy, test_prove, test_transactions
 from tests.compact.proof.parts import Parts
-from tests.in_pieces import take_in_pieces
+from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 
 NOW = rounds.NOW
@@ -35,7 +35,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
 def test_every_mutation_is_found(name: str, parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = parts.rng
     if rng.random() < 0.2:
-        take_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
+        read_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
     for timestamp_type in (0, 1):
         case = test_prove._example(rng.choice([0, 0, 1, 2, 3, 4]), timestamp_type)
         case.interval = rng.choice([60, 200])
@@ -163,7 +163,7 @@ def test_parts_and_one_walk_have_the_same_verdict_on_random_changes(
     """`Parts.prove` compares them. Without a change, parts pass."""
     parts.rng = rng = random.Random(chance().randrange(2**32) + number)
     if rng.random() < 0.2:
-        take_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
+        read_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
     case = random_case(rng)
     case.prove(tmp_path)
     assert parts.agreed or not case.groups
