@@ -48,7 +48,7 @@ def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], thread
             except StopIteration:
                 has_ended = True
                 return
-            except BaseException as problem:
+            except BaseException as problem:  # raised by the caller, in place of the item
                 coming.append(future)  # before `has_ended`: then the caller's thread waits for all that is coming
                 has_ended = True
                 _fail(future, problem)
@@ -56,7 +56,7 @@ def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], thread
             coming.append(future)
         try:
             future.set_result(work(item))
-        except BaseException as problem:
+        except BaseException as problem:  # raised by the caller, in place of the result
             _fail(future, problem)
 
     def help_() -> None:

@@ -2,7 +2,7 @@
 
 A place follows a batch that the offset index of the source names. Its counterpart in the output, and the state of the
 output's indexes there, follow from the last entries of these indexes before it, and a few headers after them. Nothing
-here is checked: a wrong state makes the proof take one walk (in_parts.py), and no more.
+here is checked: a wrong state only makes the proof take one walk (in_parts.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,23 +45,13 @@ class _Part:
     stop: Boundary | None
 
 
-@dataclass
-class Sums:
-    """The totals of parts."""
-
-    batches_checked: int = 0
-    batches_kept: int = 0
-    records_checked: int = 0
-    records_kept: int = 0
-
-
 class _PartProof(Proof):
     """The proof of one part after the other, in one thread."""
 
     def __init__(self, fs: FileSystem, spec: ProofSpec, keys: Keys) -> None:
         super().__init__(fs, spec, part=PartOfProof(KeysOfPart(keys), None))
         self.source.reads_ahead = self.output.reads_ahead = False
-        self.sums = Sums()
+        self.sums = np.zeros(4, np.int64)
 
     def ensure_markers(self) -> None:
         raise _OneWalk
@@ -79,11 +69,8 @@ class _PartProof(Proof):
 
     def count_part(self) -> None:
         """Add the totals of a part."""
-        totals, sums = self.state.totals, self.sums
-        sums.batches_checked += int(totals.batches_read)
-        sums.batches_kept += int(totals.batches_kept)
-        sums.records_checked += int(totals.records_read)
-        sums.records_kept += int(totals.records_kept)
+        totals = self.state.totals
+        self.sums += [totals.batches_read, totals.batches_kept, totals.records_read, totals.records_kept]
 
 
 def prove_in_parts(
@@ -92,8 +79,9 @@ def prove_in_parts(
     groups: Sequence[Group],
     keys: Keys,
     walk: Callable[[Proof, Callable[[], bool]], None],
-) -> Sums | None:
-    """Prove the groups in `spec.threads` threads, with all keys in `keys`; None: one walk must prove them.
+) -> list[int] | None:
+    """Prove the groups in `spec.threads` threads, with all keys in `keys`. Return the numbers of batches checked and
+    kept, and of records checked and kept; None: one walk must prove the groups.
 
     `walk(proof, stopped)` walks the source that is open to its end, or until it is stopped.
     """
@@ -118,8 +106,8 @@ def prove_in_parts(
             proofs.append(proof)
         try:
             return part, _prove(proof, part, walk, lambda: is_over)
-        except BaseException:
-            is_over = True  # one walk follows, or none: the other threads need not end their parts
+        except BaseException:  # one walk follows, or after a signal none: the other threads need not end their parts
+            is_over = True
             raise
         finally:
             idle.append(proof)
@@ -141,7 +129,7 @@ def prove_in_parts(
             proof.close()
     if is_over:
         return None
-    return Sums(*np.sum([astuple(proof.sums) for proof in proofs], axis=0).tolist())
+    return np.sum([proof.sums for proof in proofs], axis=0).tolist()
 
 
 def _prove(

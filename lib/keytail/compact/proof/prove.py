@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,9 +108,10 @@ def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
         sums = prove_in_parts(fs, spec, _groups_of(spec), keys, _walk)
         if sums is None or keys.first_unjustified()[0] >= 0:
             return None
+        batches, batches_kept, records, records_kept = sums
         bytes_read = sum(file.size_bytes for group in spec.groups for out in group.segments for file in out.files)
         bytes_read += sum(segment.log_bytes for group in _groups_of(spec) for segment in group.sources)
-        return ProofReport(**asdict(sums), keys=keys.used, bytes_read=bytes_read)
+        return ProofReport(batches, batches_kept, records, records_kept, keys.used, bytes_read)
     finally:
         keys.close()
 

@@ -1,7 +1,7 @@
 """How many threads each task of a run gets: the cores of this host are divided among the partitions by their size.
 
-With one thread a partition, a run takes as long as its largest one. A partition with more than its share of all bytes
-gets as many threads as it has shares of the cores, so that all partitions would end at about the same time.
+If each partition had one thread, a run could take as long as its largest partition alone. So a partition gets the share
+of the cores that it has of all bytes, and all partitions would end at about the same time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ LEAST_BYTES_A_THREAD = 16 << 20  # with less, starting threads takes a noticeabl
 
 
 def with_threads(tasks: Sequence[CleaningTask], engine: Engine) -> list[CleaningTask]:
-    """Return the tasks with their number of threads. On a cluster, which cores are idle is not known here: one each.
+    """Return the tasks with their number of threads.
 
-    So does a preparation have one, because a broker runs beside it. Prepared partitions run no task.
+    On a cluster each task has one thread, because it is not known here which cores are idle. A preparation has one
+    thread, because a broker runs beside it. Partitions that are prepared already run no task.
     """
     cores = engine.concurrent_tasks if engine.driver_address == HERE else 1
     sizes = [_cleaned_bytes(task) for task in tasks]

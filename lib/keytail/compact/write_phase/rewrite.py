@@ -152,13 +152,7 @@ class Rewriter:
         return segment.log_mtime_ns // 1_000_000 <= self._file_horizon_ms
 
     def rewrite_chunk(
-        self,
-        chunk: Chunk,
-        number: int,
-        records: int,
-        batches: int,
-        file_is_old: bool,
-        writer: Appends,
+        self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool, writer: Appends
     ) -> None:
         """Append the survivors of a chunk of segment `number`, in which `records` and `batches` precede it."""
         rows = self._decide_rows(chunk, number, records, batches, file_is_old)
