@@ -32,9 +32,9 @@ NOT_FOUND = (126, 127)
 BAD = frozenset({"corrupt", "damaged", "failed", "refused", "differs", "fail"})
 _WORRYING = frozenset({"suspect", "interrupted", "partly", "warn"})
 _RETRY_HELPS = frozenset({"failed"})
-MOST_ROWS = 50
+MAX_ROWS = 50
 LARGEST_ROWS = 10
-MOST_TEXT = 600
+MAX_TEXT = 600
 # Seconds that keytail may take to stop; a few suffice. Then the process group is killed, which is safe, too.
 GRACE_S = 60.0
 
@@ -88,7 +88,7 @@ def run(
     last_lines: deque[str] = deque(maxlen=20)
 
     def log_line(text: str) -> None:
-        last_lines.append(text[:MOST_TEXT])
+        last_lines.append(text[:MAX_TEXT])
         on_line(text)
 
     apart = parse_rows or keep_output
@@ -270,8 +270,8 @@ def summary(rows: Sequence[Mapping[str, Any]], status: int) -> dict[str, Any]:
     worrying = [row for row in rows if row.get("status") in _WORRYING]
     others = [row for row in rows if row.get("status") not in BAD | _WORRYING]
     others.sort(key=lambda row: -(_size(row, "bytes_before") or _size(row, "bytes") or 0))
-    kept = [*bad, *worrying][:MOST_ROWS]
-    kept += others[: min(LARGEST_ROWS, MOST_ROWS - len(kept))]
+    kept = [*bad, *worrying][:MAX_ROWS]
+    kept += others[: min(LARGEST_ROWS, MAX_ROWS - len(kept))]
     done = [row for row in rows if _size(row, "bytes_before") is not None and _size(row, "bytes_after") is not None]
     return {
         "exit_status": status,
@@ -325,4 +325,4 @@ def _named(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

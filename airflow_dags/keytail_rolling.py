@@ -22,9 +22,9 @@ BEFORE = ("under_replicated", "unavailable", "under_min_isr", "at_min_isr")
 AFTER = ("under_replicated", "unavailable")
 KNOWN = (*NEEDED, "under_min_isr", "at_min_isr")
 
-MOST_NAMED = 20
-MOST_NAMES = 50_000  # characters of names in one argument; Linux allows 128 KiB
-MOST_TEXT = 600
+MAX_NAMED = 20
+MAX_NAMES = 50_000  # characters of names in one argument; Linux allows 128 KiB
+MAX_TEXT = 600
 _BAD = ("damaged", "failed", "refused")
 
 
@@ -113,7 +113,7 @@ def to_verify(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names of the partitions that were compacted, or whose compaction failed; empty if they are too many
     for one argument."""
     names = [_name(row) for row in rows if row.get("status") in ("compacted", "failed", "corrupt")]
-    return names if sum(len(name) + 1 for name in names) <= MOST_NAMES else []
+    return names if sum(len(name) + 1 for name in names) <= MAX_NAMES else []
 
 
 def prepared(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -171,9 +171,9 @@ def verdict(exit_status: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
     bad = [_row_words(row) for row in rows if row.get("status") in _BAD]
     return {
         "ran": exit_status == 0 or (exit_status in (1, 3) and bool(rows)),
-        "loses": losing[:MOST_NAMED],
+        "loses": losing[:MAX_NAMED],
         "loses_count": len(losing),
-        "bad": bad[:MOST_NAMED],
+        "bad": bad[:MAX_NAMED],
         "bad_count": len(bad),
     }
 
@@ -202,7 +202,7 @@ def _row_words(row: Mapping[str, Any]) -> str:
 
 
 def short(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 # -- whether the rolling run continues

@@ -22,7 +22,7 @@ import keytail_steps as steps
 
 START_TRIES = 5  # runs of the command in one try of the task
 CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a log dir, and then until it answers
-MOST_PAUSE_S = 1.0  # seconds between two checks whether a broker that was started answers
+MAX_PAUSE_S = 1.0  # seconds between two checks whether a broker that was started answers
 ASK_S = 300.0  # time that a check, or doctor, may take
 
 
@@ -263,7 +263,7 @@ def _reachable_at_ms(one: inventory.Broker, poll_s: float) -> int | None:
             return now_ms()
         if ended.exit_status in commands.NOT_FOUND:
             break
-        time.sleep(min(poll_s, MOST_PAUSE_S))
+        time.sleep(min(poll_s, MAX_PAUSE_S))
     return None
 
 

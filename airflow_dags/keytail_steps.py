@@ -22,7 +22,7 @@ from airflow.sdk import task as airflow_task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from keytail_brokers import InventoryError
-from keytail_commands import MOST_ROWS, Ended, in_words, outcome, run, summary
+from keytail_commands import MAX_ROWS, Ended, in_words, outcome, run, summary
 
 HOME = os.environ.get("KEYTAIL_HOME", "/opt/keytail")
 
@@ -333,7 +333,7 @@ def report_problems(outcomes: Iterable[Any]) -> None:
         lines.append(f"{where}{one.get('step', 'a step')} was partial ({counts})")
         wrong = [row for row in one["rows"] if row.get("error") or row.get("first_finding")]
         lines += [f"  {in_words(row)}" for row in wrong]
-        if one["rows_left_out"] and len(one["rows"]) >= MOST_ROWS:
+        if one["rows_left_out"] and len(one["rows"]) >= MAX_ROWS:
             lines.append(f"  {one['rows_left_out']} more rows are not listed here")
         if not wrong and one.get("run"):
             lines.append(f"  the status of run {one['run']['run_id']} in the ledger is {one['run']['status']}")

@@ -227,9 +227,9 @@ def test_gaps_inside_segments_show_that_a_cleaner_ran(rows: Any, end_offset: int
 
 
 def audited(a: Path, b: Path, *topics: str) -> dict[str, AuditRow]:
-    from keytail.cli.selection import Choice
+    from keytail.cli.selection import PartitionFilter
 
-    request = Request((f"a={a}", f"b={b}"), Choice((), topics))
+    request = Request((f"a={a}", f"b={b}"), PartitionFilter((), topics))
     return {row.name: row for row in audit_replicas(request)}
 
 

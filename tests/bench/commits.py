@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution as compaction
 from keytail.log.fs import FileSystem
 from tests.log_dirs import BASE_MS, write_log_dir
@@ -62,8 +62,8 @@ def make(path: Path, segments: int) -> Path:
 def compact(log_dir: Path, fs: FileSystem) -> dict[str, Any]:
     """Run once with --execute in this process, and return the row and the seconds."""
     configuration = read_configuration(None, SETTINGS, True)
-    choice = Choice(log_dirs=(str(log_dir),))
-    request = compaction.Request(choice, configuration, execute=True, in_detail=True, fan_out="never")
+    partition_filter = PartitionFilter(log_dirs=(str(log_dir),))
+    request = compaction.Request(partition_filter, configuration, execute=True, in_detail=True, fan_out="never")
     start_s = time.monotonic()
     [row] = compaction.compact(request, fs)
     assert row.status == "compacted", row

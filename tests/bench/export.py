@@ -21,7 +21,7 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.export import driver as story
 from keytail.export.command import Request
 from keytail.export.driver import export
@@ -40,8 +40,8 @@ BATCH_BYTES = 16 << 10  # batch.size of the producer
 
 
 def exported(home: Path, to: Path) -> None:
-    choice = Choice(log_dirs=(str(home / "logs"),), topics=(TOPIC,))
-    rows = export(Request(choice, str(to), Formats(), high_watermark="log-end", execute=True))
+    partition_filter = PartitionFilter(log_dirs=(str(home / "logs"),), topics=(TOPIC,))
+    rows = export(Request(partition_filter, str(to), Formats(), high_watermark="log-end", execute=True))
     if {row.status for row in rows} != {"exported"}:
         raise RuntimeError(f"not exported: {rows}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.copies import fresh_copy
-from tests.bench.run import KAFKA_MAP_ENTRIES, MAP_BYTES_A_KEY, TOPIC, Shape
+from tests.bench.run import KAFKA_MAP_ENTRIES, MAP_BYTES_PER_KEY, TOPIC, Shape
 from tests.bench.worker import Worker
 from tests.interop.kafka import Kafka
 
@@ -105,7 +105,7 @@ class Sides:
         answer = self.worker.ask(
             "task",
             self.home / "task",
-            map_memory_bytes=map_bytes or max(shape.map_memory_bytes, shape.records * MAP_BYTES_A_KEY),
+            map_memory_bytes=map_bytes or max(shape.map_memory_bytes, shape.records * MAP_BYTES_PER_KEY),
             segment_bytes=shape.segment_bytes,
             first_dirty_offset=start,
         )

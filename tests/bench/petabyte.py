@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.compact.map_phase.offset_map import LOAD_FACTOR, SLOT_BYTES
-from keytail.compact.running.bundles import MOST_BUNDLES
+from keytail.compact.running.bundles import MAX_BUNDLES
 from tests.bench.growth import KAFKA, TASK
 from tests.bench.growth_report import cost_of_bytes
 
@@ -32,7 +32,7 @@ class Assumed:
     segment_bytes: float = 1e9
     record_bytes: float = 117.0
     kept_share: float = 0.2  # share of bytes and of records
-    partitions_a_log_dir: int = 4_000
+    partitions_per_log_dir: int = 4_000
     cores: int = 32
     memory_bytes: float = 128 * 2**30
     disk_bytes_per_s: float = 3e9  # reads and writes together, on local drives of a machine
@@ -62,9 +62,9 @@ class Measured:
     cpu_s_a_gb: float
     cpu_s_a_gb_unique: float
     kafka_cpu_s_a_gb: float
-    replace_s_a_segment: float
-    survey_s_a_partition: float
-    rest_s_a_partition: float
+    replace_s_per_segment: float
+    survey_s_per_partition: float
+    rest_s_per_partition: float
     checkpoint_s: float
     before_bytes: float
     commands: dict[str, str]
@@ -82,10 +82,10 @@ class Measured:
             cpu_s_a_gb=cost_of_bytes(records, TASK, "cpu_seconds")[1],
             cpu_s_a_gb_unique=_median(unique, "cpu_seconds") / unique["log_bytes"] * 1e9,
             kafka_cpu_s_a_gb=cost_of_bytes(records, KAFKA, "cpu_seconds")[1],
-            replace_s_a_segment=_slope(segments, "segments", TASK, "replace_s"),
-            survey_s_a_partition=statistics.median(many["survey_s"]) / partitions[-1]["x"],
-            rest_s_a_partition=_slope(partitions, "x", "keytail on local[1]", "seconds"),
-            checkpoint_s=_at(curves["checkpoint"]["points"], assumed.partitions_a_log_dir),
+            replace_s_per_segment=_slope(segments, "segments", TASK, "replace_s"),
+            survey_s_per_partition=statistics.median(many["survey_s"]) / partitions[-1]["x"],
+            rest_s_per_partition=_slope(partitions, "x", "keytail on local[1]", "seconds"),
+            checkpoint_s=_at(curves["checkpoint"]["points"], assumed.partitions_per_log_dir),
             before_bytes=_median(unique, "before_bytes"),
             commands={name: curve["command"] for name, curve in curves.items()},
             dates={name: curve["date"] for name, curve in curves.items()},
@@ -125,9 +125,9 @@ def _measured_table(m: Measured) -> str:
         ("CPU of one task, a tenth as many keys as records", f"{m.cpu_s_a_gb:.2f} s per GB of log", "records"),
         ("the same, 98 % of records with their own key", f"{m.cpu_s_a_gb_unique:.2f} s per GB", "keys"),
         ("Kafka's Cleaner, CPU of its process", f"{m.kafka_cpu_s_a_gb:.2f} s per GB", "records"),
-        ("replacing one more segment, in the driver", _ms(m.replace_s_a_segment), "segments"),
-        ("listing one partition, in the driver", _ms(m.survey_s_a_partition), "partitions"),
-        ("one more partition on Spark, everything else", _ms(m.rest_s_a_partition), "partitions"),
+        ("replacing one more segment, in the driver", _ms(m.replace_s_per_segment), "segments"),
+        ("listing one partition, in the driver", _ms(m.survey_s_per_partition), "partitions"),
+        ("one more partition on Spark, everything else", _ms(m.rest_s_per_partition), "partitions"),
         ("updating one entry of a checkpoint file of the assumed log dir", _ms(m.checkpoint_s), "checkpoint"),
         ("memory of a worker before its first task", f"{m.before_bytes / 2**20:.0f} MiB", "keys"),
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def _assumed_table(a: Assumed) -> str:
         ("the log, all of it dirty", f"1 PB = 10^15 bytes in {a.partitions:,.0f} partitions of "
          f"{a.partition_bytes / 1e9:.0f} GB and {a.segments:,.0f} segments of {a.segment_bytes / 1e9:.0f} GB"),
         ("records", f"of {a.record_bytes:.0f} bytes, uncompressed; {_percent(a.kept_share)} are retained"),
-        ("log dirs", f"of {a.partitions_a_log_dir:,} partitions, one per broker"),
+        ("log dirs", f"of {a.partitions_per_log_dir:,} partitions, one per broker"),
         ("a machine", f"{a.cores} cores as fast as the measured one, {a.memory_bytes / 2**30:.0f} GiB"),
         ("its drives", f"{a.disk_bytes_per_s / 1e9:.1f} GB/s, reading and writing together"),
         ("or its network, to remote storage", f"{a.network_bytes_per_s / 1e9:.1f} GB/s (25 Gbit/s, nine tenths)"),
@@ -169,11 +169,11 @@ def _time_table(m: Measured, a: Assumed) -> str:
 
 
 def _driver_table(m: Measured, a: Assumed) -> str:
-    in_flight = MOST_BUNDLES
+    in_flight = MAX_BUNDLES
     rows = [
-        ("listing all partitions, one after the other", a.partitions * m.survey_s_a_partition),
-        ("replacing, one after the other", a.segments * a.kept_share * m.replace_s_a_segment),
-        (f"replacing, {in_flight} at a time", a.segments * a.kept_share * m.replace_s_a_segment / in_flight),
+        ("listing all partitions, one after the other", a.partitions * m.survey_s_per_partition),
+        ("replacing, one after the other", a.segments * a.kept_share * m.replace_s_per_segment),
+        (f"replacing, {in_flight} at a time", a.segments * a.kept_share * m.replace_s_per_segment / in_flight),
         ("checkpoints, each entry by itself", a.partitions * m.checkpoint_s),
         (f"checkpoints, {in_flight} entries at a time", a.partitions * m.checkpoint_s / in_flight),
     ]  # fmt: skip

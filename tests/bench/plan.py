@@ -22,8 +22,8 @@ from tests.log_dirs import random_records, write_partition
 KEYTAIL = Path(sys.executable).with_name("keytail")
 DIRS = 10
 TOPIC_PARTITIONS = 100
-MOST_LINKS = 60_000  # ext4 allows 65,000 names of a file
-RECORDS_A_SEGMENT = 20
+MAX_LINKS = 60_000  # ext4 allows 65,000 names of a file
+RECORDS_PER_SEGMENT = 20
 
 
 def make(home: Path, partitions: int, segments: int) -> list[Path]:
@@ -39,14 +39,14 @@ def _make_log_dir(path: Path, numbers: range, segments: int) -> None:
     path.mkdir(parents=True)
     (path / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
     (path / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
-    end = segments * RECORDS_A_SEGMENT
+    end = segments * RECORDS_PER_SEGMENT
     template: Path | None = None
     lines = []
     for at, number in enumerate(numbers):
         topic, partition = f"topic-{number // TOPIC_PARTITIONS}", number % TOPIC_PARTITIONS
         here = path / f"{topic}-{partition}"
         lines.append(f"{topic} {partition} {end}\n")
-        if template is None or at % MOST_LINKS == 0:
+        if template is None or at % MAX_LINKS == 0:
             write_partition(here, random_records(number, end), segments)
             template, names = here, os.listdir(here)
             continue

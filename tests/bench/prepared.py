@@ -21,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution
 from keytail.compact.prepared import driver
-from keytail.compact.running.bundles import MOST_COMMITS
+from keytail.compact.running.bundles import MAX_COMMITS
 from keytail.log.fs import LOCAL
 from tests.bench.commits import SETTINGS, Counting
 from tests.log_dirs import random_records, write_log_dir
@@ -49,10 +49,10 @@ def timed(log_dir: Path, *flags: str) -> float:
 def counted(root: Path, segments: int) -> Counter[str]:
     """Return the operations of a commit on the log dir, per partition."""
     log_dir = make(root, COUNTED_PARTITIONS, segments)
-    choice, settings = Choice(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True)
-    driver.prepare(driver.Request(choice, settings, prepare=True, force=True))
+    partition_filter, settings = PartitionFilter(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True)
+    driver.prepare(driver.Request(partition_filter, settings, prepare=True, force=True))
     fs = Counting()
-    execution.compact(execution.Request(choice, settings, execute=True, prepared_only=True, force=True), fs)
+    execution.compact(execution.Request(partition_filter, settings, execute=True, prepared_only=True, force=True), fs)
     return Counter({name: round(number / COUNTED_PARTITIONS) for name, number in fs.counts.items()})
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
         root = Path(folder)
-        syncs = [f"{sync_ms(root / 'syncs', threads):.1f} ms in {threads} threads" for threads in (1, MOST_COMMITS)]
+        syncs = [f"{sync_ms(root / 'syncs', threads):.1f} ms in {threads} threads" for threads in (1, MAX_COMMITS)]
         print(f"sync of a directory:  {', '.join(syncs)}", flush=True)
         print(f"operations per partition: {dict(counted(root / 'few', options.segments))}", flush=True)
         prepared = make(root / "prepared", options.partitions, options.segments)

@@ -33,7 +33,7 @@ WARM_ROUNDS = 2
 KAFKA_MAP_BYTES = 128 << 20
 KAFKA_MAP_ENTRIES = 5_033_164
 # 24 bytes per key at the load factor of the map, 1.5 tables during growth, and the larger slots of the proof
-MAP_BYTES_A_KEY = 96
+MAP_BYTES_PER_KEY = 96
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def map_memory_bytes(self) -> int:
-        return max(KAFKA_MAP_BYTES, min(self.keys, self.records - self.clean_records) * MAP_BYTES_A_KEY)
+        return max(KAFKA_MAP_BYTES, min(self.keys, self.records - self.clean_records) * MAP_BYTES_PER_KEY)
 
     @property
     def task_settings(self) -> dict[str, int]:

@@ -147,13 +147,13 @@ def test_linear_and_quadratic_growth_are_distinguished() -> None:
 
 
 def test_a_petabyte_is_the_product_of_measurements_and_assumptions() -> None:
-    assumed = petabyte.Assumed(machines=(10,), cores=10, disk_bytes_per_s=1e9, partitions_a_log_dir=5_500)
+    assumed = petabyte.Assumed(machines=(10,), cores=10, disk_bytes_per_s=1e9, partitions_per_log_dir=5_500)
     measured = petabyte.Measured.of(_found(), assumed)
     assert measured.kafka_cpu_s_a_gb == pytest.approx(3.0)
     assert measured.cpu_s_a_gb == pytest.approx(6.0)
-    assert measured.replace_s_a_segment == pytest.approx(0.001)
-    assert measured.survey_s_a_partition == pytest.approx(0.002)
-    assert measured.rest_s_a_partition == pytest.approx(0.02)
+    assert measured.replace_s_per_segment == pytest.approx(0.001)
+    assert measured.survey_s_per_partition == pytest.approx(0.002)
+    assert measured.rest_s_per_partition == pytest.approx(0.02)
     assert measured.checkpoint_s == pytest.approx(0.0055)
     text = petabyte.tables(measured, assumed)
     assert "| 10 | 16.7 h |" in text, "a million GB at 6 s each on a hundred cores"

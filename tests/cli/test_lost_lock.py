@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution as compaction
 from keytail.compact.out_of_place.output_tree import MountedTree
 from keytail.expire.command import Request as ExpireRequest
@@ -92,8 +92,8 @@ def first_scratch(done: list[Operation]) -> bool:
 
 def compact_in_process(log_dir: Path, fs: FileSystem) -> list[Any]:
     configuration = read_configuration(None, commits.SETTINGS, True)
-    choice = Choice(log_dirs=(str(log_dir),))
-    return compaction.compact(compaction.Request(choice, configuration, execute=True, fan_out="never"), fs)
+    partition_filter = PartitionFilter(log_dirs=(str(log_dir),))
+    return compaction.compact(compaction.Request(partition_filter, configuration, execute=True, fan_out="never"), fs)
 
 
 @pytest.mark.parametrize("groups", [1, 3, 5])
@@ -118,7 +118,9 @@ def test_a_compaction_begins_no_partition_after_a_lost_lock(tmp_path: Path) -> N
     settings = [f"{name[:-2]}:{setting}" for name in topics for setting in ("cleanup.policy=compact",)]
     configuration = read_configuration(None, (*settings, "min.cleanable.dirty.ratio=0"), True)
     fs = LosesLock(log_dir, groups_done(1))
-    request = compaction.Request(Choice(log_dirs=(str(log_dir),)), configuration, execute=True, fan_out="never")
+    request = compaction.Request(
+        PartitionFilter(log_dirs=(str(log_dir),)), configuration, execute=True, fan_out="never"
+    )
     rows = compaction.compact(request, fs)
     assert fs.after == []
     assert len(rows) == 40
@@ -144,7 +146,7 @@ def test_a_removal_that_had_begun_is_not_reported_as_refused(tmp_path: Path) -> 
     properties.write_text("log.retention.hours=1\n")
     configuration = read_configuration(str(properties), ["orders:cleanup.policy=delete"], True)
     fs = LosesLock(log_dir, written("log-start-offset-checkpoint"))
-    [row] = expire(ExpireRequest(Choice(log_dirs=(str(log_dir),)), configuration, execute=True), fs)
+    [row] = expire(ExpireRequest(PartitionFilter(log_dirs=(str(log_dir),)), configuration, execute=True), fs)
     assert fs.is_lost and fs.after == []
     assert (row.status, row.segments_after) == ("failed", None)
     assert LOST in row.error and "the next run completes what was begun" in row.error

@@ -100,10 +100,10 @@ def test_a_range_to_truncate_has_its_first_and_last_byte_position(logs: Path, tm
     torn = encode_batch([Rec(6, T0, b"k", b"v")])
     (logs / "bad-0" / f"{6:020d}.log").write_bytes(torn + torn[:30])
     row_of: list[Any] = []
-    from keytail.cli.selection import Choice
+    from keytail.cli.selection import PartitionFilter
     from keytail.rebuild_index import driver as rebuild
 
-    row_of += rebuild.rebuild(rebuild.Request(Choice((str(logs),), partitions=("bad-0",))))
+    row_of += rebuild.rebuild(rebuild.Request(PartitionFilter((str(logs),), partitions=("bad-0",))))
     [place] = row_of[0].places
     assert (place.byte_position, place.byte_end, place.offset) == (len(torn), len(torn) + 30, 7)
 

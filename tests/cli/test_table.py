@@ -234,7 +234,7 @@ def test_unremarkable_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> No
         set_output_style(before)
 
 
-@pytest.mark.parametrize("count", [3, show.MOST_DRAWN + 1])
+@pytest.mark.parametrize("count", [3, show.MAX_DRAWN + 1])
 def test_markup_in_names_is_printed_unchanged(count: int, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [SimpleNamespace(name="keytail[report]", status="ok [bold]") for _ in range(count)]
     table.print_rows("Runs in /x[bold]y", [table.PARTITION, table.STATUS], rows)

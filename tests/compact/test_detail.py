@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from keytail.compact import cleaner
 from keytail.compact.cleaner import clean_partition, install
-from keytail.compact.detail import MOST_PARTS, Part, detail_of_result, parts_of
+from keytail.compact.detail import MAX_PARTS, Part, detail_of_result, parts_of
 from keytail.compact.task import SourceCounts
 from keytail.format.batch import BATCH_TABLE
 from keytail.log.fs import LOCAL
@@ -81,9 +81,9 @@ def segment(base: int, size: int, time_ms: int) -> SegmentFacts:
 
 
 def test_many_segments_are_combined_into_few_parts() -> None:
-    segments = [segment(10 * number, number, number) for number in range(10 * MOST_PARTS + 1)]
+    segments = [segment(10 * number, number, number) for number in range(10 * MAX_PARTS + 1)]
     parts = parts_of(segments, {number: SourceCounts(number, 10, 4) for number in range(20)})
-    assert len(parts) <= MOST_PARTS
+    assert len(parts) <= MAX_PARTS
     assert sum(part.segments for part in parts) == len(segments)
     assert sum(part.log_bytes for part in parts) == sum(item.log_bytes for item in segments)
     assert parts[0] == Part(0, 11, 55, 10, 110, 44)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.cli.progress import Reporter
-from keytail.compact.expectation import MAP_BYTES_A_KEY, PACKED_BYTES, Expected, expect
+from keytail.compact.expectation import MAP_BYTES_PER_KEY, PACKED_BYTES, Expected, expect
 from keytail.compact.map_phase.offset_map import OffsetMap
 from keytail.compact.plan import Selection
 from keytail.compact.running import bundles
@@ -33,7 +33,7 @@ def expected(log_bytes: int, offsets: int, clean_bytes: int = 0, map_memory_byte
 def test_the_strategy_depends_on_scratch_size_and_keys() -> None:
     assert expected(1 << 20, 1000).strategy == "packed"
     assert expected(4 * PACKED_BYTES, 1000).strategy == "one task"
-    room = int(GIB / MAP_BYTES_A_KEY)
+    room = int(GIB / MAP_BYTES_PER_KEY)
     assert expected(1 << 20, room).strategy == "packed"
     assert expected(1 << 20, room + 2).strategy == "maybe fan-out"
     assert 2 * PACKED_BYTES <= bundles.BUNDLE_BYTES, "packed partitions must share the cost of a job"
@@ -41,7 +41,7 @@ def test_the_strategy_depends_on_scratch_size_and_keys() -> None:
 
 @given(st.integers(10, 1 << 34))
 def test_a_partition_that_needs_no_fan_out_fits_into_the_map(memory_bytes: int) -> None:
-    keys = int(memory_bytes / MAP_BYTES_A_KEY)
+    keys = int(memory_bytes / MAP_BYTES_PER_KEY)
     if expected(1 << 20, max(keys, 1), map_memory_bytes=memory_bytes).strategy == "packed":
         slots = max(2, memory_bytes * 2 // (3 * 24))
         assert keys <= max(1, int(slots * 0.9)) + 1
@@ -49,7 +49,7 @@ def test_a_partition_that_needs_no_fan_out_fits_into_the_map(memory_bytes: int) 
 
 def test_the_bound_on_keys_is_that_of_the_map() -> None:
     memory = 1 << 20
-    assert OffsetMap(memory).max_entries == pytest.approx(memory / MAP_BYTES_A_KEY, rel=0.001)
+    assert OffsetMap(memory).max_entries == pytest.approx(memory / MAP_BYTES_PER_KEY, rel=0.001)
 
 
 def test_scratch_counts_only_segments_below_the_end() -> None:

@@ -49,8 +49,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(rewrite, "RecordScanner", lambda: RecordScanner(3))
     monkeypatch.setattr(reading, "KeyScanner", lambda seed: KeyScanner(seed, 3))
-    monkeypatch.setattr(in_parts, "_LEAST_PART_BYTES", 1)
-    monkeypatch.setattr(in_parts, "_PARTS_A_THREAD", 30)
+    monkeypatch.setattr(in_parts, "_MIN_PART_BYTES", 1)
+    monkeypatch.setattr(in_parts, "_PARTS_PER_THREAD", 30)
 
 
 def some_task(rng: random.Random, directory: Path) -> CleaningTask:
@@ -88,7 +88,7 @@ def test_any_number_of_threads_leaves_the_same(
     if rng.random() < 0.2:
         read_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
     if rng.random() < 0.3:
-        monkeypatch.setattr(map_in_threads, "_MOST_KEYS", 4)
+        monkeypatch.setattr(map_in_threads, "_MAX_KEYS", 4)
     task = some_task(rng, tmp_path)
     one = outcome(task, 1)
     for threads in (2, 3, 5):

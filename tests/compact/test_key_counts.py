@@ -25,7 +25,7 @@ from keytail.compact.map_phase import hottest_keys
 from keytail.compact.map_phase import offset_map as offset_map_module
 from keytail.compact.map_phase.key_counts import (
     HOTTEST,
-    MOST_KEY_BYTES,
+    MAX_KEY_BYTES,
     Counted,
     KeyCounts,
     digest_of,
@@ -35,7 +35,7 @@ from keytail.compact.map_phase.key_counts import (
     size_text,
 )
 from keytail.compact.map_phase.offset_map import SLOT_BYTES, OffsetMap
-from keytail.compact.proof.keys import LEAST_MEMORY_BYTES, most_keys
+from keytail.compact.proof.keys import MIN_MEMORY_BYTES, most_keys
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL
@@ -51,7 +51,7 @@ from tests.reference import key_counts as model
 Item = tuple[int, int, int, int]  # low and high word, ordinal, number of records
 
 words = st.one_of(st.integers(0, 3), st.sampled_from([0, 1 << 63, 2**64 - 1]), st.integers(0, 2**64 - 1))
-many = st.one_of(st.integers(1, 5), st.sampled_from([2**31, model.MOST_COUNTED - 1, model.MOST_COUNTED]))
+many = st.one_of(st.integers(1, 5), st.sampled_from([2**31, model.MAX_COUNTED - 1, model.MAX_COUNTED]))
 items_strategy = st.lists(st.tuples(words, words, st.integers(-1, 2**40), many), max_size=80)
 
 
@@ -86,7 +86,7 @@ def test_a_map_counts_keys_like_a_counter(
         for low, high, ordinal, times in items[:done]:
             if ordinal >= 0:
                 number = counts[low, high] + (1 if one_each else times)
-                counts[low, high] = min(number, model.MOST_COUNTED)
+                counts[low, high] = min(number, model.MAX_COUNTED)
                 last[low, high] = ordinal
         offset_map.check()
     assert offset_map.used == offset_map_without.used == len(counts)
@@ -126,17 +126,17 @@ def test_counts_are_retained_when_the_map_grows() -> None:
 def test_counting_does_not_require_fan_out_earlier(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof's table is full before a counting map."""
     monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # do not allocate the memory of the map
-    assert memory >= LEAST_MEMORY_BYTES
+    assert memory >= MIN_MEMORY_BYTES
     assert OffsetMap(memory, counting=True).max_entries > most_keys(memory)
 
 
 def test_a_count_does_not_exceed_its_maximum() -> None:
     offset_map = OffsetMap(1 << 16, counting=True)
-    for times in (model.MOST_COUNTED - 1, 7, 1):
+    for times in (model.MAX_COUNTED - 1, 7, 1):
         put(offset_map, [(1, 1, 5, times)], one_each=False)
     put(offset_map, [(1, 1, 9, 0)], one_each=True)
-    assert offset_map.counted(1).hottest == ((model.MOST_COUNTED, 9),)
-    assert offset_map.counted(1).records[-1] == model.MOST_COUNTED
+    assert offset_map.counted(1).hottest == ((model.MAX_COUNTED, 9),)
+    assert offset_map.counted(1).records[-1] == model.MAX_COUNTED
 
 
 @settings(deadline=None)
@@ -222,7 +222,7 @@ def test_a_fan_out_has_the_counts_of_one_task(
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
     monkeypatch.setattr(fan_out_keys, "_DEDUP_BYTES", rng.choice([1, 300, 12 << 20]))
-    monkeypatch.setattr(fan_out_keys, "_LEAST_KEYS_AT_ONCE", rng.choice([1, 7, 1 << 10]))
+    monkeypatch.setattr(fan_out_keys, "_MIN_KEYS_AT_ONCE", rng.choice([1, 7, 1 << 10]))
     task = random_task(rng, str(fast_dir / "t-0"), "measured")
     task = replace(task, map_max_entries=None, hottest_keys=rng.choice([1, 4, HOTTEST]), show_keys=rng.random() < 0.5)
     if rng.random() < 0.8:
@@ -319,12 +319,12 @@ def test_key_count_sizes_are_printed_as_ranges(size: int, text: str) -> None:
         ("a\u202eb\nc".encode(), '"a\\u202eb\\x0ac"'),
         ("\x85".encode(), "hex c285"),
         (b"caf\xe9", "hex 636166e9"),
-        (b"k" * MOST_KEY_BYTES, '"' + "k" * MOST_KEY_BYTES + '"'),
-        (b"k" * 5000, '"' + "k" * MOST_KEY_BYTES + "… (5,000 bytes)"),
+        (b"k" * MAX_KEY_BYTES, '"' + "k" * MAX_KEY_BYTES + '"'),
+        (b"k" * 5000, '"' + "k" * MAX_KEY_BYTES + "… (5,000 bytes)"),
         ("é".encode() * 100 + b"k", '"' + "é" * 60 + "… (201 bytes)"),
         (b"k" + "é".encode() * 100, '"k' + "é" * 59 + "… (201 bytes)"),
         (b"k" + "🐈".encode() * 100, '"k' + "🐈" * 29 + "… (401 bytes)"),
-        (b"\xff" * 200, "hex " + "ff" * MOST_KEY_BYTES + "… (200 bytes)"),
+        (b"\xff" * 200, "hex " + "ff" * MAX_KEY_BYTES + "… (200 bytes)"),
         (b"k" * 119 + b"\xff" * 81, "hex " + "6b" * 119 + "ff… (200 bytes)"),
     ],
 )

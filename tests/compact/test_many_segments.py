@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution as compaction
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
@@ -35,7 +35,8 @@ def compacted(root: Path, segments: int, fs: FileSystem) -> str:
     """Compact a log dir with one group per segment, with a backup, and return the id of the run."""
     log_dir = make(root / "logs", segments)
     request = compaction.Request(
-        Choice(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True), execute=True, fan_out="never",
+        PartitionFilter(log_dirs=(str(log_dir),)), read_configuration(None, SETTINGS, True), execute=True,
+        fan_out="never",
         keep_originals=str(root / "kept"),
     )  # fmt: skip
     [row] = compaction.compact(request, fs)

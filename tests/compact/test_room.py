@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from keytail.cli.configuration import read_configuration
 from keytail.cli.metadata import with_metadata
-from keytail.cli.selection import Choice, choose
+from keytail.cli.selection import PartitionFilter, select_partitions
 from keytail.compact import driver
 from keytail.compact.command import Request
 from keytail.compact.keeper import Keeper
@@ -87,7 +87,7 @@ def test_a_plan_refuses_partitions_for_which_a_run_has_no_space(
     sizes = f"segment.bytes={segment_bytes}", f"segment.index.bytes={segment_index_bytes}"
     kept = str(log_dir.parent / "kept") if copies else None
     request = Request(
-        Choice(log_dirs=(str(log_dir),)),
+        PartitionFilter(log_dirs=(str(log_dir),)),
         read_configuration(None, [f"orders:{item}" for item in ("cleanup.policy=compact", *sizes)], True),
         max_scratch_bytes=limit,
         grouping=grouping,  # type: ignore[arg-type]
@@ -95,8 +95,11 @@ def test_a_plan_refuses_partitions_for_which_a_run_has_no_space(
         copy_originals=copies,
     )
     rules = request.rules(fs)
-    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-    planned = [plan_to_compact(fs, *item, configuration, rules) for item in choose(fs, request.choice).partitions]
+    configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration, rules.now_ms)
+    planned = [
+        plan_to_compact(fs, *item, configuration, rules)
+        for item in select_partitions(fs, request.partition_filter).partitions
+    ]
     tasks = cleaning_tasks(planned, rules, request.task_settings(), "run")
     assert len(tasks) == 5
     keeper = Keeper(fs, Backup(str(log_dir.parent), copies)) if copies else None

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import totals
 from keytail.compact.command import Request
 from keytail.compact.totals import Downtime, Scratch, figures, sentences, totals_of
@@ -50,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_totals_have_sums_by_file_system_and_the_parts_of_the_downtime(machine: None) -> None:
     no_room = refusal("no room", slug="not-enough-space")
     rows = [row(0, "/a"), row(1, "/b"), row(2, "/c"), row(3, "/c", "refused", error=no_room), row(4, "/a", "clean")]
-    found = totals_of(rows, Request(Choice()), Disks())
+    found = totals_of(rows, Request(PartitionFilter()), Disks())
     assert found is not None
     assert found.read_bytes == 6 * GIB
     assert found.scratch == (Scratch("/a", 4 * GIB, 100 * GIB), Scratch("/c", 2 * GIB, 3 * GIB, without_room=1))
@@ -88,17 +88,17 @@ def test_the_start_of_spark_counts_if_a_run_starts_it(
     given: dict, way: str, seconds: float, starts: int, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers.SPARK.__class__, "missing", lambda extra: ())
-    found = totals_of([row(0, "/a", way=way, expected_s=seconds)], Request(Choice(), **given), Disks())
+    found = totals_of([row(0, "/a", way=way, expected_s=seconds)], Request(PartitionFilter(), **given), Disks())
     assert found is not None and found.downtime is not None
     assert found.downtime.start_spark_s == starts * SPARK_START_S
 
 
 def test_no_downtime_is_printed_if_it_is_unknown(machine: None) -> None:
-    on_cluster = totals_of([row(0, "/a")], Request(Choice(), master="spark://host:7077"), Disks())
+    on_cluster = totals_of([row(0, "/a")], Request(PartitionFilter(), master="spark://host:7077"), Disks())
     assert on_cluster is not None and on_cluster.downtime is None
     assert "downtime_s" not in figures(on_cluster)
-    assert totals_of([row(0, "/a", "clean")], Request(Choice()), Disks()) is None
-    assert totals_of([row(0, "/a")], Request(Choice(), output_dirs=("/out",)), Disks()) is None
+    assert totals_of([row(0, "/a", "clean")], Request(PartitionFilter()), Disks()) is None
+    assert totals_of([row(0, "/a")], Request(PartitionFilter(), output_dirs=("/out",)), Disks()) is None
     assert Downtime(1.0, 2.0, 3.0, 4.0).total_s == 10.0
 
 

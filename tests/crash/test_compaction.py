@@ -74,7 +74,7 @@ SHAPES = {
     ),
 }  # fmt: skip
 # Merges have all steps of a replacement. Only some partial power cuts reveal a wrong order of renames.
-MOST_CUTS = "merges"
+MAX_CUTS = "merges"
 IN_CHECK = "several groups, and producers that must stay known"
 RANDOM = 20 if SOAK else 1
 NAMES = [*SHAPES, *(f"random {number}" for number in range(RANDOM))]
@@ -99,7 +99,7 @@ def test_every_stop_of_a_compaction_and_of_the_next_run_loses_no_record(
         judge(log_dir, state.found, state.run, ended=state.ended)
         check_next_run(log_dir, state, undisturbed, settled)
 
-    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, partial_cuts=8 if SOAK or name == MOST_CUTS else 1)
+    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, partial_cuts=8 if SOAK or name == MAX_CUTS else 1)
     explorer.explore()
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {explorer}; losses 0")

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from keytail.cli.configuration import Configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import steps
 from keytail.compact.command import Request
 from keytail.compact.out_of_place import driver as out_of_place
@@ -57,7 +57,7 @@ SETTINGS = (
 def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = None) -> list[ResultRow]:
     """Run as the command does, in this process."""
     request = Request(
-        choice=Choice(log_dirs=(str(root / "logs"),)),
+        partition_filter=PartitionFilter(log_dirs=(str(root / "logs"),)),
         configuration=Configuration(from_command_line(SETTINGS), topics_have_no_overrides=True),
         execute=True,
         now_ms=NOW,

@@ -80,7 +80,7 @@ class InTwoSteps(LogDir):
             )
             for plan in due
         }
-        tasks = [replace(task, prepares=True) for task in cleaning_tasks(due, RULES, SETTINGS, run_id)]
+        tasks = [replace(task, is_preparation=True) for task in cleaning_tasks(due, RULES, SETTINGS, run_id)]
         destination = Prepare(fs, found, _is_not_run)
         driver = Compaction(ThisProcess(), tasks, ScratchSpace(fs, output_stays=True), destination)
         outcomes = [run_attempt(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]

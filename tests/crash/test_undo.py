@@ -56,7 +56,7 @@ SHAPES: dict[str, LogDir] = {
 }  # fmt: skip
 ALL = [*SHAPES, *(f"random {number}" for number in range(20))]
 # Only some partial power cuts reveal a wrong order of renames.
-MOST_CUTS = ("an output that ends below its last sources", COPIES)
+MAX_CUTS = ("an output that ends below its last sources", COPIES)
 
 
 def shape(name: str) -> LogDir:
@@ -143,7 +143,7 @@ def any_entry(root: Path) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [*MOST_CUTS, "random 0"], COPIES))
+@pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [*MAX_CUTS, "random 0"], COPIES))
 def test_a_stopped_undo_loses_no_record_and_the_next_undo_completes_it(
     name: str,
     fast_dir: Path,  # noqa: F811
@@ -186,7 +186,7 @@ def test_a_stopped_undo_loses_no_record_and_the_next_undo_completes_it(
     explore(name, log_dir, make, "undo", check, fast_dir, counts)
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {counts}; losses 0")
-    assert counts.distinct_states > (10 if name in MOST_CUTS else 4)  # a random log may have one small group only
+    assert counts.distinct_states > (10 if name in MAX_CUTS else 4)  # a random log may have one small group only
 
 
 def explore(
@@ -203,7 +203,7 @@ def explore(
 
     for_every_stop(
         make, action, check, work_dir=work_dir / "stops", counts=counts,
-        partial_cuts=3 if SOAK else int(name in MOST_CUTS), torn_writes=SOAK, seed=SEED,
+        partial_cuts=3 if SOAK else int(name in MAX_CUTS), torn_writes=SOAK, seed=SEED,
     )  # fmt: skip
     for_every_fault(
         make, action, check, work_dir=work_dir / "faults", counts=counts, share=0.02, scratch=(".clean",),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.dump.files import DumpOptions, dump
-from keytail.dump.report import MOST_GAPS, Report
+from keytail.dump.report import MAX_GAPS, Report
 from keytail.format.coordinator import OFFSETS
 from keytail.log.fs import LOCAL
 from tests.chance import draws
@@ -97,7 +97,7 @@ def test_dump_prints_the_other_records_of_a_batch_with_a_too_large_record(tmp_pa
 
 
 def test_gaps_of_a_compacted_log_are_not_findings_and_only_some_are_listed(tmp_path):
-    records = [Rec(2 * i, T0, b"k", b"v") for i in range(MOST_GAPS + 50)]
+    records = [Rec(2 * i, T0, b"k", b"v") for i in range(MAX_GAPS + 50)]
     (tmp_path / f"{0:020d}.log").write_bytes(encode_batch(records))
     lines: list[str] = []
     report = Report(lambda data: None, lines.append)
@@ -106,4 +106,4 @@ def test_gaps_of_a_compacted_log_are_not_findings_and_only_some_are_listed(tmp_p
     assert lines[0].startswith("Non-consecutive offsets in ")
     assert lines[1] == "  0 is followed by 2"
     assert lines[-1] == "  and 49 more"
-    assert len(lines) == MOST_GAPS + 2
+    assert len(lines) == MAX_GAPS + 2

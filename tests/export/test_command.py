@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.cli.stopping import Stopped
 from keytail.errors import Refused
 from keytail.export import driver as story
@@ -85,7 +85,7 @@ def test_wrong_flags_are_refused(name: str, run: Run, log_dir: Path, tmp_path: P
 
 
 def only_row(log: GrowingLog, tmp_path: Path, **flags: Any) -> ExportRow:
-    [row] = export(Request(Choice(log_dirs=(str(log.log_dir),)), str(tmp_path / "lake"), Formats(), **flags))
+    [row] = export(Request(PartitionFilter(log_dirs=(str(log.log_dir),)), str(tmp_path / "lake"), Formats(), **flags))
     return row
 
 
@@ -231,5 +231,5 @@ def test_the_next_plan_continues_from_the_exported_offsets() -> None:
 def test_the_exit_status_follows_from_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [ExportRow("t", number, "/l", status) for number, status in enumerate(("exported", "refused", "clean"))]
     assert [exit_status(rows), exit_status(rows[:1]), exit_status(rows[1:2]), exit_status([])] == [3, 0, 1, 0]
-    show_rows(rows, Request(Choice(), "/lake", execute=True))
+    show_rows(rows, Request(PartitionFilter(), "/lake", execute=True))
     assert "1 exported, 1 refused, 1 clean" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from chispa import assert_df_equality
 
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.errors import CorruptLog, KeytailError
 from keytail.export import columns, on_spark
 from keytail.export import delta_table as story_table
@@ -50,8 +50,8 @@ def run(
     tmp_path: Path, *logs: GrowingLog, to: str = "lake", formats: Formats | None = None, **flags: Any
 ) -> list[ExportRow]:
     log_dirs = tuple(dict.fromkeys(str(log.log_dir) for log in logs))
-    choice = Choice(log_dirs=log_dirs, partitions=flags.pop("partitions", ()))
-    request = Request(choice, str(tmp_path / to), formats or Formats(), **{"execute": True, **flags})
+    partition_filter = PartitionFilter(log_dirs=log_dirs, partitions=flags.pop("partitions", ()))
+    request = Request(partition_filter, str(tmp_path / to), formats or Formats(), **{"execute": True, **flags})
     return export(request)
 
 

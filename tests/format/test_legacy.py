@@ -369,7 +369,7 @@ def test_any_inner_bytes_are_read_or_refused_without_access_past_the_end(block: 
     kernels.walk_messages(raw, len(raw), False, 0, out)
     if out[kernels.CODE] == kernels.OK:
         count = int(out[kernels.COUNT])
-        target = guarded(bytes(len(raw) + kernels.MOST_GROWTH_BYTES * count))
+        target = guarded(bytes(len(raw) + kernels.MAX_GROWTH_BYTES * count))
         kernels.transcode_messages(raw, len(raw), False, 0, 0, 2**62, target)
 
 

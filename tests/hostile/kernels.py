@@ -279,7 +279,7 @@ def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore
     kept, nulls = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
     kept[row] = keep.sum()
     nulls[row] = int(((found["value_bytes"] < 0) & (keep == 1)).sum())
-    blocks = OUT.room(np.uint8, int(found["body_bytes"].sum(dtype=np.int64)) + block_kernels.MOST_GROWTH_BYTES * n)
+    blocks = OUT.room(np.uint8, int(found["body_bytes"].sum(dtype=np.int64)) + block_kernels.MAX_GROWTH_BYTES * n)
     rebuilt, out = np.empty(1, block_kernels.REBUILT), np.zeros(4, np.int64)
     block_kernels.rebuild_blocks(
         raw, arena, where, found, n, keep, table, action, kept, nulls, 10**13, block_kernels.NOT_EARLIER, False, False,

@@ -20,7 +20,7 @@ from keytail.format.batch import BATCH_TABLE
 from keytail.kernels import batches
 from keytail.log.checkpoint import read_offsets
 from keytail.log.cluster.metadata import read_metadata
-from keytail.log.files.existing import MOST_SMALL_BYTES
+from keytail.log.files.existing import MAX_SMALL_BYTES
 from keytail.log.fs import LOCAL
 from keytail.log.log_end import log_end
 from keytail.run.tasks import run_attempt
@@ -147,7 +147,7 @@ def test_a_dump_reports_a_wrong_checksum_of_an_inner_message() -> None:
 
 def test_a_sparse_file_of_any_size_needs_little_memory(tmp_path: Path) -> None:
     """A sparse file can have any size, and needs hardly any space."""
-    for size_bytes in (MOST_SMALL_BYTES + 1, 1 << 40):
+    for size_bytes in (MAX_SMALL_BYTES + 1, 1 << 40):
         file = tmp_path / "checkpoint"
         file.touch()
         os.truncate(file, size_bytes)

@@ -148,7 +148,7 @@ def test_a_small_parquet_file_is_imported_without_spark(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(import_here, "HERE_BYTES", limit_bytes)
-    monkeypatch.setattr(import_here, "MOST_RECORDS", limit_records)
+    monkeypatch.setattr(import_here, "MAX_RECORDS", limit_records)
     pq.write_table(pa.table({"key": [f"k{n}" for n in range(1000)], "value": ["v"] * 1000}), tmp_path / "s.parquet")
     flags = ("--log-dirs", log_dir, "--topic", "new", *KNOWN, "--single-replica", "--partition-count", "3",
              "--topic-id", TOPIC_ID)  # fmt: skip

@@ -163,7 +163,7 @@ def test_cells_contain_all_records_of_the_source_in_order(
 ) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(import_cells, "PART_BYTES", rng.choice((1, 500, 1 << 20)))
-    monkeypatch.setattr(import_slices, "LEAST_SLICE_BYTES", rng.choice((1, 2000)))
+    monkeypatch.setattr(import_slices, "MIN_SLICE_BYTES", rng.choice((1, 2000)))
     keys = [None if rng.random() < 0.3 else b"%d" % rng.randrange(50) for _ in range(rng.randrange(1, 400))]
     own = [rng.choice((None, None, 0, 1, 2)) for _ in keys]
     table = pa.table({"key": keys, "value": keys, "timestamp": range(len(keys)), "partition": own})

@@ -18,7 +18,7 @@ from keytail.log.fs import LOCAL
 from tests.chance import SEED
 from tests.crash.compactions import CHECKPOINT, INTERVAL_BYTES, NOW, RETENTION_MS, Log, LogDir, find
 from tests.crash.explorer import Explorer, Visit
-from tests.crash.test_compaction import MOST_CUTS, RANDOM, SHAPES, SOAK, shape
+from tests.crash.test_compaction import MAX_CUTS, RANDOM, SHAPES, SOAK, shape
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka, Loaded
 from tests.reference import loader
@@ -47,7 +47,7 @@ def test_kafka_loads_every_state_of_a_stopped_compaction_without_loss(
         log_dir.recover(LOCAL, state.root)
         clean_with_kafka(kafka, log_dir, state.root, state.found.checkpoints, cleaned)
 
-    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, partial_cuts=8 if SOAK or name == MOST_CUTS else 1)
+    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, partial_cuts=8 if SOAK or name == MAX_CUTS else 1)
     explorer.explore()
     with capsys.disabled():
         print(f"\nby Kafka: {name} (seed {SEED}): {len(opened)} opened, {len(cleaned)} cleaned; losses 0; {explorer}")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from keytail.cli.configuration import Configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.config.resolve import Setting, from_command_line
 from keytail.expire.command import ExpireRow, Request
 from keytail.expire.driver import expire
@@ -125,7 +125,7 @@ def survey(log_dir: Path) -> Any:
 def keytail_expire(log_dir: Path, configs: dict[str, Any], now_ms: int) -> ExpireRow:
     settings = from_command_line([f"t:{name}={value}" for name, value in configs.items()])
     configuration = Configuration(settings, {"log.dirs": Setting((str(log_dir),), "server.properties")}, True)
-    request = Request(Choice((str(log_dir),)), configuration, execute=True, now_ms=now_ms, unsafe_clock=True)
+    request = Request(PartitionFilter((str(log_dir),)), configuration, execute=True, now_ms=now_ms, unsafe_clock=True)
     [row] = expire(request)
     return row
 

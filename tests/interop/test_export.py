@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.export import driver as story
 from keytail.export.command import ExportRow, Request
 from keytail.export.driver import export
@@ -97,8 +97,8 @@ def table(spark: Any, path: Path) -> State:
 
 
 def run(broker: Broker, to: Path, **flags: Any) -> list[ExportRow]:
-    choice = Choice(log_dirs=(str(broker.log_dirs[0]),), topics=(TOPIC,))
-    return export(Request(choice, str(to), Formats(), execute=True, **flags))
+    partition_filter = PartitionFilter(log_dirs=(str(broker.log_dirs[0]),), topics=(TOPIC,))
+    return export(Request(partition_filter, str(to), Formats(), execute=True, **flags))
 
 
 def test_an_export_equals_the_latest_records_of_a_consumer(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.errors import Refused
 from keytail.log import lock
 from keytail.log.fs import FileSystem
@@ -62,7 +62,7 @@ def ours(log_dir: Path) -> dict[str, tuple[bytes, int]]:
 def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
     """Run `rebuild-index --execute`, paused before it renames files to their final names until the block ends."""
     fs, rows = Paused(), []
-    request = rebuild.Request(Choice(log_dirs=(str(log_dir),)), execute=True)
+    request = rebuild.Request(PartitionFilter(log_dirs=(str(log_dir),)), execute=True)
     thread = threading.Thread(target=lambda: rows.extend(rebuild.rebuild(request, fs)))
     thread.start()
     try:

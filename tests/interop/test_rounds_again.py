@@ -28,7 +28,7 @@ pytestmark = pytest.mark.interop
 
 LOGS = 10
 RETENTION_MS = 60_000
-MOST_ROUNDS = 12
+MAX_ROUNDS = 12
 NEVER_MISSED = (
     "horizons of markers",
     "entries removed", "tombstones removed", "markers removed",
@@ -63,11 +63,11 @@ class Again:
 
     def repeat_until_unchanged(self, clock_ms: int, step_ms: int = 0) -> int:
         """Run rounds until one of them changes nothing, and return its clock."""
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             if not self.round(clock_ms):
                 return clock_ms
             clock_ms += step_ms
-        raise AssertionError(f"the files still change after {MOST_ROUNDS} rounds")
+        raise AssertionError(f"the files still change after {MAX_ROUNDS} rounds")
 
     def _look(self) -> None:
         """Read the segments that were cleaned; the others get new file times."""

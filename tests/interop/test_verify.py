@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from keytail.cli.configuration import Configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.describe.command import Request as DescribeRequest
 from keytail.describe.driver import describe
 from keytail.log.fs import LOCAL
@@ -171,14 +171,14 @@ def test_beside_a_broker_the_row_is_live_and_the_tail_is_not_checked(kafka: Kafk
     (log_dir / ".kafka_cleanshutdown").unlink()
     active = sorted((log_dir / "t-0").glob("*.log"))[-1]
     active.write_bytes(active.read_bytes() + b"half a batch")
-    choice = Choice(log_dirs=(str(log_dir),))
-    [crashed] = verify(Request(choice))
+    partition_filter = PartitionFilter(log_dirs=(str(log_dir),))
+    [crashed] = verify(Request(partition_filter))
     assert (crashed.live, crashed.status) == (False, "suspect")
     assert [finding.kind for finding in crashed.findings] == ["cut-active"]
     assert kafka.lock(log_dir)
     try:
-        [row] = verify(Request(choice))
-        [described] = describe(DescribeRequest(choice, Configuration(), now_ms=0, count_records=True))
+        [row] = verify(Request(partition_filter))
+        [described] = describe(DescribeRequest(partition_filter, Configuration(), now_ms=0, count_records=True))
     finally:
         kafka.unlock(log_dir)
     assert (row.live, row.status, row.findings) == (True, "sound", ())

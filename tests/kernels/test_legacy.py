@@ -30,7 +30,7 @@ def test_a_message_fits_into_the_space_of_its_record(key_bytes: int | None, valu
         timestamp, attributes = rng.choice([-1, 0, 2**62]), rng.choice([0, 8]) if magic else 0
         expected = encode_message(offset, key, value, magic=magic, timestamp=timestamp, attributes=attributes)
         body = body_of(key, value)
-        source, target = guarded(body), guarded(bytes(len(body) + kernels.MOST_MESSAGE_GROWTH_BYTES))
+        source, target = guarded(body), guarded(bytes(len(body) + kernels.MAX_MESSAGE_GROWTH_BYTES))
         end = kernels.put_message(target, 0, offset, magic, attributes, timestamp, source, 0, len(body))
         assert target[:end].tobytes() == expected
 

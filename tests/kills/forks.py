@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import steps, worker
 from keytail.compact.command import Request
 from keytail.compact.execution import compact
@@ -47,7 +47,7 @@ def compact_here(
     """Run `keytail compact --execute` in this process, two tasks at a time."""
     configuration = read_configuration(None, topic_config(log_dir), topics_have_no_overrides=True)
     request = Request(
-        Choice((str(root),)), configuration, execute=True, now_ms=NOW, unsafe_clock=True, force=True,
+        PartitionFilter((str(root),)), configuration, execute=True, now_ms=NOW, unsafe_clock=True, force=True,
         grouping="kafka", map_memory_bytes=1 << 20, max_scratch_bytes=max_scratch_bytes,
     )  # fmt: skip
     with _without_spark(fs):

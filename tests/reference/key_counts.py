@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tests.reference.batches import decode_log
 
-MOST_COUNTED = 2**32 - 1
+MAX_COUNTED = 2**32 - 1
 SIZES = 33
 
 

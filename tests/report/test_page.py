@@ -14,7 +14,7 @@ import pytest
 
 from keytail.cli.masking import HIDDEN, masked, masked_arguments, shown
 from keytail.compact.detail import Part
-from keytail.compact.map_phase.key_counts import HOTTEST, MOST_KEY_BYTES, KeyCounts
+from keytail.compact.map_phase.key_counts import HOTTEST, MAX_KEY_BYTES, KeyCounts
 from keytail.errors import Refused
 from keytail.report import drawings, keys, sums
 from keytail.report.facts import Finding, Partition
@@ -379,7 +379,7 @@ def test_shown_keys_are_escaped() -> None:
         assert character not in text
     words = words_of(text)
     for shown_as in ('"customer-42"', '""', '"kätzchen"', f"hex {'00000007' * 4}", '"{{ keys }}\\u202e\\x0a"',
-                     f'"{"k" * MOST_KEY_BYTES}… (5,000 bytes)', f"hex {'ff' * MOST_KEY_BYTES}… (999 bytes)",
+                     f'"{"k" * MAX_KEY_BYTES}… (5,000 bytes)', f"hex {'ff' * MAX_KEY_BYTES}… (999 bytes)",
                      "4,294,967,295 or more", f'"password={HIDDEN}'):  # fmt: skip
         assert shown_as in words, shown_as
     assert "hunter2" not in text

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution as compaction
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.task import CleaningResult, CleaningTask
@@ -30,7 +30,7 @@ from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 
 
 def clean_disturbed(
-    notes: str, how: dict[str, str], tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
+    notes: str, how: dict[str, str], tasks_per_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
 ) -> CleaningResult:
     """Clean a partition; one that is named in `how` is disturbed when the first attempt has written everything."""
     number = str(task.partition)
@@ -64,7 +64,9 @@ def main() -> None:
 
     workers.session_of_run = noted  # type: ignore[assignment]
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
-    request = compaction.Request(Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka")
+    request = compaction.Request(
+        PartitionFilter((log_dir,)), configuration, execute=True, master=master, grouping="kafka"
+    )
     rows = [replace(row, problem=None) for row in compaction.compact(request)]
     print(json.dumps({"rows": [asdict(row) for row in rows], "speculation": settings.get("spark.speculation")}))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution as compaction
 from keytail.rebuild_index import driver as rebuild
 from keytail.rebuild_index import tasks as spark_rebuild
@@ -58,13 +58,13 @@ def main() -> None:
 
     answer = {}
     for log_dir in log_dirs:
-        choice = Choice((log_dir,))
+        partition_filter = PartitionFilter((log_dir,))
         configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
-        indexes = rebuild.Request(choice, configuration, execute=True, master=master)
+        indexes = rebuild.Request(partition_filter, configuration, execute=True, master=master)
         cleaning = compaction.Request(
-            choice, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20, master=master
+            partition_filter, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20, master=master
         )
-        verifying = verification.Request(choice, master=master)
+        verifying = verification.Request(partition_filter, master=master)
         answer[log_dir] = {
             "verify": step(f"{log_dir}-verify", lambda: verification.verify(verifying)),
             "rebuild-index": step(f"{log_dir}-rebuild", lambda: rebuild.rebuild(indexes)),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution as compaction
 from keytail.compact import steps, worker
 from keytail.compact.cleaner import clean_partition
@@ -170,7 +170,7 @@ def test_a_log_dir_on_nfs_is_refused_before_spark_starts(
 
     monkeypatch.setattr(starts_spark, "workers_of_run", no_session)
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
-    request = command.Request(Choice((str(log_dir),)), configuration, execute=True)
+    request = command.Request(PartitionFilter((str(log_dir),)), configuration, execute=True)
     before = snapshot(log_dir)
     with pytest.raises(Refused, match="--shared-storage"):
         (compaction.compact if command is compaction else rebuild.rebuild)(request, OnNfs())

@@ -12,7 +12,7 @@ from click.testing import Result
 
 from keytail.cli import rows
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice, choose
+from keytail.cli.selection import PartitionFilter, select_partitions
 from keytail.compact import driver as compaction
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import LOCAL
@@ -37,8 +37,8 @@ def log_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def request_of(log_dirs: list[Path], *topic_config: str) -> compaction.Request:
-    choice = Choice(log_dirs=tuple(map(str, log_dirs)))
-    return compaction.Request(choice, read_configuration(None, topic_config, True))
+    partition_filter = PartitionFilter(log_dirs=tuple(map(str, log_dirs)))
+    return compaction.Request(partition_filter, read_configuration(None, topic_config, True))
 
 
 def test_several_processes_return_the_same_rows_with_few_operations(
@@ -73,7 +73,7 @@ def test_a_row_is_passed_unchanged_from_another_process() -> None:
 def test_rows_are_printed_as_objects(
     most_drawn: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rows, "MOST_DRAWN", most_drawn)
+    monkeypatch.setattr(rows, "MAX_DRAWN", most_drawn)
     loss = Loss("damaged", "orders.log", 1, 2, 3, 4, True, "why")
     row = SalvageRow("orders", 0, "logs", "salvaged", losses=(loss,))
     rows.print_json([row])
@@ -111,14 +111,14 @@ def test_few_and_many_rows_are_printed_in_the_same_way(
 ) -> None:
     flags = ("plan", "--log-dirs", str(log_dirs[0]), *policies(log_dirs), "--topic", "topic-1")
     few_json, few = run(*flags, "--output", "json").stdout, run(*flags).stdout
-    monkeypatch.setattr(rows, "MOST_DRAWN", 1)
+    monkeypatch.setattr(rows, "MAX_DRAWN", 1)
     assert json.loads(run(*flags, "--output", "json").stdout) == json.loads(few_json)
     many = run(*flags).stdout
     assert [line.split() for line in many.splitlines()] == [line.split() for line in few.splitlines()]
 
 
 def test_failures_in_a_process_are_reported(log_dirs: list[Path]) -> None:
-    chosen = choose(LOCAL, Choice(log_dirs=tuple(map(str, log_dirs))))
+    chosen = select_partitions(LOCAL, PartitionFilter(log_dirs=tuple(map(str, log_dirs))))
 
     def fail(log_dir: object, entry: object) -> int:
         raise ZeroDivisionError("an oversight")

@@ -371,7 +371,7 @@ def test_valid_batches_that_a_damaged_length_skips_are_saved(tmp_path: Path) -> 
 
 def test_a_search_computes_few_unneeded_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tenth batch has a length that points into the middle of another one, so each byte after it is examined."""
-    monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 0)
+    monkeypatch.setattr(salvage_scan, "_MIN_SEARCH_BYTES", 0)
     monkeypatch.setattr(salvage_scan, "_SEARCH_TIMES", 1)
     rng, batches = random.Random(1), []
     for n in range(300):
@@ -388,7 +388,7 @@ def test_a_search_that_takes_too_long_is_ended_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The input has successive headers of long batches without valid checksums."""
-    monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 1 << 20)
+    monkeypatch.setattr(salvage_scan, "_MIN_SEARCH_BYTES", 1 << 20)
     header = bytearray(_batch(5)[:61])
     header[8:12] = (50_000).to_bytes(4, "big")
     write(tmp_path / "t-0", {0: _batch(0) + bytes(header) * 3000 + _batch(7)})

@@ -13,7 +13,7 @@ import pytest
 import keytail.verify
 from keytail.log.fs import LOCAL
 from keytail.verify.finding_kinds import KINDS
-from keytail.verify.findings import MOST_A_FILE, Findings
+from keytail.verify.findings import MAX_PER_FILE, Findings
 from keytail.verify.scope import Claims
 from keytail.verify.task import verify_partition
 from tests.verify.test_truths import _name, _segments, _write
@@ -78,10 +78,10 @@ def test_the_position_of_the_finding_decides(
 def test_findings_that_are_only_counted_are_considered() -> None:
     for kinds, loses in ((["checksum"], False), (["checksum", "offset-order"], True)):
         findings = Findings("t-0", last=_name(LAST, ""))
-        for kind in [*["checksum"] * MOST_A_FILE, *kinds]:
+        for kind in [*["checksum"] * MAX_PER_FILE, *kinds]:
             findings.add(kind, _name(LAST, ".log"), 0, 0)
         findings.close()
-        assert [f.start_loses for f in findings.found] == [False] * MOST_A_FILE + [loses]
+        assert [f.start_loses for f in findings.found] == [False] * MAX_PER_FILE + [loses]
         assert findings.found[-1].kind == "more"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact.command import Request
 from keytail.compact.execution import compact
 from keytail.config.broker_version import parse_broker_version
@@ -140,7 +140,7 @@ def test_a_round_has_the_result_of_the_brokers_cleaner(version: str, tmp_path: P
     if not has_zookeeper(version):  # otherwise only brokers with ZooKeeper keep the magic
         configuration = replace(configuration, message_format="keep")
     names = tuple(f"t-{number}" for number in ends)
-    request = Request(Choice(log_dirs=(str(ours),), partitions=names), configuration, execute=True, force=True)
+    request = Request(PartitionFilter(log_dirs=(str(ours),), partitions=names), configuration, execute=True, force=True)
     rows = compact(request)
     assert {row.status for row in rows} == {"compacted"}, [row.error for row in rows if row.error]
     more_emptied = 0
@@ -194,8 +194,8 @@ def test_an_old_client_reads_the_same_latest_records_after_compaction(tmp_path: 
         given = [item for item in given if "segment.bytes" not in item]
         given += [f"{topic}:message.format.version={old}" for topic, old in OLD_TOPICS.items()]
         configuration = read_configuration(str(tmp_path / "work" / "server.properties"), given, True)
-        choice = Choice(log_dirs=(str(logs),), topics=tuple(OLD_TOPICS))
-        rows = compact(Request(choice, configuration, execute=True))
+        partition_filter = PartitionFilter(log_dirs=(str(logs),), topics=tuple(OLD_TOPICS))
+        rows = compact(Request(partition_filter, configuration, execute=True))
         assert [row.status for row in rows] == ["compacted"] * 3, [row.error for row in rows]
         broker.start()
         after = old_records(broker, everything)
@@ -207,7 +207,7 @@ def test_an_old_client_reads_the_same_latest_records_after_compaction(tmp_path: 
         shutil.rmtree(logs)
         shutil.copytree(as_they_were, logs)
         configuration = replace(configuration, message_format="v2")
-        rows = compact(Request(choice, configuration, execute=True))
+        rows = compact(Request(partition_filter, configuration, execute=True))
         assert [row.status for row in rows] == ["compacted"] * 3, [row.error for row in rows]
         broker.start()
         with pytest.raises(ValueError, match="Unknown compression type id"):

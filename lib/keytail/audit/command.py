@@ -12,7 +12,7 @@ from keytail.cli.command import Command
 from keytail.cli.flags import FromFlags
 from keytail.cli.output_options import RowsAndReport
 from keytail.cli.replicas import directories_of
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.cli.statuses import Status
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, about, print_line, print_paragraph, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
@@ -36,8 +36,10 @@ def _replicas(replica: Replicas = None) -> tuple[str, ...]:
     return tuple(replica or ())
 
 
-def _choice(topic: o.Topic = None, topic_list: o.TopicList = None, partitions: o.Partitions = None) -> Choice:
-    return Choice((), tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
+def _partition_filter(
+    topic: o.Topic = None, topic_list: o.TopicList = None, partitions: o.Partitions = None
+) -> PartitionFilter:
+    return PartitionFilter((), tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Request:
     """All parameters of `audit`, with the defaults of its flags."""
 
     replicas: Annotated[tuple[str, ...], FromFlags(_replicas)]
-    choice: Annotated[Choice, FromFlags(_choice)] = field(default_factory=Choice)
+    partition_filter: Annotated[PartitionFilter, FromFlags(_partition_filter)] = field(default_factory=PartitionFilter)
     _: KW_ONLY
     examples: Examples = 5
     master: o.Master = None
@@ -95,7 +97,7 @@ class AuditRow(OfPartition):
 def exit_status(rows: Sequence[AuditRow], request: Request) -> int:
     """Return 0 if all partitions are alike or skipped, 3 if some are, 1 if none is. A skipped partition that was named
     with --partitions is not counted as alike."""
-    named = request.choice.partitions
+    named = request.partition_filter.partitions
     good = [row.status in _GOOD and not (row.status == "skipped" and row.name in named) for row in rows]
     if all(good):
         return 0

@@ -10,7 +10,7 @@ import numpy as np
 from keytail.format.batch import DELETE_HORIZON
 from keytail.kernels.audit import differences, reasons
 
-MOST_REPLICAS = 62  # maximum number of replicas of a partition: each has one bit of a mask
+MAX_REPLICAS = 62  # maximum number of replicas of a partition: each has one bit of a mask
 
 # Kinds of differences between the records of two replicas at one offset, with different keys and with the same key, in
 # the order of the kernels' numbers.

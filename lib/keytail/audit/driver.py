@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from keytail.audit.command import AuditRow, Request
-from keytail.audit.compare import MOST_REPLICAS, ReplicaLog, compared_range
+from keytail.audit.compare import MAX_REPLICAS, ReplicaLog, compared_range
 from keytail.audit.compare import status_of as status_of_audit
 from keytail.audit.scan import AuditTask
 from keytail.audit.stages import Alone, Audit
@@ -23,7 +23,7 @@ from keytail.audit.stages import audit as compared
 from keytail.cli.progress import Reporter
 from keytail.cli.replicas import Replica, refuse_other_topic, replicas_of
 from keytail.cli.rows import human_bytes
-from keytail.cli.selection import Choice, pick
+from keytail.cli.selection import PartitionFilter, matching_partitions
 from keytail.compact.fan_out.on_spark import StagesOnSpark, Workers
 from keytail.console import print_message
 from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
@@ -44,7 +44,7 @@ AUDITED_BYTES_PER_S = 60e6  # bytes per second and core
 ALONE_BYTES = 64 << 20
 # Bytes of logs per shard. A shard usually needs 50 MiB of memory, and ten times as much with tiny records.
 SHARD_BYTES = 64 << 20
-MOST_SHARDS = 4096
+MAX_SHARDS = 4096
 BUNDLE_PARTITIONS = 64
 
 
@@ -67,7 +67,7 @@ OnResult = Callable[[AuditJob, Outcome[Audit]], None]
 def shards_for(size_bytes: int) -> int:
     if size_bytes <= ALONE_BYTES:
         return 1
-    return min(MOST_SHARDS, -(-size_bytes // SHARD_BYTES))
+    return min(MAX_SHARDS, -(-size_bytes // SHARD_BYTES))
 
 
 def audit_on_worker(job: AuditJob, attempt: str) -> Audit:
@@ -112,7 +112,7 @@ def audit(
             slug="fewer-than-two-replicas",
         )
     replicas = replicas_of(fs, request.replicas)
-    hosting = _hosting(replicas, request.choice)
+    hosting = _hosting(replicas, request.partition_filter)
     rows: dict[str, AuditRow] = {}
     jobs: list[AuditJob] = []
     for (topic, partition), found in sorted(hosting.items()):
@@ -131,10 +131,10 @@ def audit(
     return [rows[f"{topic}-{partition}"] for topic, partition in sorted(hosting)]
 
 
-def _hosting(replicas: Sequence[Replica], choice: Choice) -> dict[tuple[str, int], _Hosting]:
+def _hosting(replicas: Sequence[Replica], partition_filter: PartitionFilter) -> dict[tuple[str, int], _Hosting]:
     """Return, for each chosen partition, the replicas that host it."""
     surveyed = [facts for replica in replicas for facts in replica.log_dirs]
-    chosen = {(entry.topic, entry.partition) for _, entry in pick(choice, surveyed)}
+    chosen = {(entry.topic, entry.partition) for _, entry in matching_partitions(partition_filter, surveyed)}
     hosting: dict[tuple[str, int], _Hosting] = {}
     for replica in replicas:
         for key, (log_dir, entry) in replica.by_partition.items():
@@ -147,8 +147,8 @@ def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> Aud
     """Return the job for a partition, or its row if there is nothing to compare."""
     if len(hosting) == 1:
         return replace(row, status="skipped", error=ErrorText(f"only replica {hosting[0][0].name} has this partition"))
-    if len(hosting) > MOST_REPLICAS:
-        what = f"{len(hosting)} replicas have this partition, but at most {MOST_REPLICAS} can be compared"
+    if len(hosting) > MAX_REPLICAS:
+        what = f"{len(hosting)} replicas have this partition, but at most {MAX_REPLICAS} can be compared"
         raise Refused(what, remedy="Pass fewer --replica flags at a time", slug="too-many-replicas")
     topic_id = next((i for *_, entry in hosting if (i := read_topic_id(fs, entry.path)) is not None), None)
     for replica, _, entry in hosting:

@@ -29,7 +29,7 @@ GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
 _KIND_SHIFT, _REPLICA_SHIFT, _SEGMENT_SHIFT = 60, 52, 26
 _ENTRIES_AT_ONCE = 1 << 17  # number of entries that are distributed to shards at a time: 8 MiB, and 8 MiB of results
 PIECE_BYTES = 64 << 20  # bytes per task: starting a Spark task takes as long as scanning 10 MiB
-_MOST_GAPS = 1000  # maximum number of gaps per segment; a segment with more gaps is not read any further
+_MAX_GAPS = 1000  # maximum number of gaps per segment; a segment with more gaps is not read any further
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class _Scan:
         if self._next_base is None and last + 1 >= self._log.log_end_offset:
             return None  # the incomplete end of the active segment, after the log end offset that was listed
         resumed, first = self._batch_after(at)
-        if resumed is None or len(self._gaps) >= _MOST_GAPS:
+        if resumed is None or len(self._gaps) >= _MAX_GAPS:
             self._add_gap(damage, at, last + 1, end_offset)
             return None
         self._add_gap(damage, at, last + 1, first)

@@ -23,7 +23,7 @@ from keytail.kernels.audit import differences, entries, reasons
 from keytail.log.fs import FileSystem
 from keytail.values import from_bytes
 
-MOST_LOST = 1 << 16  # maximum number of lost records of a shard that are reported one by one
+MAX_LOST = 1 << 16  # maximum number of lost records of a shard that are reported one by one
 _TRANSACTION_KINDS = ("decided-otherwise", "marker-lost", "marker-early")
 _NO_MARKERS = np.empty((0, 3), np.int64)
 
@@ -131,10 +131,10 @@ class _Parts:
 
 
 def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Count the offsets of this shard at which replicas have different records, and return up to MOST_LOST of them."""
+    """Count the offsets of this shard at which replicas have different records, and return up to MAX_LOST of them."""
     places, begin, end = parts.joined()
     counts = np.zeros(differences.PLACE_KINDS, np.int64)
-    differing = np.empty((MOST_LOST, 3), np.int64)
+    differing = np.empty((MAX_LOST, 3), np.int64)
     used = differences.merge_places(places, begin.copy(), end, task.end_offset, counts, differing)
     if used < 0:
         raise KeytailError(
@@ -237,7 +237,7 @@ class _Shard:
             count = int(np.count_nonzero(verdicts == number))
             (self.found.divergences if reason == "lost" else self.found.explained)[reason] += count
         self.found.early["tombstone"] += int(np.count_nonzero(early))
-        for m in np.flatnonzero(verdicts == reasons.LOST)[:MOST_LOST]:
+        for m in np.flatnonzero(verdicts == reasons.LOST)[:MAX_LOST]:
             words = self.entries[self.missing_at[m]].tolist()
             self.found.lost.append((words[entries.OFFSET], int(self.missing_in[m]), words))
 

@@ -17,7 +17,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionEntry
 
 OLD_MS = 3_600_000
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 GIVE_SETTINGS = (
     f"Save the settings of topics from any running broker of the cluster: `{SETTINGS_COMMAND} > topics.txt`; then run "
     "again with --topic-configs topics.txt"
@@ -126,9 +126,9 @@ class Cluster:
 
 def _uncertain(topics: Mapping[str, str]) -> str:
     named = sorted(topics)
-    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
     return (
-        f"Warning: the settings of {', '.join(named[:_MOST_NAMED])}{more} are unknown: {topics[named[0]]}. Update "
+        f"Warning: the settings of {', '.join(named[:_MAX_NAMED])}{more} are unknown: {topics[named[0]]}. Update "
         "keytail, or give their settings with --topic-configs"
     )
 

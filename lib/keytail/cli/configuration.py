@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_METADATA = "no metadata log here"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
-_MOST_RESOLVED = 64
+_MAX_RESOLVED = 64
 # Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
 PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
 
@@ -64,7 +64,7 @@ class Configuration:
         if found is None:
             resolved = self._resolve(topic)
             found = resolved, self._compaction_config(resolved)
-            if len(self._resolved) >= _MOST_RESOLVED:
+            if len(self._resolved) >= _MAX_RESOLVED:
                 self._resolved.clear()
             self._resolved[topic] = found
         return found

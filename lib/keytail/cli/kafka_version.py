@@ -16,7 +16,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts
 
 # Maximum number of partitions that are examined: a sample, so that the search takes a moment even with 100,000.
-_MOST_PARTITIONS = 200
+_MAX_PARTITIONS = 200
 _MAGIC_AT = 16
 
 
@@ -38,7 +38,7 @@ def infer_kafka_version(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster
             has_directory_id |= any(line.strip().startswith(b"directory.id") for line in data.splitlines())
         with contextlib.suppress(OSError, KeytailError):
             clean_shutdown_has_json.add(bool(fs.read_bytes(os.path.join(facts.path, names.CLEAN_SHUTDOWN)).strip()))
-    for entry in partitions[:_MOST_PARTITIONS]:
+    for entry in partitions[:_MAX_PARTITIONS]:
         with contextlib.suppress(OSError, KeytailError):
             found = [item.name for item in fs.scan(entry.path)]
             examined_count += 1

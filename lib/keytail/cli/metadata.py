@@ -28,7 +28,7 @@ from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata
 from keytail.log.fs import FileSystem
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 _ASSERT_CURRENT = (
     "Give --metadata-is-current only if the cluster still runs with this metadata log, and no setting was changed "
     "after its newest record"
@@ -156,8 +156,8 @@ def _report_unmatched(fs: FileSystem, log_dirs: Sequence[str], configuration: Co
     parsed = (names.parse_partition_dir(entry.name) for path in log_dirs for entry in fs.scan_names(path))
     missing = sorted(given.keys() - {found.topic for found in parsed if found is not None})
     if missing:
-        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-        listed = ", ".join(missing[:_MOST_NAMED])
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
+        listed = ", ".join(missing[:_MAX_NAMED])
         print_message(
             f"keytail: --topic-configs has topics without a partition in the log dirs: {listed}{more}", "warning"
         )

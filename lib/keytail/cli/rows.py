@@ -25,8 +25,8 @@ from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_re
 
 # Wide enough for a row if the output is a file or a log, which has no terminal's width.
 _PLAIN_WIDTH = 160
-MOST_DRAWN = 1000
-_MOST_NAMED = 3  # maximum number of partitions that are named for one reason
+MAX_DRAWN = 1000
+_MAX_NAMED = 3  # maximum number of partitions that are named for one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
 human_bytes = sizes.human_bytes
 NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
@@ -98,7 +98,7 @@ def print_json(rows: Iterable[Any]) -> None:
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
     """Write the fields of rows, except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
     rows = list(rows)
-    if len(rows) > MOST_DRAWN:  # one row per line takes a tenth of the time, and less memory
+    if len(rows) > MAX_DRAWN:  # one row per line takes a tenth of the time, and less memory
         encode = json.JSONEncoder(default=asdict).encode
         for number, row in enumerate(rows):
             file.write(f"{',' if number else '['}\n{encode(fields_of(row))}")
@@ -160,7 +160,7 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
     corrupt = [reason for _, _, reason in groups if CORRUPT_REMEDY in reason]
     if len(corrupt) > 1:
         groups = [(which, status, without_corrupt_remedy(reason)) for which, status, reason in groups]
-    if len(groups) > MOST_DRAWN:
+    if len(groups) > MAX_DRAWN:
         sys.stdout.writelines(f"{_visible_lines(f'{which} {status}: {reason}')}\n" for which, status, reason in groups)
         sys.stdout.flush()
     else:
@@ -194,8 +194,8 @@ def some_names(names: Sequence[str]) -> str:
     """Return a name, or the number of partitions and some of their names."""
     if len(names) == 1:
         return names[0]
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return f"{len(names):,} partitions ({', '.join(names[:_MOST_NAMED])}{more})"
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    return f"{len(names):,} partitions ({', '.join(names[:_MAX_NAMED])}{more})"
 
 
 def alike(reason: str, name: str) -> str:

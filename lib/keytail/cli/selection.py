@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PartitionFilter:
     """The user's selection of partitions: empty fields restrict nothing."""
 
     log_dirs: tuple[str, ...] = ()
@@ -53,69 +53,69 @@ def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple
     return tuple(dict.fromkeys(str(Path(path).absolute()) for path in paths))
 
 
-def selected(
+def filter_from_flags(
     configuration: Configuration,
     log_dirs: list[str] | None,
     topic: list[str] | None,
     topic_list: list[str] | None,
     partitions: list[str] | None,
     also_read: Sequence[str] = (),
-) -> Choice:
+) -> PartitionFilter:
     """Return the selection given by flags. If this process was started as root, it works as the owner of the log dirs
     from here on; `also_read` are log dirs of other brokers.
     """
     paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
     work_as_owner(LOCAL, paths, also_read)
-    return Choice(paths, tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
+    return PartitionFilter(paths, tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
 
 
-def _choice(
+def _partition_filter(
     configuration: Configuration,
     log_dirs: o.LogDirs = None,
     topic: o.Topic = None,
     topic_list: o.TopicList = None,
     partitions: o.Partitions = None,
-) -> Choice:
-    return selected(configuration, log_dirs, topic, topic_list, partitions)
+) -> PartitionFilter:
+    return filter_from_flags(configuration, log_dirs, topic, topic_list, partitions)
 
 
-def _choice_alone(
+def _partition_filter_without_config(
     log_dirs: o.LogDirs = None,
     topic: o.Topic = None,
     topic_list: o.TopicList = None,
     partitions: o.Partitions = None,
     *,
     configuration: BrokerSettings,
-) -> Choice:
-    return selected(configuration, log_dirs, topic, topic_list, partitions)
+) -> PartitionFilter:
+    return filter_from_flags(configuration, log_dirs, topic, topic_list, partitions)
 
 
-ChoiceByFlags = Annotated[Choice, FromFlags(_choice)]
+PartitionFilterFlags = Annotated[PartitionFilter, FromFlags(_partition_filter)]
 # For requests without a configuration.
-ChoiceAlone = Annotated[Choice, FromFlags(_choice_alone)]
+PartitionFilterWithoutConfig = Annotated[PartitionFilter, FromFlags(_partition_filter_without_config)]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedPartitions:
     """The surveyed log dirs, and the selected partitions in them, each with its log dir."""
 
     log_dirs: tuple[LogDirFacts, ...]
     partitions: tuple[tuple[LogDirFacts, PartitionEntry], ...]
 
 
-def choose(fs: FileSystem, choice: Choice) -> Chosen:
+def select_partitions(fs: FileSystem, partition_filter: PartitionFilter) -> SelectedPartitions:
     """List the log dirs and select partitions. Raises UsageProblem if a named topic or partition does not exist."""
-    _check_patterns(choice)
+    _check_patterns(partition_filter)
     from keytail.log.log_dirs import survey_log_dirs  # noqa: PLC0415 (--help needs no log code)
     from keytail.run.each_partition import uncollected  # noqa: PLC0415 (--help needs no log code)
 
     with uncollected():
-        surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
-        return Chosen(surveyed, pick(choice, surveyed))
+        surveyed = tuple(survey_log_dirs(fs, partition_filter.log_dirs))
+        return SelectedPartitions(surveyed, matching_partitions(partition_filter, surveyed))
 
 
-def _check_patterns(choice: Choice) -> None:
-    for pattern in choice.topic_patterns:
+def _check_patterns(partition_filter: PartitionFilter) -> None:
+    for pattern in partition_filter.topic_patterns:
         try:
             re.compile(pattern)
         except re.error as error:
@@ -124,13 +124,15 @@ def _check_patterns(choice: Choice) -> None:
             ) from error
 
 
-def pick(choice: Choice, surveyed: Sequence[LogDirFacts]) -> tuple[tuple[LogDirFacts, PartitionEntry], ...]:
-    """Return the selected partitions of listed log dirs. Raises UsageProblem like `choose`."""
-    _check_patterns(choice)
+def matching_partitions(
+    partition_filter: PartitionFilter, surveyed: Sequence[LogDirFacts]
+) -> tuple[tuple[LogDirFacts, PartitionEntry], ...]:
+    """Return the selected partitions of listed log dirs. Raises UsageProblem like `select_partitions`."""
+    _check_patterns(partition_filter)
     entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
-    _check_named("--partitions", choice.partitions, (f"{e.topic}-{e.partition}" for _, e in entries))
-    _check_named("--topic-list", choice.topics, (e.topic for _, e in entries))
-    taken = tuple((facts, entry) for facts, entry in entries if choice.takes(entry))
+    _check_named("--partitions", partition_filter.partitions, (f"{e.topic}-{e.partition}" for _, e in entries))
+    _check_named("--topic-list", partition_filter.topics, (e.topic for _, e in entries))
+    taken = tuple((facts, entry) for facts, entry in entries if partition_filter.takes(entry))
     if entries and not taken:
         topics = sorted({entry.topic for _, entry in entries})
         raise UsageProblem(

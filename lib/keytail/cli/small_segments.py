@@ -10,7 +10,7 @@ from keytail.config.keys import SEGMENT_BYTES_OF_4_1
 from keytail.errors import KeytailError
 
 _SETTING = "segment.bytes"
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 REMEDY = f"Before an upgrade to Kafka 4.1 or later, set segment.bytes to {SEGMENT_BYTES_OF_4_1} or more"
 
 
@@ -20,9 +20,9 @@ def small_segments(configuration: Configuration) -> str:
     found = list(_found(configuration))
     if not found:
         return ""
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return (
-        f"segment.bytes is below {SEGMENT_BYTES_OF_4_1} for {', '.join(found[:_MOST_NAMED])}{more}; Kafka 4.1 and "
+        f"segment.bytes is below {SEGMENT_BYTES_OF_4_1} for {', '.join(found[:_MAX_NAMED])}{more}; Kafka 4.1 and "
         "later do not start with it"
     )
 

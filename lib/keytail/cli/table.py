@@ -21,8 +21,8 @@ _Line = list[tuple[str, str]]  # parts of a line, each with its style
 _STATUS = "status"
 _BETWEEN = "  "  # between two columns
 _INDENT = "    "  # for the lines below a row
-_MOST_PLAIN = 5  # maximum number of rows without anything notable that are printed
-_LEAST_TEXT = 24  # minimum width, in characters, into which the text of the last column is wrapped
+_MAX_PLAIN = 5  # maximum number of rows without anything notable that are printed
+_MIN_TEXT = 24  # minimum width, in characters, into which the text of the last column is wrapped
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
     console = show.output_console()
     cells = [[show.visible(column.text(row)) for column in columns] for row in rows]
     lines = _laid_out(columns, cells, console.width)
-    if len(rows) > show.MOST_DRAWN:
+    if len(rows) > show.MAX_DRAWN:
         sys.stdout.write(f"{show.visible(title)}\n")
         sys.stdout.writelines("".join(text for text, _ in line) + "\n" for line in lines)
         sys.stdout.flush()
@@ -65,7 +65,7 @@ def print_remarkable(
     """Do the same as `print_rows`, but only count plain rows if they are more than a few and --verbose is not given.
     Return the rows that are printed."""
     plain = [row for row in rows if is_plain(row)]
-    if len(plain) <= _MOST_PLAIN or output_style().verbose:
+    if len(plain) <= _MAX_PLAIN or output_style().verbose:
         print_rows(title, columns, rows)
         return list(rows)
     others = [row for row in rows if not is_plain(row)]
@@ -144,7 +144,7 @@ def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]], width
     for number in sorted(filled[1:], key=lambda number: columns[number].heading != _STATUS):
         wanted = natural[number]
         if number == len(columns) - 1 and not columns[number].is_number:
-            wanted = min(wanted, max(room, _LEAST_TEXT))
+            wanted = min(wanted, max(room, _MIN_TEXT))
         if wanted <= room:
             widths[number] = wanted
             room -= wanted + len(_BETWEEN)

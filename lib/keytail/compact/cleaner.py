@@ -142,7 +142,7 @@ def check_sources(fs: FileSystem, task: CleaningTask) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         listed = fs.scan_sizes(task.partition_path, names.LOG).sized
         found = {name: (log_bytes, mtime_ns) for name, log_bytes, mtime_ns in listed}
-    for segment in task.segments[task.first_segment : end if task.prepares else None]:
+    for segment in task.segments[task.first_segment : end if task.is_preparation else None]:
         name = names.segment_file(segment.base_offset, names.LOG)
         if found.get(name) != (segment.log_bytes, segment.log_mtime_ns):
             path = os.path.join(task.partition_path, name)

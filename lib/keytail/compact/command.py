@@ -12,7 +12,7 @@ from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.flags import FromFlags
 from keytail.cli.output_options import ReportFile, RowsAndFiles, RowsAndReport
 from keytail.cli.replicas import directories_of, replicas_of
-from keytail.cli.selection import Choice, selected
+from keytail.cli.selection import PartitionFilter, filter_from_flags
 from keytail.cli.statuses import FAILURES, Status
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
@@ -69,16 +69,16 @@ def _replicas(replica: c.Replica = None) -> tuple[str, ...]:
     return tuple(replica or ())
 
 
-def _choice(
+def _partition_filter(
     configuration: Configuration,
     replicas: tuple[str, ...],
     log_dirs: o.LogDirs = None,
     topic: o.Topic = None,
     topic_list: o.TopicList = None,
     partitions: o.Partitions = None,
-) -> Choice:
+) -> PartitionFilter:
     also_read = directories_of(replicas)
-    return selected(configuration, log_dirs, topic, topic_list, partitions, also_read=also_read)
+    return filter_from_flags(configuration, log_dirs, topic, topic_list, partitions, also_read=also_read)
 
 
 def _output_dirs(output_dir: c.OutputDir = None) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def _measure(
 class Request:
     """All parameters of `plan` and `compact`, with the defaults of their flags."""
 
-    choice: Annotated[Choice, FromFlags(_choice)]
+    partition_filter: Annotated[PartitionFilter, FromFlags(_partition_filter)]
     configuration: Annotated[Configuration, FromFlags(_configuration)] = field(default_factory=Configuration)
     _: KW_ONLY
     measure: Annotated[c.Measure, FromFlags(_measure)] = "not"
@@ -163,7 +163,7 @@ class Request:
             high_watermark=self.high_watermark,
             unsafe_clock=self.unsafe_clock,
             roll_active=self.roll_active,
-            replicas=replicas_of(fs, self.replicas, self.choice.log_dirs),
+            replicas=replicas_of(fs, self.replicas, self.partition_filter.log_dirs),
         )
 
     def task_settings(self) -> TaskSettings:
@@ -185,7 +185,7 @@ class Request:
 
 # The fields of the request that are flags of `plan`; `compact` has all flags except --measure and --estimate.
 _PLAN_FIELDS = (
-    "choice",
+    "partition_filter",
     "configuration",
     "measure",
     "now_ms",
@@ -206,7 +206,7 @@ _COMPACT_FIELDS = tuple(item.name for item in fields(Request) if item.name != "m
 
 
 def exit_status_of_rows(rows: Sequence[ResultRow], request: Request) -> int:
-    return exit_status(rows, frozenset(request.choice.partitions))
+    return exit_status(rows, frozenset(request.partition_filter.partitions))
 
 
 def _below(rows: Sequence[ResultRow], request: Request) -> Below:
@@ -219,7 +219,7 @@ def _below(rows: Sequence[ResultRow], request: Request) -> Below:
 
 def _protected_directories(request: Request) -> tuple[str, ...]:
     """Return the log dirs and local output directories: the run must not write its report or rows there."""
-    return (*request.choice.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
+    return (*request.partition_filter.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
 
 
 def _extras(request: Request) -> Needs:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keytail.config.compaction import CompactionConfig
     from keytail.log.partition import SegmentFacts
 
-MOST_PARTS = 48
+MAX_PARTS = 48
 
 
 class Part(NamedTuple):
@@ -34,7 +34,7 @@ class Detail:
     """Details of one partition before a round and, if a round was done, of that round.
 
     `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are its segments, in
-    order, merged into at most MOST_PARTS. `keys` is the number of keys in the map; `dirty_records` is the number of
+    order, merged into at most MAX_PARTS. `keys` is the number of keys in the map; `dirty_records` is the number of
     mapped records, counted in whole segments and including control records. The horizons are the earliest and the
     latest time after which a round may remove tombstones or markers of `horizon_batches` batches. `key_counts`, if keys
     were counted, are the counts of the mapped records.
@@ -100,10 +100,10 @@ def detail_of_result(
 
 
 def parts_of(segments: Sequence[SegmentFacts], known: Mapping[int, SourceCounts] | None = None) -> tuple[Part, ...]:
-    """Divide the segments into at most MOST_PARTS parts, all but the last with the same number of segments. A part has
+    """Divide the segments into at most MAX_PARTS parts, all but the last with the same number of segments. A part has
     counts if all its segments have them.
     """
-    a_part = max(1, -(-len(segments) // MOST_PARTS))
+    a_part = max(1, -(-len(segments) // MAX_PARTS))
     parts = []
     for first in range(0, len(segments), a_part):
         some = segments[first : first + a_part]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.compact.command import Request
 from keytail.compact.expectation import fits_surely
 from keytail.compact.planned_rows import refused_row, row_of_plan
@@ -52,8 +52,8 @@ def run(request: Request) -> list[ResultRow]:
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """Return a row for each chosen partition: what `compact --execute` would do. Changes and locks nothing."""
     rules = request.rules(fs)
-    chosen = choose(fs, request.choice)
-    backup = backup_of(fs, request.keep_originals, request.copy_originals, request.choice.log_dirs)
+    chosen = select_partitions(fs, request.partition_filter)
+    backup = backup_of(fs, request.keep_originals, request.copy_originals, request.partition_filter.log_dirs)
     if backup is not None:
         announce_backup(backup)
     if request.roll_active:
@@ -61,7 +61,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+        configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration, rules.now_ms)
         free_bytes = {log_dir.path: fs.free_bytes(log_dir.path) for log_dir in chosen.log_dirs}
         rows = of_each(chosen.partitions, _Rows(fs, configuration, rules, request, backup, free_bytes).row, fs)
         due = [row for row in rows if row.status == "would-compact"]

@@ -15,7 +15,7 @@ from functools import partial
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
-from keytail.cli.selection import Chosen, choose
+from keytail.cli.selection import SelectedPartitions, select_partitions
 from keytail.cli.stopping import Stopped
 from keytail.compact.command import Request
 from keytail.compact.keeper import Keeper
@@ -48,8 +48,8 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         steps = Steps(request, fs, run)
         rules = request.rules(fs)
-        log_dirs = request.choice.log_dirs
-        choose(fs, request.choice)  # report invalid flags before taking locks
+        log_dirs = request.partition_filter.log_dirs
+        select_partitions(fs, request.partition_filter)  # report invalid flags before taking locks
         backup = backup_of(fs, request.keep_originals, request.copy_originals, log_dirs)
         flags = request.ledger.checked(fs, log_dirs)
         submitted = steps.submitted_session()
@@ -58,7 +58,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         steps.lock(log_dirs)
         preparing = [path for path in log_dirs if fs.exists(os.path.join(path, names.PREPARE_LOCK))]
         run.enter_context(hold(preparing, fs, names.PREPARE_LOCK))
-        chosen, configuration = steps.choose(rules.now_ms)
+        chosen, configuration = steps.select_partitions(rules.now_ms)
         planned = _plan_resolved(fs, chosen, configuration, rules, drop_keyless=request.drop_keyless)
         if request.prepared_only:
             planned = [p if p.prepared or not p.wanted else _not_prepared(p) for p in planned]
@@ -128,7 +128,7 @@ def _not_prepared(planned: Planned) -> Planned:
 
 
 def _plan_resolved(
-    fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules, *, drop_keyless: bool
+    fs: FileSystem, chosen: SelectedPartitions, configuration: Configuration, rules: Rules, *, drop_keyless: bool
 ) -> list[Planned]:
     """Return the decisions, after resolving leftovers of interrupted runs in partitions of compacted topics."""
     found = of_each(
@@ -145,7 +145,7 @@ def _plan_resolved(
     return planned
 
 
-def _repair_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
+def _repair_checkpoints(fs: FileSystem, chosen: SelectedPartitions, planned: Iterable[Planned]) -> None:
     """Set checkpoints outside their logs to the first dirty offset, even for partitions where no round is due."""
     repaired: dict[str, dict[tuple[str, int], int]] = {}
     for plan in planned:
@@ -157,7 +157,7 @@ def _repair_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planne
             move_checkpoints(fs, log_dir.path, repaired[log_dir.path], hosted([log_dir]))
 
 
-def _in_place(steps: Steps, engine: Engine, chosen: Chosen, keeper: Keeper | None) -> InPlace:
+def _in_place(steps: Steps, engine: Engine, chosen: SelectedPartitions, keeper: Keeper | None) -> InPlace:
     shared_storage = steps.request.shared_storage
     return InPlace(
         steps.fs,

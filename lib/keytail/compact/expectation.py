@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Strategy = Literal["one task", "packed", "maybe fan-out"]
 
 # A key takes a slot of 24 bytes at a load factor of 0.9, and half as much again while the map doubles.
-MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
+MAP_BYTES_PER_KEY = 24 * 1.5 / 0.9
 # Bytes of logs with indexes per byte of logs: entries of 8 and 12 bytes for each 4096 bytes (index.interval.bytes).
 _INDEX_SHARE = 1.005
 _MARGIN_BYTES = 1 << 20
@@ -47,7 +47,7 @@ def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory
     scratch_bytes = int(sum(segment.log_bytes for segment in below) * _INDEX_SHARE) + _MARGIN_BYTES
     seconds = _seconds(len(below), selection.cleanable_bytes, selection.clean_bytes)
     strategy: Strategy = "packed" if scratch_bytes <= PACKED_BYTES else "one task"
-    if most_keys(selection) * MAP_BYTES_A_KEY > map_memory_bytes:
+    if most_keys(selection) * MAP_BYTES_PER_KEY > map_memory_bytes:
         strategy = "maybe fan-out"
     return Expected(strategy, seconds, scratch_bytes)
 

@@ -12,7 +12,7 @@ from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, list_partition, survey_partition
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionF
 def report_unhosted(names: Sequence[str]) -> None:
     """Report on standard error the due partitions that none of the given replicas hosts."""
     if names:
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        some = ", ".join(names[:_MOST_NAMED])
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        some = ", ".join(names[:_MAX_NAMED])
         text = f"no --replica hosts {some}{more}: their tombstones and markers are removed when the retention ends"
         print_message(f"keytail: {text}", "warning")
 

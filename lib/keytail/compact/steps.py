@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import Chosen, choose
+from keytail.cli.selection import SelectedPartitions, select_partitions
 from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision
@@ -66,10 +66,12 @@ class Steps:
                 self.run.enter_context(hold(places, self.fs, name))
         self.run.enter_context(self.at_end)
 
-    def choose(self, now_ms: int) -> tuple[Chosen, Configuration]:
+    def select_partitions(self, now_ms: int) -> tuple[SelectedPartitions, Configuration]:
         """Return the selected partitions and their settings."""
-        chosen = choose(self.fs, self.request.choice)
-        return chosen, with_metadata(self.fs, self.request.choice.log_dirs, self.request.configuration, now_ms)
+        chosen = select_partitions(self.fs, self.request.partition_filter)
+        return chosen, with_metadata(
+            self.fs, self.request.partition_filter.log_dirs, self.request.configuration, now_ms
+        )
 
     def start(
         self,

@@ -158,9 +158,9 @@ class CleaningTask:
     "unknown", a partition that has such messages is refused. With `by_file_time`, tombstones and markers are removed by
     the time of their file, and no delete horizon is written, as in Kafka before 3.1 (CLEANING.md 16).
 
-    With `prepares`, the output is left for a later run to commit, and a broker may run (prepared/PREPARED.md): only the
-    segments that the output replaces must not change. `prepared` is such output, which this run commits: `run_id` is
-    then the id of the run that prepared it.
+    With `is_preparation`, the output is left for a later run to commit, and a broker may run (prepared/PREPARED.md):
+    only the segments that the output replaces must not change. `prepared` is such output, which this run commits:
+    `run_id` is then the id of the run that prepared it.
 
     More `threads` than one change only how long it takes, and which memory: up to 512 MiB for each of them.
 
@@ -203,7 +203,7 @@ class CleaningTask:
     out_of_place: OutOfPlace | None = None
     hottest_keys: int = 0
     show_keys: bool = False
-    prepares: bool = False
+    is_preparation: bool = False
     threads: int = 1
     prepared: Prepared | None = None
     roll: Rolling = "no"

@@ -16,38 +16,38 @@ from keytail.run.watching import sending_progress
 
 
 def clean_on_worker(
-    tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool = False
+    tasks_per_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool = False
 ) -> CleaningResult:
     """Run one task; a map memory of 0 means a share of this host's memory."""
     if not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
     with sending_progress(task.partition_path, attempt):
-        return clean_partition(*on_worker(tasks_a_host, task, attempt))
+        return clean_partition(*on_worker(tasks_per_host, task, attempt))
 
 
-def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
+def on_worker(tasks_per_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
     """Return the file system with the task's throttle, and the task with this host's share of memory.
 
     A task that prepares may run beside a broker, so it spares the page cache and the disk.
     """
     fs: FileSystem = LOCAL
-    pace = pace_of(tasks_a_host, task)
+    pace = pace_of(tasks_per_host, task)
     if pace is not None:
         fs = PacedFileSystem(pace)
-    if task.prepares:
+    if task.is_preparation:
         let_others_go_first()
         fs = QuietFileSystem(pace)
-    return fs, with_memory(tasks_a_host, task, attempt)
+    return fs, with_memory(tasks_per_host, task, attempt)
 
 
-def pace_of(tasks_a_host: int, task: CleaningTask) -> Pace | None:
+def pace_of(tasks_per_host: int, task: CleaningTask) -> Pace | None:
     """Return the task's share of the rate limit of its host; None if there is no limit."""
     if task.throttle_bytes_per_s is None:
         return None
-    return Pace(max(1, task.throttle_bytes_per_s // tasks_a_host))
+    return Pace(max(1, task.throttle_bytes_per_s // tasks_per_host))
 
 
-def with_memory(tasks_a_host: int, task: CleaningTask, attempt: str) -> CleaningTask:
+def with_memory(tasks_per_host: int, task: CleaningTask, attempt: str) -> CleaningTask:
     """Return the task with a share of this host's memory, unless it has a map memory already."""
-    memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
+    memory = task.map_memory_bytes or map_memory_bytes(tasks_per_host)
     return replace(task, attempt=attempt, map_memory_bytes=memory)

@@ -12,7 +12,7 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
-from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.table import Column, print_line, print_paragraph, print_rows
 from keytail.config.message_format import MessageFormat
 from keytail.durations import duration_text
@@ -35,7 +35,7 @@ CountRecords = Annotated[bool, o.flag(
 class Request:
     """All parameters of `describe`, with the defaults of its flags."""
 
-    choice: ChoiceByFlags
+    partition_filter: PartitionFilterFlags
     configuration: ConfigurationByFlags = field(default_factory=Configuration)
     _: KW_ONLY
     every_setting: AllSettings = False

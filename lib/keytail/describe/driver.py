@@ -14,7 +14,7 @@ from typing import Any
 from keytail.cli.configuration import Configuration
 from keytail.cli.kafka_version import infer_kafka_version
 from keytail.cli.metadata import with_metadata
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.compact.plan import Selection, select
 from keytail.compact.planning import Planned, check_clock, plan_partition_of
 from keytail.compact.rules import Rules
@@ -40,8 +40,8 @@ def describe(request: Request, fs: FileSystem = LOCAL) -> list[DescribeRow]:
     """Return a row for each chosen partition."""
     now_ms = check_clock(request.now_ms, execute=False, unsafe_clock=False)
     rules = Rules(now_ms=now_ms, high_watermark=request.high_watermark)
-    chosen = choose(fs, request.choice)
-    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+    chosen = select_partitions(fs, request.partition_filter)
+    configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration)
     kafka = _kafka(infer_kafka_version(fs, chosen.log_dirs, configuration.cluster))
     # A broker removes .kafka_cleanshutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}

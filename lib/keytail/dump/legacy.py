@@ -20,7 +20,7 @@ from keytail.limits import max_record_bytes
 from keytail.log.records.chunk import Chunk
 
 _PREFIX_BYTES = 12
-_LEAST_BYTES = 14
+_MIN_BYTES = 14
 
 
 @dataclass
@@ -112,7 +112,7 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
     while len(block) - at >= _PREFIX_BYTES:
         offset = int.from_bytes(block[at : at + 8], "big", signed=True)
         size = int.from_bytes(block[at + 8 : at + 12], "big", signed=True)
-        if size < _LEAST_BYTES:
+        if size < _MIN_BYTES:
             raise ValueError(f"an inner message has the invalid size {size}")
         if at + _PREFIX_BYTES + size > len(block):
             break
@@ -137,7 +137,7 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
 
 def _message(offset: int, data: bytes) -> _Message:
     """Parse one message; `data` begins at the checksum. Raises ValueError if it is not valid."""
-    if len(data) < _LEAST_BYTES:
+    if len(data) < _MIN_BYTES:
         raise ValueError(f"it has only {len(data)} bytes")
     magic = int.from_bytes(data[4:5], "big", signed=True)
     timestamp, at = NO_TIMESTAMP, 6

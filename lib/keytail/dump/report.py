@@ -14,7 +14,7 @@ import numpy as np
 
 from keytail.dump.templates import Sink
 
-MOST_GAPS = 1000  # maximum number of gaps that are listed per file: a compacted log may have very many
+MAX_GAPS = 1000  # maximum number of gaps that are listed per file: a compacted log may have very many
 
 
 class Report:
@@ -68,7 +68,7 @@ class Report:
     def gaps(self, path: str, before: np.ndarray, after: np.ndarray) -> None:
         """Add pairs of offsets that are not consecutive. Gaps are not damage, since compaction leaves them."""
         kept, count = self._gaps.get(path, ([], 0))
-        room = MOST_GAPS - len(kept)
+        room = MAX_GAPS - len(kept)
         kept += zip(before[:room].tolist(), after[:room].tolist(), strict=True)
         self._gaps[path] = kept, count + len(before)
 

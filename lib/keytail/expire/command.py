@@ -12,7 +12,7 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
-from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import (
     PARTITION,
@@ -38,7 +38,7 @@ Reason = Literal["log-start", "size", "time"]
 class Request:
     """All parameters of `expire`, with the defaults of its flags."""
 
-    choice: ChoiceByFlags
+    partition_filter: PartitionFilterFlags
     configuration: ConfigurationByFlags = field(default_factory=Configuration)
     _: KW_ONLY
     execute: o.Execute = False

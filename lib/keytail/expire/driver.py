@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.compact.plan import refusals as refusals_of_removal
 from keytail.compact.planning import check_clock
 from keytail.config.compaction import CompactionConfig
@@ -67,19 +67,19 @@ def expire(
     in the order of log dirs; `on_row` is called with each of them as it ends."""
     with contextlib.ExitStack() as run:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
-        choose(fs, request.choice)  # invalid flags are reported before any lock is taken
-        flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
+        select_partitions(fs, request.partition_filter)  # invalid flags are reported before any lock is taken
+        flags = request.ledger.checked(fs, request.partition_filter.log_dirs) if request.execute else LedgerFlags()
         engine: Engine = ThisProcess()
         if request.submitted:
             engine = session_of_run(run, None, submitted=True)
             if request.execute:
-                flags = flags.in_session(engine, fs, request.choice.log_dirs)
+                flags = flags.in_session(engine, fs, request.partition_filter.log_dirs)
         if request.execute:
             if not request.shared_storage:
-                refuse_shared_storage(fs, request.choice.log_dirs)
-            run.enter_context(hold(request.choice.log_dirs, fs))
-        chosen = choose(fs, request.choice)
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, now_ms)
+                refuse_shared_storage(fs, request.partition_filter.log_dirs)
+            run.enter_context(hold(request.partition_filter.log_dirs, fs))
+        chosen = select_partitions(fs, request.partition_filter)
+        configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration, now_ms)
         with Threads(len(os.sched_getaffinity(0)), "ages") as pool:
             examined = [
                 _examine(fs, log_dir, entry, configuration, request, now_ms) for log_dir, entry in chosen.partitions
@@ -95,7 +95,7 @@ def expire(
                     engine = session_of_run(run, None, submitted=False, extra=flags.session_settings())
                 run_id = run_id_at(now_ms, secrets.token_hex(4))
                 about = Run(
-                    "expire", run_id, now_ms, request.choice.log_dirs, configuration, request.shared_storage
+                    "expire", run_id, now_ms, request.partition_filter.log_dirs, configuration, request.shared_storage
                 )
                 with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                     record.intend([_planned_row(item) for item in examined if item.retention is not None])

@@ -35,7 +35,7 @@ _PLAIN = {
     "bytes": "binary",
     "string": "string",
 }
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 
 Fail = Callable[[int, str], None]
 
@@ -220,9 +220,9 @@ class _Types:
             self._named[schema["name"]] = schema
         annotated = schema.get("keytail") or schema.get("logicalType")
         if annotated == "decimal" and kind in ("bytes", "fixed"):
-            if schema["precision"] > _MOST_DIGITS:
+            if schema["precision"] > _MAX_DIGITS:
                 raise UsageProblem(
-                    f"a table has no type for decimals of {schema['precision']} digits, only up to {_MOST_DIGITS}",
+                    f"a table has no type for decimals of {schema['precision']} digits, only up to {_MAX_DIGITS}",
                     slug="unsupported-avro-type",
                 )
             return pa.decimal128(schema["precision"], schema.get("scale", 0))

@@ -22,7 +22,7 @@ from keytail.log.records.table import RecordTable
 from keytail.run.arrow import binary, cut, header_names, joined
 
 # The largest TIMESTAMP of Spark, in ms.
-_MOST_MS = 2**63 // 1000 - 1
+_MAX_MS = 2**63 // 1000 - 1
 _KEY_BYTES = "key_bytes"
 
 _UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
@@ -110,7 +110,7 @@ def _headers(headers: HeadersColumn) -> Any:
 def _timestamps(records: np.ndarray) -> Any:
     """Return the timestamps in microseconds, with null for -1. Raises Undecodable for a timestamp out of range."""
     times_ms = records["timestamp_ms"].astype(np.int64)
-    beyond = np.flatnonzero(np.abs(times_ms) > _MOST_MS)
+    beyond = np.flatnonzero(np.abs(times_ms) > _MAX_MS)
     if len(beyond):
         at = int(beyond[0])
         raise Undecodable(

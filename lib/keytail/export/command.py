@@ -11,7 +11,7 @@ from keytail.cli import rows as show
 from keytail.cli.command import Command
 from keytail.cli.configuration import BrokerSettings, Configuration
 from keytail.cli.flags import FromFlags
-from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import (
     PARTITION,
@@ -93,7 +93,7 @@ def _formats(
 class Request:
     """All parameters of `export`, with the defaults of its flags."""
 
-    choice: ChoiceByFlags
+    partition_filter: PartitionFilterFlags
     target: To
     formats: Annotated[Formats, FromFlags(_formats)] = field(default_factory=Formats)
     _: KW_ONLY

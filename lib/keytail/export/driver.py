@@ -21,7 +21,7 @@ from keytail.acting_user import as_caller
 from keytail.cli.options import parse_time
 from keytail.cli.outside import refuse_unsuitable
 from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.cli.stopping import Stopped
 from keytail.console import print_message
 from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
@@ -56,7 +56,7 @@ def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
     """Export the chosen partitions; without `execute` only plan this. Returns a row for each partition, sorted by topic
     and partition."""
     target = checked_target(fs, request)
-    chosen = choose(fs, request.choice)
+    chosen = select_partitions(fs, request.partition_filter)
     request = replace(request, target=target)
     of_topic: dict[str, list[tuple[LogDirFacts, PartitionEntry]]] = {}
     for log_dir, entry in chosen.partitions:
@@ -98,7 +98,7 @@ def checked_target(fs: FileSystem, request: Request) -> str:
             slug="uri-not-supported",
         )
     target = os.path.realpath(request.target)
-    refuse_unsuitable(fs, target, request.choice.log_dirs, "--to")
+    refuse_unsuitable(fs, target, request.partition_filter.log_dirs, "--to")
     return target
 
 

@@ -31,7 +31,7 @@ from keytail.log.records.table import RecordTable
 from keytail.log.transactions import Contradiction, TransactionTracker, read_aborted
 
 SLICE_BYTES = 256 << 20
-MOST_SHARDS = 64
+MAX_SHARDS = 64
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
             if found is not None:
                 return found
             shards *= 2
-            if shards > MOST_SHARDS:
+            if shards > MAX_SHARDS:
                 raise Refused(
-                    f"the keys do not fit into a map of {task.map_memory_bytes} bytes in {MOST_SHARDS} passes over the "
+                    f"the keys do not fit into a map of {task.map_memory_bytes} bytes in {MAX_SHARDS} passes over the "
                     "log",
                     path=task.partition_path,
                     remedy="Increase --map-memory",

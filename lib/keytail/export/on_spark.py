@@ -113,8 +113,8 @@ class Export:
         waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
         found = {}
         while waiting:
-            tasks_a_host = self.engine.concurrent_tasks
-            function = partial(_find, tasks_a_host=tasks_a_host)
+            tasks_per_host = self.engine.concurrent_tasks
+            function = partial(_find, tasks_per_host=tasks_per_host)
             outcomes = self.engine.run_bundle(waiting, function, name=f"export {what.topic}: latest records")
             again = []
             for work, outcome in zip(waiting, outcomes, strict=True):
@@ -193,8 +193,8 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
-    memory = work.task.map_memory_bytes or map_memory_bytes(tasks_a_host)
+def _find(work: Work, attempt: str, *, tasks_per_host: int) -> Latest:
+    memory = work.task.map_memory_bytes or map_memory_bytes(tasks_per_host)
     with sending_progress(work.task.partition_path, attempt, "latest records"):
         return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
 

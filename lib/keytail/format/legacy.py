@@ -119,7 +119,7 @@ def transcode(
     found = _walk(opened)
     summary = _summary(opened, found)
     block = opened.block
-    room = len(block) + kernels.MOST_GROWTH_BYTES * int(found[kernels.COUNT])
+    room = len(block) + kernels.MAX_GROWTH_BYTES * int(found[kernels.COUNT])
     records = np.empty(room, np.uint8)
     used = kernels.transcode_messages(
         block,

@@ -33,7 +33,7 @@ COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bi
 
 PART_BYTES = 16 << 20  # maximum bytes of decoded records that are divided at a time
 # Maximum number of rows of Parquet that are decoded at a time: the same as in Spark's own reader.
-_MOST_ROWS = 4096
+_MAX_ROWS = 4096
 _READ_BYTES = 1 << 20
 Numbers = tuple[np.ndarray, np.ndarray]  # partitions, and which of them are valid
 _NO_PARTITION = -1  # for numbers that do not fit into an int, and for records to omit
@@ -229,7 +229,7 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
     # Without a buffer size, a column of a row group, which may be most of the file, is read at once.
     with as_caller():
         file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
-    rows = max(1, min(_MOST_ROWS, PART_BYTES * piece.rows // max(piece.decoded_bytes, 1)))
+    rows = max(1, min(_MAX_ROWS, PART_BYTES * piece.rows // max(piece.decoded_bytes, 1)))
     names = list(dict.fromkeys(columns.values()))
     for batch in file.iter_batches(rows, [piece.row_group], names, use_threads=False):
         arrays = [_plain(batch.column(name)) for name in columns.values()]

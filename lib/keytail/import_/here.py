@@ -30,9 +30,9 @@ from keytail.run.tasks import Outcome, run_attempt
 # The attempt name of each task: in this process, a task has only one attempt.
 _ATTEMPT = "h0"
 # Maximum number of records, besides HERE_BYTES: Parquet's dictionaries can store many records in few bytes.
-MOST_RECORDS = 1_000_000
+MAX_RECORDS = 1_000_000
 # Maximum number of footers that are read to find out whether the source is small.
-_MOST_FILES = 100
+_MAX_FILES = 100
 
 
 @dataclass
@@ -71,8 +71,8 @@ class Here:
 
 def source_here(local: LocalSource | None, source: Source, n_partitions: int) -> Here | None:
     """Return the source if this process can and should read it: Parquet that does not require Spark's rows and has at
-    most HERE_BYTES, according to its footers, and MOST_RECORDS. Return None for any other source."""
-    if local is None or not local.uris or len(local.uris) > _MOST_FILES:
+    most HERE_BYTES, according to its footers, and MAX_RECORDS. Return None for any other source."""
+    if local is None or not local.uris or len(local.uris) > _MAX_FILES:
         return None
     columns = chosen_columns(local.types, source.columns)
     if rows_needed(source, local.uris, columns) is not None:
@@ -81,6 +81,6 @@ def source_here(local: LocalSource | None, source: Source, n_partitions: int) ->
     if isinstance(files, str):
         return None
     groups = [group for file in files for group in file.row_groups]
-    if sum(group.decoded_bytes for group in groups) > HERE_BYTES or sum(group.rows for group in groups) > MOST_RECORDS:
+    if sum(group.decoded_bytes for group in groups) > HERE_BYTES or sum(group.rows for group in groups) > MAX_RECORDS:
         return None
     return Here(cut(files, 1), columns, n_partitions)

@@ -27,8 +27,8 @@ from keytail.import_.source import Source, SourceFileFacts, check_types, chosen_
 _OTHER_FILE_SYSTEM = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
 # Characters of a path that Spark does not change, except for spaces. It encodes others, or treats them as a pattern.
 _PLAIN_PATH = re.compile(r"[\w/.,=+@~ -]*", re.ASCII)
-_MOST_FILES = 100
-_MOST_JSON_BYTES = 16 << 20
+_MAX_FILES = 100
+_MAX_JSON_BYTES = 16 << 20
 _PARQUET_STARTS = (b"PAR1", b"PARE")  # the first bytes of a Parquet file, and of an encrypted one
 _TITLES = {"parquet": "Parquet", "delta": "a Delta table", "json": "JSON lines"}
 _KINDS = {
@@ -122,7 +122,7 @@ def _types_of_parquet(path: str) -> dict[str, str] | None:
     `partition=3` are also columns."""
     types: dict[str, str] = {}
     for number, file in enumerate(_files(path)):
-        if number == _MOST_FILES:
+        if number == _MAX_FILES:
             return None
         try:
             schema = pyarrow.parquet.read_schema(file)
@@ -165,7 +165,7 @@ def _types_of_delta(path: str) -> dict[str, str] | None:
 def _types_of_json(path: str) -> dict[str, str] | None:
     """Return the column names of all objects, without types; None if Spark has to parse the source."""
     files = list(_files(path))
-    if sum(map(os.path.getsize, files)) > _MOST_JSON_BYTES:
+    if sum(map(os.path.getsize, files)) > _MAX_JSON_BYTES:
         return None
     names: dict[str, str] = {}
     for file in files:

@@ -33,7 +33,7 @@ from keytail.threads import Threads
 
 # Size and minimum size of a slice, decoded, according to Parquet's footers. A task needs at most a second for a slice.
 SLICE_BYTES = 64 << 20
-LEAST_SLICE_BYTES = 4 << 20
+MIN_SLICE_BYTES = 4 << 20
 _FOOTERS_AT_ONCE = 8
 _SMALL, _LARGE = pyarrow.int32(), pyarrow.int64()
 _KINDS = (_SMALL, _LARGE, _SMALL, pyarrow.string(), _LARGE, _LARGE)  # the types of PLACES_SCHEMA
@@ -254,10 +254,10 @@ def _logical(leaf: Any) -> str:
 
 
 def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:
-    """Divide files into slices of about SLICE_BYTES; into smaller slices, down to LEAST_SLICE_BYTES, if there would be
+    """Divide files into slices of about SLICE_BYTES; into smaller slices, down to MIN_SLICE_BYTES, if there would be
     fewer slices than `tasks`."""
     total = sum(group.decoded_bytes for file in files for group in file.row_groups)
-    enough = min(SLICE_BYTES, max(LEAST_SLICE_BYTES, -(-total // max(tasks, 1))))
+    enough = min(SLICE_BYTES, max(MIN_SLICE_BYTES, -(-total // max(tasks, 1))))
     slices: list[Slice] = []
     pieces: list[Piece] = []
     taken_bytes = 0

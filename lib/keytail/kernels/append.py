@@ -10,7 +10,7 @@ from keytail.kernels.batches import be32
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
-_LEAST_BYTES = 26  # size of the smallest batch of any format
+_MIN_BYTES = 26  # size of the smallest batch of any format
 
 
 @njit(forceinline=True)
@@ -43,9 +43,9 @@ def count(raw, n):
     """Return how many batches begin in `raw[:n]`, by their lengths alone."""
     p = 0
     batches = 0
-    while n - p >= _LEAST_BYTES:
+    while n - p >= _MIN_BYTES:
         total = np.int64(be32(raw, p + v2.BATCH_LENGTH)) + v2.LENGTH_PREFIX_BYTES
-        if total < _LEAST_BYTES:
+        if total < _MIN_BYTES:
             break
         p += total
         batches += 1

@@ -31,13 +31,13 @@ PREFIX_BYTES = 12  # offset and size
 MIN_V0, MIN_V1 = 14, 22  # smallest size of a message after the prefix
 # Maximum bytes by which a record of version 2 is longer than its message: varints of their largest size (37 bytes with
 # the attributes) against the fixed fields of magic 0 (26 bytes).
-MOST_GROWTH_BYTES = 11
+MAX_GROWTH_BYTES = 11
 _MAX_OFFSET_DELTA = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1  # no message can have this offset, as in batches.py
 
 # Maximum bytes by which a message is longer than its record's body: 34 bytes of fields against 3 (two sizes, no
 # headers).
-MOST_MESSAGE_GROWTH_BYTES = 31
+MAX_MESSAGE_GROWTH_BYTES = 31
 
 # Positions in the `out` array of `walk_messages` and `check_plain`; MAGICS has bit 0 for magic 0, bit 1 for magic 1.
 CODE, WHERE, COUNT, FIRST, LAST, FIRST_TIMESTAMP, MAGICS, OUT_SIZE = range(8)
@@ -266,7 +266,7 @@ def walk_messages(a, n, append_time, wrapper_timestamp, out):
 def transcode_messages(a, n, append_time, wrapper_timestamp, first_delta, base_timestamp, target):
     """Write the records of `a[:n]`, which `walk_messages` has accepted, into `target`; return how many bytes.
 
-    `first_delta` is the first message's offset delta. `target` has room for `n` bytes and MOST_GROWTH_BYTES per
+    `first_delta` is the first message's offset delta. `target` has room for `n` bytes and MAX_GROWTH_BYTES per
     message.
     """
     at = np.int64(0)
@@ -315,7 +315,7 @@ def _put_crc(a, p, end):
 def put_message(a, p, offset, magic, attributes, timestamp, source, q, end):
     """Write the record with the body `source[q:end]` as an uncompressed message; return the position after it.
 
-    The body is a checked one: key, value and headers. `a` has room for it and MOST_MESSAGE_GROWTH_BYTES.
+    The body is a checked one: key, value and headers. `a` has room for it and MAX_MESSAGE_GROWTH_BYTES.
     """
     start = p
     key_bytes, key = read_varint(source, q, end)

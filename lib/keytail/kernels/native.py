@@ -112,7 +112,7 @@ HASH_NAME = "xxh3-128" if HASH_FUNCTION is not None else fallback.HASH_NAME
 CHOICE = f"crc={'native' if CRC_FUNCTION else 'fallback'} hash={'native' if HASH_FUNCTION else 'fallback'}"
 
 _WORD = ir.IntType(64)
-_MOST_OF_A_WORD = (1 << 64) - 1
+_MAX_PER_WORD = (1 << 64) - 1
 
 
 def _require_bytes(array: types.Type) -> None:
@@ -234,7 +234,7 @@ def equal_bytes(a, a_start, b, b_start, n):
 def multiply_add(high, low, a, b):
     """Return `high << 64 | low` plus the product `a * b`, modulo 2**128, as (high, low); all are uint64."""
     total = (int(high) << 64 | int(low)) + int(a) * int(b)
-    return np.uint64(total >> 64 & _MOST_OF_A_WORD), np.uint64(total & _MOST_OF_A_WORD)
+    return np.uint64(total >> 64 & _MAX_PER_WORD), np.uint64(total & _MAX_PER_WORD)
 
 
 def crc32c(array, start, n):
@@ -248,7 +248,7 @@ def xxh3_128(array, start, n, seed):
     if HASH_FUNCTION is None:
         return fallback.hash_128_python(data, int(seed))
     value = _xxhash_wheel.xxh3_128_intdigest(data, int(seed))
-    return value & _MOST_OF_A_WORD, value >> 64
+    return value & _MAX_PER_WORD, value >> 64
 
 
 def prefetch(array, index):

@@ -4,7 +4,7 @@ A slot is free while its `value` is 0; used slots contain ordinal + 1. The home 
 word, so that rehashing into a larger table is one nearly sequential sweep.
 
 The array `counts` (uint32, one per slot, or empty) has the number of records of the slot's key that were put. A count
-that has reached MOST_COUNTED does not increase further.
+that has reached MAX_COUNTED does not increase further.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
 
 SLOT = np.dtype([("low", "u8"), ("high", "u8"), ("value", "i8")])
-MOST_COUNTED = 2**32 - 1
+MAX_COUNTED = 2**32 - 1
 SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records per key
 _PREFETCH_DISTANCE = 16  # probes in flight, whose work takes about as long as one access to memory
 # A search in a table that is nearly full often ends in the next cache line, this many slots after its home.
@@ -44,7 +44,7 @@ def _find(slots, low, high, capacity):
 
 @njit(inline="always")
 def _count(counts, slot, times):
-    left = MOST_COUNTED - np.int64(counts[slot])
+    left = MAX_COUNTED - np.int64(counts[slot])
     counts[slot] += np.uint32(min(np.int64(times), left))
 
 

@@ -10,7 +10,7 @@ from keytail.kernels.records import read_varint, read_varlong
 # Positions in `out` (int64[5]) of `whole_records`.
 END, COUNT, FIRST_DELTA, LARGEST_DELTA, WANTED = range(5)
 
-MOST_VARINT_BYTES = 5
+MAX_VARINT_BYTES = 5
 
 
 @kernel
@@ -27,7 +27,7 @@ def whole_records(data, end, most, up_to_delta, out):
     while n < most:
         length, q = read_varint(data, p, end)
         if q < 0:
-            if end - p < MOST_VARINT_BYTES:
+            if end - p < MAX_VARINT_BYTES:
                 wanted = end - p + 1
             break
         if length < 1:

@@ -18,9 +18,9 @@ from keytail.kernels.verify.batches import check_block
 from keytail.kernels.verify.codes import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP
 from keytail.kernels.verify.columns import STATE_SIZE
 
-_LEAST_BYTES = 17  # bytes up to the magic byte
-_LEAST_V0_BYTES = 26
-_LEAST_RECORD_BYTES = 7
+_MIN_BYTES = 17  # bytes up to the magic byte
+_MIN_V0_BYTES = 26
+_MIN_RECORD_BYTES = 7
 
 # Positions in `out` of `next_batch`.
 FOUND, CHECKED_BYTES = 0, 1
@@ -42,7 +42,7 @@ def _is_header(raw, p, size, most_span):
         return False
     if be16(raw, p + v2.PRODUCER_EPOCH) < -1 or be32(raw, p + v2.BASE_SEQUENCE) < -1:
         return False
-    return codec != 0 or count * _LEAST_RECORD_BYTES <= size - v2.HEADER_BYTES
+    return codec != 0 or count * _MIN_RECORD_BYTES <= size - v2.HEADER_BYTES
 
 
 @njit
@@ -63,10 +63,10 @@ def _is_old_header(raw, p, size):
 @njit
 def _batch_bytes(raw, p, n, low, high, out, scratch):
     """Return the size of the batch at `p` if its offsets are within [low, high) and its checksum is correct, else 0."""
-    if n - p < _LEAST_BYTES or raw[p + v2.MAGIC] > 2:
+    if n - p < _MIN_BYTES or raw[p + v2.MAGIC] > 2:
         return np.int64(0)
     size = np.int64(be32(raw, p + v2.BATCH_LENGTH)) + v2.LENGTH_PREFIX_BYTES
-    if size < _LEAST_V0_BYTES or size > n - p:
+    if size < _MIN_V0_BYTES or size > n - p:
         return np.int64(0)
     base = be64(raw, p)
     if base < low or base >= high:
@@ -96,16 +96,16 @@ def _may_be_batch(raw, p, left, most_high_bits):
         | np.uint64(raw[q + np.uint64(10)]) << np.uint64(8)
         | np.uint64(raw[q + np.uint64(11)])
     )
-    return np.uint64(_LEAST_V0_BYTES - 12) <= size <= left
+    return np.uint64(_MIN_V0_BYTES - 12) <= size <= left
 
 
 @njit
 def _end_by_header(raw, p, n, low, high, out, scratch):
     """Return where the damaged batch at `p` ends by its own header, if a batch or the end of file follows; else -1."""
-    if n - p < _LEAST_BYTES:
+    if n - p < _MIN_BYTES:
         return np.int64(-1)
     size = np.int64(be32(raw, p + v2.BATCH_LENGTH)) + v2.LENGTH_PREFIX_BYTES
-    if size < _LEAST_V0_BYTES or size > n - p:
+    if size < _MIN_V0_BYTES or size > n - p:
         return np.int64(-1)
     if size == n - p or _batch_bytes(raw, p + size, n, low, high, out, scratch) > 0:
         return p + size
@@ -127,7 +127,7 @@ def next_batch(raw, p, low, high, most_checked_bytes, out):
     end = claimed_end if claimed_end >= 0 else n
     q = np.int64(p) + 1
     most_high_bits = np.uint8((high - 1) >> 56)
-    while q < end and n - q >= _LEAST_BYTES:
+    while q < end and n - q >= _MIN_BYTES:
         if not _may_be_batch(raw, q, np.uint64(n - q), most_high_bits):
             q += 1
             continue

@@ -29,7 +29,7 @@ _PLAIN_EPOCHS = re.compile(rb"0\n([0-9]{1,9})\n((?:[0-9]{1,9} [0-9]{1,18}\n)*)")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _SPACE = re.compile(r"[ \t\n\x0b\f\r]+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_MOST_DIGITS = 19  # digits of 2^63, without leading zeros
+_MAX_DIGITS = 19  # digits of 2^63, without leading zeros
 
 
 @dataclass(eq=False)
@@ -214,7 +214,7 @@ def _fields(line: str, path: str, number: int, fields_wanted: int) -> list[str]:
 
 def _integer(text: str, path: str, line_number: int, limit: int, what: str) -> int:
     digits = text.lstrip("+-").lstrip("0")
-    is_number = _INTEGER.fullmatch(text) is not None and len(digits) <= _MOST_DIGITS
+    is_number = _INTEGER.fullmatch(text) is not None and len(digits) <= _MAX_DIGITS
     value = int(f"{'-' if text[0] == '-' else ''}{digits or 0}") if is_number else None
     if value is None or not -limit <= value < limit:
         raise _corrupt(path, line_number, f"has an invalid {what}: {text!r}")

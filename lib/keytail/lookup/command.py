@@ -12,7 +12,7 @@ from rich.markup import escape
 from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
-from keytail.cli.selection import ChoiceAlone
+from keytail.cli.selection import PartitionFilterWithoutConfig
 from keytail.cli.statuses import Status, exit_status_of, styled
 from keytail.cli.table import PARTITION, STATUS, Column, about, print_line, print_paragraph, print_rows
 from keytail.durations import time_text
@@ -36,7 +36,7 @@ Explain = Annotated[bool, o.run_flag("--explain", "Print each step of the search
 class Request:
     """All parameters of `lookup`: one of `offset` and `timestamp` must be given."""
 
-    choice: ChoiceAlone
+    partition_filter: PartitionFilterWithoutConfig
     _: KW_ONLY
     offset: Offset = None
     timestamp: Timestamp = None

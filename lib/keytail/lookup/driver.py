@@ -9,7 +9,7 @@ import base64
 from typing import Any
 
 from keytail.cli.options import parse_time
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.errors import PERMISSION_DENIED, ErrorText, KeytailError, Refused, UsageProblem, joined
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.listed import retry_beside_broker
@@ -31,7 +31,7 @@ def lookup(request: Request, fs: FileSystem = LOCAL) -> list[LookupRow]:
             "no offset or time to look up", remedy="Give one of --offset and --timestamp", slug="missing-flag"
         )
     timestamp_ms = parse_time(request.timestamp) if request.timestamp is not None else None
-    chosen = choose(fs, request.choice)
+    chosen = select_partitions(fs, request.partition_filter)
     compile_kernels(["lookup"])
     return [
         _look(fs, log_dir, entry, request.offset, timestamp_ms, request.explain)

@@ -17,7 +17,7 @@ from keytail.log.partition import PartitionFacts
 from keytail.lookup.search import FoundRecord, Search, spell_time
 
 Status = Literal["found", "none", "out-of-range"]
-_MOST_NAMED = 3  # maximum number of passed segments that a step lists
+_MAX_NAMED = 3  # maximum number of passed segments that a step lists
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,6 @@ def _answer(search: Search, status: Status, reason: str, record: FoundRecord | N
 
 
 def _some(passed: list[str]) -> str:
-    """Return the descriptions of the last _MOST_NAMED passed segments, and the number of further ones."""
-    left_out = f"{len(passed) - _MOST_NAMED} more, then " if len(passed) > _MOST_NAMED else ""
-    return left_out + "; ".join(passed[-_MOST_NAMED:])
+    """Return the descriptions of the last _MAX_NAMED passed segments, and the number of further ones."""
+    left_out = f"{len(passed) - _MAX_NAMED} more, then " if len(passed) > _MAX_NAMED else ""
+    return left_out + "; ".join(passed[-_MAX_NAMED:])

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-_LEAST_TEXT = 24  # minimum width, in characters, into which the text beside a name is wrapped
+_MIN_TEXT = 24  # minimum width, in characters, into which the text beside a name is wrapped
 
 
 class HelpTable(Table):
@@ -21,7 +21,7 @@ class HelpTable(Table):
         rows = list(zip(*(column.cells for column in self.columns), strict=True))
         padding = self.padding[1] + self.padding[3]
         widths = [max(cell_len(str(row[n])) for row in rows) + padding for n in range(len(self.columns) - 1)]
-        if options.max_width - sum(widths) >= _LEAST_TEXT:
+        if options.max_width - sum(widths) >= _MIN_TEXT:
             for column in self.columns[:-1]:
                 column.no_wrap = True
             yield from super().__rich_console__(console, options)

@@ -145,7 +145,7 @@ def _changes_log_dirs(flags: Mapping[str, Any]) -> bool:
 
 
 def _log_dirs(request: Any) -> Sequence[str]:
-    return request.choice.log_dirs if hasattr(request, "choice") else ()
+    return request.partition_filter.log_dirs if hasattr(request, "partition_filter") else ()
 
 
 def _report_stop(

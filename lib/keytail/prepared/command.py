@@ -11,7 +11,7 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
-from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, Column, print_below, print_line, print_rows, total
 from keytail.errors import NO_ERROR, ErrorText
@@ -24,7 +24,7 @@ Discard = Annotated[bool, o.run_flag("--discard", "With --execute: remove the pr
 class Request:
     """All parameters of `prepared`, with the defaults of its flags."""
 
-    choice: ChoiceByFlags
+    partition_filter: PartitionFilterFlags
     configuration: ConfigurationByFlags = field(default_factory=Configuration)
     _: KW_ONLY
     discard: Discard = False

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.compact.planning import check_clock, plan_partition_of
 from keytail.compact.prepared.record import Record
 from keytail.compact.prepared.scratch import is_prepared, is_record
@@ -31,11 +31,11 @@ def prepared(request: Request, fs: FileSystem = LOCAL) -> list[PreparedRow]:
     """Return a row for each chosen partition with a preparation. Discards the preparations if that is requested."""
     rules = Rules(check_clock(request.now_ms, False, True), force=True, high_watermark=request.high_watermark)
     with contextlib.ExitStack() as run:
-        chosen = choose(fs, request.choice)
+        chosen = select_partitions(fs, request.partition_filter)
         discards = request.discard and request.execute
         if discards:
-            run.enter_context(hold(request.choice.log_dirs, fs, names.PREPARE_LOCK))
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+            run.enter_context(hold(request.partition_filter.log_dirs, fs, names.PREPARE_LOCK))
+        configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration, rules.now_ms)
         if discards:
             rows = [_discarded(fs, entry) for _, entry in chosen.partitions]
         else:

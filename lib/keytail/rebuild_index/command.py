@@ -12,7 +12,7 @@ from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, WithoutAssertions
 from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.quarantine import Place
-from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of, styled
 from keytail.cli.table import (
     PARTITION,
@@ -46,7 +46,7 @@ Truncate = Annotated[bool, o.safety_flag(
 class Request:
     """All parameters of `rebuild-index`, with the defaults of its flags."""
 
-    choice: ChoiceByFlags
+    partition_filter: PartitionFilterFlags
     configuration: WithoutAssertions = field(default_factory=Configuration)
     _: KW_ONLY
     execute: o.Execute = False

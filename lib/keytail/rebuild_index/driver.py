@@ -18,7 +18,7 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
 from keytail.cli.quarantine import Place
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.console import print_message
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, joined
 from keytail.format import names
@@ -46,19 +46,19 @@ def rebuild(
     """Return a row for each chosen partition, in the order of the log dirs. `on_row` is called with the row of each
     examined partition when it is done."""
     with contextlib.ExitStack() as run:
-        choose(fs, request.choice)  # invalid flags are reported before any lock is taken
-        flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
+        select_partitions(fs, request.partition_filter)  # invalid flags are reported before any lock is taken
+        flags = request.ledger.checked(fs, request.partition_filter.log_dirs) if request.execute else LedgerFlags()
         engine: Engine = ThisProcess()
         if request.submitted:
             engine = session_of_run(run, request.master, submitted=True, kernels="rebuild-index")
             if request.execute:
-                flags = flags.in_session(engine, fs, request.choice.log_dirs)
+                flags = flags.in_session(engine, fs, request.partition_filter.log_dirs)
         if request.execute:
             if not request.shared_storage:
-                refuse_shared_storage(fs, request.choice.log_dirs)
-            run.enter_context(hold(request.choice.log_dirs, fs))
-        chosen = choose(fs, request.choice)
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+                refuse_shared_storage(fs, request.partition_filter.log_dirs)
+            run.enter_context(hold(request.partition_filter.log_dirs, fs))
+        chosen = select_partitions(fs, request.partition_filter)
+        configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration)
         run_id = secrets.token_hex(4)
         examined = [_plan(fs, log_dir, entry, configuration, request, run_id) for log_dir, entry in chosen.partitions]
         plans = [item.plan for item in examined if item.plan is not None]
@@ -91,7 +91,12 @@ def rebuild(
             now_ms = time.time_ns() // 1_000_000
             run_id = run_id_at(now_ms, run_id)
             about = Run(
-                "rebuild-index", run_id, now_ms, request.choice.log_dirs, configuration, request.shared_storage
+                "rebuild-index",
+                run_id,
+                now_ms,
+                request.partition_filter.log_dirs,
+                configuration,
+                request.shared_storage,
             )
             with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                 record.intend(

@@ -24,7 +24,7 @@ from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts, SegmentFacts
 
 _MAGIC_AT, _CRC_AT, _LEGACY_CRC_AT = 16, 17, 12
-_LEAST_BYTES = _MAGIC_AT + 1  # minimum size of a batch whose magic can be read
+_MIN_BYTES = _MAGIC_AT + 1  # minimum size of a batch whose magic can be read
 _NOT_TRUNCATED_REMEDY = f"Nothing was changed. {CORRUPT_HELP['re-fetch']}. {CORRUPT_HELP['salvage']}"
 
 
@@ -82,8 +82,8 @@ def torn_tail(
 
 def _broker_truncates(fs: FileSystem, path: str, position: int, log_bytes: int) -> bool:
     """Return whether a broker's recovery rejects the bytes at `position` as a batch (TAIL.md lists the cases)."""
-    head = fs.read_at(path, position, min(_LEAST_BYTES, log_bytes - position))
-    if len(head) < _LEAST_BYTES:
+    head = fs.read_at(path, position, min(_MIN_BYTES, log_bytes - position))
+    if len(head) < _MIN_BYTES:
         return True
     length = int.from_bytes(head[8:12], "big", signed=True)
     magic = int.from_bytes(head[_MAGIC_AT:], "big", signed=True)

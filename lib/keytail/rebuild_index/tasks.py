@@ -51,8 +51,8 @@ BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
 # Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
 SLICE_BYTES = 256 << 20
-_TASKS_A_CORE = 3  # with fewer segments per core than this, large segments are divided into slices
-_CHUNKS_A_CORE = 8  # number of Spark tasks per core into which the work of a bundle is divided
+_TASKS_PER_CORE = 3  # with fewer segments per core than this, large segments are divided into slices
+_CHUNKS_PER_CORE = 8  # number of Spark tasks per core into which the work of a bundle is divided
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Rebuild:
     def _slices(self, task: SegmentTask, n_tasks: int) -> Sequence[Slice | None]:
         """Return the slices of the segment. It is divided only if there are fewer segments than the cores can process,
         because a join processes the entries a second time."""
-        if n_tasks >= _TASKS_A_CORE * self._cores or self._cores == 1:
+        if n_tasks >= _TASKS_PER_CORE * self._cores or self._cores == 1:
             return (None,)
         slices = slices_of(self.fs, task, self.slice_bytes)
         return slices if len(slices) > 1 else (None,)
@@ -192,7 +192,7 @@ class Rebuild:
     def _on_workers(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
         """Run several pieces of work per task, since one piece may take less time than a task's overhead. If a worker
         dies, the pieces of its task are run again, each in its own task."""
-        target = sum(item.size_bytes for item in work) // (_CHUNKS_A_CORE * self._cores)
+        target = sum(item.size_bytes for item in work) // (_CHUNKS_PER_CORE * self._cores)
         portions = list(in_bundles(work, lambda item: item.size_bytes, target))
         found: list[Outcome[Any]] = []
         function = partial(do_on_worker, shared_storage=self.shared_storage)

@@ -18,7 +18,7 @@ from keytail.report.keys import Size
 from keytail.report.sums import TopicSums
 
 _NAME_LENGTH = 22
-_MOST_SIZES_NAMED, _LEAST_SIZES = 7, 6
+_MAX_SIZES_NAMED, _MIN_SIZES = 7, 6
 _BAR, _SPACE = 19.5, 54  # heights of one horizontal bar, and of the space above and below all bars
 _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
@@ -65,9 +65,9 @@ def phases(found: Sequence[tuple[str, float, int]]) -> str:
 def key_sizes(sizes: Sequence[Size]) -> str:
     """Draw two bars for each size: its share of all keys, and its share of all records."""
     keys, records = sum(item.keys for item in sizes), sum(item.records for item in sizes)
-    step = -(-len(sizes) // _MOST_SIZES_NAMED)
+    step = -(-len(sizes) // _MAX_SIZES_NAMED)
     names = [(n, _binary(item.most)) for n, item in enumerate(sizes)][::step]
-    across = Axis(-0.6, max(len(sizes), _LEAST_SIZES) - 0.4, names, "records per key, at most", has_grid=False)
+    across = Axis(-0.6, max(len(sizes), _MIN_SIZES) - 0.4, names, "records per key, at most", has_grid=False)
     chart = Chart("Keys by number of records", 173, across, Axis(0, 100, numbers(100, 5), "%"))
     for n, item in enumerate(sizes):
         chart.bar((n - 0.39, n - 0.01), (0, 100 * item.keys / keys), "var(--kept)")

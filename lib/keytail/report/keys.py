@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from keytail.compact.map_phase.key_counts import HOTTEST, MOST_COUNTED, HotKey, KeyCounts, key_text, size_text
+from keytail.compact.map_phase.key_counts import HOTTEST, MAX_COUNTED, HotKey, KeyCounts, key_text, size_text
 from keytail.report.facts import Partition, Report
 
 Cell = tuple[str, Any]
@@ -91,7 +91,7 @@ def _hot_keys(found: Sequence[Partition]) -> TableOf:
 
 
 def _records(number: int) -> str:
-    return f"{number:,}" + (" or more" if number >= MOST_COUNTED else "")
+    return f"{number:,}" + (" or more" if number >= MAX_COUNTED else "")
 
 
 def _sizes(found: Sequence[Partition]) -> TableOf:

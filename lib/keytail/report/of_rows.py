@@ -15,7 +15,7 @@ from keytail.verify.command import VerifyRow
 
 # The numbers of `facts.Partition` that rows have under the same name; those of bytes depend on the command.
 _SAME = {field.name for field in fields(Partition) if field.default is None} - {"bytes_before", "bytes_after"}
-_MOST_EXAMPLES = 20
+_MAX_EXAMPLES = 20
 
 
 def partitions(rows: Iterable[Any]) -> tuple[Partition, ...]:
@@ -77,7 +77,7 @@ def _findings(row: Any) -> Iterator[Finding]:
     for text in getattr(row, "notes", ()):
         yield Finding("note", text)
     for name, count in (getattr(row, "divergences", None) or {}).items():  # a row of audit
-        offsets = ", ".join([str(item["offset"]) for item in row.examples if item["kind"] == name][:_MOST_EXAMPLES])
+        offsets = ", ".join([str(item["offset"]) for item in row.examples if item["kind"] == name][:_MAX_EXAMPLES])
         where = f"{count:,}, for example at offset {offsets}" if offsets else f"{count:,}"
         yield Finding("error", f"{name}: {WHAT[name]}", where)
     for gap in getattr(row, "not_compared", ()):

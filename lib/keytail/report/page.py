@@ -24,10 +24,10 @@ from keytail.report.facts import Partition, Report
 HERE = Path(__file__).parent
 TOPICS_DRAWN = 20
 MAPS_DRAWN = 6
-MOST_ROWS = 500  # maximum number of rows in a table; the raw rows are complete
-MOST_REASONS = 100
-MOST_NAMES = 2000  # maximum number of names in one reason
-MOST_SLOWEST = 15
+MAX_ROWS = 500  # maximum number of rows in a table; the raw rows are complete
+MAX_REASONS = 100
+MAX_NAMES = 2000  # maximum number of names in one reason
+MAX_SLOWEST = 15
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def page(report: Report) -> str:
         sentence=sentence,
         next_step=sums.next_step(report),
         tiles=_tiles(report),
-        reasons=sums.reasons(report.partitions)[:MOST_REASONS],
-        most_names=MOST_NAMES,
+        reasons=sums.reasons(report.partitions)[:MAX_REASONS],
+        most_names=MAX_NAMES,
         drawn=_drawings(report, Markup),
         tables=_tables(report),
         times=_times(report),
@@ -172,7 +172,7 @@ def _tables(report: Report) -> dict[str, Table]:
 def _table(name: str, heads: Sequence[str], words: int, rows: list[list[Any]], total: int | None = None) -> Table:
     """Return a table. The first `words` columns are text. A cell is a text, or a pair of a text and a number by which
     it is sorted. Empty columns are omitted."""
-    cells = [[cell if isinstance(cell, tuple) else (cell, None) for cell in row] for row in rows[:MOST_ROWS]]
+    cells = [[cell if isinstance(cell, tuple) else (cell, None) for cell in row] for row in rows[:MAX_ROWS]]
     having = [n for n in range(len(heads)) if any(row[n][0] for row in cells)]
     return Table(
         name,
@@ -250,7 +250,7 @@ def _phases(found: Sequence[Partition]) -> Table:
 def _slowest(found: Sequence[Partition]) -> Table:
     timed = sorted((item for item in found if item.seconds is not None), key=lambda item: -(item.seconds or 0))
     rows = []
-    for item in timed[:MOST_SLOWEST]:
+    for item in timed[:MAX_SLOWEST]:
         phases = ", ".join(
             f"{name} {_short_time(took)}" for name, took in item.detail.phases_s.items() if took >= 0.001
         )
@@ -301,7 +301,7 @@ def _partitions(found: Sequence[Partition]) -> Table:
             _seconds(item.expected_s),
             _seconds(item.seconds),
         ]
-        for item in ranked[:MOST_ROWS]
+        for item in ranked[:MAX_ROWS]
     ]
     return _table("partitions", heads, 3, rows, len(ranked))
 

@@ -22,8 +22,8 @@ A = TypeVar("A")
 # Number of partitions from which processes are used: with fewer, they cost as much as they save.
 MANY = 2000
 _A_TASK = 250
-_PROCESSES_A_CORE = 2
-_MOST_PROCESSES = 32
+_PROCESSES_PER_CORE = 2
+_MAX_PROCESSES = 32
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ def of_each(
 
     answers: list[A] = []
     firsts = range(0, len(partitions), _A_TASK)
-    count = min(_PROCESSES_A_CORE * cores, _MOST_PROCESSES)
+    count = min(_PROCESSES_PER_CORE * cores, _MAX_PROCESSES)
     with uncollected(), Processes(count, lambda n, a: run_attempt(of_some, n, a)) as workers:
         for outcome in workers.run(firsts):
             if outcome is None or outcome.value is None:

@@ -24,10 +24,10 @@ def physical_bytes() -> int:
     return size
 
 
-def map_memory_bytes(tasks_a_host: int) -> int:
+def map_memory_bytes(tasks_per_host: int) -> int:
     """Return half of the memory, in bytes, divided by the number of concurrent tasks; the other half is for everything
     else."""
-    return max(physical_bytes() // 2 // max(tasks_a_host, 1), _SMALLEST_MAP_BYTES)
+    return max(physical_bytes() // 2 // max(tasks_per_host, 1), _SMALLEST_MAP_BYTES)
 
 
 def cores() -> int:

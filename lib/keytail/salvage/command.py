@@ -11,12 +11,12 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import Command
 from keytail.cli.configuration import Configuration, WithoutAssertions
-from keytail.cli.selection import ChoiceByFlags
+from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.statuses import Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, about_each, print_below, print_line, print_rows, total
 from keytail.run.rows import RowOfPartition
 
-_MOST_LINES = 40  # maximum number of lines that are printed below the table for one partition
+_MAX_LINES = 40  # maximum number of lines that are printed below the table for one partition
 
 To = Annotated[str, o.flag(
     "--to DIR", "Directory for the new partition directories: empty or new, and outside of every log dir."
@@ -27,7 +27,7 @@ To = Annotated[str, o.flag(
 class Request:
     """All parameters of `salvage`, with the defaults of its flags."""
 
-    choice: ChoiceByFlags
+    partition_filter: PartitionFilterFlags
     to: To
     configuration: WithoutAssertions = field(default_factory=Configuration)
     _: KW_ONLY
@@ -136,8 +136,8 @@ def show_rows(rows: Sequence[SalvageRow], request: Request) -> None:
 
 def _lines(row: SalvageRow) -> list[str]:
     lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes, *_about_end(row)]
-    if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES:] = [f"{len(lines) - _MOST_LINES} more lines; --output json shows all lines"]
+    if len(lines) > _MAX_LINES:
+        lines[_MAX_LINES:] = [f"{len(lines) - _MAX_LINES} more lines; --output json shows all lines"]
     return lines
 
 

@@ -17,7 +17,7 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.outside import refuse_unsuitable
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
@@ -36,11 +36,11 @@ def salvage(
 ) -> list[SalvageRow]:
     """Salvage the chosen partitions; without `execute` only scan them. Returns a row for each partition, by log dir;
     `on_row` is called with each row when its partition is done."""
-    chosen = choose(fs, request.choice)
+    chosen = select_partitions(fs, request.partition_filter)
     with as_caller():
         target = os.path.realpath(request.to)
-    _check_target(fs, target, request.choice.log_dirs)
-    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+    _check_target(fs, target, request.partition_filter.log_dirs)
+    configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration)
     if request.execute and chosen.partitions and not fs.exists(target):
         fs.mkdir(target, fs.stat(os.path.dirname(target)))
         fs.fsync_dir(os.path.dirname(target))

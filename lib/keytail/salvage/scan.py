@@ -31,7 +31,7 @@ _PAGE_BYTES = 4096
 _ROWS = 1 << 14
 # A search through damage computes the CRC of at most this many bytes, plus _SEARCH_TIMES the size of the file: only
 # crafted data has many bytes that look like batches.
-_LEAST_SEARCH_BYTES = 1 << 30
+_MIN_SEARCH_BYTES = 1 << 30
 _SEARCH_TIMES = 16
 
 _HEADER_TEXTS = {
@@ -165,7 +165,7 @@ def _batches(raw: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[tup
     """Return the batches with a valid CRC, in file order; the position and the kind of each damage; and whether the
     search ended at its limit."""
     rows, out, found = np.empty(_ROWS, BATCH_TABLE), np.zeros(4, np.int64), np.zeros(2, np.int64)
-    most = _LEAST_SEARCH_BYTES + _SEARCH_TIMES * len(raw)
+    most = _MIN_SEARCH_BYTES + _SEARCH_TIMES * len(raw)
     tables, problems, at = [np.empty(0, BATCH_TABLE)], [], 0
     while at < len(raw):
         header_kernels.index_batches(raw[at:], len(raw) - at, at, -1, rows, out)

@@ -18,7 +18,7 @@ from keytail.log.records.table import RecordTable
 from keytail.run.arrow import binary, cut, header_names, joined
 from keytail.source.plan import Piece
 
-_MOST_MS = 2**63 // 1000 - 1  # the largest timestamp of Spark
+_MAX_MS = 2**63 // 1000 - 1  # the largest timestamp of Spark
 
 
 def record_batches(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
@@ -94,7 +94,7 @@ def _timestamp_types(table: np.ndarray) -> np.ndarray:
 
 
 def _micros(times_ms: np.ndarray, offsets: np.ndarray, piece: Piece) -> np.ndarray:
-    beyond = np.flatnonzero(np.abs(times_ms) > _MOST_MS)
+    beyond = np.flatnonzero(np.abs(times_ms) > _MAX_MS)
     if len(beyond):
         at = int(beyond[0])
         raise CorruptLog(

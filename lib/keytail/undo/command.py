@@ -32,8 +32,8 @@ from keytail.run.rows import OfPartition
 
 State = Literal["kept", "undone", "partly undone", "unfinished"]
 
-_MOST_LINES = 40  # maximum number of differences that are printed for one partition
-_MOST_NAMES = 5  # maximum number of partitions that are listed for one run
+_MAX_LINES = 40  # maximum number of differences that are printed for one partition
+_MAX_NAMES = 5  # maximum number of partitions that are listed for one run
 
 OriginalsDirectory = Annotated[str, o.flag("--originals DIR", "Directory that was given with --keep-originals.")]
 Run = Annotated[str | None, o.flag("--run ID", "Id of the run, as printed by `compact` and by --list.")]
@@ -127,8 +127,8 @@ def _cleaned(row: UndoRow) -> str:
 
 
 def _some_names(run: BackedUpRun) -> str:
-    more = len(run.partitions) - _MOST_NAMES
-    return ", ".join(run.partitions[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(run.partitions) - _MAX_NAMES
+    return ", ".join(run.partitions[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 _COLUMNS: tuple[Column[UndoRow], ...] = (
@@ -173,8 +173,8 @@ def show_rows(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
 
 def _some_differences(row: UndoRow) -> list[str]:
     texts = list(row.differences)
-    if len(texts) > _MOST_LINES:
-        texts[_MOST_LINES:] = [f"and {len(texts) - _MOST_LINES} more"]
+    if len(texts) > _MAX_LINES:
+        texts[_MAX_LINES:] = [f"and {len(texts) - _MAX_LINES} more"]
     return texts
 
 

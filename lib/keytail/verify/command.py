@@ -12,7 +12,7 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.output_options import RowsAndFiles
-from keytail.cli.selection import ChoiceAlone
+from keytail.cli.selection import PartitionFilterWithoutConfig
 from keytail.cli.statuses import Status
 from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_paragraph, print_rows
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
@@ -30,7 +30,7 @@ _NAMED = 5  # maximum number of partitions in the last line
 class Request:
     """All parameters of `verify`, with the defaults of its flags."""
 
-    choice: ChoiceAlone
+    partition_filter: PartitionFilterWithoutConfig
     _: KW_ONLY
     only_ends: OnlyEnds = False
     master: o.Master = None

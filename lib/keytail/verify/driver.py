@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import Chosen, choose
+from keytail.cli.selection import SelectedPartitions, select_partitions
 from keytail.console import print_message
 from keytail.errors import PERMISSION_DENIED, CorruptLog, ErrorText, in_words, is_denied, joined
 from keytail.log.checkpoint import read_offsets
@@ -104,7 +104,7 @@ def verify(
 
     Spark is started only if there is much to read, the request names a master, or spark-submit runs this process.
     """
-    chosen = choose(fs, request.choice)
+    chosen = select_partitions(fs, request.partition_filter)
     tasks = _tasks(fs, chosen, request.only_ends)
     homes = Counter((entry.topic, entry.partition) for facts in chosen.log_dirs for entry in facts.partitions)
     twice = frozenset(key for key, count in homes.items() if count > 1)
@@ -127,7 +127,7 @@ def verify(
     return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 
 
-def _tasks(fs: FileSystem, chosen: Chosen, only_ends: bool) -> list[VerifyTask]:
+def _tasks(fs: FileSystem, chosen: SelectedPartitions, only_ends: bool) -> list[VerifyTask]:
     # A broker removes .kafka_cleanshutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
     tasks = []

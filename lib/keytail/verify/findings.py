@@ -15,7 +15,7 @@ from typing import Annotated
 from keytail.verify.finding_kinds import KINDS
 from keytail.verify.finding_kinds_whole import Kind, Severity
 
-MOST_A_FILE = 100
+MAX_PER_FILE = 100
 _DIGITS = 20  # digits of the base offset with which the names of a segment's files begin
 
 
@@ -70,14 +70,14 @@ class Findings:
         recovered: bool = False,
         **facts: int | str,
     ) -> None:
-        """Add a finding; only count it if the file has MOST_A_FILE already. `facts` fill the placeholders of messages.
+        """Add a finding; only count it if the file has MAX_PER_FILE already. `facts` fill the placeholders of messages.
 
         `file`: a name in the directory, "" for the directory itself, or an absolute path. `recovered`: a broker
         recovers the file's segment when it starts.
         """
         self._by_file[file] += 1
         loses = self._start_loses(KINDS[kind], file, recovered)
-        if self._by_file[file] <= MOST_A_FILE:
+        if self._by_file[file] <= MAX_PER_FILE:
             self._put(kind, file, facts, loses, byte_position, offset, recovered)
         elif loses:
             self._losing.add(file)
@@ -85,8 +85,8 @@ class Findings:
     def close(self) -> None:
         """For each file with findings that were only counted, add a finding with their number."""
         for file, count in sorted(self._by_file.items()):
-            if count > MOST_A_FILE:
-                self._put("more", file, {"count": count - MOST_A_FILE}, file in self._losing)
+            if count > MAX_PER_FILE:
+                self._put("more", file, {"count": count - MAX_PER_FILE}, file in self._losing)
         self._by_file.clear()
         self._losing.clear()
 

@@ -16,7 +16,7 @@ from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.verify.scope import Scope
 
-_MOST_KEYS = 1_000_000
+_MAX_KEYS = 1_000_000
 
 
 class MissingSegments:
@@ -80,7 +80,7 @@ class MissingSegments:
 
     def _has_removable(self, below: int) -> bool:
         """Return whether a record in a segment with a base offset below `below` has no key, or the key of another
-        record. For most logs, a few keys suffice; at most _MOST_KEYS are compared.
+        record. For most logs, a few keys suffice; at most _MAX_KEYS are compared.
         """
         seen: set[bytes] = set()
         reader = LogReader(self._scope.fs)
@@ -94,7 +94,7 @@ class MissingSegments:
                     if key is None or key in seen:
                         return True
                     seen.add(key)
-                if len(seen) > _MOST_KEYS:
+                if len(seen) > _MAX_KEYS:
                     return False
         return False
 

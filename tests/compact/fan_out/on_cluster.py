@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution as compaction
 from keytail.compact.fan_out import stages
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
@@ -74,7 +74,7 @@ def main() -> None:
     installing.fan_out_on_spark = lambda *given, **more: fan_out_on_spark(*given, **more, sizes=sizes)  # type: ignore
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = compaction.Request(
-        Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka", fan_out="always",
+        PartitionFilter((log_dir,)), configuration, execute=True, master=master, grouping="kafka", fan_out="always",
         map_memory_bytes=1 << 20,
     )  # fmt: skip
     rows = [replace(row, problem=None) for row in compaction.compact(request)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from keytail.cli.configuration import Configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import steps
 from keytail.compact.command import Request
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
@@ -49,7 +49,7 @@ def run(
     """Run the command in this session."""
     monkeypatch.setattr(steps, "workers_of_run", lambda *_, **__: SparkEngine(spark))
     request = Request(
-        choice=Choice(log_dirs=(str(source),)),
+        partition_filter=PartitionFilter(log_dirs=(str(source),)),
         configuration=Configuration(
             from_command_line(("orders:cleanup.policy=compact", "users:cleanup.policy=delete")), {}, True
         ),

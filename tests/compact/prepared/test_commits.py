@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from keytail.cli.configuration import read_configuration
-from keytail.cli.selection import Choice
+from keytail.cli.selection import PartitionFilter
 from keytail.compact import execution
 from keytail.compact.prepared import driver
-from keytail.compact.running.bundles import MOST_COMMITS
+from keytail.compact.running.bundles import MAX_COMMITS
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
@@ -42,8 +42,8 @@ def prepared_log_dir(path: Path, partitions: int) -> Path:
 
 
 def request(log_dir: Path, **flags: Any) -> execution.Request:
-    choice = Choice(log_dirs=(str(log_dir),))
-    return execution.Request(choice, read_configuration(None, SETTINGS, True), force=True, **flags)
+    partition_filter = PartitionFilter(log_dirs=(str(log_dir),))
+    return execution.Request(partition_filter, read_configuration(None, SETTINGS, True), force=True, **flags)
 
 
 def commit(log_dir: Path, fs: FileSystem = LOCAL) -> list[ResultRow]:
@@ -94,11 +94,11 @@ def test_a_commit_needs_the_documented_number_of_operations(tmp_path: Path) -> N
 
 
 def test_many_partitions_are_committed_in_parallel(tmp_path: Path) -> None:
-    log_dir = prepared_log_dir(tmp_path / "logs", 2 * MOST_COMMITS)
-    together = threading.Barrier(MOST_COMMITS)
+    log_dir = prepared_log_dir(tmp_path / "logs", 2 * MAX_COMMITS)
+    together = threading.Barrier(MAX_COMMITS)
 
     class Waiting(FileSystem):
-        """Waits in each sync of a partition until MOST_COMMITS syncs have begun."""
+        """Waits in each sync of a partition until MAX_COMMITS syncs have begun."""
 
         def fsync_dir(self, path: str) -> None:
             if path != str(log_dir):

@@ -175,7 +175,7 @@ def test_a_proof_with_small_windows_and_growing_tables_passes(tmp_path, monkeypa
 
 
 def test_keys_that_exceed_the_memory_are_an_error_with_a_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(proof_state, "_MIN_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     keys = _example().prove(tmp_path).keys
     # The largest table uses two thirds of the memory, and one slot is free.

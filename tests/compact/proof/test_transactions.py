@@ -581,7 +581,7 @@ def _random_losses(case: Case, rng: random.Random, directory: Path) -> None:
 
 
 def test_markers_that_exceed_the_memory_are_an_error_with_a_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(proof_state, "_MIN_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_markers, "_FIRST_ROWS", 4)
     case = _example()
     with pytest.raises(KeytailError, match="memory"):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from keytail.compact.running import bundles
 from keytail.compact.running.bundles import (
     BUNDLE_BYTES,
-    MOST_COMMITS,
+    MAX_COMMITS,
     BundleSize,
     Waiting,
     bundles_in_flight,
@@ -134,7 +134,7 @@ def test_all_cores_of_a_cluster_are_used_for_partitions_of_a_gigabyte(parallel: 
     size = BundleSize.of(10**6, parallel, jobs_cost=True)
     in_flight = bundles_in_flight(10**6, parallel)
     assert in_flight * size.least >= parallel
-    assert in_flight <= bundles.MOST_BUNDLES
+    assert in_flight <= bundles.MAX_BUNDLES
     assert size.most >= size.least
     tasks = [task_of(number, BUNDLE_BYTES) for number in range(3 * size.least)]
     assert set(map(len, taken(waiting(tasks, size)))) == {size.least}
@@ -198,8 +198,8 @@ def test_prepared_partitions_are_taken_once_in_bundles_small_enough_for_all_comm
         sizes.append(len(bundle.tasks))
     assert sum(sizes) == prepared
     assert max(sizes, default=0) <= 16
-    assert commits_in_flight(tasks) == min(len(sizes), MOST_COMMITS)
-    assert len(sizes) >= min(prepared, 2 * MOST_COMMITS)
+    assert commits_in_flight(tasks) == min(len(sizes), MAX_COMMITS)
+    assert len(sizes) >= min(prepared, 2 * MAX_COMMITS)
     assert sorted(number for bundle in taken(queue) for number in bundle) == list(range(prepared, prepared + others))
 
 

@@ -70,7 +70,7 @@ def large_task(gigabytes: int) -> CleaningTask:
     ("address", "fields", "expected"),
     [
         (HERE, {}, 4),
-        (HERE, {"prepares": True}, 1),
+        (HERE, {"is_preparation": True}, 1),
         (HERE, {"fan_out": "always"}, 1),
         (DriverAddress("driver", "driver"), {}, 1),
     ],

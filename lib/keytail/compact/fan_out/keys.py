@@ -31,12 +31,12 @@ from keytail.log.replacement.replace import CleanFile
 from keytail.run.shuffle import Cell
 from keytail.values import from_bytes, to_bytes
 
-MOST_SHARDS = 1 << 14
+MAX_SHARDS = 1 << 14
 _PUTS, _FACTS, _PROBES = 0, 1, 2  # the upper bits of a cell's order
 _KIND_SHIFT = 60
 _SLICE_SHIFT = 32
 _KEYS_AT_ONCE = 1 << 20  # most keys divided among the shards at a time: 24 MiB, and as much for the result
-_LEAST_KEYS_AT_ONCE = 1 << 10
+_MIN_KEYS_AT_ONCE = 1 << 10
 _DEDUP_BYTES = 12 << 20  # fits into the processor's cache, so that keys that occur once in a slice cost little
 
 
@@ -58,7 +58,7 @@ def shards_for(task: CleaningTask, slices: Sequence[SliceFacts]) -> int:
     dirty = sum(facts.records for facts in slices if first <= facts.segment < end)
     # The proof's slots are at most 0.75 full; hashes are distributed unevenly by a few percent.
     keys = max(1, int(task.map_memory_bytes * 2 / (3 * SLOT_BYTES) * 0.75 * 0.85))
-    return min(MOST_SHARDS, max(1, -(-dirty // keys)))
+    return min(MAX_SHARDS, max(1, -(-dirty // keys)))
 
 
 class _Run:
@@ -68,7 +68,7 @@ class _Run:
     """
 
     def __init__(self, kind: int, number: int, shards: int, memory_bytes: int, *, counting: bool = False) -> None:
-        room = max(_LEAST_KEYS_AT_ONCE, min(_KEYS_AT_ONCE, memory_bytes // (6 * _item_bytes(counting=counting))))
+        room = max(_MIN_KEYS_AT_ONCE, min(_KEYS_AT_ONCE, memory_bytes // (6 * _item_bytes(counting=counting))))
         self._order = kind << _KIND_SHIFT | number << _SLICE_SHIFT
         self._starts = np.zeros(shards + 1, np.int64)
         self._arrays = [np.empty(room, dtype) for dtype in (np.uint64, np.uint64, np.int64)]
@@ -202,7 +202,7 @@ def merge(
     """
     counting = task.hottest_keys > 0
     offset_map = OffsetMap(task.map_memory_bytes, counting=counting)
-    room = max(_LEAST_KEYS_AT_ONCE, min(_KEYS_AT_ONCE, task.map_memory_bytes // (6 * 8)))
+    room = max(_MIN_KEYS_AT_ONCE, min(_KEYS_AT_ONCE, task.map_memory_bytes // (6 * 8)))
     found = np.empty(0, np.int64)
     writer = BitsWriter(fs, replace(task, attempt=attempt), room)
     keyless: list[tuple[int, int, int, int]] = []

@@ -53,7 +53,7 @@ class Workers:
     """The settings of the run that every task of a fan-out needs."""
 
     scratch_path: str
-    tasks_a_host: int
+    tasks_per_host: int
     throttle_bytes_per_s: int | None
     shared_storage: bool
 
@@ -62,7 +62,7 @@ class Workers:
             refuse_network_here(LOCAL, os.path.dirname(self.scratch_path))
         if self.throttle_bytes_per_s is None:
             return LOCAL
-        return PacedFileSystem(Pace(max(1, self.throttle_bytes_per_s // self.tasks_a_host)))
+        return PacedFileSystem(Pace(max(1, self.throttle_bytes_per_s // self.tasks_per_host)))
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,8 @@ def _written(answer: object) -> list[str]:
     return [file.name for file in files if file is not None]
 
 
-def _memory(fs: FileSystem, tasks_a_host: int, attempt: str) -> int:
-    return map_memory_bytes(tasks_a_host)
+def _memory(fs: FileSystem, tasks_per_host: int, attempt: str) -> int:
+    return map_memory_bytes(tasks_per_host)
 
 
 def _one(workers: Workers, stage: str, function: Callable[[FileSystem, P, str], R], payload: P, attempt: str) -> R:

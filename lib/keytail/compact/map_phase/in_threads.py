@@ -20,7 +20,7 @@ from keytail.log.records.key_scan import ChunkKeys, KeyScanner
 from keytail.log.side_by_side import items_in_flight, side_by_side
 
 # The keys of a chunk with more records, which a few compressed bytes can contain, are put portion by portion.
-_MOST_KEYS = 1 << 20
+_MAX_KEYS = 1 << 20
 
 Scanned = tuple[DirtyChunk, ChunkKeys | KeytailError | None]
 
@@ -76,7 +76,7 @@ class BuilderInThreads(SurvivorBuilder):
         if item.wanted is None:
             return None
         keys = int(item.chunk.table["record_count"][item.wanted].sum())
-        if keys > _MOST_KEYS:
+        if keys > _MAX_KEYS:
             return None
         opener, scanner = kit = self._idle.pop()
         try:

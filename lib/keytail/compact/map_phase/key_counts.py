@@ -16,8 +16,8 @@ from keytail.errors import visible
 
 HOTTEST = 20  # keys reported per partition, and per page
 DIGEST_DIGITS = 16
-MOST_KEY_BYTES = 120  # a longer key is truncated
-MOST_COUNTED = 2**32 - 1  # means this many records or more
+MAX_KEY_BYTES = 120  # a longer key is truncated
+MAX_COUNTED = 2**32 - 1  # means this many records or more
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def merged(parts: Iterable[Counted], most: int) -> Counted:
 
 
 def hot_key(records: int, offset: int, key: bytes, *, show: bool) -> HotKey:
-    return HotKey(records, offset, digest_of(key), len(key), key[:MOST_KEY_BYTES] if show else None)
+    return HotKey(records, offset, digest_of(key), len(key), key[:MAX_KEY_BYTES] if show else None)
 
 
 def digest_of(key: bytes) -> str:

@@ -22,7 +22,7 @@ _SMALL_LOAD_FACTOR = 0.5
 _SMALL_BYTES = 8 << 20
 _FIRST_SLOTS = 1 << 14
 _ONCE = np.zeros(0, COUNT)
-_MOST_PRESENT_BYTES = 4 << 20  # the size of a bit table that rules out most absent hashes
+_MAX_PRESENT_BYTES = 4 << 20  # the size of a bit table that rules out most absent hashes
 
 
 class OffsetMap:
@@ -104,7 +104,7 @@ class OffsetMap:
         """
         present = self._present
         if present is None:
-            n_bytes = min(_MOST_PRESENT_BYTES, 1 << len(self._slots).bit_length())  # at least 8 bits per slot
+            n_bytes = min(_MAX_PRESENT_BYTES, 1 << len(self._slots).bit_length())  # at least 8 bits per slot
             present = np.zeros(n_bytes, np.uint8)
             kernels.note_present(self._slots, present)
             self._present = present

@@ -14,7 +14,7 @@ from functools import partial
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import Chosen, choose
+from keytail.cli.selection import SelectedPartitions, select_partitions
 from keytail.cli.stopping import Stopped
 from keytail.compact.command import Request
 from keytail.compact.measure.measuring import Measurement
@@ -47,7 +47,7 @@ def measured(
     request: Request,
     fs: FileSystem,
     run: contextlib.ExitStack,
-    chosen: Chosen,
+    chosen: SelectedPartitions,
     configuration: Configuration,
     rules: Rules,
     rows: Sequence[ResultRow],
@@ -91,7 +91,7 @@ class _Measuring:
     rows: dict[str, ResultRow]
     changed: dict[str, SourcesChanged] = field(default_factory=dict)
 
-    def run(self, chosen: Chosen, due: Sequence[str]) -> None:
+    def run(self, chosen: SelectedPartitions, due: Sequence[str]) -> None:
         """Measure the partitions with these paths. If their segments change meanwhile, measure them again, at most
         twice.
         """
@@ -103,7 +103,7 @@ class _Measuring:
             if not due:
                 return
             try:
-                chosen = choose(self.fs, self.request.choice)
+                chosen = select_partitions(self.fs, self.request.partition_filter)
             except (KeytailError, OSError):  # a chosen topic has been deleted
                 break
         for path, problem in self.changed.items():
@@ -132,7 +132,7 @@ class _Measuring:
         tasks = cleaning_tasks(planned.values(), self.rules, self.request.task_settings(), _ONLY_MEASURED)
         run_every(
             self.engine,
-            [replace(task, prepares=True) for task in tasks],
+            [replace(task, is_preparation=True) for task in tasks],
             partial(
                 measure_on_worker,
                 self.engine.concurrent_tasks,

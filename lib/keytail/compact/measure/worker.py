@@ -14,11 +14,11 @@ from keytail.run.watching import sending_progress
 
 
 def measure_on_worker(
-    tasks_a_host: int, task: CleaningTask, attempt: str, *, from_a_sample: bool
+    tasks_per_host: int, task: CleaningTask, attempt: str, *, from_a_sample: bool
 ) -> Measurement:
     """Run one task, with the throttle and the memory of its host. Nothing is written."""
     let_others_go_first()
-    fs = CountingFileSystem(pace_of(tasks_a_host, task))
-    task = with_memory(tasks_a_host, task, attempt)
+    fs = CountingFileSystem(pace_of(tasks_per_host, task))
+    task = with_memory(tasks_per_host, task, attempt)
     with sending_progress(task.partition_path, attempt):
         return estimate_partition(fs, task, random.Random()) if from_a_sample else measure_partition(fs, task)

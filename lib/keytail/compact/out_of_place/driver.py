@@ -19,7 +19,7 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.rows import human_bytes
-from keytail.cli.selection import Chosen, choose
+from keytail.cli.selection import SelectedPartitions, select_partitions
 from keytail.compact.command import Request
 from keytail.compact.out_of_place.output_record import OutputRecord
 from keytail.compact.out_of_place.output_root import Root, close_to_brokers, contents, is_outdated, write
@@ -57,14 +57,14 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         Steps(request, fs, run).submitted_session()
         target = target_of(fs, request)
         rules = replace(request.rules(fs), high_watermark="log-end")
-        chosen = choose(fs, request.choice)
+        chosen = select_partitions(fs, request.partition_filter)
         known = target.entries()
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+        configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration, rules.now_ms)
         room = Room.of(fs, None, None)
         checked = [
             _with_room(room, item, target, rules, request) for item in _judged(fs, chosen, configuration, rules, known)
         ]
-        for log_dir in request.choice.log_dirs:
+        for log_dir in request.partition_filter.log_dirs:
             of_log_dir = [item for item in checked if item.log_dir == log_dir]
             actions = Counter(item.action for item in of_log_dir)
             size_bytes = sum(item.size_bytes for item in of_log_dir if item.action in ("clean", "copy"))
@@ -103,8 +103,8 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         steps = Steps(request, fs, run)
         target = target_of(fs, request)
         rules = replace(request.rules(fs), high_watermark="log-end")
-        choose(fs, request.choice)  # report invalid flags before taking locks
-        _refuse_in_use(fs, request.choice.log_dirs)
+        select_partitions(fs, request.partition_filter)  # report invalid flags before taking locks
+        _refuse_in_use(fs, request.partition_filter.log_dirs)
         submitted = steps.submitted_session()
         if submitted is not None and is_named_by(submitted):
             print_message(
@@ -113,7 +113,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             )
         target.make()
         steps.lock(() if target.is_store else target.places)
-        chosen, configuration = steps.choose(rules.now_ms)
+        chosen, configuration = steps.select_partitions(rules.now_ms)
         known = target.entries()
         checked = _judged(fs, chosen, configuration, rules, known, execute=True)
         _report_about(checked, configuration)
@@ -128,13 +128,19 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             if driver.is_outdated(roots):
                 close_to_brokers(roots)
             placed = compaction.run_or_leave(steps.at_end, driver.rows) if compaction is not None else []
-            _refuse_in_use(fs, request.choice.log_dirs)
+            _refuse_in_use(fs, request.partition_filter.log_dirs)
             driver.finish()
             return driver.rows(placed)
 
 
 def _judged(
-    fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules, known: Known, *, execute: bool = False
+    fs: FileSystem,
+    chosen: SelectedPartitions,
+    configuration: Configuration,
+    rules: Rules,
+    known: Known,
+    *,
+    execute: bool = False,
 ) -> list[PlannedPartition]:
     return of_each(
         chosen.partitions,
@@ -160,7 +166,7 @@ class _Driver:
     steps: Steps
     rules: Rules
     target: Target
-    chosen: Chosen
+    chosen: SelectedPartitions
     known: dict[str, dict[str, TargetEntry]]
     planned_partitions: list[PlannedPartition]
     work: list[PlannedPartition]
@@ -266,7 +272,9 @@ class _Driver:
         return rows + [row for row in done if row.status not in DONE]
 
 
-def _metadata(fs: FileSystem, chosen: Chosen, known: dict[str, dict[str, TargetEntry]]) -> list[PlannedPartition]:
+def _metadata(
+    fs: FileSystem, chosen: SelectedPartitions, known: dict[str, dict[str, TargetEntry]]
+) -> list[PlannedPartition]:
     return [item for facts in chosen.log_dirs for item in metadata_partition(fs, facts, known[facts.path])]
 
 

@@ -180,7 +180,7 @@ def unfinished(task: CleaningTask) -> OutputRecord:
 class Worker:
     """The settings of the run that every task needs. `stores` has each log dir's store, if there are any."""
 
-    tasks_a_host: int
+    tasks_per_host: int
     shared_storage: bool = False
     stores: Mapping[str, Store] = field(default_factory=dict)
 
@@ -189,7 +189,7 @@ class Worker:
 
     def place(self, task: CleaningTask, attempt: str) -> CleaningResult:
         """Do all the work on one partition, in a task."""
-        fs, task = on_worker(self.tasks_a_host, task, attempt)
+        fs, task = on_worker(self.tasks_per_host, task, attempt)
         store = self.store_of(task)
         with sending_progress(task.partition_path, attempt, "copy"):
             if store is None:
@@ -201,7 +201,7 @@ class Worker:
     def finish(self, work: tuple[CleaningTask, CleaningResult], attempt: str) -> CleaningResult:
         """Copy or send the remaining files of a partition whose groups were written by a fan-out."""
         given, result = work
-        fs, task = on_worker(self.tasks_a_host, given, attempt)
+        fs, task = on_worker(self.tasks_per_host, given, attempt)
         store = self.store_of(task)
         if store is not None:
             with local_scratch(task.scratch_path):

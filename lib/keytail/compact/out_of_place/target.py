@@ -104,7 +104,7 @@ class Target:
 
 def target_of(fs: FileSystem, request: Request) -> Target:
     """Return the target. Raises UsageProblem for conflicting flags, and for a place that cannot contain a log dir."""
-    given, log_dirs = request.output_dirs, request.choice.log_dirs
+    given, log_dirs = request.output_dirs, request.partition_filter.log_dirs
     if not given:
         raise UsageProblem(
             "--scratch-dir needs an --output-dir in an object store", slug="scratch-dir-without-object-store"

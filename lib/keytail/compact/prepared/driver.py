@@ -15,7 +15,7 @@ from functools import partial
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
-from keytail.cli.selection import choose
+from keytail.cli.selection import select_partitions
 from keytail.compact.command import Request
 from keytail.compact.planned_rows import row_of, with_detail, with_limits
 from keytail.compact.planning import ATTEMPTS, Planned, plan_beside_a_broker, report_assumptions, report_version_rules
@@ -48,12 +48,12 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         steps = Steps(request, fs, run)
         rules = request.rules(fs)
-        choose(fs, request.choice)  # report invalid flags before taking locks
+        select_partitions(fs, request.partition_filter)  # report invalid flags before taking locks
         steps.submitted_session()
-        steps.lock(request.choice.log_dirs, names.PREPARE_LOCK)
+        steps.lock(request.partition_filter.log_dirs, names.PREPARE_LOCK)
         # A run that holds Kafka's lock may have begun before the prepare lock existed: it removes scratch files.
-        refuse_other_run(request.choice.log_dirs, fs)
-        chosen, configuration = steps.choose(rules.now_ms)
+        refuse_other_run(request.partition_filter.log_dirs, fs)
+        chosen, configuration = steps.select_partitions(rules.now_ms)
         rows: dict[str, ResultRow] = {}
         left: Sequence[_Chosen] = chosen.partitions
         for attempt in range(ATTEMPTS):
@@ -70,7 +70,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             if not left:
                 break
             try:
-                chosen_again, configuration = steps.choose(rules.now_ms)
+                chosen_again, configuration = steps.select_partitions(rules.now_ms)
             except (KeytailError, OSError):  # a chosen topic was deleted; its rows have the reason
                 break
             wanted = {entry.path for _, entry in left}
@@ -139,7 +139,7 @@ def _prepare(
             rows[facts.path] = replace(row_of(plan).unchanged("skipped", in_words(changed)), problem=changed)
     run_id = RUN_ID_PREFIX + secrets.token_hex(4)
     due = [plan for plan in planned if plan.facts.path in found]
-    tasks = [replace(task, prepares=True) for task in cleaning_tasks(due, rules, request.task_settings(), run_id)]
+    tasks = [replace(task, is_preparation=True) for task in cleaning_tasks(due, rules, request.task_settings(), run_id)]
     if not tasks:
         return rows
     sizes = [(os.path.basename(task.partition_path), sum(item.log_bytes for item in task.segments)) for task in tasks]

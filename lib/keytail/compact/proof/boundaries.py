@@ -25,7 +25,7 @@ from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import OutputSegment
 
 _READ_BYTES = 8 << 10
-_MOST_WALKED = 1000  # batches from an index entry on; with the default settings, there are at most 70
+_MAX_WALKED = 1000  # batches from an index entry on; with the default settings, there are at most 70
 _HEADER = struct.Struct(">qiibihiqq")  # base offset ... maximum timestamp
 
 
@@ -208,7 +208,7 @@ def _batches(fs: FileSystem, path: str, size_bytes: int, position: int) -> Itera
     buffer, filled, begin = np.empty(_READ_BYTES, np.uint8), 0, position
     fd = fs.open_read(path)
     try:
-        for _ in range(_MOST_WALKED):
+        for _ in range(_MAX_WALKED):
             if position + v2.HEADER_BYTES > size_bytes:
                 return
             if position + v2.HEADER_BYTES > begin + filled:

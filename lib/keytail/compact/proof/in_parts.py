@@ -28,8 +28,8 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.side_by_side import side_by_side
 
-_PARTS_A_THREAD = 4  # so that all threads end at about the same time
-_LEAST_PART_BYTES = 1 << 20
+_PARTS_PER_THREAD = 4  # so that all threads end at about the same time
+_MIN_PART_BYTES = 1 << 20
 
 
 class _OneWalk(Exception):
@@ -86,7 +86,7 @@ def prove_in_parts(
     `walk(proof, stopped)` walks the source that is open to its end, or until it is stopped.
     """
     source_bytes = sum(segment.log_bytes for group in groups for segment in group.sources)
-    part_bytes = max(_LEAST_PART_BYTES, source_bytes // (_PARTS_A_THREAD * spec.threads))
+    part_bytes = max(_MIN_PART_BYTES, source_bytes // (_PARTS_PER_THREAD * spec.threads))
     proofs: list[_PartProof] = []
     idle: list[_PartProof] = []
     is_over = False

@@ -24,7 +24,7 @@ SLOT_BYTES = 8 * kernels.SLOT_WORDS
 _NOTES = 1 << 16
 _FIRST_SLOTS = 1 << 16
 _LOAD = 0.75
-LEAST_MEMORY_BYTES = 4 << 20
+MIN_MEMORY_BYTES = 4 << 20
 
 
 
@@ -203,7 +203,7 @@ def table_bytes(keys: int) -> int:
 
 def most_keys(memory_bytes: int) -> int:
     """Return the number of keys that fit into the proof's table."""
-    return _limit_of(_most_slots(max(memory_bytes, LEAST_MEMORY_BYTES)))
+    return _limit_of(_most_slots(max(memory_bytes, MIN_MEMORY_BYTES)))
 
 
 def _most_slots(memory_bytes: int) -> int:

@@ -20,7 +20,7 @@ from keytail.kernels.proof.records import read_records
 
 _PREFIX = struct.Struct(">qi")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-_MOST_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller blocks
+_MAX_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller blocks
 _LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # a header with the checksum of old writers (LEGACY.md 3)
 
 INVALID_CRC = "a message has an invalid CRC"
@@ -60,7 +60,7 @@ def read_message(data: bytes) -> Message:
         return _checked(Message(magic, True, outer_offset, outer_offset, attributes, timestamp_ms, (record,)))
     if codec > v2.MAX_OLD_CODEC or value is None:
         raise ValueError("a compressed message has nothing to decompress")
-    inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=magic == 0)
+    inner = decompress(codec, value, limit_bytes=_MAX_BLOCK_BYTES, skip_header_checksum=magic == 0)
     found = list(_messages(bytes(inner), whole=False))
     if not found:
         raise ValueError("a compressed message contains no messages")
@@ -193,7 +193,7 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
         raise ValueError("the message has bytes after its value")
     if message.magic == 0 and codec == v2.LZ4 and not value.startswith(_LZ4_HEADER_V0):
         raise ValueError("the message has an lz4 header that clients before 0.10 reject")
-    inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=message.magic == 0)
+    inner = decompress(codec, value, limit_bytes=_MAX_BLOCK_BYTES, skip_header_checksum=message.magic == 0)
     if bytes(inner) != b"".join(_inner_message(message, record, records[0].offset) for record in records):
         raise ValueError("the messages in the message differ from those of its source")
     return kept
@@ -212,7 +212,7 @@ def _inner_message(message: Message, record: Record, first_offset: int) -> bytes
 
 
 def _records(batch: bytes, codec: int, base: int, base_time: int, count: int) -> Sequence[Record]:
-    block = np.frombuffer(decompress(codec, batch[_HEADER.size :], limit_bytes=_MOST_BLOCK_BYTES), np.uint8)
+    block = np.frombuffer(decompress(codec, batch[_HEADER.size :], limit_bytes=_MAX_BLOCK_BYTES), np.uint8)
     if not 0 <= count <= len(block):
         raise ValueError("the batch has an impossible record count")
     spans = np.empty((count, 6), np.int64)

@@ -16,7 +16,7 @@ from keytail.kernels.proof.step import close_batch, walk_piece
 from keytail.log.records.pieces import RecordStream
 from keytail.log.window import Window
 
-_MOST_GROWTH_BYTES = 32  # maximum growth of a rewritten record, whose timestamp is relative to another base
+_MAX_GROWTH_BYTES = 32  # maximum growth of a rewritten record, whose timestamp is relative to another base
 
 
 def _arenas() -> list[np.ndarray]:
@@ -76,7 +76,7 @@ def prove_in_pieces(proof: Proof, *, is_present: bool) -> None:
             proof.fail_at_source(SOURCE_COUNT, int(state.batch.last_offset) + 1)
         records, others = Records(block, 0, n_bytes, count), Records(NEVER_READ, 0, 0, 0)
         if after is not None:
-            room_bytes = n_bytes + _MOST_GROWTH_BYTES * count
+            room_bytes = n_bytes + _MAX_GROWTH_BYTES * count
             o_block, o_bytes, o_count = after.up_to(before.last_delta, count, room_bytes, is_last=is_last)
             others = Records(o_block, 0, o_bytes, o_count)
         proof.put_keys(count)

@@ -17,7 +17,7 @@ import numpy as np
 
 from keytail.compact.proof.boundaries import Group
 from keytail.compact.proof.in_parts import prove_in_parts
-from keytail.compact.proof.keys import LEAST_MEMORY_BYTES, Keys
+from keytail.compact.proof.keys import MIN_MEMORY_BYTES, Keys
 from keytail.compact.proof.markers import SOURCE_REMEDY
 from keytail.compact.proof.messages import note_present_message, prove_message
 from keytail.compact.proof.output import finish_output, open_block, open_checked, start_output
@@ -102,7 +102,7 @@ def prove(
 
 def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
     """Do the same as `prove` for the only pass, in several threads; None if it must be done in one."""
-    keys = Keys(max(spec.memory_bytes, LEAST_MEMORY_BYTES), spec.secret)
+    keys = Keys(max(spec.memory_bytes, MIN_MEMORY_BYTES), spec.secret)
     keys.expect(spec.expected_keys)
     try:
         sums = prove_in_parts(fs, spec, _groups_of(spec), keys, _walk)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from keytail.compact.proof.keys import LEAST_MEMORY_BYTES as _LEAST_MEMORY_BYTES
+from keytail.compact.proof.keys import MIN_MEMORY_BYTES as _MIN_MEMORY_BYTES
 from keytail.compact.proof.keys import Keys
 from keytail.compact.proof.markers import SOURCE_REMEDY, collect_markers
 from keytail.errors import CorruptLog, KeytailError, Refused
@@ -165,7 +165,7 @@ class Proof:
         self.spec = spec
         self.path = spec.partition_path
         self.scratch_path = spec.scratch_path or spec.partition_path
-        self._memory_bytes = max(spec.memory_bytes, _LEAST_MEMORY_BYTES)
+        self._memory_bytes = max(spec.memory_bytes, _MIN_MEMORY_BYTES)
         self.markers = np.empty((0, COLUMNS), dtype=np.int64)
         self.producers = np.empty((3, 0), dtype=np.int64)
         if spec.active_producers is not None:

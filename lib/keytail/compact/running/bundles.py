@@ -27,15 +27,15 @@ from keytail.run.storage import ScratchSpace
 BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
 # Without Spark jobs, a bundle only saves rewrites of checkpoints; this number of bundles per core keeps all cores busy.
-_BUNDLES_A_CORE = 8
+_BUNDLES_PER_CORE = 8
 # Maximum number of bundles in flight. Each uses a driver thread and two sockets; a process usually has 1,024
 # descriptors.
-MOST_BUNDLES = 256
+MAX_BUNDLES = 256
 # Maximum number of bundles of prepared partitions in flight. Their commits mostly wait for directories to be synced,
 # and a file system syncs many directories together.
-MOST_COMMITS = 16
+MAX_COMMITS = 16
 # Maximum number of prepared partitions in a bundle: after a kill, up to that many are cleaned again per bundle.
-_COMMITS_A_BUNDLE = 16
+_COMMITS_PER_BUNDLE = 16
 
 
 @dataclass(frozen=True)
@@ -48,25 +48,25 @@ class BundleSize:
     @classmethod
     def of(cls, partitions: int, parallel: int, *, jobs_cost: bool) -> BundleSize:
         """Return the size for `partitions`, of which `parallel` can be cleaned at a time."""
-        least = -(-_in_flight(parallel) // MOST_BUNDLES)
+        least = -(-_in_flight(parallel) // MAX_BUNDLES)
         if jobs_cost:
             return cls(least, max(BUNDLE_PARTITIONS, least))
-        return cls(1, max(1, min(BUNDLE_PARTITIONS, partitions // (_BUNDLES_A_CORE * parallel))))
+        return cls(1, max(1, min(BUNDLE_PARTITIONS, partitions // (_BUNDLES_PER_CORE * parallel))))
 
 
 def bundles_in_flight(partitions: int, parallel: int) -> int:
     """Return the maximum number of bundles in flight: one per task that can run, and a quarter more being installed."""
-    return min(_in_flight(parallel), partitions, MOST_BUNDLES)
+    return min(_in_flight(parallel), partitions, MAX_BUNDLES)
 
 
 def commits_in_flight(tasks: Sequence[CleaningTask]) -> int:
     """Return how many bundles of prepared partitions are committed at a time."""
     prepared = sum(task.prepared is not None for task in tasks)
-    return min(MOST_COMMITS, -(-prepared // _commits_a_bundle(prepared)))
+    return min(MAX_COMMITS, -(-prepared // _commits_per_bundle(prepared)))
 
 
-def _commits_a_bundle(prepared: int) -> int:
-    return max(1, min(_COMMITS_A_BUNDLE, prepared // (2 * MOST_COMMITS)))
+def _commits_per_bundle(prepared: int) -> int:
+    return max(1, min(_COMMITS_PER_BUNDLE, prepared // (2 * MAX_COMMITS)))
 
 
 def _in_flight(parallel: int) -> int:
@@ -106,7 +106,7 @@ class Waiting:
         self._by_gain, self._in_order = by_gain, in_order
         tasks = list(tasks)
         self._prepared = deque(task for task in tasks if task.prepared is not None)
-        self._commits_a_bundle = _commits_a_bundle(len(self._prepared))
+        self._commits_per_bundle = _commits_per_bundle(len(self._prepared))
         sized = [(scratch_bytes(task), task) for task in tasks if task.prepared is None]
         self._tasks = sorted(sized, key=lambda item: _gain(item[1]) if by_gain else item[0], reverse=True)
 
@@ -146,7 +146,7 @@ class Waiting:
     def _of_prepared(self) -> Bundle | None:
         needs: dict[int, int] = {}
         taken: list[CleaningTask] = []
-        while self._prepared and len(taken) < self._commits_a_bundle:
+        while self._prepared and len(taken) < self._commits_per_bundle:
             task = self._prepared[0]
             more = self._needs(task, 0, needs)  # the bytes of copies for a backup
             fits = self._space.fits(more)
@@ -223,7 +223,7 @@ class Waiting:
         """Return a partition to write in passes, with all space of its file system, where nothing may be reserved."""
         for place, (need, task) in enumerate(self._tasks):
             # A preparation has one pass: the next one would begin only when the output of this one is in place.
-            if task.prepares:
+            if task.is_preparation:
                 continue
             if self._space.reserved_bytes.get(_device_of(self._space, task)):
                 continue
@@ -284,7 +284,7 @@ def refusal_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None
     """Return why the partition cannot be rewritten, or prepared in one pass, even when it is alone."""
     if keeper is not None and not _has_room_for_copies(task, space, keeper):
         return keeper.refusal(task)
-    need = scratch_bytes(task) if task.prepares else _least_bytes(task)
+    need = scratch_bytes(task) if task.is_preparation else _least_bytes(task)
     return space.refusal(_device_of(space, task), need, out_of_place=task.out_of_place is not None)
 
 

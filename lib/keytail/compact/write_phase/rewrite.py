@@ -337,7 +337,7 @@ class Rewriter:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the uncompressed blocks of the portion's rebuilt rows: their REBUILT rows, and the bytes of all."""
         n, table = len(portion.records), portion.chunk.table
-        needed = int(portion.records["body_bytes"].sum(dtype=np.int64)) + block_kernels.MOST_GROWTH_BYTES * n
+        needed = int(portion.records["body_bytes"].sum(dtype=np.int64)) + block_kernels.MAX_GROWTH_BYTES * n
         if len(self._blocks) < needed:
             self._blocks = np.empty(needed + needed // 4, np.uint8)
         if len(self._rebuilt) < n_rebuilt:

@@ -15,7 +15,7 @@ _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_HEADER_BYTES = 16
 _XERIAL_FIRST_WORD = int.from_bytes(_XERIAL_MAGIC[:4], "big")
 _SNAPPY_BLOCK_BYTES = 32768
-_SNAPPY_MOST_RATIO = 22  # three bytes decompress to at most 64 bytes
+_SNAPPY_MAX_RATIO = 22  # three bytes decompress to at most 64 bytes
 
 
 def compress(data: Buffer, _level: int) -> bytes:
@@ -73,7 +73,7 @@ def decompress_in_parts(data: Buffer, _part_bytes: int) -> Iterator[Buffer]:
     for chunk in _snappy_chunks(memoryview(data)):
         try:
             size = cramjam.snappy.decompress_raw_len(chunk)
-            if size > _SNAPPY_MOST_RATIO * len(chunk):
+            if size > _SNAPPY_MAX_RATIO * len(chunk):
                 raise ValueError(f"snappy: a chunk of {len(chunk)} bytes declares {size} bytes")
             if size > max(max_record_bytes(), PART_BYTES):
                 raise TooLarge(f"a snappy chunk decompresses to {size} bytes", remedy=LARGER_REMEDY)

@@ -35,7 +35,7 @@ from keytail.kernels.opening.snappy import unsnappy
 from keytail.kernels.records import CLOSED, IN_ARENA, IN_RAW
 
 _GZIP_HEADER_BYTES, _GZIP_TRAILER_BYTES = 10, 8
-_ZSTD_MOST_WINDOW_LOG = 23  # Kafka's producers use far smaller windows; its reader accepts larger ones
+_ZSTD_MAX_WINDOW_LOG = 23  # Kafka's producers use far smaller windows; its reader accepts larger ones
 
 
 @njit
@@ -51,7 +51,7 @@ def _unzstd(tools, data, start, n, out, at, room):
     if descriptor & 0x20:  # a single segment: its content size is given, and is also the window size
         p += 1 if descriptor >> 6 == 0 else 0
     else:
-        if (np.int64(data[p]) >> 3) + 10 > _ZSTD_MOST_WINDOW_LOG:
+        if (np.int64(data[p]) >> 3) + 10 > _ZSTD_MAX_WINDOW_LOG:
             return NOT_PLAIN
         p += 1
     if descriptor >> 6:

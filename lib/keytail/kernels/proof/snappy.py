@@ -19,7 +19,7 @@ SPARE_BYTES = 16  # room that must be left after the result: short pieces are co
 _MAGIC = -0x7DACB1BEAFAFA700  # 82 "SNAPPY" 00
 _FRAME_BYTES = 16
 _LENGTH_BYTES = 4
-_MOST_LENGTH_SHIFT = 28  # a length is a number of at most five groups of 7 bits
+_MAX_LENGTH_SHIFT = 28  # a length is a number of at most five groups of 7 bits
 
 _inlined = register_jitable(forceinline=True)
 
@@ -73,7 +73,7 @@ def _decode_chunk(data, at, end, out, first):
     """Decompress the raw block `data[at:end]` to `out[first:]`; return the end of the result, or NOT_SNAPPY."""
     shift, length, more = 0, np.int64(0), True
     while more:
-        if at == end or shift > _MOST_LENGTH_SHIFT:
+        if at == end or shift > _MAX_LENGTH_SHIFT:
             return np.int64(NOT_SNAPPY)
         group = np.int64(byte_at(data, at))
         length |= (group & 127) << shift

@@ -7,7 +7,7 @@ from numba import njit
 
 from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
-from keytail.kernels.legacy import MOST_MESSAGE_GROWTH_BYTES, put_message
+from keytail.kernels.legacy import MAX_MESSAGE_GROWTH_BYTES, put_message
 from keytail.kernels.native import copy_bytes
 from keytail.kernels.records import IN_RAW, put_varint, read_varint, varint_bytes
 from keytail.kernels.rewriting.records import REBUILD
@@ -20,7 +20,7 @@ NOT_EARLIER = -(2**63)
 
 # Bytes of a record besides its body: length, attributes and two deltas at their longest, with room to shift; or of a
 # message.
-MOST_GROWTH_BYTES = max(30, MOST_MESSAGE_GROWTH_BYTES)
+MAX_GROWTH_BYTES = max(30, MAX_MESSAGE_GROWTH_BYTES)
 
 # One row per rebuilt batch: the header fields that differ from the source header.
 REBUILT = np.dtype(
@@ -107,7 +107,7 @@ def rebuild_blocks(
     `horizon_ms` is set on batches that keep a null value and have no delete horizon; a negative one is not set.
     `first_ms` is the timestamp of the first retained record if that is in an earlier piece of the batch, else
     NOT_EARLIER. With `by_file_time` no batch has a horizon, even if its source has one (CLEANING.md 16). `blocks` must
-    have room for the bodies plus MOST_GROWTH_BYTES per record. `out` is int64[4]: rebuilt rows, bytes used, code, bad
+    have room for the bodies plus MAX_GROWTH_BYTES per record. `out` is int64[4]: rebuilt rows, bytes used, code, bad
     row. Fields follow CLEANING.md, "Rebuilt batch"; with `keep_magic`, those of magic 0 and 1 follow LEGACY.md 5.
     """
     p = block_from

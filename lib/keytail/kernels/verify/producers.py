@@ -17,7 +17,7 @@ EPOCH, LAST_SEQUENCE, LAST_OFFSET, OFFSET_DELTA, OPEN_FROM, LAST_MARKER, STATE_C
 MARKER_OFFSET, MARKER_POSITION, MARKER_PRODUCER, MARKER_ABORTS, MARKER_DATA, MARKER_COLUMNS = range(6)
 
 _ABORT, _COMMIT = 0, 1
-_MOST_SEQUENCE = 2**31 - 1
+_MAX_SEQUENCE = 2**31 - 1
 
 
 @kernel
@@ -53,7 +53,7 @@ def follow(rows, producers, first, log_start_offset, state, markers):
         p[LAST_OFFSET] = row[columns.ROW_LAST]
         p[OFFSET_DELTA] = delta
         sequence = row[columns.ROW_SEQUENCE] + delta
-        p[LAST_SEQUENCE] = sequence if sequence <= _MOST_SEQUENCE else sequence - _MOST_SEQUENCE - 1
+        p[LAST_SEQUENCE] = sequence if sequence <= _MAX_SEQUENCE else sequence - _MAX_SEQUENCE - 1
         if row[columns.ROW_ATTRIBUTES] & v2.TRANSACTIONAL:
             if p[OPEN_FROM] < 0:
                 p[OPEN_FROM] = row[columns.ROW_BASE]

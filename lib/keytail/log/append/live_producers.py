@@ -185,8 +185,8 @@ def _refuse(row: np.void, what: str) -> NoReturn:
 # HashMap. A table begins with 16 buckets and doubles when it, or one of its buckets, contains too many ids. The bits of
 # an id determine its bucket, and within a bucket ids are in insertion order.
 _FIRST_BUCKETS = 16
-_MOST_IDS_PER_BUCKET = 8  # with one more, a table of fewer than 64 buckets is doubled
-_MOST_DOUBLED_BUCKETS = 64
+_MAX_IDS_PER_BUCKET = 8  # with one more, a table of fewer than 64 buckets is doubled
+_MAX_DOUBLED_BUCKETS = 64
 
 
 def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
@@ -197,13 +197,13 @@ def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[i
     """
     buckets = _FIRST_BUCKETS
     for count, producer_id in enumerate(producer_ids, 1):
-        if buckets >= _MOST_DOUBLED_BUCKETS:
+        if buckets >= _MAX_DOUBLED_BUCKETS:
             break
         if in_front and _is_too_full(count - 1, buckets):
             buckets *= 2
         bucket = _bucket(producer_id, buckets)
         same_bucket = sum(_bucket(other, buckets) == bucket for other in producer_ids[:count])
-        if same_bucket > _MOST_IDS_PER_BUCKET - in_front and buckets < _MOST_DOUBLED_BUCKETS:
+        if same_bucket > _MAX_IDS_PER_BUCKET - in_front and buckets < _MAX_DOUBLED_BUCKETS:
             buckets *= 2
         if not in_front and _is_too_full(count, buckets):
             buckets *= 2

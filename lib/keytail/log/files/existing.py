@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 # Limit for a file that is read as a whole. The index of a log of 2^31 bytes with an entry every 100 bytes is less than
 # half as large.
-MOST_SMALL_BYTES = 1 << 29
+MAX_SMALL_BYTES = 1 << 29
 
 # Without O_NONBLOCK, opening a FIFO waits for the other end.
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -161,13 +161,13 @@ def link(source: str, target: str) -> None:
 
 
 def read_all(fd: int) -> bytes:
-    """Return the whole contents. Raises OSError if the file has more than MOST_SMALL_BYTES: a sparse file needs no disk
+    """Return the whole contents. Raises OSError if the file has more than MAX_SMALL_BYTES: a sparse file needs no disk
     space, but could fill the memory."""
     portions: list[bytes] = []
     size_bytes = os.fstat(fd).st_size
-    while size_bytes <= MOST_SMALL_BYTES and (portion := os.read(fd, 1 << 20)):
+    while size_bytes <= MAX_SMALL_BYTES and (portion := os.read(fd, 1 << 20)):
         portions.append(portion)
         size_bytes = max(size_bytes, len(portions) << 20)
-    if size_bytes > MOST_SMALL_BYTES:
-        raise OSError(errno.EFBIG, f"File is larger than {MOST_SMALL_BYTES} bytes, the maximum for a file of this kind")
+    if size_bytes > MAX_SMALL_BYTES:
+        raise OSError(errno.EFBIG, f"File is larger than {MAX_SMALL_BYTES} bytes, the maximum for a file of this kind")
     return b"".join(portions)

@@ -26,7 +26,7 @@ _OF_A_LOG_DIR = (
     names.LOG_START_CHECKPOINT,
     names.HIGH_WATERMARK_CHECKPOINT,
 )
-_MOST_LINKS = 40  # maximum number of links in a path, as in Linux
+_MAX_LINKS = 40  # maximum number of links in a path, as in Linux
 
 _OPENAT2 = 437  # the system call has the same number on all architectures
 _AT_FDCWD = -100
@@ -86,7 +86,7 @@ def _walk(path: str, flags: int) -> int:
                 facts = os.fstat(found)
                 if stat_bits.S_ISLNK(facts.st_mode):
                     links += 1
-                    if links > _MOST_LINKS:
+                    if links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                     if not _may_follow(facts, at):
                         raise symbolic_link(os.path.join(os.readlink(f"/proc/self/fd/{at}"), name))

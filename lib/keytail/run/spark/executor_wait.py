@@ -22,7 +22,7 @@ from keytail.threads import inheriting
 LONGEST_WAIT_S = 30.0
 _PACE_S = 1.0  # seconds between two checks
 _ANSWER_S = 10  # seconds to wait for the master's reply
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def _cores(count: int) -> str:
 
 
 def _listed(items: Sequence[str]) -> str:
-    more = len(items) - _MOST_NAMED
-    return "; ".join(items[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    more = len(items) - _MAX_NAMED
+    return "; ".join(items[:_MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager
