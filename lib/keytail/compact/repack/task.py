@@ -1,0 +1,61 @@
+"""The input of a task that repacks one partition, and what one of its passes saves for the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from keytail.compact.task import CleaningTask, SavedState, Totals
+from keytail.format.batch import HEADER_BYTES
+from keytail.log.replacement.replace import CleanFile
+from keytail.log.writer import MAX_SEGMENT_BYTES
+
+DEFAULT_BATCH_BYTES = 256 << 10
+
+_NO_FILE = CleanFile("", "", 0, "")
+
+
+@dataclass(frozen=True)
+class Repacking:
+    """What a repack changes. Neighbouring batches are merged up to `batch_bytes` of uncompressed records, which 0
+    disables. `codec` is the number of the codec that all batches get, at `level`; None: batches keep their codec, and
+    merged ones are compressed at `level`, too. A level of None is the default of Kafka's codec.
+    """
+
+    batch_bytes: int = DEFAULT_BATCH_BYTES
+    codec: int | None = None
+    level: int | None = None
+
+    @property
+    def merges(self) -> bool:
+        return self.batch_bytes > 0
+
+    def block_bytes(self, max_message_bytes: int) -> int:
+        """Return the limit of a merged batch's records, uncompressed and encoded for that batch."""
+        return max(0, min(self.batch_bytes, max_message_bytes - HEADER_BYTES))
+
+
+@dataclass(frozen=True)
+class RepackTask(CleaningTask):
+    """One repack of one partition. Segments from `first_uncleanable_offset` on are not read."""
+
+    repacking: Repacking = field(default_factory=Repacking)
+
+
+@dataclass(frozen=True)
+class RepackState(SavedState):
+    """A pass saves no files, only where the next one continues: each segment is repacked by itself."""
+
+    @classmethod
+    def at(cls, next_segment: int, totals: Totals) -> RepackState:
+        return cls(next_segment, _NO_FILE, _NO_FILE, totals)
+
+    @property
+    def files(self) -> tuple[CleanFile, ...]:
+        return ()
+
+
+def output_segment_bytes(task: CleaningTask) -> int:
+    """Return the limit of an output's size. A source above `segment.bytes`, as Kafka's cleaner may leave it, stays one
+    segment."""
+    largest = max((segment.log_bytes for segment in task.segments), default=0)
+    return min(MAX_SEGMENT_BYTES, max(task.config.segment_bytes, largest))
