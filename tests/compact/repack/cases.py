@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from keytail.compact.repack.merger import Merger
-from keytail.compact.repack.task import Repacking
+from keytail.compact.repack.task import Repacking, RepackTask
 from keytail.format.compression import compress
 from keytail.log.fs import LOCAL
+from keytail.log.partition import SegmentFacts
 from keytail.log.records.chunk import SegmentReader
-from tests.reference.batches import Rec, encode_batch, encode_marker
+from tests.compact.logs import RandomLog, random_log, task_for, write_log
+from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
+from tests.reference.cleaner import Aborted, Segment
 from tests.reference.repack import Rules, repack
 
 NOW = 1_700_000_000_000
@@ -115,3 +121,42 @@ def rules() -> st.SearchStrategy[Rules]:
         max_message_bytes=st.sampled_from([100, 200, 400, 10**6, 10**6]),
         codec=st.sampled_from([None, None, 0, 1, 2, 3, 4]),
     )
+
+
+def log_of(rng: random.Random, codecs: Sequence[int] = (0,)) -> RandomLog:
+    """Return a random log with some transactions, whose segments have transaction indexes."""
+    log = random_log(rng, NOW, codecs=codecs)
+    return replace_segments(log, [replace(segment, aborted=aborted_entries(rng, segment)) for segment in log.segments])
+
+
+def replace_segments(log: RandomLog, segments: list[Segment]) -> RandomLog:
+    return RandomLog(segments, log.batch_ends, log.log_end_offset, log.producers)
+
+
+def aborted_entries(rng: random.Random, segment: Segment) -> tuple[Aborted, ...]:
+    batches = decode_log(segment.log)
+    some = [batch for batch in batches if rng.random() < 0.2]
+    return tuple(Aborted(9, max(0, b.base_offset - 3), b.last_offset, b.last_offset + 1) for b in some)
+
+
+def written(path: str, log: RandomLog) -> tuple[SegmentFacts, ...]:
+    """Write the segments and their transaction indexes; return the facts of a survey."""
+    facts = write_log(path, log.segments)
+    found = []
+    for fact, segment in zip(facts, log.segments, strict=True):
+        data = b"".join(entry.encode() for entry in segment.aborted)
+        if data:
+            Path(path, f"{segment.base_offset:020d}.txnindex").write_bytes(data)
+        found.append(fact._replace(txn_index_bytes=len(data) or None))
+    return tuple(found)
+
+
+def task_of(path: str, log: RandomLog, facts: tuple[SegmentFacts, ...], rules: Rules, **fields: Any) -> RepackTask:
+    config = {"index_interval_bytes": 64, "max_message_bytes": rules.max_message_bytes, **fields.pop("config", {})}
+    common = task_for(path, log, facts, NOW, first_dirty=0, config=config, **fields)
+    repacking = Repacking(rules.batch_bytes, rules.codec)
+    return RepackTask(**{**vars(common), "repacking": repacking})
+
+
+def files_in(path: str) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Path(path).iterdir()}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from keytail.compact.task import CleaningTask, SavedState, Totals
 from keytail.format.batch import HEADER_BYTES
@@ -43,11 +47,20 @@ class RepackTask(CleaningTask):
 
 @dataclass(frozen=True)
 class RepackState(SavedState):
-    """A pass saves no files, only where the next one continues: each segment is repacked by itself."""
+    """A pass saves no files, only where the next one continues: each segment is repacked by itself.
+
+    `kept` and `proven_kept` are the base offsets (int64, sorted) of batches that must stay as they are, as the writer
+    and the proof of the first pass have found them: later, some sources are replaced.
+    """
+
+    kept: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64), compare=False)
+    proven_kept: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64), compare=False)
+    batches_before: int = 0  # in all passes so far
+    batches_after: int = 0
 
     @classmethod
-    def at(cls, next_segment: int, totals: Totals) -> RepackState:
-        return cls(next_segment, _NO_FILE, _NO_FILE, totals)
+    def at(cls, next_segment: int, totals: Totals, **more: Any) -> RepackState:
+        return cls(next_segment, _NO_FILE, _NO_FILE, totals, **more)
 
     @property
     def files(self) -> tuple[CleanFile, ...]:
