@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from keytail.compact.task import CleaningTask, SavedState, Totals
 from keytail.format.batch import HEADER_BYTES
 from keytail.log.replacement.replace import CleanFile
 from keytail.log.writer import MAX_SEGMENT_BYTES
-
-DEFAULT_BATCH_BYTES = 256 << 10
 
 _NO_FILE = CleanFile("", "", 0, "")
 
@@ -25,7 +23,7 @@ class Repacking:
     merged ones are compressed at `level`, too. A level of None is the default of Kafka's codec.
     """
 
-    batch_bytes: int = DEFAULT_BATCH_BYTES
+    batch_bytes: int
     codec: int | None = None
     level: int | None = None
 
@@ -42,7 +40,17 @@ class Repacking:
 class RepackTask(CleaningTask):
     """One repack of one partition. Segments from `first_uncleanable_offset` on are not read."""
 
-    repacking: Repacking = field(default_factory=Repacking)
+    repacking: Repacking = field(default_factory=partial(Repacking, 0))
+    cleaner_checkpoint: int | None = None
+    would: ClassVar[str] = "would-repack"
+
+    @property
+    def begins_at(self) -> int:
+        return self.segments[0].base_offset
+
+    def next_checkpoint(self, end_offset: int) -> int:
+        """Return the cleaner's checkpoint, which a repack does not move; if there is none, `end_offset`."""
+        return max(end_offset, self.cleaner_checkpoint or 0)
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,10 @@ class Replay:
         return self._transaction is not None
 
     def topics(self) -> dict[str, Topic]:
-        return {name: Topic(topic.topic_id, dict(topic.replicas), dict(topic.in_sync)) for name, topic in self._topics.items()}
+        return {
+            name: Topic(topic.topic_id, dict(topic.replicas), dict(topic.in_sync))
+            for name, topic in self._topics.items()
+        }
 
     def newer(self, resource_type: ResourceType) -> dict[str, str]:
         """Return the topics or brokers whose settings are uncertain, with the reason.
