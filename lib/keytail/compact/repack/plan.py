@@ -112,8 +112,8 @@ def why_not_in_sync(cluster: Cluster | None, topic: str, partition: int) -> Erro
         return NO_ERROR
     named = ", ".join(map(str, behind))
     return refusal(
-        f"the replicas on these brokers are not certainly in sync: {named} ({cluster.origin}). A follower whose log ends "
-        "inside a merged batch of its leader fails",
+        f"the replicas on these brokers are not certainly in sync: {named} ({cluster.origin}); a follower whose log "
+        "ends inside a merged batch of its leader fails",
         slug="replicas-not-in-sync",
         remedy=remedy,
     )
