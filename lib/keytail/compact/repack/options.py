@@ -36,14 +36,10 @@ class RepackFlags:
 
 
 def _compression(text: str) -> Compression:
-    from keytail.format.compression import check_level  # noqa: PLC0415 (--help needs no codec)
-
     name, colon, level = text.partition(":")
     if name not in CODECS:
         raise typer.BadParameter(f"unknown codec {name!r}: use {', '.join(CODECS)}, optionally with a level: zstd:6")
-    found = Compression(CODECS.index(name), o.within(-(2**31), 2**31 - 1)(level) if colon else None)
-    check_level(found.codec, found.level)
-    return found
+    return Compression(CODECS.index(name), o.within(-(2**31), 2**31 - 1)(level) if colon else None)
 
 
 def _batch_bytes(text: str) -> int:
@@ -85,6 +81,10 @@ def repack_flags(
 ) -> RepackFlags | None:
     """Return the flags of --repack; None without it."""
     if repack:
+        if compression is not None:
+            from keytail.format.compression import check_level  # noqa: PLC0415 (--help needs no codec)
+
+            check_level(compression.codec, compression.level)
         batch_bytes = DEFAULT_BATCH_BYTES if batch_bytes is None else batch_bytes
         return RepackFlags(compression, batch_bytes, replicas_in_sync)
     given = {
