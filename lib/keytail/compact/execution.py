@@ -50,7 +50,7 @@ from keytail.undo.options import backup_of, make_directory, report_backup
 @dataclass(frozen=True)
 class Kind:
     """What a run in place does with partitions. `name` is that in the ledger; the bytes of a partition are read
-    `times_read` times.
+    `times_read` times; `kernels` is the command of run/kernels.json.
 
     `plan` returns the decisions about all partitions, after resolving leftovers; `tasks` returns the tasks of those
     that are due, with the id of the run; `expected` the estimate for one of these. `in_place` is the destination, and
@@ -59,6 +59,7 @@ class Kind:
 
     name: str
     times_read: float
+    kernels: str
     plan: Callable[[FileSystem, SelectedPartitions, Configuration, Rules, Request], list[Planned]]
     tasks: Callable[[list[Planned], Rules, Request, str], Sequence[CleaningTask]]
     expected: Callable[[Planned, Request], Expected | None]
@@ -105,6 +106,7 @@ def run_in_place(request: Request, kind: Kind, fs: FileSystem = LOCAL) -> list[R
                 reporter,
                 (kind.expected(plan, request) for plan in planned if plan.prepared is None),
                 needs_spark=bool(why_spark),
+                kernels=kind.kernels,
                 extra=None if submitted else flags.session_settings,
             )
             run_id_of_ledger = run_id_at(rules.now_ms, run_id)
@@ -220,6 +222,7 @@ def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Re
 COMPACTION = Kind(
     "compact",
     READ_IN_A_COMPACTION,
+    "compact",
     plan=_plan,
     tasks=lambda planned, rules, request, run_id: cleaning_tasks(planned, rules, request.task_settings(), run_id),
     expected=lambda planned, request: planned.expected(request.map_memory()),

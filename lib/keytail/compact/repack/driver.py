@@ -67,7 +67,7 @@ def _plan_only(request: Request, fs: FileSystem) -> list[ResultRow]:
 
         rows = of_each(chosen.partitions, row, fs)
         if any(row.status == RepackTask.would for row in rows) and is_on_this_host(request.master):
-            report_uncompiled("compact")
+            report_uncompiled("repack")
         return rows
 
 
@@ -195,6 +195,7 @@ class _InPlace(InPlace):
 REPACK = Kind(
     "compact --repack",
     _TIMES_READ,
+    "repack",
     plan=_plan_resolved,
     tasks=_tasks,
     expected=lambda planned, request: expected(planned),
