@@ -6,8 +6,9 @@ The driver installs its output as that of a compaction.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
@@ -18,7 +19,7 @@ from keytail.compact.cleaner import check_sources
 from keytail.compact.map_phase.reading import PhaseClock
 from keytail.compact.plan import segments_between
 from keytail.compact.repack.merger import Merger
-from keytail.compact.repack.proof import RepackSpec, prove_repack
+from keytail.compact.repack.proof import RepackSpec, prove_repack, read_txn_index
 from keytail.compact.repack.task import RepackState, RepackTask, output_segment_bytes
 from keytail.compact.task import CleaningResult, SourceCounts, Totals, result_of
 from keytail.compact.write_phase.counts import Counts
@@ -68,7 +69,8 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
             stop = task.first_segment
             while stop < end and written.has_room_for(stop):
                 written.begin(stop)
-                merger.repack(_chunks(task, reader, stop), written)
+                with contextlib.closing(_chunks(task, reader, stop)) as chunks:
+                    merger.repack(chunks, written)
                 written.end()
                 stop += 1
             groups = writer.finish(_end_of(task, written.numbers[-1]) if written.numbers else 0)
@@ -110,7 +112,7 @@ def last_batches(fs: FileSystem, task: RepackTask, reader: SegmentReader, ids: n
     return np.array(sorted(base for bases in latest.values() for base in bases), np.int64)
 
 
-def _chunks(task: RepackTask, reader: SegmentReader, number: int) -> Iterator[Chunk]:
+def _chunks(task: RepackTask, reader: SegmentReader, number: int) -> Generator[Chunk, None, None]:
     segment, is_last = task.segments[number], number + 1 == len(task.segments)
     next_base = None if is_last else task.segments[number + 1].base_offset
     torn_tail = is_last and not task.clean_shutdown
@@ -140,7 +142,7 @@ def _txn_index(fs: FileSystem, task: RepackTask, base: int, next_base: int) -> b
     segment = task.segments[number]
     if not segment.txn_index_bytes:
         return b""
-    data = fs.read_bytes(task.path(segment.base_offset, names.TXN_INDEX))
+    data = read_txn_index(fs, task.path(segment.base_offset, names.TXN_INDEX), segment)
     if base == segment.base_offset and next_base >= _end_of(task, number):
         return data
     last_offsets = parse_txn_index(data)["last_offset"]
@@ -207,8 +209,9 @@ class _Written:
         segment = self.task.segments[self._number]
         self.writer.start_output(Source(segment.base_offset, segment.log_mtime_ns // 1_000_000))
         path = self.task.path(segment.base_offset, names.LOG)
-        for chunk in self.copier.chunks(path, self._unchanged_bytes):
-            self.writer.append(chunk.raw, chunk.table)
+        with contextlib.closing(self.copier.chunks_without_prefetch(path, self._unchanged_bytes)) as chunks:
+            for chunk in chunks:
+                self.writer.append(chunk.raw, chunk.table)
 
     def _put(self, data: np.ndarray, table: np.ndarray) -> None:
         """Write the batches, or a buffer of them: writing each by itself would take longer than making it."""

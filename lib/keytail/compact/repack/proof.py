@@ -118,6 +118,19 @@ def _last_batches(fs: FileSystem, spec: RepackSpec) -> np.ndarray:
     return np.sort(latest[latest >= 0])
 
 
+def read_txn_index(fs: FileSystem, path: str, segment: SegmentFacts) -> bytes:
+    """Return the transaction index of a source. Raises KeytailError if it does not have its size in the plan."""
+    data = fs.read_bytes(path)
+    if len(data) != segment.txn_index_bytes:
+        raise KeytailError(
+            f"the file has {len(data)} bytes instead of {segment.txn_index_bytes}",
+            path=path,
+            remedy="Another process writes to this directory: stop it, then run again",
+            slug="file-size-differs",
+        )
+    return data
+
+
 class _RepackProof(Proof):
     """The state of one proof, with the windows and the messages of the proof of a compaction."""
 
@@ -223,7 +236,7 @@ class _RepackProof(Proof):
     ) -> None:
         """Check that the outputs together have the entries of the source, each in the output with its offset."""
         path = os.path.join(self.path, names.segment_file(source.base_offset, names.TXN_INDEX))
-        before = self.fs.read_bytes(path) if source.txn_index_bytes is not None else b""
+        before = b"" if source.txn_index_bytes is None else read_txn_index(self.fs, path, source)
         bases = [output.base_offset for output in outputs]
         is_same = b"".join(found) == before
         for data, base, end in zip(found, bases, [*bases[1:], next_base], strict=True):
