@@ -32,7 +32,7 @@ from tests.log_dirs import write_log_dir
 from tests.reference.indexing import index_files
 from tests.reference.loader import load_alike
 
-CONFIG = CompactionConfig(index_interval_bytes=INTERVAL_BYTES, segment_bytes=300)
+CONFIG = CompactionConfig(index_interval_bytes=INTERVAL_BYTES, segment_bytes=150)
 CHECKPOINT = "cleaner-offset-checkpoint"
 MERGED, DIVIDED = "merged batches", "outputs that are divided at a limit, with transactions"
 SHAPES = {

@@ -59,7 +59,8 @@ def _can_be_rebuilt(batch: Batch, rules: Rules) -> bool:
 def _may_share(a: Batch, b: Batch, rules: Rules) -> bool:
     return (
         rules.batch_bytes > 0
-        and all((x.producer_id, x.producer_epoch, x.base_sequence) == (-1, -1, -1) for x in (a, b))
+        and a.producer_id == b.producer_id == -1
+        and (a.producer_epoch, a.base_sequence) == (b.producer_epoch, b.base_sequence)
         and not a.transactional
         and not b.transactional
         and (rules.codec is not None or a.codec == b.codec)
@@ -97,13 +98,13 @@ def _end(run: list[tuple[Batch, bytes]], rules: Rules, compress: Compress) -> li
         return []
     batches = [batch for batch, _ in run]
     codec = batches[0].codec if rules.codec is None else rules.codec
-    is_recompressed = any(batch.codec != codec for batch in batches)
-    if len(batches) == 1 and not is_recompressed:
+    if len(batches) == 1 and batches[0].codec == codec:
         return sources
     merged = _batch(batches, codec, compress(codec, _block(batches)))
     if len(merged) > rules.max_message_bytes:
         return sources
-    if not is_recompressed and len(merged) >= sum(map(len, sources)):
+    has_other = any(batch.codec not in (codec, 0) for batch in batches)
+    if not has_other and len(merged) >= sum(map(len, sources)):
         return sources
     return [merged]
 

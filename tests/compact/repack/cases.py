@@ -75,6 +75,12 @@ def _longer(varint: bytes) -> bytes:
     return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
 
 
+OTHER_KINDS = [
+    "other", "horizon", "append time", "producer", "transaction", "sequence", "marker", "empty", "old timestamp",
+    "unknown attribute", "long varints",
+]  # fmt: skip
+
+
 @st.composite
 def segments(draw: st.DrawFn) -> bytes:
     """Return a segment with batches of all kinds, most of which may be merged with a neighbour."""
@@ -82,8 +88,7 @@ def segments(draw: st.DrawFn) -> bytes:
     codec = draw(st.integers(0, 4))
     usual = {"leader_epoch": 3, "codec": codec}
     for _ in range(draw(st.integers(0, 14))):
-        kind = draw(st.sampled_from(["plain"] * 12 + ["other", "horizon", "append time", "producer", "transaction"]
-                                    + ["marker", "empty", "old timestamp", "unknown attribute", "long varints"]))
+        kind = draw(st.sampled_from(["plain"] * 12 + OTHER_KINDS))
         records = draw(_records(offset))
         last = records[-1].offset + draw(st.sampled_from([0, 0, 0, 2]))
         more: dict = {**usual, "last_offset": last, "base_offset": offset}
@@ -93,6 +98,8 @@ def segments(draw: st.DrawFn) -> bytes:
             more["delete_horizon_ms"] = draw(st.sampled_from([NOW - 1, NOW + 1]))
         elif kind == "append time":
             more |= {"timestamp_type": 1, "max_timestamp": draw(st.sampled_from([NOW, NOW + 1]))}
+        elif kind == "sequence":
+            more["base_sequence"] = 0
         elif kind in ("producer", "transaction"):
             more |= {"producer_id": draw(st.integers(0, 1)), "producer_epoch": 0, "base_sequence": 5}
             more["transactional"] = kind == "transaction"

@@ -108,8 +108,8 @@ def test_a_batch_above_the_limit_is_compressed_again_but_not_split(path):
 
 def test_batches_that_are_read_in_pieces_stay_as_they_are(path, monkeypatch):
     read_in_pieces(monkeypatch)
-    log = _batches(10) + encode_batch([Rec(i, NOW, b"key", b"v" * 30) for i in range(1, 6)], codec=1)
-    log += _batches(10, 10, offset=6)
+    log = _batches(10, codec=4) + encode_batch([Rec(i, NOW, b"key", b"v" * 30) for i in range(1, 6)], codec=1)
+    log += _batches(10, 10, offset=6, codec=4)
     out = b"".join(merged(path, log, Rules(10**6, 10**6, codec=3)).parts)
     first, large, *rest = decode_log(out)
     assert large.codec == 1 and out[large.position : large.position + large.size] in log
@@ -125,7 +125,24 @@ def test_a_merge_that_saves_nothing_is_not_done(path):
 
     log = batch(0, 0) + batch(12, far)
     assert b"".join(merged(path, log, Rules(10**6, 10**6)).parts) == log
-    assert len(decode_log(b"".join(merged(path, log, Rules(10**6, 10**6, codec=1)).parts))) == 1
+
+
+def test_an_uncompressed_batch_that_compression_makes_larger_stays_as_it_is(path):
+    small = _batches(1)
+    assert b"".join(merged(path, small, Rules(10**6, 10**6, codec=4)).parts) == small
+    [compressed] = decode_log(b"".join(merged(path, _batches(500), Rules(10**6, 10**6, codec=4)).parts))
+    assert compressed.codec == 4
+    [other] = decode_log(b"".join(merged(path, _batches(1, codec=1), Rules(10**6, 10**6, codec=4)).parts))
+    assert other.codec == 4
+
+
+def test_batches_of_a_group_coordinator_are_merged(path):
+    """They have no producer, but the sequence 0."""
+    log = _batches(9, 9, 9, base_sequence=0)
+    [batch] = decode_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))
+    assert (batch.record_count, batch.base_sequence) == (3, 0)
+    log = _batches(9, base_sequence=0) + _batches(9, offset=1)
+    assert len(decode_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))) == 2
 
 
 def test_the_last_offset_is_at_most_an_int32_above_the_base_offset(path):

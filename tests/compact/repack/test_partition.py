@@ -100,7 +100,7 @@ def test_an_output_that_grows_beyond_the_limit_is_divided(tmp_path):
     log.segments[0] = replace(log.segments[0], aborted=entries)
     path, rules = str(tmp_path / "t-0"), Rules(0, 10**6, codec=0)
     facts = written(path, log)
-    task = task_of(path, log, facts, rules, config={"segment_bytes": 3500})
+    task = task_of(path, log, facts, rules, config={"segment_bytes": 1750})
     [result] = run(task)
     files = files_in(path)
     bases = sorted(int(name[:20]) for name in files if name.endswith(".log"))

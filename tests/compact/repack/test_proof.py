@@ -415,7 +415,7 @@ def test_a_batch_of_a_producer_is_not_merged(tmp_path):
 def test_one_of_the_last_batches_of_a_producer_stays_as_it_is(tmp_path, latest):
     """The latest five may be in later segments."""
     fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-    batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 9)], **fields) for offset in range(5 - latest)]
+    batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 99)], **fields) for offset in range(5 - latest)]
     active = encode_batch([Rec(100, NOW, b"k", b"v")], **fields) * latest
     case = Case(b"".join(batches), Rules(0, 10**5, codec=3), active=active)
     case.prove(tmp_path / "unknown")

@@ -19,7 +19,6 @@ from keytail.format.batch import (
     HEADER_BYTES,
     LOG_APPEND_TIME,
     NO_PRODUCER_ID,
-    NO_SEQUENCE,
     TRANSACTIONAL,
 )
 from keytail.format.compression import compress
@@ -105,8 +104,7 @@ class Merger:
         if len(self._kept):
             at = np.minimum(np.searchsorted(self._kept, table["base_offset"]), len(self._kept) - 1)
             rebuildable &= self._kept[at] != table["base_offset"]
-        free = rebuildable & (table["producer_id"] == NO_PRODUCER_ID) & (table["producer_epoch"] == -1)
-        free &= (table["base_sequence"] == NO_SEQUENCE) & ((attributes & TRANSACTIONAL) == 0)
+        free = rebuildable & (table["producer_id"] == NO_PRODUCER_ID) & ((attributes & TRANSACTIONAL) == 0)
         before = np.concatenate([self._last_row, table[:-1]])
         was_free = np.concatenate([[self._is_last_free], free[:-1]])
         joins = free & was_free & self._share_fields(before, table)
@@ -125,7 +123,9 @@ class Merger:
         attributes = table["attributes"]
         kinds = DELETE_HORIZON | LOG_APPEND_TIME | (CODEC_MASK if self._repacking.codec is None else 0)
         same = ((before["attributes"] ^ attributes) & kinds) == 0
-        same &= before["leader_epoch"] == table["leader_epoch"]
+        # Without a producer, the epoch and the sequence have no meaning; group coordinators write the sequence 0.
+        for name in ("leader_epoch", "producer_epoch", "base_sequence"):
+            same &= before[name] == table[name]
         same &= ((attributes & DELETE_HORIZON) == 0) | (before["base_timestamp_ms"] == table["base_timestamp_ms"])
         same &= ((attributes & LOG_APPEND_TIME) == 0) | (before["max_timestamp_ms"] == table["max_timestamp_ms"])
         return np.asarray(same)
@@ -181,20 +181,21 @@ class Merger:
     def _merged(self, sources: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the open batch and its row, or None if its sources must stay as they are.
 
-        They stay if the batch would exceed `max.message.bytes`, and if merging alone would save nothing.
+        They stay if the batch would exceed `max.message.bytes`; and if it would be no smaller than they are, unless a
+        batch that is compressed with another codec is among them.
         """
         repacking, state = self._repacking, self._state
         codecs = np.concatenate([table["attributes"] & CODEC_MASK for _, table in sources])
         codec = int(codecs[0]) if repacking.codec is None else repacking.codec
-        is_recompressed = bool((codecs != codec).any())
-        if len(codecs) == 1 and not is_recompressed:
+        if len(codecs) == 1 and codecs[0] == codec:
             return None
         block = memoryview(self._block)[: int(state[kernels.USED])]
         packed = block if codec == 0 else compress(codec, block, repacking.level)
         size = HEADER_BYTES + len(packed)
         if size > self._max_message_bytes:
             return None
-        if not is_recompressed and size >= sum(len(data) for data, _ in sources):
+        has_other = bool(((codecs != codec) & (codecs != v2.NONE)).any())
+        if not has_other and size >= sum(len(data) for data, _ in sources):
             return None
         made = np.empty(size, np.uint8)
         made[HEADER_BYTES:] = np.frombuffer(packed, np.uint8)

@@ -22,8 +22,10 @@ _COLUMNS: tuple[Column[ResultRow], ...] = (
 def show_repack(rows: Sequence[ResultRow], *, execute: bool) -> None:
     """Print one line per partition, but only count those in which nothing changes; then reasons and totals."""
     title = "Repacked" if execute else "Dry run: nothing was changed"
-    shown = print_remarkable(title, _COLUMNS, rows, lambda row: row.status == "clean")
-    print_below([row for row in shown if row.status != "clean"])
+    changes = [row for row in rows if row.status != "clean"]
+    if changes:
+        print_remarkable(title, _COLUMNS, rows, lambda row: row.status == "clean")
+        print_below(changes)
     text = total(rows)
     done = [row for row in rows if row.status == "repacked"]
     if done:
@@ -34,7 +36,7 @@ def show_repack(rows: Sequence[ResultRow], *, execute: bool) -> None:
     would = sum(row.bytes_before or 0 for row in rows if row.status == "would-repack")
     if would:
         text += f" To read: up to {show.human_bytes(would)}."
-    print_line(f"\n{text}")
+    print_line(f"\n{text}" if changes else text)
 
 
 def next_step_of_repack(rows: Sequence[ResultRow], *, execute: bool) -> str:

@@ -76,7 +76,7 @@ class RepackState(SavedState):
 
 
 def output_segment_bytes(task: CleaningTask) -> int:
-    """Return the limit of an output's size. A source above `segment.bytes`, as Kafka's cleaner may leave it, stays one
-    segment."""
+    """Return the limit of an output's size: twice that of a segment, so that only segments that grow much are divided.
+    """
     largest = max((segment.log_bytes for segment in task.segments), default=0)
-    return min(MAX_SEGMENT_BYTES, max(task.config.segment_bytes, largest))
+    return min(MAX_SEGMENT_BYTES, 2 * max(task.config.segment_bytes, largest))

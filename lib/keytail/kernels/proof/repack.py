@@ -186,12 +186,6 @@ def _is_kept(base, kept):
 
 
 @_inlined
-def _has_producer(data, p):
-    no_producer = be_64(data, p + v2.PRODUCER_ID) == -1 and be_16(data, p + v2.PRODUCER_EPOCH) == -1
-    return not no_producer or be_32(data, p + v2.BASE_SEQUENCE) != -1
-
-
-@_inlined
 def _check_header(source, p, output, q, kept, state, run):
     """Check whether the header of the output batch at `q` is lawful for the source batch at `p`, one of its sources."""
     base, last = be_64(source, p), be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
@@ -213,7 +207,7 @@ def _check_header(source, p, output, q, kept, state, run):
     if is_one_of_several:
         if run[MAX_BLOCK_BYTES] < 0:
             return fail(state, OUTPUT_MERGED, q, base)
-        if before & v2.TRANSACTIONAL or _has_producer(source, p):
+        if before & v2.TRANSACTIONAL or be_64(source, p + v2.PRODUCER_ID) != -1:
             return fail(state, OUTPUT_PRODUCER, q, base)
     if attributes & v2.DELETE_HORIZON and be_64(output, q + v2.BASE_TIMESTAMP) != be_64(source, p + v2.BASE_TIMESTAMP):
         return fail(state, OUTPUT_HORIZON, q, base)
