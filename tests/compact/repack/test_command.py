@@ -16,7 +16,8 @@ from tests.reference import metadata as model
 from tests.reference.batches import decode_log
 
 MAX = ("--topic-config", "max.message.bytes=1000000")
-KNOWN = ("--topics-have-no-overrides", *MAX)
+UNCLEAN = ("--topic-config", "unclean.leader.election.enable=false")
+KNOWN = ("--topics-have-no-overrides", *MAX, *UNCLEAN)
 
 
 def flags(log_dir: Path, *more: str | Path) -> tuple[str | Path, ...]:
@@ -167,9 +168,11 @@ def refusal(run: Run, log_dir: Path, *given: str | Path) -> str:
 
 
 def test_an_unknown_limit_of_batches_is_refused(run: Run, log_dir: Path) -> None:
-    text = refusal(run, log_dir, "--topics-have-no-overrides", "--replicas-in-sync")
+    text = refusal(run, log_dir, "--topics-have-no-overrides", "--replicas-in-sync", *UNCLEAN)
     assert "max.message.bytes of orders is the broker's" in text
     assert "[unknown-topic-settings]" in text
+    text = refusal(run, log_dir, "--topics-have-no-overrides", "--replicas-in-sync", *MAX)
+    assert "unclean.leader.election.enable of orders is the broker's" in text
     assert "[unknown-topic-settings]" in refusal(run, log_dir, *MAX, "--replicas-in-sync")
 
 
@@ -188,6 +191,15 @@ def test_unknown_replicas_are_refused_unless_nothing_is_merged(run: Run, log_dir
     assert "whether followers are in sync is unknown" in text
     assert "[replicas-unknown]" in text
     result = run("compact", "--log-dirs", log_dir, "--repack", *KNOWN, "--batch-bytes", "0", "--output", "json")
+    assert {row["status"] for row in rows_of(result).values()} == {"would-repack"}
+
+
+def test_unclean_leader_elections_are_refused_unless_nothing_is_merged(run: Run, log_dir: Path) -> None:
+    given = ("--topics-have-no-overrides", *MAX, "--topic-config", "unclean.leader.election.enable=true")
+    text = refusal(run, log_dir, *given, "--replicas-in-sync")
+    assert "could truncate its log inside a merged batch" in text
+    assert "[unclean-leader-election]" in text
+    result = run("compact", "--log-dirs", log_dir, "--repack", *given, "--batch-bytes", "0", "--output", "json")
     assert {row["status"] for row in rows_of(result).values()} == {"would-repack"}
 
 
@@ -210,7 +222,7 @@ def _with_replicas(log_dir: Path, *records: bytes) -> None:
 def test_the_metadata_log_shows_which_followers_are_in_sync(run: Run, log_dir: Path) -> None:
     """The stopped broker itself need not be in sync."""
     _with_replicas(log_dir, model.change(1, 0, in_sync=(1,)), model.change(2, 0, in_sync=(2,)))
-    result = run("compact", "--log-dirs", log_dir, *MAX, "--repack", "--execute", "--output", "json",
+    result = run("compact", "--log-dirs", log_dir, *MAX, *UNCLEAN, "--repack", "--execute", "--output", "json",
                  "--metadata-is-current")  # fmt: skip
     rows = rows_of(result)
     assert {name: row["status"] for name, row in rows.items()} == {

@@ -26,8 +26,9 @@ from keytail.log.partition import (
 )
 from keytail.log.producers import Unstable, first_unstable
 
-_MAX_MESSAGE_BYTES = "max.message.bytes"
+_MAX_MESSAGE_BYTES, _UNCLEAN = "max.message.bytes", "unclean.leader.election.enable"
 _NEEDED = (_MAX_MESSAGE_BYTES, "remote.storage.enable")
+_MERGE_NOTHING = "give --batch-bytes 0, which merges nothing"
 # Bytes per second and core that a repack reads, merges, writes and proves, and seconds for a partition: rough by
 # design, as in run/rates.py.
 _BYTES_PER_S = 60e6
@@ -50,9 +51,11 @@ def plan_repack(
         facts = survey_partition(fs, log_dir, entry)
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
-        unknown = [why_settings_unknown(configuration, entry.topic)]
-        if flags.batch_bytes and not flags.replicas_in_sync:
-            unknown.append(why_not_in_sync(configuration.cluster, entry.topic, entry.partition))
+        unknown = [why_settings_unknown(configuration, entry.topic, *_NEEDED)]
+        if flags.batch_bytes and replicas_of(configuration.cluster, entry.topic, entry.partition) != 1:
+            unknown.append(why_not_mergeable(configuration, entry.topic))
+            if not flags.replicas_in_sync:
+                unknown.append(why_not_in_sync(configuration.cluster, entry.topic, entry.partition))
         unstable = None
         if not facts.problems:
             expiration_ms = config.producer_id_expiration_ms
@@ -75,17 +78,46 @@ def refused(facts: PartitionFacts, problem: KeytailError | OSError) -> Planned:
     return Planned(facts, None, decision, corrupt=isinstance(problem, CorruptLog), problem=known)
 
 
-def why_settings_unknown(configuration: Configuration, topic: str) -> ErrorText:
-    """Return why the settings that a repack needs are unknown, with a remedy; empty if they are known."""
-    if unknown := configuration.unknown(topic, _NEEDED):
+def why_settings_unknown(configuration: Configuration, topic: str, *names: str) -> ErrorText:
+    """Return why one of these settings is unknown, with a remedy; empty if all are known. Kafka's default is unknown
+    if the broker's file, which could set another one, was not read."""
+    if unknown := configuration.unknown(topic, names):
         return unknown
-    if not configuration.of(topic).assumed([_MAX_MESSAGE_BYTES]):
+    assumed = configuration.of(topic).assumed([name for name in names if name in (_MAX_MESSAGE_BYTES, _UNCLEAN)])
+    if not assumed:
         return NO_ERROR
     return refusal(
-        f"topic config unknown: {_MAX_MESSAGE_BYTES} of {topic} is the broker's, whose file was not given",
+        f"topic config unknown: {assumed[0]} of {topic} is the broker's, whose file was not given",
         slug="unknown-topic-settings",
-        remedy=f"Give the broker's file with --config, or --topic-config {topic}:{_MAX_MESSAGE_BYTES}=BYTES",
+        remedy=f"Give the broker's file with --config, or --topic-config {topic}:{assumed[0]}=VALUE",
     )
+
+
+def why_not_mergeable(configuration: Configuration, topic: str) -> ErrorText:
+    """Return why batches of a replicated topic must not be merged, with a remedy; empty if they may be.
+
+    A broker that truncates its log to an offset inside a batch removes the whole batch, but keeps this offset as its
+    log end: the records before it are lost on this replica, without any message. Only after an unclean leader election
+    does it truncate below the high watermark.
+    """
+    if unknown := why_settings_unknown(configuration, topic, _UNCLEAN):
+        return unknown
+    if not configuration.of(topic).value(_UNCLEAN):
+        return NO_ERROR
+    return refusal(
+        f"{_UNCLEAN} is true for {topic}: after such an election, this broker could truncate its log inside a merged "
+        "batch, and would lose the first records of that batch without any message",
+        slug="unclean-leader-election",
+        remedy=f"Set {_UNCLEAN} to false, or {_MERGE_NOTHING}",
+    )
+
+
+def replicas_of(cluster: Cluster | None, topic: str, partition: int) -> int | None:
+    """Return the number of replicas of a partition by the metadata log; None if it is unknown."""
+    if cluster is None or cluster.metadata is None or topic in cluster.metadata.uncertain_topics:
+        return None
+    found = cluster.metadata.topics.get(topic)
+    return len(found.replicas[partition]) if found is not None and partition in found.replicas else None
 
 
 def why_not_in_sync(cluster: Cluster | None, topic: str, partition: int) -> ErrorText:
@@ -97,15 +129,12 @@ def why_not_in_sync(cluster: Cluster | None, topic: str, partition: int) -> Erro
     """
     remedy = (
         "Let all followers catch up, and stop the broker ten minutes later; or state with --replicas-in-sync that all "
-        "followers have every record below the high watermark; or give --batch-bytes 0, which merges nothing"
+        f"followers have every record below the high watermark; or {_MERGE_NOTHING}"
     )
-    if cluster is None or cluster.metadata is None or topic in cluster.metadata.uncertain_topics:
+    if cluster is None or cluster.metadata is None or replicas_of(cluster, topic, partition) is None:
         why = cluster.why_unknown(topic) if cluster is not None else "no metadata log was read"
         return refusal(f"whether followers are in sync is unknown: {why}", slug="replicas-unknown", remedy=remedy)
-    found = cluster.metadata.topics.get(topic)
-    if found is None or partition not in found.replicas:
-        why = f"{cluster.why_unknown(topic)} with this partition"
-        return refusal(f"whether followers are in sync is unknown: {why}", slug="replicas-unknown", remedy=remedy)
+    found = cluster.metadata.topics[topic]
     in_sync = found.in_sync.get(partition, ())
     behind = [broker for broker in found.replicas[partition] if broker != cluster.broker and broker not in in_sync]
     if not behind:
