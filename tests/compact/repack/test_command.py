@@ -148,7 +148,7 @@ def test_flags_of_a_repack_require_it(run: Run, log_dir: Path, more: tuple[str, 
         (("--compression", "gzip:10"), "gzip has levels 1 to 9"),
         (("--compression", "snappy:1"), "snappy has no levels"),
         (("--compression", "zstd:"), "is not a whole number"),
-        (("--batch-bytes", "33m"), "use at most 32m"),
+        (("--batch-bytes", "33m"), "Use at most 32m"),
     ],
 )
 def test_invalid_values_are_refused(run: Run, log_dir: Path, more: tuple[str, ...], text: str) -> None:

@@ -42,13 +42,6 @@ def _compression(text: str) -> Compression:
     return Compression(CODECS.index(name), o.within(-(2**31), 2**31 - 1)(level) if colon else None)
 
 
-def _batch_bytes(text: str) -> int:
-    size = o.size_bytes(text)
-    if size > MAX_BATCH_BYTES:
-        raise typer.BadParameter(f"invalid size {text!r}: use at most {MAX_BATCH_BYTES >> 20}m")
-    return size
-
-
 Repack = Annotated[bool, o.run_flag(
     "--repack",
     "Remove no record, but merge neighbouring batches into larger ones, in topics of every cleanup.policy. The "
@@ -61,10 +54,9 @@ CompressionFlag = Annotated[Compression | None, o.run_flag(
     parser=_compression,
 )]
 BatchBytes = Annotated[int | None, o.run_flag(
-    "--batch-bytes BYTES",
+    "--batch-bytes SIZE",
     "With --repack: maximum size of a merged batch before compression, also limited by max.message.bytes, at most 32m; "
     "0 merges nothing. Default: 256k.",
-    parser=_batch_bytes,
 )]
 ReplicasInSync = Annotated[bool, o.safety_flag(
     "--replicas-in-sync",
@@ -86,6 +78,11 @@ def repack_flags(
 
             check_level(compression.codec, compression.level)
         batch_bytes = DEFAULT_BATCH_BYTES if batch_bytes is None else batch_bytes
+        if batch_bytes > MAX_BATCH_BYTES:
+            raise UsageProblem(
+                f"--batch-bytes {batch_bytes} is too large", remedy=f"Use at most {MAX_BATCH_BYTES >> 20}m",
+                slug="batch-bytes-too-large",
+            )  # fmt: skip
         return RepackFlags(compression, batch_bytes, replicas_in_sync)
     given = {
         "--compression": compression is not None,

@@ -28,7 +28,6 @@ from keytail.log.producers import Unstable, first_unstable
 
 _MAX_MESSAGE_BYTES, _UNCLEAN = "max.message.bytes", "unclean.leader.election.enable"
 _NEEDED = (_MAX_MESSAGE_BYTES, "remote.storage.enable")
-_MERGE_NOTHING = "give --batch-bytes 0, which merges nothing"
 # Bytes per second and core that a repack reads, merges, writes and proves, and seconds for a partition: rough by
 # design, as in run/rates.py.
 _BYTES_PER_S = 60e6
@@ -105,10 +104,10 @@ def why_not_mergeable(configuration: Configuration, topic: str) -> ErrorText:
     if not configuration.of(topic).value(_UNCLEAN):
         return NO_ERROR
     return refusal(
-        f"{_UNCLEAN} is true for {topic}: after such an election, this broker could truncate its log inside a merged "
-        "batch, and would lose the first records of that batch without any message",
+        f"unclean.leader.election.enable is true for {topic}: after such an election, this broker could truncate its "
+        "log inside a merged batch, and would lose the first records of that batch without any message",
         slug="unclean-leader-election",
-        remedy=f"Set {_UNCLEAN} to false, or {_MERGE_NOTHING}",
+        remedy="Set unclean.leader.election.enable to false, or give --batch-bytes 0, which merges nothing",
     )
 
 
@@ -129,7 +128,7 @@ def why_not_in_sync(cluster: Cluster | None, topic: str, partition: int) -> Erro
     """
     remedy = (
         "Let all followers catch up, and stop the broker ten minutes later; or state with --replicas-in-sync that all "
-        f"followers have every record below the high watermark; or {_MERGE_NOTHING}"
+        "followers have every record below the high watermark; or give --batch-bytes 0, which merges nothing"
     )
     if cluster is None or cluster.metadata is None or replicas_of(cluster, topic, partition) is None:
         why = cluster.why_unknown(topic) if cluster is not None else "no metadata log was read"
