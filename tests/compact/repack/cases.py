@@ -37,7 +37,7 @@ class Collected:
         self.parts.append(data.tobytes())
         self.tables.append(table.copy())
 
-    def changed(self, data: np.ndarray, table: np.ndarray, sources: int) -> None:
+    def changed(self, data: np.ndarray, table: np.ndarray) -> None:
         self.unchanged(data, table)
         self.is_changed = True
 

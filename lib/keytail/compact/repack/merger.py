@@ -36,8 +36,8 @@ class Repacked(Protocol):
     def unchanged(self, data: np.ndarray, table: np.ndarray) -> None:
         """Take batches of the source, byte for byte."""
 
-    def changed(self, data: np.ndarray, table: np.ndarray, sources: int) -> None:
-        """Take a batch that replaces this number of source batches."""
+    def changed(self, data: np.ndarray, table: np.ndarray) -> None:
+        """Take a batch that replaces source batches."""
 
 
 class Merger:
@@ -174,7 +174,7 @@ class Merger:
             for data, table in sources:
                 out.unchanged(data, table)
         else:
-            out.changed(*made, int(self._state[kernels.SOURCES]))
+            out.changed(*made)
         self._state[kernels.SOURCES] = 0
         self._earlier = []
 
@@ -185,17 +185,16 @@ class Merger:
         batch that is compressed with another codec is among them.
         """
         repacking, state = self._repacking, self._state
-        codecs = np.concatenate([table["attributes"] & CODEC_MASK for _, table in sources])
-        codec = int(codecs[0]) if repacking.codec is None else repacking.codec
-        if len(codecs) == 1 and codecs[0] == codec:
+        codecs = {attributes & CODEC_MASK for _, table in sources for attributes in table["attributes"].tolist()}
+        codec = max(codecs) if repacking.codec is None else repacking.codec  # without a given codec, all have the same
+        if state[kernels.SOURCES] == 1 and codecs == {codec}:
             return None
         block = memoryview(self._block)[: int(state[kernels.USED])]
         packed = block if codec == 0 else compress(codec, block, repacking.level)
         size = HEADER_BYTES + len(packed)
         if size > self._max_message_bytes:
             return None
-        has_other = bool(((codecs != codec) & (codecs != v2.NONE)).any())
-        if not has_other and size >= sum(len(data) for data, _ in sources):
+        if codecs <= {codec, v2.NONE} and size >= sum(len(data) for data, _ in sources):
             return None
         made = np.empty(size, np.uint8)
         made[HEADER_BYTES:] = np.frombuffer(packed, np.uint8)
@@ -208,5 +207,5 @@ class Merger:
 def _rows_of(chunk: Chunk, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of the rows from `first` to before `end` of a chunk, and a copy of the rows."""
     table = chunk.table[first:end].copy()
-    start = int(table["position"][0]) - chunk.position
-    return chunk.raw[start : start + int(table["size_bytes"].sum(dtype=np.int64))], table
+    start, last = int(table["position"][0]) - chunk.position, table[-1]
+    return chunk.raw[start : int(last["position"]) - chunk.position + int(last["size_bytes"])], table

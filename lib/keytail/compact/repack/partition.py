@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
@@ -70,7 +70,7 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
             while stop < end and written.has_room_for(stop):
                 written.begin(stop)
                 with contextlib.closing(_chunks(task, reader, stop)) as chunks:
-                    merger.repack(chunks, written)
+                    merger.repack(written.counted(chunks), written)
                 written.end()
                 stop += 1
             groups = writer.finish(_end_of(task, written.numbers[-1]) if written.numbers else 0)
@@ -181,27 +181,29 @@ class _Written:
         self._number, self._has_output, self._unchanged_bytes = number, False, 0
         self.sources.append(SourceCounts(number, 0, 0))
 
+    def counted(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Yield the chunks of the segment, and count their records and batches."""
+        for chunk in chunks:
+            records = int(chunk.table["record_count"].sum(dtype=np.int64))
+            self.sources[-1] = self.sources[-1].and_more(SourceCounts(self._number, records, records))
+            self.batches_before += len(chunk.table)
+            yield chunk
+
     def unchanged(self, data: np.ndarray, table: np.ndarray) -> None:
-        self._count(table, len(table))
+        self.batches_after += len(table)
         if self._has_output:
             self._put(data, table)
         else:
             self._unchanged_bytes += len(data)
 
-    def changed(self, data: np.ndarray, table: np.ndarray, sources: int) -> None:
-        self._count(table, sources)
+    def changed(self, data: np.ndarray, table: np.ndarray) -> None:
+        self.batches_after += len(table)
         if not self._has_output:
             self._begin_output()
         self._put(data, table)
 
     def end(self) -> None:
         self._flush()
-
-    def _count(self, table: np.ndarray, sources: int) -> None:
-        counts = self.sources[-1].and_written(table)
-        self.sources[-1] = counts._replace(records=counts.records_kept)
-        self.batches_before += sources
-        self.batches_after += len(table)
 
     def _begin_output(self) -> None:
         self._has_output = True
