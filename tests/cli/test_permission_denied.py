@@ -69,7 +69,7 @@ def test_every_command_refuses_a_partition_with_a_file_that_it_may_not_read(home
             for text in (f"{name}", "mode 0000", f"works as user id {BROKER}", "chown, chmod", "[permission-denied]"):
                 assert text in row["error"], (command, row["error"])
             assert "findings" not in row or not row["findings"]
-        if command[0] not in ("compact", "expire"):  # not selected; its retention is not known
+        if command[0] not in ("compact", "expire"):  # compact does not select it; expire does not know its retention
             assert rows[f"orders-{len(CLOSED)}"]["status"] != "refused", command
     assert {item.name for item in own.rglob("*")} & {*closed} == set()
     after = snapshot(log_dir)
