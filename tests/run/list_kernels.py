@@ -1,6 +1,6 @@
-"""Writes run/kernels.json: `python -m tests.run.list_kernels`, after a change of a kernel's arguments.
+"""Writes run/kernels.json. Run `python -m tests.run.list_kernels` after a change of a kernel's arguments.
 
-If KEYTAIL_CACHE_DIR is an empty folder, the seconds are measured again; otherwise those of the present list are kept.
+If KEYTAIL_CACHE_DIR is an empty folder, the seconds are measured again; otherwise the present list's seconds are kept.
 """
 
 from __future__ import annotations
