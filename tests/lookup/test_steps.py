@@ -1,4 +1,4 @@
-"""Look-ups by offset and time, compared with a reference model that reads everything, on valid, damaged and live files.
+"""Lookups by offset and time, compared with a reference model that reads everything, on valid, damaged and live files.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Damage = Callable[[Path, Files, random.Random], Files | None]
 
 @pytest.fixture(autouse=True, params=["large chunks", "tiny chunks"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiny chunks, so that there is a boundary between any two batches."""
+    """Run each test with large chunks, and with tiny ones, so that there is a boundary between any two batches."""
     if request.param == "tiny chunks":
         monkeypatch.setattr(search, "_CHUNK_BYTES", 200)
 
 
 def write_segment(partition: Path, segment: Files, interval: int) -> Files:
-    """Write the segment's files, and return those on which a look-up is based."""
+    """Write the segment's files, and return those on which a lookup is based."""
     index, time_index = index_files(segment.log, segment.base_offset, interval)
     stem = partition / f"{segment.base_offset:020d}"
     for suffix, data in ((".log", segment.log), (".index", index), (".timeindex", time_index)):
@@ -244,7 +244,7 @@ def test_wrong_indexes_are_reported_and_not_trusted(damage: Damage, tmp_path: Pa
 
 
 def write_three_segments(partition: Path, damage: Damage) -> Path:
-    """Write offsets and times 0 to 59, with the second batch damaged and an earlier file time."""
+    """Write three segments with offsets and times 0 to 59, damage the second one, and return their directory."""
     partition.mkdir(parents=True)
     for base in (0, 20, 40):
         batches = [encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(base, base + 20)]
@@ -281,7 +281,7 @@ def test_every_step_is_printed_with_its_numbers(tmp_path: Path) -> None:
     pairs = [[Rec(n, NOW + n, b"k", b"v"), Rec(n + 1, NOW + n, b"k", b"v")] for n in range(0, 20, 2)]
     log = b"".join(map(encode_batch, pairs))
     size = len(log) // 10
-    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # entries: 11 at batch 5, and the last time
+    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # index: offset 11, batch 5; time index: the last time
     write_segment(partition, Files(20, encode_batch([Rec(21, NOW + 99, b"k", None)]), b"", NOW), 4 * size)
     facts = survey(partition)
     reported = lookup_offset(LOCAL, facts, 19).steps
@@ -323,7 +323,7 @@ def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     assert not lookup_offset(LOCAL, facts, offset - 1).notes
 
 
-def test_only_damage_in_batches_that_a_look_up_reads_is_an_error(tmp_path: Path) -> None:
+def test_only_damage_in_batches_that_a_lookup_reads_is_an_error(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     log = b"".join(encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(3))
