@@ -1,6 +1,6 @@
 """Damages valid bytes according to their format, by a seed and a number, which together determine the result.
 
-The checksum of damaged bytes is often corrected, so that its check does not find the damage, and the parsers get it.
+The checksum of damaged bytes is often corrected, so that the damage is not found by the checksum, but by the parsers.
 """
 
 from __future__ import annotations

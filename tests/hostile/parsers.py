@@ -356,7 +356,7 @@ def codec(material: tuple[int, bytes], rng: random.Random) -> None:
     )
 
 
-# The targets by name: a function that makes damaged input with a generator, and the parser.
+# Called with an input and a generator of random numbers.
 
 Parser = Callable[[Any, random.Random], None]
 
