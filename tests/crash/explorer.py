@@ -69,7 +69,7 @@ class Explorer:
         self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", self.partial_cuts)
 
     def explore_faults(self) -> None:
-        """Let each operation of a run fail in turn, and each operation of recoveries from some of the states after a
+        """Make each operation of a run fail in turn, and each operation of recoveries from some of the states after a
         stop.
         """
         origin, run = self._begin()
