@@ -301,7 +301,7 @@ def test_workers_of_a_compaction_run_as_the_owner_and_end_with_a_killed_driver(c
         assert len(workers) >= 2, "the run ended too early"
         for pid in (run.pid, *workers):
             ids = ids_of(Path(f"/proc/{pid}/status").read_text())
-            # The fourth id, for file access, is root's while the thread imports modules.
+            # The fourth of the ids, that of file access, is root's while the thread imports modules.
             assert (ids["Uid"][:3], ids["Gid"][:3], ids["Groups"]) == ([0, BROKER, 0], [0, BROKER, 0], [BROKER])
     finally:
         run.send_signal(signal.SIGKILL)

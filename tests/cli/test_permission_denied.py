@@ -118,7 +118,7 @@ def _access_check(log_dir: Path) -> dict[str, str]:
     return next(row for row in rows if row["check"] == f"{log_dir}: access")
 
 
-def test_files_of_a_group_that_the_user_is_not_in_are_refused_by_the_plan_too(home: Path) -> None:
+def test_a_plan_and_a_run_refuse_files_of_a_group_that_the_user_is_not_in(home: Path) -> None:
     log_dir = home / "logs"
     for item in (log_dir / "orders-0", *(log_dir / "orders-0").iterdir()):
         os.chown(item, BROKER, OTHER)

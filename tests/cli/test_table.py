@@ -118,7 +118,7 @@ def test_no_command_truncates_or_breaks_names_and_statuses(
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_on_a_terminal_lines_end_between_words(screen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sentences are divided between words, too; if the output is not a terminal, each is one line."""
+    """Sentences are also divided between words. If the output is not a terminal, each sentence is one line."""
     command, kind, request = SCREENS[screen]
     why = ErrorText("the partition is moving: run `keytail plan --log-dirs /var/lib/kafka,/mnt/kafka`, then again")
     rows = [

@@ -52,7 +52,7 @@ def _dangling_link(path: Path) -> None:
 
 
 def _device(path: Path) -> None:
-    """Create a separate device, if the user may: the test must not be able to replace a device of the machine."""
+    """Create a separate device, so that no device of the machine can be replaced. Only root can do this."""
     try:
         os.mknod(path, 0o666 | 0o020000, os.makedev(1, 3))
     except PermissionError:
