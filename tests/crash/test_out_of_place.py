@@ -76,7 +76,7 @@ def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = 
 @contextlib.contextmanager
 def _here(fs: FileSystem) -> Iterator[None]:
     with (
-        # faults of locks are tested by tests/log/test_lock.py
+        # `tests/log/test_lock.py` tests the faults of locks.
         patch.object(steps, "hold", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark(1)),

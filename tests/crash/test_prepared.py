@@ -1,8 +1,8 @@
 """Stops before every file operation of a preparation and of its commit, and makes each one fail.
 
 The states for a broker are those of a compaction in a single run, and the next run, which commits or discards the
-preparation, has the result of the reference model. Inodes are ignored, because states are written to a disk again.
-KEYTAIL_SEED repeats the random log dirs of a run.
+preparation, has the result of the reference model. Inodes are ignored, because a state that is written to a disk has
+others. KEYTAIL_SEED repeats the random log dirs of a run.
 """
 
 from __future__ import annotations
