@@ -253,7 +253,7 @@ def test_tasks_have_the_end_of_their_segments() -> None:
 
 
 def found(claims: list[int], truth: list[int], retention_ms: int = 2 * DAY_MS, **more: int | None) -> list[object]:
-    """Return the findings for segments whose ages in days are `claims` by their indexes, and `truth` by their logs."""
+    """Return the findings for segments that are `claims` days old by their indexes, and `truth` days by their logs."""
     facts = facts_of([replace(seg, time_ms=NOW_MS - days * DAY_MS) for seg, days in zip(FOUR, claims, strict=True)], 40)
     facts = replace(facts, segments=tuple(segment._replace(**more) for segment in facts.segments))  # type: ignore[arg-type]
     retention = Retention(retention_ms=retention_ms)
