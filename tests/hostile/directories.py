@@ -534,7 +534,7 @@ def _is_open_dir(case: Case) -> bool:
 
 
 def _act(arguments: list[str], case: Case) -> None:
-    """Run a command that changes files, and check what it changed, and that it lost nothing."""
+    """Run a command that changes files, and check what it changed, and that no record is lost."""
     before = _as_root(lambda: tree(case.root))
     hidden = {name: _as_root(lambda name=name: hidden_keys(case.logs / name)) for name in (SPOILED, BYSTANDER)}
     leftovers = {path.split(os.sep)[1] for path in before if any(word in path for word in _STAGES)}
