@@ -496,7 +496,7 @@ def test_maintenance_removes_old_days_and_merges_files(
     assert [item.status for item in others] == ["would-maintain"] * 2
     assert (row.status, row.rows, row.removed_rows, row.files_before) == ("would-maintain", 5, 1, 5)
     assert len(read_rows(path, "runs", {})) == 5
-    # the other tables are maintained in the same way, and take as long
+    # the other tables are maintained in the same way, which takes as long
     monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
     [row] = maintain(engine, path, today, 30, execute=True)
     assert (row.status, row.removed_rows, row.files_before, row.files_after) == ("maintained", 1, 5, 2)
