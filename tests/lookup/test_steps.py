@@ -60,7 +60,7 @@ def survey(partition: Path, *, log_start: int | None = None, clean: bool = True)
 
 
 def random_segments(rng: random.Random, partition: Path, *, drop_active: bool = False) -> tuple[list[Files], int, int]:
-    """Write the files of a random log, and return them with its start and end; offsets are missing throughout."""
+    """Write the files of a random log with gaps in its offsets. Return them, and the start and end of the log."""
     while True:
         log = random_log(rng, NOW, codecs=(0, 1, 2, 3, 4), max_gap=3)
         segments = log.segments[:-1] if drop_active else log.segments
@@ -196,7 +196,7 @@ def _wrong_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
 
 
 def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """Write an offset below the segment, or after later ones; the timestamps, which select the segment, are valid."""
+    """Write an offset below the segment, or above later ones. The timestamps, which select the segment, are valid."""
     entries = [list(entry) for entry in struct.iter_unpack(">qi", file.time_index)]
     if entries:
         entries[0][1] = -1 if len(entries) == 1 else 2**31 - 1
