@@ -125,7 +125,7 @@ def _two_log_dirs(root: Path) -> None:
 
 
 def _replicas(root: Path) -> None:
-    """Write three brokers' log dirs: b has a batch of another epoch; c a damaged one, and no users-0 and record 15."""
+    """Write three log dirs: b has a batch of another epoch; c lacks users-0 and record 15, and has a damaged batch."""
     for name in "abc":
         log_dir = _logs(root, ("orders-0", "orders-1", "users-0"), name)
         (log_dir / "cleaner-offset-checkpoint").write_text("0\n0\n")
