@@ -113,7 +113,7 @@ def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyP
 
 
 def test_the_state_of_a_part_is_small() -> None:
-    """Of a long transaction, only the first batch and the marker are stored; of many committed ones, a few rows per
+    """Only the first batch and the marker of a long transaction are stored, and of many committed ones a few rows per
     producer.
     """
     data = [Event("data", 1, n, n) for n in range(1000)]

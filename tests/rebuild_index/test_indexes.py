@@ -21,7 +21,7 @@ BASE = 1000
 
 
 def made(task: SegmentTask, result: SegmentResult) -> tuple[bytes, bytes]:
-    """Return the contents of the two files after the run."""
+    """Return the contents of the offset index and the time index after the run."""
     files = []
     for verdict in result.files:
         name = verdict.clean.name if verdict.clean else f"{task.base_offset:020d}{verdict.suffix}"
