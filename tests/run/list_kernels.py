@@ -73,7 +73,7 @@ def calls() -> Calls:
                 name = f"{kernel.py_func.__module__.removeprefix('keytail.kernels.')}:{kernel.__name__}"
                 for signature in kernel.signatures:
                     found.setdefault((name, json.dumps([*map(spec_of, signature)])), set()).add(command)
-    # A kernel that other commands call too is not rare.
+    # A kernel that other commands also call is not rare.
     return {key: commands - {kernels.RARE} or commands for key, commands in found.items()}
 
 

@@ -32,7 +32,7 @@ from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 def clean_disturbed(
     notes: str, how: dict[str, str], tasks_per_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
 ) -> CleaningResult:
-    """Clean a partition, and return the result. The first attempt of one in `how` is disturbed after its last write."""
+    """Clean a partition, and return the result. If it is in `how`, its first attempt is disturbed after its writes."""
     number = str(task.partition)
     (Path(notes) / f"{number}.{attempt}.{os.getppid()}").touch()
     result = clean_partition(LOCAL, replace(task, attempt=attempt, map_memory_bytes=1 << 20))
