@@ -65,7 +65,7 @@ def statuses(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def everything(log_dir: Path) -> dict[str, tuple[Any, ...]]:
-    """Return bytes, times, modes and owners of all files; of the cleaner's checkpoint, the entries."""
+    """Return bytes, times, modes and owners of all files, but only the entries of the cleaner's checkpoint."""
     found: dict[str, tuple[Any, ...]] = {}
     for name, (data, mtime_ns) in snapshot(log_dir).items():
         facts = (log_dir / name).stat()

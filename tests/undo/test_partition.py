@@ -31,7 +31,7 @@ from tests.reference.loader import load
 MTIME_NS = 1_700_000_000_123_456_789
 ACTIVE = 40
 SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 36), 36: (), ACTIVE: range(40, 42)}
-# Merged; split, with an index of aborted transactions; ended below the base offset of a source.
+# A merge; a split with an index of aborted transactions; an output that ends below the base offset of a source.
 GROUPS = (
     Group((0, 10), (1, 4, 12)),
     Group((20,), (21, 22, 25), txn_index(25), (24,)),
