@@ -97,7 +97,7 @@ def test_a_segment_without_a_trace_is_found_if_every_other_offset_has_its_record
     assert "offsets 300 to 399 have no batch" in missing.what
     assert missing.severity == "warning" and not missing.start_loses
     remove(log, 400)
-    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "both segments must be one gap"
+    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "there must be one gap for both segments"
 
 
 @pytest.mark.parametrize("clean_shutdown", [True, False])
