@@ -180,7 +180,7 @@ def test(dag_id: str, conf: str) -> dict[str, Any]:
 
 def rolls(folder: str, *asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Return, for each rolling run, the structure of its DAG and, if it has `conf` (its Params), the result of a run.
-    Each has `env` (variables), and `retries`, the maximum for a task.
+    Each rolling run also has `env` (variables) and `retries`, the maximum for a task.
     """
     return [roll(f"{folder}/rolling_maintenance.py", **one) for one in asked]
 

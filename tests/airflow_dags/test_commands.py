@@ -30,7 +30,7 @@ def test_arguments_are_passed_unchanged(commands: Any, on_host: tuple[str, ...])
     assert (ended.exit_status, ended.rows) == (0, [{"words": ODD}])
 
 
-def test_arguments_survive_ssh(commands: Any, tmp_path: Path) -> None:
+def test_arguments_are_passed_unchanged_through_ssh(commands: Any, tmp_path: Path) -> None:
     """ssh joins its arguments with blanks to one line, which a shell on the other host parses."""
     (tmp_path / "ssh").write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
     (tmp_path / "ssh").chmod(0o755)

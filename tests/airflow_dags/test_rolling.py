@@ -1,4 +1,4 @@
-"""The decisions of the rolling run from the output of commands, and its invariant in random sequences of its tasks.
+"""The decisions that the rolling run makes from the output of commands, and random sequences of its tasks.
 
 KEYTAIL_SEED repeats the sequences.
 """
@@ -171,7 +171,7 @@ def test_groups_of_tasks_are_named_after_brokers() -> None:
     )
 
 
-# The invariant, for the tasks of the DAG, by simplified rules of Airflow
+# Random sequences of the DAG's tasks, by simplified rules of Airflow
 
 
 def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: set[str]) -> str | None:
@@ -286,7 +286,7 @@ GROUPS = ["a", "b", "c"]
 
 
 @pytest.mark.long
-def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> None:
+def test_at_most_one_broker_is_down_in_random_sequences_of_tasks(rolls_of: dict[str, Any]) -> None:
     tasks = rolls_of["three"]["tasks"]
     setups = {name for name, task in tasks.items() if task["setup"]}
     seen: set[str] = set()

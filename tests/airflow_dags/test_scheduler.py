@@ -54,7 +54,7 @@ def running(commands: dict[str, list[str]], env: dict[str, str], logs: Path) -> 
             process.wait()
 
 
-@pytest.mark.soak("test_runs.py and the rolls, by `dag.test()`")
+@pytest.mark.soak("test_runs.py and test_rolling_runs.py, by `dag.test()`")
 def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     airflow_bin: Path,
     airflow: Airflow,
@@ -110,7 +110,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
                 ended = [name for name, process in processes.items() if process.poll() is not None]
                 if ended or time.monotonic() > until:
                     logs = "\n".join(log.read_text()[-1500:] for log in tmp_path.glob("*.log"))
-                    raise AssertionError(f"not reached: {what}; ended tasks: {ended}\n{logs}")
+                    raise AssertionError(f"not reached: {what}; ended programs: {ended}\n{logs}")
                 time.sleep(0.3)
 
         wait_for("the DAG is read", lambda: asked(database, "select 1 from serialized_dag where dag_id = ?", BROKERS))

@@ -70,7 +70,7 @@ def test_settings_of_another_topic_are_ignored() -> None:
     assert not resolved.overrides_known
 
 
-def test_the_flag_makes_all_settings_known_except_the_policy() -> None:
+def test_topics_have_no_overrides_makes_all_settings_known_but_the_policy() -> None:
     assert effective("orders", topics={"orders": {}}).overrides_known
     stated = effective("orders", topics_have_no_overrides=True)
     assert stated.unknown(KEYS) == ("cleanup.policy", *(key.name for key in BROKER_KEYS))

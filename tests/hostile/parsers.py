@@ -293,7 +293,7 @@ def snapshot(data: bytes, rng: random.Random) -> None:
 
 
 def text(data: bytes, rng: random.Random) -> None:
-    """Check that a checkpoint of a log dir or a partition is read, or refused with its line."""
+    """Check that checkpoints are read, or refused with file and line, and `partition.metadata` with its file."""
     fs = InMemory({f"{DIR}/checkpoint": data, f"{DIR}/partition.metadata": data})
     for read in (read_offsets, read_epochs):
         try:
@@ -338,7 +338,7 @@ LIMIT_BYTES = 1 << 20
 
 
 def codec(material: tuple[int, bytes], rng: random.Random) -> None:
-    """Decompress a block that ends at an inaccessible page, which tests the libraries too."""
+    """Decompress a block that ends at an inaccessible page, which also tests the libraries."""
     number, data = material
     where = kernel_drive.RAW.put(data, in_front=rng.random() < 0.3)
     try:
@@ -356,7 +356,7 @@ def codec(material: tuple[int, bytes], rng: random.Random) -> None:
     )
 
 
-# The targets by name: a function that makes damaged input with a generator, and the parser.
+# Called with an input and a generator of random numbers.
 
 Parser = Callable[[Any, random.Random], None]
 

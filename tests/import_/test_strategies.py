@@ -105,7 +105,7 @@ def test_all_strategies_give_the_same_bytes(
     kind = rng.choice((pa.binary(), pa.string()))
     expected: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     sizes = [rng.randrange(1, 500), 0, rng.randrange(1, 2000)]
-    # in the order of their URIs
+    # the files in the order of their URIs
     for number, name in enumerate(sorted(["b", "a %c", "ä"] if odd_names else ["b", "a c", "a+@~d"])):
         rows = random_rows(rng, sizes[number])
         write_file(folder / f"{name}.parquet", rows, rng, times, kind)
@@ -144,7 +144,7 @@ def test_all_strategies_give_the_same_bytes(
 
 
 def split_with_python(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[Any, ...]]]]:
-    """Return what the tasks of all slices pack, in order: partition, task, and records."""
+    """Return (partition, task, records) of each cell that the tasks pack, in the order of the source."""
     columns = {name: name for name in pq.read_schema(path).names}
     slices = cut([_look_into(str(path), columns)], 1)
     cells = []

@@ -46,7 +46,7 @@ def test_words_in_brackets_are_not_lost_from_helps() -> None:
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.rows])
 def test_every_field_of_a_row_is_documented(name: str) -> None:
-    """This includes the fields of the items in its lists, but not fields that no output has."""
+    """Fields of NOT_IN_JSON, which no output has, are not documented."""
     [section] = [item for item in ROWS.read_text().split("\n## ") if f"`{name}`" in item.partition("\n")[0]]
     for row in COMMANDS[name].rows.values():
         listed = set(re.findall(r"^\| `([\w.\[\]]+)` \|", section, re.MULTILINE))
@@ -101,7 +101,7 @@ def test_the_nearest_name_is_suggested_for_a_misspelt_one(words: list[str], near
 
 
 ERRORS = PAGE.with_name("ERRORS.md")
-# The remedies of the others are in their rows or in the lines above, or their text is sufficient.
+# Messages without a remedy: it is in the row or in the lines above, or the message is sufficient.
 WITHOUT_REMEDY = 9
 
 
@@ -121,7 +121,7 @@ def test_reported_errors_are_found_on_the_page() -> None:
 
 
 @pytest.mark.long
-def test_every_refusal_has_a_remedy() -> None:
+def test_few_errors_have_no_remedy() -> None:
     raised = [error for error in reference_errors.errors() if error.is_raised and error.kind != "UsageProblem"]
     without = {item.text for item in raised if not item.remedy}
     assert len(without) <= WITHOUT_REMEDY, without
