@@ -172,7 +172,7 @@ def test_log_dirs_are_checked(run: Run, tmp_path: Path) -> None:
     of = {name.removeprefix(str(log_dir)): row for name, row in rows.items() if name.startswith(str(log_dir))}
     assert list(of) == ["", ": owner", ": access", ": storage", ": lock"]
     assert {row["status"] for row in of.values()} == {"ok"}
-    assert "1 partitions, stopped cleanly" in of[""]["found"]
+    assert "1 partition, stopped cleanly" in of[""]["found"]
     assert {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")} == before, "doctor must not change any file"
     with hold([str(log_dir)]):
         held = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))

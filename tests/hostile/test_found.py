@@ -60,7 +60,7 @@ def test_a_batch_with_an_offset_beyond_the_largest_is_damage_for_every_reader(ba
 
 def test_the_largest_possible_offsets_are_read() -> None:
     found = read_log(with_offset(TWO, MAX - 2))
-    assert not isinstance(found, CorruptLog)
+    assert isinstance(found, list)
     assert [rec.offset for rec in found] == [MAX - 2, MAX - 1]
 
 

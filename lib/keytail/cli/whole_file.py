@@ -106,7 +106,7 @@ def _write_in(directory: int, name: str, path: str, write: Callable[[TextIO], ob
             os.fsync(file.fileno())
         if kind := _not_a_regular_file(name, directory):
             raise Refused(
-                f"the file would replace {kind}, which has its name by now",
+                f"the file would replace {kind} of the same name",
                 path=path,
                 remedy=_REMEDY,
                 slug="output-file-not-regular",

@@ -75,18 +75,22 @@ def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
     return CheckRow(check, OK, cluster.sentence(now_ms))
 
 
+def _partitions(n: int) -> str:
+    return "1 partition" if n == 1 else f"{n:,} partitions"
+
+
 def _state(facts: LogDirFacts) -> CheckRow:
     check = facts.path
     if facts.problems:
         return CheckRow(check, FAIL, "; ".join(facts.problems), "Run `keytail verify` for the details")
-    found = f"{len(facts.partitions)} partitions"
+    found = _partitions(len(facts.partitions))
     if facts.skipped:
         found += f" and {len(facts.skipped)} ignored directories"
     against = [entry for entry in facts.partitions if entry.problems]
     if against:
         first = f"{os.path.basename(against[0].path)}: {'; '.join(against[0].problems)}"
         remedy = "Find out whether a reassignment was interrupted. Runs refuse these partitions, and process all others"
-        found += f"; runs refuse {len(against)} of the partitions because of their state, such as {first}"
+        found += f"; runs refuse {_partitions(len(against))}, for example {first}"
         return CheckRow(check, WARN, found, remedy)
     if facts.clean_shutdown:
         return CheckRow(check, OK, f"{found}, stopped cleanly")

@@ -49,7 +49,7 @@ RUNS = {
     "counts": ("map<string,bigint>", "partitions by status"),
     "bytes_before": ("bigint", "size of the .log files of the compacted partitions"),
     "bytes_after": ("bigint", ""),
-    "records_before": ("bigint", "records of the compacted partitions"),
+    "records_before": ("bigint", "records of the compacted partitions; null: not counted"),
     "records_after": ("bigint", ""),
     **_REPAIRED,
     "broker": ("string", "for a downtime: the broker that was down"),

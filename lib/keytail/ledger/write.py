@@ -319,5 +319,7 @@ def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:
     )
 
 
-def _sum(rows: Iterable[ResultRow], name: str) -> int:
-    return sum(getattr(row, name) or 0 for row in rows)
+def _sum(rows: Iterable[ResultRow], name: str) -> int | None:
+    """Return the sum of a field of the rows, or None if it is unknown for one of them."""
+    values = [getattr(row, name) for row in rows]
+    return None if None in values else sum(values)
