@@ -129,7 +129,7 @@ def update_offsets(
 ) -> None:
     """Set these entries, by (topic, partition), and remove those that are None, in one replacement of the file.
 
-    Other entries are removed if their partition is not in `hosted` (None: none is removed). Durable on return.
+    Other entries are removed if their partition is not in `hosted` (None: none is removed). The file is then durable.
 
     May be called from several threads; the log dir's lock excludes other processes. Writing a file with many entries
     takes long. Changes that other threads request meanwhile are collected, and the first of these threads writes all of

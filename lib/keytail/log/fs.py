@@ -308,7 +308,7 @@ class FileSystem:
         self._change("rmdir", (path,), lambda: in_directory(path, lambda at, name: os.rmdir(name, dir_fd=at)))
 
     def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
-        """Set the modification time of a regular file, opened as by `open_read`."""
+        """Set the modification time of a regular file, which is opened as `open_read` does."""
         self._change("set_mtime_ns", (path, mtime_ns), lambda: existing.set_mtime_ns(path, mtime_ns))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:

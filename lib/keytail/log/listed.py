@@ -1,4 +1,4 @@
-"""Reads segments as they were listed, while a running broker may clean or remove segments and append to the last."""
+"""Reads segments as listed, while a running broker may clean or remove segments and append to the last one."""
 
 from __future__ import annotations
 

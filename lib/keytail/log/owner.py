@@ -71,8 +71,9 @@ def no_such_log_dir(path: str) -> UsageProblem:
 
 
 def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
-    """Do the same as `work_as_owner` for files that are read. The owner of a file's directory counts, since that user
-    could put a link there; in a directory of root, which other users may share, the owner of the file counts."""
+    """Do the same as `work_as_owner` for files that are read. The process works as the owner of a file's directory,
+    since that user could put a link there, or, in a directory of root, which other users may share, as the owner of the
+    file."""
     if not acting_user.is_root():
         return
     found = [owner for path in paths for owner in _owner_of_file(fs, path)]
@@ -112,8 +113,8 @@ def _several(item: Owner, other: Owner) -> Refused:
 
 
 def _owner_of_dir(fs: FileSystem, path: str) -> Iterator[Owner]:
-    """Yield the owner of a directory, if it exists. For a directory of root, yield the owners of the partitions in it.
-    """
+    """Yield the owner of a directory, if it exists. For a directory of root, yield the owners of the partitions and of
+    `meta.properties` in it, or root if there are none."""
     try:
         facts = fs.stat(path)
         owner = Owner(facts.uid, facts.gid, path)

@@ -34,7 +34,7 @@ assert _TIME_INDEX_ENTRY.size == TIME_ENTRY.itemsize
 
 class SegmentFacts(NamedTuple):
     """One segment as listed. The size of an index that does not exist is None. This is a NamedTuple because plans
-    create millions of them, and creating a dataclass takes three times as long."""
+    create millions of objects, and creating a dataclass takes three times as long."""
 
     base_offset: int
     log_bytes: int
@@ -272,7 +272,7 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
     if waiting:
         listing.problems.append(
             refusal(
-                f"an interrupted replacement of segments is unfinished: {os.path.join(path, waiting[0])}; "
+                f"a replacement of segments was interrupted: {os.path.join(path, waiting[0])}; "
                 "a run with --execute finishes it first",
                 slug="unfinished-replacement",
             )
@@ -326,8 +326,8 @@ def max_timestamp_ms(header: bytes) -> int:
 
 
 def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: int) -> None:
-    """Raise Refused if a segment is not the file that was planned: this host sees other files, or another process
-    writes to it."""
+    """Raise Refused if size or mtime of a segment differ from the planned ones: this host sees other files, or another
+    process writes to the segment."""
     facts = fs.stat(log_path) if fs.exists(log_path) else None
     if facts is None or (facts.size_bytes, facts.mtime_ns) != (log_bytes, log_mtime_ns):
         seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"
@@ -342,8 +342,8 @@ def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: 
 
 
 def reasons_against_change(facts: PartitionFacts, remote_storage_enable: bool) -> list[ErrorText]:
-    """Return the reasons, for rows, why records of the partition must be neither added nor removed, except the reasons
-    that the survey found (`facts.problems`)."""
+    """Return the reasons, as rows report them, why records of the partition must be neither added nor removed, except
+    the reasons that the survey found (`facts.problems`)."""
     reasons = []
     if remote_storage_enable:
         text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"

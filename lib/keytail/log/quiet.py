@@ -30,7 +30,7 @@ _IDLE_CLASS = 3 << 13
 
 
 class QuietFileSystem(PacedFileSystem):
-    """The real file system, with a rate limit if there is a `pace`."""
+    """The real file system, which keeps the page cache as it was; with a rate limit if there is a `pace`."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace or Pace(_UNLIMITED))
@@ -39,12 +39,12 @@ class QuietFileSystem(PacedFileSystem):
     def read_into(self, fd: int, buffer: Any, position: int) -> int:
         before = self._cached.get(fd)
         if before is None:
-            # For the whole file, because the system may read ahead in spite of this advice, if a page is marked for
-            # that by an earlier reader: pages of the next read would then count as cached before.
+            # For the whole file, because the system may read ahead in spite of the advice below, if an earlier reader
+            # marked a page for that: pages of the next read would then count as cached before it.
             before = self._cached[fd] = cached_pages(fd, 0, os.fstat(fd).st_size)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         count = super().read_into(fd, buffer, position)
-        # Pages that were read ahead are in blocks, which are only dropped as a whole: one may begin before this read.
+        # Pages that were read ahead are in blocks, which are dropped only as a whole; a block may begin earlier.
         first = max(0, position // PAGE_BYTES - _MAX_BLOCK_PAGES)
         end = -(-(position + count) // PAGE_BYTES)
         _drop(fd, first * PAGE_BYTES, ~before[first:end])

@@ -28,7 +28,7 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of an output's size: `segment_bytes` for the log, `index_bytes` for each index."""
+    """The limits of an output: `segment_bytes` for its log, `index_bytes` for each index; and the index interval."""
 
     segment_bytes: int
     index_bytes: int
@@ -286,7 +286,7 @@ class OutputWriter:
         self._made.update(dict.fromkeys(new.made))
         rest: list[tuple[np.ndarray, np.ndarray]] = []
         for data, table in old.since(mark):
-            # Alone, batches may need more time index entries: those before them may have had larger timestamps.
+            # Alone, batches may need more time index entries: batches before them may have had larger timestamps.
             taken = 0 if rest else new.append(data, table)
             if taken < len(table):
                 done = int(table["size_bytes"][:taken].sum(dtype=np.int64))

@@ -123,7 +123,7 @@ class ActiveSegment:
     def close(self) -> None:
         """End appends: write the closing entry, truncate all files to their contents, make everything durable.
 
-        The log comes first, so that no durable index points beyond it.
+        The log is made durable first, so that no durable index points beyond it.
         """
         offsets, times = self.open_indexes()
         if self._fs.fd_stat(self._fd).size_bytes != self.size_bytes:

@@ -190,7 +190,7 @@ _MAX_DOUBLED_BUCKETS = 64
 
 
 def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
-    """Return distinct producer ids, given in insertion order, in the table's order.
+    """Return distinct producer ids, given in insertion order, in the order of the hash table.
 
     `in_front`: the ids are inserted by `computeIfAbsent`, where the latest id is the first in its bucket, and the table
     is doubled if it was too full before. If eight ids or more share one of 64 buckets, a broker's order may differ.

@@ -73,7 +73,7 @@ class OpenSegments:
             path = self._path(base_offset, suffix)
             if self._fs.exists(path):
                 self._fs.unlink(path)
-        # It must be durable before the next segment exists: a broker that truncates it in a recovery deletes the next.
+        # The segment must be durable before the next one exists: a broker that truncates it deletes later segments.
         active.close()
         self.create(base_offset, now_ms)
         return True

@@ -35,7 +35,7 @@ DEFAULTS = AppendConfig()
 class Appended:
     """The offsets and number of the appended batches; if there are none, `last_offset` is `first_offset` - 1.
 
-    `duplicates`: batches that their producer had sent before, with their positions in the log.
+    `duplicates` are the batches that their producer had sent before, as they are in the log.
     """
 
     first_offset: int
@@ -104,8 +104,9 @@ class PartitionLog:
     def append(self, batches: bytes | np.ndarray, *, leader_epoch: int, now_ms: int) -> Appended:
         """Append whole batches as a leader: each is a separate set, and gets the next offsets and the leader epoch.
 
-        Their own offsets are ignored. Markers are treated as sent by a transaction coordinator. Raises Refused or
-        CorruptLog if a leader would refuse a batch. No batch was then appended, except the batches before a duplicate.
+        The batches' own offsets are ignored. Markers are treated as sent by a transaction coordinator. Raises Refused
+        or CorruptLog if a leader would refuse a batch. No batch was then appended, except the batches before a
+        duplicate.
         """
         self._refuse_if_broken()
         if leader_epoch < 0:

@@ -55,7 +55,7 @@ class AppendConfig:
 
     @property
     def roll_ms(self) -> int:
-        """The age at which a segment ends, before jitter."""
+        """The age in ms at which a segment ends, if no jitter is subtracted."""
         if self.compact:
             return min(self.max_compaction_lag_ms, self.segment_ms)
         return self.segment_ms
@@ -122,6 +122,6 @@ def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:
 def is_flush_due(
     log_end_offset: int, recovery_point: int, last_flush_ms: int, now_ms: int, config: AppendConfig
 ) -> bool:
-    """Return whether a flush is due by messages (offsets not yet durable) or by time."""
+    """Return whether a flush is due because of `flush.messages` (counted as offsets not yet durable) or `flush.ms`."""
     unflushed = log_end_offset - recovery_point
     return unflushed >= config.flush_messages or (unflushed > 0 and now_ms - last_flush_ms >= config.flush_ms)

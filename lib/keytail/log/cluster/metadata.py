@@ -86,7 +86,7 @@ def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
 
 
 def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
-    """Return the metadata of broker `broker` after all records in the directory `path`.
+    """Return the metadata after all records in the directory `path`, with the configs of broker `broker`.
 
     Raises Refused, with place and reason, if anything is missing or cannot be read. If a running broker changes the
     directory meanwhile, it is read again.

@@ -26,7 +26,7 @@ from keytail.log.index.presized import REBUILD, PresizedIndex
 
 
 class OffsetEntry(NamedTuple):
-    """A batch begins at byte `position`; `offset` is in it, or in a later batch before the next entry
+    """A batch begins at byte `position`; `offset` is in that batch, or in a later batch before the next entry
     (format/INDEX.md). `slot` is -1 before the first entry."""
 
     slot: int

@@ -39,10 +39,10 @@ _RECORD_ERRORS = {
 
 @dataclass
 class Chunk:
-    """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw`, whose first byte is at byte `position` of
-    the file.
+    """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw` (uint8), whose first byte is at byte
+    `position` of the file.
 
-    Both are views of buffers that the reader overwrites with the chunk after the next one.
+    Both arrays are views of buffers that the reader overwrites with the chunk after the next one.
     """
 
     path: str
@@ -68,11 +68,11 @@ class Chunk:
 class OpenedRows:
     """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted rows.
 
-    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position and the
-    size of its block there, in bytes.
-    A block that is too large for memory is returned in pieces, each as an OpenedRows of that row alone. Its `table` is
-    the table of the chunk with the record count and last offset of the piece in that row. `records_before` is the
-    number of records in earlier pieces; more pieces follow unless `is_end`.
+    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position of its
+    block in the chunk's `raw` or in `arena`, and the size of the block, in bytes. A block that is too large for memory
+    is returned in pieces, each as an OpenedRows of that row alone. `table` is then the table of the chunk with the
+    record count and last offset of the piece in that row. `records_before` is the number of records in earlier pieces;
+    more pieces follow unless `is_end`.
     """
 
     first: int
@@ -90,12 +90,12 @@ class OpenedRows:
         return self.table is not None
 
     def of(self, chunk: Chunk) -> Chunk:
-        """Return the chunk; for a piece, with its `table`."""
+        """Return the chunk; for a piece, a copy with the `table` of the piece."""
         return chunk if self.table is None else replace(chunk, table=self.table)
 
     def from_here(self, first: np.ndarray) -> np.ndarray:
-        """Return `first`, the number of each row's first record; for a piece, with the number of its own first record.
-        """
+        """Return `first`, the number of each row's first record; for a piece, a copy with the number of the piece's
+        first record in its row."""
         if not self.records_before:
             return first
         first = first.copy()
@@ -136,7 +136,7 @@ class _Layout:
 
 
 class BlockOpener:
-    """Opens blocks into its own arenas, alternating between two; use one per task."""
+    """Opens blocks into its own two arenas in turn; use one opener per task."""
 
     def __init__(self, arena_bytes: int = ARENA_BYTES) -> None:
         self._arenas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]

@@ -1,8 +1,8 @@
 """Divides a partition's log into slices for many tasks: byte ranges of segments. The offset indexes provide the
-positions at which a batch, and a slice, begins.
+positions of batches, at which slices can begin.
 
-Every batch is read exactly once: a slice ends where the next one begins, and reading it fails if its last batch does
-not end there.
+Every batch is read exactly once: a slice ends where the next one begins, and reading a slice fails if its last batch
+does not end at that byte.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from keytail.log.records.table import RecordTable
 
 @dataclass(frozen=True)
 class LogSlice:
-    """Bytes `start` to before `stop` of a segment; wanted are its offsets from `from_offset` to below `end_offset`.
+    """Bytes `start` to before `stop` of a segment; the offsets from `from_offset` to below `end_offset` are wanted.
 
-    `segment` is the file as it was listed; with `is_last` it is the active segment. The data after the slice begins at
+    `segment` is the file as it was listed; if `is_last`, it is the active segment. The data after the slice begins at
     offset `next_offset` or above (None: no data follows). `aborted` are all entries of transaction indexes (TXN_ENTRY,
     native byte order) that concern the slice, sorted by producer and first offset; None if aborted data is treated like
     other data.
@@ -112,7 +112,7 @@ def _slice_bounds(
         return whole
     offsets, positions = _index(fs, partition_path, segment, n_bytes)
     first = int(np.searchsorted(offsets, from_offset, side="right")) - 1
-    # The entry of the first batch that ends at or above the end may cover offsets below the end; the next does not.
+    # The entry of the first batch that ends at or above the end may cover offsets below it; the next entry does not.
     end_slot = int(np.searchsorted(offsets, end_offset)) + 1
     slots = [first] if first >= 0 else []
     last = int(positions[end_slot]) if end_slot < len(positions) else n_bytes
@@ -141,8 +141,8 @@ def _slice_bounds(
 def _index(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, n_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return offsets and positions of the entries up to the first that does not ascend or points outside of the file,
-    such as the zeros of a preallocated file."""
+    """Return offsets and positions of the index entries before the first entry that does not ascend or points outside
+    of the file, such as the zeros of a preallocated file."""
     if not segment.index_bytes:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     data = fs.read_bytes(os.path.join(partition_path, names.segment_file(segment.base_offset, names.INDEX)))
@@ -183,7 +183,7 @@ def _ends_of_batches(
 
 
 def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Return the entries with offsets from `low` to `high` - 1, sorted by producer and first offset."""
+    """Return the entries of transactions with offsets from `low` to `high` - 1, sorted by producer and first offset."""
     found = aborted[(aborted["last_offset"] >= low) & (aborted["first_offset"] < high)]
     return found[np.lexsort((found["first_offset"], found["producer_id"]))]
 

@@ -1,6 +1,6 @@
 """Resolves a replacement of segments, by keytail or by a broker, that was interrupted.
 
-SWAP.md in this directory lists the states on disk and the result of each. The caller holds the locks.
+log/SWAP.md lists the states on disk and the result of each. The caller holds the locks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def recover(fs: FileSystem, partition_path: str, keep: Collection[str] = ()) -> 
     """Resolve the leftovers of an interrupted replacement by keytail or Kafka; return one sentence for each action
     taken.
 
-    Scratch files of all runs are removed, except `keep`, so call it before tasks write. Every `.swap` that a `.cleaned`
-    file makes void is removed; every other `.swap` gets its final name, then `.deleted` files are removed. If this
-    process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog, before anything is
+    Scratch files of all runs are removed, except `keep`, so call this before tasks write. Every `.swap` that a
+    `.cleaned` file makes void is removed; every other `.swap` gets its final name, then `.deleted` files are removed.
+    If this process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog, before anything is
     changed, if a broker would lose data or not start; and LockLost, with nothing changed, if this process no longer
     holds the lock of the log dir.
     """
@@ -183,7 +183,7 @@ def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
 
 
 def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
-    """Replace everything in the offset range by its `.log.swap` files."""
+    """Replace everything in the offset range of `left` by its `.log.swap` files; return sentences as `recover` does."""
     files = named_files(fs, path)
     present = {file.name for file in files}
     final = [names.segment_file(base, names.LOG) for base in left.bases]
@@ -245,7 +245,7 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
 
 
 def _sweep(fs: FileSystem, path: str) -> list[str]:
-    """Remove `.deleted` files, after the index files and snapshots that belong to deleted segments."""
+    """Remove index files and snapshots of deleted segments, then `.deleted` files; return what was done."""
     done = []
     files = named_files(fs, path)
     live = logs(files, "live")

@@ -1,5 +1,5 @@
-"""Completes a replacement whose `.swap` files are committed; used by replacement and recovery. SWAP.md in this
-directory gives the order of the steps and the reasons."""
+"""Completes a replacement whose `.swap` files are committed; used by replacement and recovery. log/SWAP.md gives the
+order of the steps and the reasons."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def _remove_swap_names(directory: Directory, outputs: Sequence[int]) -> None:
 
 
 def _rename_to_final_names(directory: Directory, outputs: Sequence[int]) -> None:
-    """Rename the `.swap` files where there are no hard links. A broker before 3.0 that starts between the renames
-    leaves `.index.swap` files (SWAP.md)."""
+    """Rename the `.swap` files, on a file system without hard links. A broker before 3.0 that starts between the
+    renames leaves `.index.swap` files (SWAP.md)."""
     # In ascending order: a broker deletes everything between the remaining `.log.swap` files, so files with final names
     # must always be below them.
     for base in outputs:
