@@ -84,7 +84,7 @@ def check_level(codec_id: int, level: int | None) -> None:
 
 
 def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
-    """Return `data` in Kafka's framing; `level` None is the default of Kafka's codec (`check_level`)."""
+    """Return `data` compressed, in Kafka's framing; `level` None is the default level of Kafka's codec."""
     return _implementation(codec_id).compress(data, TABLE[codec_id].default_level if level is None else level)
 
 

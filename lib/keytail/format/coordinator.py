@@ -29,8 +29,8 @@ DELETED = "<DELETE>"
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """Decodes the records of `topic` as Kafka's tool does with `flag`. By record type (COORDINATOR.md, "Record types"):
-    the messages of `keys` and `values`, and functions that decode bytes within a value (`nested`)."""
+    """Decodes the records of `topic` as Kafka's tool does with `flag`. `keys` and `values` are messages, `nested` are
+    functions that decode bytes within a value, by record type (COORDINATOR.md, "Record types")."""
 
     flag: str
     topic: str

@@ -57,7 +57,7 @@ class LegacyBatch:
 
     `attributes` has codec and timestamp type as in version 2. `max_timestamp_ms` is the timestamp of the message
     itself, which in a compressed message need not be the largest of the inner timestamps. `is_uniform`: the inner
-    messages have the magic of this message, and its offset is that of the last inner message.
+    messages have the magic of this message, which has the offset of the last inner message.
     """
 
     base_offset: int
@@ -179,7 +179,7 @@ def summarize_rows(
 
 
 def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
-    """Check the message and decompress its inner messages."""
+    """Check the message, and return its inner messages decompressed."""
     if start < 0 or size < kernels.PREFIX_BYTES or start + size > len(raw):
         raise ValueError(_REASONS[kernels.OUT_OF_RANGE])
     message, end = start + kernels.PREFIX_BYTES, start + size

@@ -127,7 +127,7 @@ KnownRecord: TypeAlias = (
 @dataclass(frozen=True, slots=True)
 class NewerRecord:
     """A record with a newer version than the latest known one. `record` has its leading fields, decoded as in the
-    latest known version; they identify the subject of the record. Its other fields are unknown."""
+    latest known version; they identify the subject of the record. The record's other fields are unknown."""
 
     record_type: int
     version: int

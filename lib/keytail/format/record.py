@@ -113,7 +113,7 @@ def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
 
 
 def decode_records(block: Buffer, count: int) -> list[Record]:
-    """Return the records of an uncompressed record block. Raises ValueError if it is not exactly `count` records."""
+    """Return the records of an uncompressed record block. Raises ValueError if it has not exactly `count` records."""
     if count < 0:
         raise ValueError(f"the record count {count} is negative")
     records, at = [], 0
