@@ -26,9 +26,8 @@ class CompileLock:
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock; return whether it was taken now. It is not if this process has it already, cannot get it, or
-        timed out.
-        """
+        """Take the lock; return whether this call took it: False if this process has it already, cannot get it, or
+        timed out."""
         if self._fd is not None:
             return False
         try:

@@ -106,7 +106,7 @@ def _is_trusted_folder(path: str) -> bool:
 
 
 def _is_trusted(path: str, facts: os.stat_result) -> bool:
-    """Return whether only root or the user that started this process can have written there; else warn once.
+    """Return whether only root or the user that started this process can have written to `path`; else warn once.
 
     The real user counts: a process that acts for the owner of log dirs must not run that user's code as its own.
     """
@@ -136,7 +136,7 @@ def _read(path: str) -> bytes:
 
 
 class _TrustedFiles(caching.IndexDataCacheFile):
-    """Reads cache files as Numba does, but only trusted ones: reading them executes them.
+    """Reads cache files as Numba does, but only trusted files: reading a file executes code in it.
 
     Numba numbers the files of a kernel's signatures by an index that another process may be replacing. Two signatures
     then get one name, and the code of one is used for the other, with arguments of other types. Random names prevent

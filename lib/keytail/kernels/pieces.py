@@ -18,7 +18,7 @@ def whole_records(data, end, most, up_to_delta, out):
     """Count the whole records in `data[:end]`: at most `most`, and none from the first one above `up_to_delta` on.
 
     `out`: the position after the last of them, their number, the offset delta of the first one, the largest offset
-    delta (-1: unreadable), and the bytes of the next record: 0 if it is not a record, or if `most` or the delta ended
+    delta (-1: unreadable), and the size of the next record: 0 if it is not a record, or if `most` or the delta ended
     the count; at least 1 if bytes are missing. Other errors in a record are not reported here, but by the code that
     walks it; a record without a length also ends the count.
     """

@@ -32,7 +32,7 @@ def scatter_words(partitions, values, words, at):
 
 @kernel
 def scatter_ends(partitions, offsets, words, at, filled):
-    """Write where each row ends in a column of its partition alone; `filled` is the end of that column so far."""
+    """Write where each row's bytes end in the column of its partition; `filled` is the end of that column so far."""
     for i in range(len(partitions)):
         p = partitions[i]
         if p >= 0:

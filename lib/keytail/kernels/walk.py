@@ -218,7 +218,7 @@ _UP_TO_MAGIC_BYTES = 17
 
 @register_jitable
 def batch_size(a, p, to, is_all):
-    """Return the bytes of the batch at `p`; 0: more bytes needed; -1: truncated; -2: an impossible size."""
+    """Return the size of the batch at `p`; 0: more bytes needed; -1: truncated; -2: an impossible size."""
     if to - p < _UP_TO_MAGIC_BYTES:
         return np.int64(-1) if is_all else np.int64(0)
     size = be_32(a, p + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES

@@ -38,7 +38,7 @@ def mixed(value):
 
 @njit
 def _normal_headers(target, source, p, end):
-    """Write headers with minimal varints and -1 for every null; return the bytes written."""
+    """Write headers with minimal varints and -1 for every null; return the number of bytes."""
     count, p = read_varint(source, p, end)
     q = put_varint(target, 0, count)
     for _ in range(2 * count):

@@ -56,7 +56,7 @@ def _slot(slots, keys, low, high):
 
 @kernel
 def index_keys(entries, missing_at, slots, keys):
-    """Number the keys of the missing records; return how many there are.
+    """Number the keys of the missing records in `keys` (int64[n, 2]); return how many keys there are.
 
     `slots` is zeroed, and its length is a power of two and more than twice the number of missing records.
     """
@@ -80,7 +80,7 @@ def first_removable(entries, begin, end, replica, slots):
 
     At this offset the replica has a record without a key, or any replica has a record whose key has an older record in
     this replica: a cleaner would have removed the record without a key, or the older record. Records in transactions
-    are omitted, because aborted ones supersede nothing. `slots` is zeroed, and its length is a power of two and more
+    are omitted, because aborted records supersede nothing. `slots` is zeroed, and its length is a power of two and more
     than twice the number of the replica's entries.
     """
     found = _NOWHERE
@@ -116,7 +116,7 @@ def _place(slots, entries, i):
 
 @njit
 def _add(slots, entries, i):
-    """Add entry `i` to the table unless an entry of the same key is in it; return whether one is."""
+    """Add entry `i` to the table unless it contains an entry of the same key; return whether it does."""
     at = _place(slots, entries, i)
     if slots[at] != 0:
         return True

@@ -51,7 +51,7 @@ def _address(library: ctypes.CDLL | None, name: str) -> int:
 
 @dataclass(frozen=True)
 class _Wheels:
-    """The wheels' libraries; None for one that is missing, fails its check or must not be used here."""
+    """The wheels' libraries; None for a library that is missing, fails its check or must not be used here."""
 
     zstd: ctypes.CDLL | None
     lz4: ctypes.CDLL | None
@@ -148,7 +148,7 @@ class Decoders:
 def call_address(typingctx, address, arguments):
     """Call the C function at `address` with integers (also pointers), each in its own register; return an int64.
 
-    The upper half is undefined if the function returns a C int: convert the result with `np.int32`.
+    The upper half of the result is undefined if the function returns a C int: convert the result with `np.int32`.
     """
     n = len(arguments)
 

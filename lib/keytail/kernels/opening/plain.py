@@ -136,7 +136,7 @@ def _gunzip(tools, data, start, n, out, at, room):
 
 @kernel
 def decompress_plain(tools, codec, data, start, n, out, at):
-    """Decompress the block `data[start:start + n]` to `out[at:]` (uint8); return its bytes, or NOT_PLAIN.
+    """Decompress the block `data[start:start + n]` to `out[at:]` (uint8); return the number of bytes, or NOT_PLAIN.
 
     All of `out[at:]` may be overwritten.
     """
@@ -157,7 +157,7 @@ def lay_out(table, wanted, position, where, start, size):
     """Set where each row's block is before decompression: `where`, and its bytes in the chunk (`start`, `size`).
 
     Returns how many of the wanted rows are compressed, and how many are of magic 0 or 1. `position` is that of the
-    chunk's first byte.
+    chunk's first byte in the file.
     """
     packed = old = 0
     for i in range(table.shape[0]):
@@ -177,7 +177,7 @@ def open_blocks(tools, raw, table, row_from, arena, used, where, start, size):
     """Decompress the compressed blocks of rows that are IN_RAW to `arena[used:]`; return (next row, bytes used).
 
     Stops before a block that is of magic 0 or 1, not plain, or does not fit. `where`, `start` and `size` are updated
-    for the others.
+    for the blocks before it.
     """
     row = row_from
     while row < table.shape[0]:

@@ -1,4 +1,4 @@
-"""Columns of the arrays in which `inspect` keeps its state, and of those that it writes for later checks."""
+"""Columns of the arrays in which `inspect` keeps its state, and of the arrays that it writes for later checks."""
 
 from __future__ import annotations
 

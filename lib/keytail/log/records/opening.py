@@ -182,9 +182,8 @@ class BlockOpener:
     def _open_span(
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
-        """Open the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS. The first `floor`
-        bytes of an arena contain converted messages of magic 0 and 1.
-        """
+        """Open the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS records. The first
+        `floor` bytes of an arena contain converted messages of magic 0 and 1."""
         chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
