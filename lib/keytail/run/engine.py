@@ -1,4 +1,4 @@
-"""The protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), this
+"""The protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), or this
 process.
 
 Drivers and commands use the protocol `Engine`, whatever the engine is. Code that needs Spark's DataFrames is an

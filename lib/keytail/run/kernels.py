@@ -1,7 +1,7 @@
 """Compiles the kernels of a command before its tasks run, in parallel processes, once for each host and user.
 
 `kernels.json` lists the kernels that each command calls, slowest first, with the types of their arguments and the time
-that compiling each one took; `python -m tests.run.list_kernels` creates it by running all operations on small logs.
+that compiling each kernel took; `python -m tests.run.list_kernels` creates it by running all operations on small logs.
 Kernels listed as RARE are needed by few logs: they are compiled when they are called, or by `doctor --warm`.
 """
 
@@ -126,9 +126,9 @@ def note_on_standard_error(line: str) -> None:
 def compile_kernels(
     commands: Collection[str] | None, note: Callable[[str], object] = note_on_standard_error
 ) -> int:
-    """Compile the kernels of these commands (None: of all) that the cache lacks; return how many there were.
+    """Compile the kernels of these commands (None: of all) that the cache lacks; return their number.
 
-    `note` is called with lines about the progress. Call it in the main thread, before other threads start: it forks.
+    `note` is called with lines about the progress. Call this in the main thread, before other threads start: it forks.
     A signal ends the processes. Without a cache that this user may write to, a warning is printed, and the kernels are
     compiled for this run alone.
     """
@@ -183,10 +183,10 @@ def compile_kernels(
 
 
 def _left_s(expected: Sequence[float], ended_s: Mapping[int, float], workers: int, now_s: float) -> float | None:
-    """Return about how many seconds are left, by the time that the kernels compiled so far took; None if there is none.
+    """Return about how many seconds are left, by the time that compiling took so far; None if no kernel is compiled.
 
     `expected` are the seconds of each kernel on an idle machine, in the order in which they begin; `ended_s` when
-    kernels ended, by their numbers. Times are counted from the start of the first one.
+    kernels ended, by their numbers. Times are counted from the start of the first kernel.
     """
     began_s = [0.0] * workers + sorted(ended_s.values())  # a worker begins the next kernel when it ends one
     if not (expected_s := sum(expected[number] for number in ended_s)):

@@ -25,8 +25,8 @@ def physical_bytes() -> int:
 
 
 def map_memory_bytes(tasks_per_host: int) -> int:
-    """Return half of the memory, in bytes, divided by the number of concurrent tasks; the other half is for everything
-    else."""
+    """Return half of the memory, in bytes, divided by the number of concurrent tasks, but at least 16 MiB; the other
+    half is for everything else."""
     return max(physical_bytes() // 2 // max(tasks_per_host, 1), _SMALLEST_MAP_BYTES)
 
 

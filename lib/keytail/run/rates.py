@@ -37,9 +37,9 @@ def run_seconds(each_s: Iterable[float], cores: int) -> float:
 # Seconds of a command that reads a few small partitions: Python, its modules and compiled kernels
 # (`python -m tests.bench.start`).
 COMMAND_S = 1.0
-# Seconds to the first task, minus those that a run without Spark needs (`python -m tests.bench.start`).
+# Seconds to the first task, minus the seconds that a run without Spark needs (`python -m tests.bench.start`).
 SPARK_START_S = 4.0
-# Expected seconds from which Spark is started: its start is then negligible, and its UI shows the progress.
+# Spark is started for work expected to take longer: its start is then negligible, and its UI shows the progress.
 SPARK_FROM_S = 10 * SPARK_START_S
 
 

@@ -1,4 +1,4 @@
-"""The result row of commands that change a partition: what was done to it, or why nothing was.
+"""The result row of commands that change a partition: what was done to it, or why nothing was done.
 
 Rows are plain values; cli/ prints them.
 """
@@ -64,9 +64,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded(RowOfPartition):
-    """The fields of a result that a ledger records: each is a column of its table of partitions, and those declared
-    here are numbers. Sizes are of `.log` files; a number that was not counted is None, not 0.
-    """
+    """The fields of a result that a ledger records: each is a column of its table of partitions, and the fields
+    declared here are numbers. Sizes are of `.log` files; a number that was not counted is None, not 0."""
 
     first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
     end_dirty_offset: Annotated[int | None, "offset at which that section ends, exclusive"] = None
@@ -145,7 +144,7 @@ def status_of(problem: BaseException) -> str:
 def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
     """Return 0 if every row is done, 3 if some are or the ledger lacks a row, 1 if none is.
 
-    `named` are partitions that the user named: one of them that was skipped or not begun counts as refused.
+    `named` are partitions that the user named: such a partition counts as refused if it was skipped or not begun.
     """
     rows = list(rows)
     done = [row.status in DONE and not (row.status in _LEFT and row.name in named) for row in rows]

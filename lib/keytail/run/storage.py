@@ -150,7 +150,7 @@ class ScratchSpace:
             path=path,
             remedy=f"Free {more} more on this file system, or give another --output-dir"
             if out_of_place
-            else f"Free {more} more on this file system, write to another one with --output-dir, or move the partition "
-            "to another log dir of the broker",
+            else f"Free {more} more on this file system, write to another file system with --output-dir, or move the "
+            "partition to another log dir of the broker",
             slug="not-enough-space",
         )

@@ -70,7 +70,7 @@ def answer_bytes(outcome: Outcome[Any]) -> bytes:
 
 
 def as_problem(error: Exception) -> KeytailError:
-    """Return a KeytailError as it is, and one for an error of the system or of the program itself."""
+    """Return the error itself if it is a KeytailError, else a KeytailError that describes it."""
     if isinstance(error, KeytailError):
         return error
     if isinstance(error, OSError):

@@ -1,5 +1,5 @@
-"""Reports the progress of running tasks to the driver: the partition that each processes, and how many bytes it has
-read.
+"""Reports the progress of running tasks to the driver: the partition that each task processes, and how many bytes the
+task has read.
 
 Spark reports a task only when it has ended. Tasks therefore send a small datagram twice a second to a port that the
 driver opens for the duration of the run: on 127.0.0.1, or on a cluster on the address where Spark has the driver
@@ -61,7 +61,7 @@ class TaskProgress:
 
 @dataclass(frozen=True)
 class Channel:
-    """The address and key with which tasks send their progress; sent to them with their work."""
+    """The address and key with which tasks send their progress; they are sent to tasks with the work."""
 
     host: str
     port: int
@@ -103,7 +103,7 @@ class Channel:
 
 
 class Watch:
-    """Receives reports in the driver; a context manager. `on_progress` is called for each, from a thread of the watch.
+    """Receives reports in the driver; a context manager. A thread of the watch calls `on_progress` for each.
 
     Raises OSError if no port can be opened.
     """

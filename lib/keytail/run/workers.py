@@ -31,7 +31,7 @@ class Reporter(Protocol):
 
 def starts_spark(each_s: Sequence[float], *, is_asked: bool) -> bool:
     """Return whether a run on this host starts Spark: if it was requested or is required (`is_asked`), or if the work
-    takes long and it is installed."""
+    takes long and Spark is installed."""
     return is_asked or (is_worth_spark(each_s, cores()) and not SPARK.missing())
 
 

@@ -214,8 +214,7 @@ def _write_down(window, p, size, rows, epochs, state):
 
 @kernel
 def inspect(window, index_offsets, index_positions, times, time_offsets, rows, epochs, scratch, state):
-    """Inspect the batches of the window from `state[FROM]` on (columns.py); return a code of codes.py. `scratch` is
-    int64[6]."""
+    """Inspect the batches of the window from `state[FROM]` on; return a code of codes.py. `scratch` is int64[6]."""
     while True:
         p, to = state[columns.FROM], state[columns.TO]
         left = to - p

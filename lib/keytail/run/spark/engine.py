@@ -71,8 +71,8 @@ class SparkEngine:
         stopped: Callable[[], bool] = lambda: False,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
-        """Do the same as `Engine.run_bundle`, in one Spark job, and in one more for each payload if that job is
-        lost."""
+        """Do the same as `Engine.run_bundle`, in one Spark job, and in one more job for each payload if the first job
+        is lost."""
         if not payloads:
             return []
         try:
@@ -110,7 +110,7 @@ class SparkEngine:
 
 @as_caller()
 def _run_job(session: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
-    """Run one Spark job: one partition with one id for each payload, started in order."""
+    """Run one Spark job, with a partition of one id for each payload, started in order; return the outcomes."""
     context = session.sparkContext
     name_jobs(context, name)
     shared = context.broadcast(list(payloads))

@@ -1,4 +1,4 @@
-"""Reports that a run gets no executors from its cluster, and why: at once if it never can get one, or else after 30 s.
+"""Reports that a run gets no executors from its cluster, and why: at once if none can ever start, or else after 30 s.
 
 Spark itself only logs a warning, every 15 s, that a job has not accepted any resources. On a standalone cluster the
 workers are requested from the master, by the message that its web page uses; other cluster managers are not asked.
@@ -18,7 +18,7 @@ from keytail.console import print_message
 from keytail.errors import KeytailError
 from keytail.threads import inheriting
 
-# Seconds after which a wait is reported: executors of a cluster with free resources start within a few.
+# Seconds after which a wait is reported: executors of a cluster with free resources start within a few seconds.
 LONGEST_WAIT_S = 30.0
 _PACE_S = 1.0  # seconds between two checks
 _ANSWER_S = 10  # seconds to wait for the master's reply
@@ -65,7 +65,7 @@ class Executor:
 
 
 def refuse_too_large(executor: Executor, workers: Sequence[Worker], master: str) -> None:
-    """Raise KeytailError if no worker could ever run such an executor. Without workers, this is unknown."""
+    """Raise KeytailError if the settings or all workers exclude such an executor. Without workers, this is unknown."""
     if executor.cores is not None and executor.cores_max is not None and executor.cores > executor.cores_max:
         raise KeytailError(
             f"spark.executor.cores is {executor.cores}, but spark.cores.max is {executor.cores_max}: no executor would "
@@ -186,7 +186,7 @@ def _state(context: Any) -> MasterState | None:
 
 
 def _master_state(context: Any, url: str) -> Any:
-    """Ask the master for its state, by Spark's internal message; raises an error of py4j if that fails."""
+    """Return the master's answer to Spark's internal message for its state. Raises an error of py4j if that fails."""
     java, rpc = context._jvm, context._jsc.sc().env().rpcEnv()
     unit = java.java.util.concurrent.TimeUnit.SECONDS
     timeout = java.org.apache.spark.rpc.RpcTimeout(java.scala.concurrent.duration.FiniteDuration(_ANSWER_S, unit), "")

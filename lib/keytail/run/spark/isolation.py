@@ -52,7 +52,7 @@ class LocalDirs:
 
 
 def _make_locked(parent: str) -> tuple[str, int]:
-    """Return the new directory's path, and a descriptor that holds its lock."""
+    """Create a private directory; return its path, and a descriptor that holds its lock."""
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
         # Another run may have locked it first, and removed it as abandoned.
@@ -84,8 +84,8 @@ def remove_abandoned(parent: str) -> None:
 
 @contextlib.contextmanager
 def _locked(name: str, parent_fd: int) -> Iterator[None]:
-    """Hold the directory's lock. Raises OSError if it is no private directory of this user, or if its creator holds the
-    lock."""
+    """Hold the directory's lock. Raises OSError if it is not a private directory of this user, or if its creator holds
+    the lock."""
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
     try:
         status = os.fstat(fd)
@@ -98,9 +98,8 @@ def _locked(name: str, parent_fd: int) -> Iterator[None]:
 
 
 def configured_parents() -> list[str]:
-    """Return the directories in which Spark is configured to keep such files: SPARK_LOCAL_DIRS, spark.local.dir of
-    spark-defaults.conf, or the temporary directory. Raises KeytailError if one of them cannot be created.
-    """
+    """Return the directories in which Spark is configured to keep temporary files: SPARK_LOCAL_DIRS, spark.local.dir of
+    spark-defaults.conf, or the temporary directory. Raises KeytailError if one of them cannot be created."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or _local_dir_of_conf() or tempfile.gettempdir()
     parents = [os.path.abspath(parent) for parent in named.split(",") if parent]
     for parent in parents:

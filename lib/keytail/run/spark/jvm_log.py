@@ -67,8 +67,8 @@ class JvmLog:
         """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process, as for
         keytail's own JVM.
 
-        If that is impossible, the JVM keeps its standard error. Its log is redirected too, if its appender has
-        `follow`.
+        If that is impossible, the JVM keeps its standard error. The JVM's log is redirected too, if the appender of the
+        log has `follow`.
         """
         reader, writer = os.pipe()
         real, started = os.dup(2), threading.Event()

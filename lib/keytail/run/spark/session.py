@@ -54,7 +54,7 @@ def local_session(
     start.
 
     The JVM keeps its files in a private directory, which is removed by `end_jvm` or at the end of this process. If this
-    process has a JVM already, that one is used.
+    process has a JVM already, that JVM is used.
     """
     require_java()
     refuse_unreachable(master)
@@ -211,7 +211,7 @@ def _launched(get_or_create: Callable[[], Any], popen: Callable[..., Any]) -> An
 
 def _in_a_thread(make: Callable[[], Any]) -> Any:
     """Return what `make` returns, or raise what it raises. In the main thread Spark would install its own handler for
-    SIGINT, and a signal would interrupt it anywhere; in another thread only the wait for it is interrupted."""
+    SIGINT, and a signal would interrupt `make` anywhere; in another thread only the wait for it is interrupted."""
     made: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def work() -> None:

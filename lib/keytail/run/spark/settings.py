@@ -26,8 +26,8 @@ _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Without this, its ports accept serialized Java objects from any local user. Spark generates a new secret for each
-    # JVM, which never leaves it: on one machine nothing else needs it.
+    # Without this, Spark's ports accept serialized Java objects from any local user. Spark generates a new secret for
+    # each JVM. The secret never leaves the JVM: on one machine no other process needs it.
     "spark.authenticate": "true",
     "spark.log.structuredLogging.enabled": "false",
 }
