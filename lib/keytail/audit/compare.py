@@ -58,8 +58,8 @@ def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
     """Return the range of offsets to compare, as (start, end); it is empty if start >= end. It begins at the first
     offset that two replicas should have.
 
-    It ends at the smallest log end offset, since that replica has yet to fetch later records, or at the largest high
-    watermark if that is lower, since records above it may be truncated.
+    It ends at the smallest log end offset, since the replica with this end has yet to fetch later records, or at the
+    largest high watermark if that is lower, since records above it may be truncated.
     """
     starts = sorted(replica.log_start_offset for replica in replicas)
     end = min(replica.log_end_offset for replica in replicas)
@@ -97,8 +97,8 @@ def cleaning_limits(
     `shown`: the offset to which the log of each replica shows that it was cleaned (`shown_cleaned_to`).
     `first_removable`: the first offset at which the log shows that it was not cleaned: the offset of a record without a
     key, or of a record whose key has an older record. A replica that lost its disk may have fetched a log that another
-    replica had cleaned. The replica's own log shows to which offset this is known; it is possible to the highest offset
-    to which any replica was cleaned.
+    replica had cleaned. The replica's own log shows up to which offset this is known; it is possible up to the highest
+    offset to which any replica was cleaned.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
     highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))

@@ -161,7 +161,7 @@ class _Scan:
                     position = chunk.position + len(good.raw)
                     if len(good.table) < len(chunk.table):
                         raise CorruptLog(
-                            "batches of this file, or of this file and the next one, have the same offsets",
+                            "batches of this file, or of this file and the next file, have the same offsets",
                             path=self._path,
                             byte_position=position,
                             slug="overlapping-batches",

@@ -1,6 +1,6 @@
 """Implements the second stage of an audit: compares one shard of keys of all replicas, and explains missing records.
 
-A record's key determines its shard, so the shard also has the records that supersede or delete it. It also has the
+A record's key determines its shard, so the shard also has the records that supersede or delete it. A shard also has the
 transactions of some of the producers.
 """
 
@@ -131,7 +131,8 @@ class _Parts:
 
 
 def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Count the offsets of this shard at which replicas have different records, and return up to MAX_LOST of them."""
+    """Count this shard's offsets with different records, by kind; return the counts and up to MAX_LOST of the
+    offsets."""
     places, begin, end = parts.joined()
     counts = np.zeros(differences.PLACE_KINDS, np.int64)
     differing = np.empty((MAX_LOST, 3), np.int64)

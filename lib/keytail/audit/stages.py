@@ -58,9 +58,9 @@ class Alone:
 
 @dataclass
 class Audit:
-    """The findings about one partition. `records`: the number of records of each replica; `common`: the number that two
-    or more replicas have; `shown`: the offset up to which the log of each replica shows that it was cleaned.
-    """
+    """The findings about one partition. `records`: the number of records of each replica; `common`: the number of
+    records that two or more replicas have; `shown`: the offset up to which the log of each replica shows that it was
+    cleaned."""
 
     first_offset: int
     end_offset: int
