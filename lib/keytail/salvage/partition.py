@@ -104,7 +104,7 @@ def salvage_partition(
 
 
 def _known_end(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, sources: Sources) -> int:
-    """Return the offset up to which the log certainly existed, by checkpoints, file names and leader epochs."""
+    """Return the offset up to which the log certainly existed, by the checkpoints, file names and leader epochs."""
     key = (entry.topic, entry.partition)
     checkpoints = (log_dir.high_watermarks, log_dir.recovery_points, log_dir.log_starts)
     known = [offsets.get(key, 0) for offsets in checkpoints]
