@@ -3,13 +3,13 @@
 The modules of `files/`, which only this module imports, carry out the operations. Every path is resolved to a
 descriptor of its directory, without following links below a log dir (`files/paths.py`), and its last name is used
 relative to this descriptor. Thus the owner of a log dir cannot redirect an operation of root to another place. New
-files and directories get the owner of an existing one, and new files are never executable.
+files and directories get the owner of an existing file or directory, and new files are never executable.
 
 Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks: one for
-operations that change something, and one for the others. A subclass can thus record an operation, stop before it, drop
-it or make it fail. Errors are the system's own OSError with the path and a description of the operation. `Refused` is
-raised only if a new file or directory cannot be given its owner, mode or labels, or if a new directory was replaced
-before it got them. The callers decide which operations to perform, and in which order.
+operations that change something, and one for all other operations. A subclass can thus record an operation, stop before
+it, drop it or make it fail. Errors are the system's own OSError with the path and a description of the operation.
+`Refused` is raised only if a new file or directory cannot be given its owner, mode or labels, or if a new directory was
+replaced before it got them. The callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class FileSystem:
         self._path_of: dict[int, str] = {}
 
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook for every operation that changes something; `action` performs it."""
+        """Hook for every operation that changes something; `action` performs it. Returns the result of `action`."""
         return self._with_error_details(operation, arguments, action)
 
     def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook for every operation that changes nothing; `action` performs it."""
+        """Hook for every operation that changes nothing; `action` performs it. Returns the result of `action`."""
         return self._with_error_details(operation, arguments, action)
 
     def _with_error_details(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
@@ -167,7 +167,7 @@ class FileSystem:
         descriptor is closed.
 
         Bytes written by `write_at` are visible at once. If another process truncates the file, reading beyond its end
-        kills this process, so files that others may truncate are read, not mapped.
+        kills this process, so files that other processes may truncate are read, not mapped.
         """
         return self._look(
             "map_read", (fd, size_bytes), lambda: mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -375,11 +375,12 @@ class FileSystem:
         return done
 
     def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:
-        """Make one system call, which may write only a part of `view`; without a position it appends."""
+        """Make one system call, which may write only a part of `view`, by default at the end; return the number of
+        bytes."""
         return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
 
     def _read_some(self, fd: int, view: memoryview, position: int) -> int:
-        """Make one system call, which may fill only a part of `view`."""
+        """Make one system call, which may fill only a part of `view`; return the number of bytes."""
         return os.preadv(fd, [view], position)
 
 

@@ -36,7 +36,7 @@ def unchanged(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], *, is_last: bool = True
 ) -> Iterator[None]:
     """Raise Refused before or after the block if a segment is not the file that was listed: a running broker may have
-    cleaned or removed it. The active segment, which is the last one if `is_last`, may have grown."""
+    cleaned or removed it. The active segment, which is the last segment if `is_last`, may have grown."""
     _refuse_changed(fs, partition_path, segments, is_last)
     try:
         yield

@@ -25,7 +25,7 @@ from keytail.log.records.chunk import SegmentReader
 
 @dataclass
 class ProducerStates:
-    """All producers of a partition up to some offset, and the transactions completed up to there."""
+    """All producers of a partition up to some offset, and the transactions completed below that offset."""
 
     states: dict[int, Producer] = field(default_factory=dict)  # by producer id, each with its latest batch
     completed: list[tuple[int, int]] = field(default_factory=list)  # pairs of first offset and offset of the marker
@@ -66,7 +66,7 @@ def _rows_that_count(rows: np.ndarray) -> np.ndarray:
 
     These are all control batches and, of the data batches of a producer between two control batches: the last batch,
     and every transactional batch that is the first or follows a non-transactional batch. Any other batch is superseded
-    by the next one, and opens no transaction.
+    by the next batch, and opens no transaction.
     """
     if not len(rows):
         return np.empty(0, np.int64)
@@ -92,7 +92,7 @@ def newest_snapshot(
             try:
                 return offset, parse_snapshot(data)
             except ValueError:
-                continue  # a broker deletes a damaged snapshot and uses the one before it
+                continue  # a broker deletes a damaged snapshot and uses the snapshot before it
     return None
 
 

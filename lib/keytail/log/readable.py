@@ -16,7 +16,7 @@ _NEVER_IDLE_MS = 2**62  # producers without an open transaction have no effect o
 
 @dataclass(frozen=True)
 class Readable:
-    """Offsets below `end_offset` may be read. `notes` describe assumptions, and why the range ends there."""
+    """Offsets below `end_offset` may be read. `notes` describe assumptions, and why the range ends at `end_offset`."""
 
     end_offset: int
     notes: tuple[str, ...] = ()

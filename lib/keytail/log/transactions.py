@@ -203,7 +203,7 @@ class _NamedOffsets:
     def __init__(self, offsets: np.ndarray) -> None:
         self._offsets = np.unique(offsets)
         self._is_taken = np.zeros(len(self._offsets), bool)
-        self._begins = np.full(len(self._offsets), -1)  # producer id of the transactional data that begins there
+        self._begins = np.full(len(self._offsets), -1)  # producer id of transactional data that begins at the offset
 
     def record(self, table: np.ndarray) -> None:
         """Record the next batches of the log (BATCH_TABLE rows)."""

@@ -146,7 +146,7 @@ class ActiveSegment:
             self._fd, self._indexes = -1, None
 
     def open_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Return the offset and the time index, preallocated at their full size; create missing ones."""
+        """Return the offset and the time index, preallocated at their full size; create missing indexes."""
         if self._indexes is None:
             where = self._config.index_bytes, self._like
             offsets = OffsetIndex.open_for_append(self._fs, self._path(names.INDEX), self.base_offset, *where)

@@ -67,12 +67,12 @@ def assign(entries: Sequence[tuple[int, int]], table: np.ndarray) -> Epochs:
 
 
 def truncate_from_end(entries: Sequence[tuple[int, int]], end_offset: int) -> Epochs:
-    """Return the entries without those that begin at or above `end_offset`."""
+    """Return the entries that begin below `end_offset`."""
     return [(epoch, start) for epoch, start in entries if start < end_offset]
 
 
 def truncate_from_start(entries: Sequence[tuple[int, int]], start_offset: int) -> Epochs:
-    """Return the entries without those that end before `start_offset`; the entry that contains it begins there."""
+    """Return the entries that end above `start_offset`; the entry that contains this offset then begins at it."""
     removed = [epoch for epoch, start in entries if start <= start_offset]
     kept = [(epoch, start) for epoch, start in entries if start > start_offset]
     return [(removed[-1], start_offset), *kept] if removed else kept

@@ -91,9 +91,8 @@ class _Change:
         return CheckedSet(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
-        """Sort as a broker does: it collects the producers of a set in a hash table, and adds new ones in the order of
-        that table.
-        """
+        """Sort the changed producers as a broker does, and return this object: a broker collects the producers of a set
+        in a hash table, and adds new producers in the order of that table."""
         order = hash_order(list(self._after), in_front=True)
         self._after = {producer_id: self._after[producer_id] for producer_id in order}
         return self
@@ -124,7 +123,7 @@ class _Change:
                     ended.append((producer_id, producer.txn_first_offset, row))
                 producer = producer.after_marker(row)
             self._after[producer_id] = producer
-        # A broker looks for other open transactions after the whole set: those that begin after the marker count, too.
+        # A broker looks for other open transactions after the whole set, so it finds some that begin after the marker.
         for producer_id, first_offset, row in ended:
             marker = int(row["base_offset"])
             if row["control_type"] == ControlType.ABORT:

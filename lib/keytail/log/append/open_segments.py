@@ -60,7 +60,7 @@ class OpenSegments:
         self._active = ActiveSegment.reopen(self._fs, self._directory, opened, self._config, self._like)
 
     def roll(self, base_offset: int, now_ms: int) -> bool:
-        """Close the active segment durably and create the next one; return whether a segment was created.
+        """Close the active segment durably and create the next segment; return whether a segment was created.
 
         Returns False if the active segment already has that base offset: such a segment is empty, and is reset. The
         caller makes the name of the new segment durable.

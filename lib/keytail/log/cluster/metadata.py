@@ -73,8 +73,7 @@ def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
 
 def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
     """Return the topic id in `partition.metadata` of a partition directory, or None if there is no such file.
-    Raises CorruptLog if the file is malformed.
-    """
+    Raises CorruptLog if the file is malformed."""
     path = os.path.join(partition_path, names.PARTITION_METADATA)
     try:
         return parse_topic_id(fs.read_bytes(path))
@@ -273,7 +272,7 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
 
 
 def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int], ...]:
-    """Return the segments from the one that contains `start_offset` on."""
+    """Return the segments from the segment that contains `start_offset` on."""
     first = sum(base <= start_offset for base, _ in listing.segments) - 1
     if not listing.segments:
         raise CorruptLog(

@@ -63,8 +63,7 @@ class Replay:
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
         """Apply the records of one batch. `settled`: the batch is certainly committed, so it cannot be truncated.
-        Raises ValueError for records that contradict earlier ones.
-        """
+        Raises ValueError for records that contradict earlier records."""
         unit: list[MetadataRecord] = []
         for record in records:
             kind = record.record if isinstance(record, NewerRecord) else record

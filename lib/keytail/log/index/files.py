@@ -35,7 +35,7 @@ class OffsetEntry(NamedTuple):
 
 
 class TimeEntry(NamedTuple):
-    """No batch up to the one that ends with `offset` has a larger timestamp. `slot` is -1 before the first entry."""
+    """No batch up to the batch that ends with `offset` has a larger timestamp. `slot` is -1 before the first entry."""
 
     slot: int
     timestamp_ms: int

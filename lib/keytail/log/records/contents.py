@@ -25,8 +25,8 @@ from keytail.log.records.scan import RecordScanner
 @dataclass(frozen=True)
 class SegmentContents:
     """The contents of one segment. `next_offset` follows its last batch; `records` counts the records of producers,
-    `tombstones` those with a key and a null value. The timestamps are the smallest and the largest that a consumer
-    sees; None if there are no records.
+    `tombstones` the records with a key and a null value. The timestamps are the smallest and the largest that a
+    consumer sees; None if there are no records.
 
     `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is the digest of the `.log` file, in
     hexadecimal. `index_status` is `good`, `missing`, or `bad` if entries decrease or point outside of the segment.

@@ -145,7 +145,8 @@ class BlockOpener:
         self._made_decoders: Decoders | None = None
 
     def open_rows(self, chunk: Chunk, wanted: np.ndarray) -> Iterator[OpenedRows]:
-        """Open the record blocks of the rows that `wanted` (bool) selects, in parts that cover all rows in order.
+        """Open the record blocks of the rows that `wanted` (bool) selects, and yield them in parts that cover all rows
+        in order.
 
         Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part
         after the next one overwrites. A part has about `arena_bytes`, or one block of at most WHOLE_BLOCK_BYTES, or a
@@ -182,8 +183,8 @@ class BlockOpener:
     def _open_span(
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
-        """Open the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS records. The first
-        `floor` bytes of an arena contain converted messages of magic 0 and 1."""
+        """Open and yield the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS records.
+        The first `floor` bytes of an arena contain converted messages of magic 0 and 1."""
         chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
@@ -227,7 +228,7 @@ class BlockOpener:
             yield layout.part(first, end, self._arenas[0])
 
     def _open_pieces(self, layout: _Layout, row: int) -> Iterator[OpenedRows]:
-        """Open the records of one row of magic 2 in pieces."""
+        """Open the records of one row of magic 2, and yield them in pieces."""
         chunk, batch = layout.chunk, layout.chunk.table[row]
         at, n_bytes = layout.raw_start(row)
         codec = int(batch["attributes"]) & CODEC_MASK

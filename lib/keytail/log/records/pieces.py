@@ -32,8 +32,7 @@ _NO_DELTA_LIMIT = 2**31  # larger than every offset delta
 class Piece:
     """A part of a batch's records: `block[:n_bytes]` contains the records with numbers `first` to `first + count - 1`;
     `last_delta` is the largest offset delta up to the end of the piece. The last piece has all remaining bytes and
-    counts all remaining records, even if the two disagree.
-    """
+    counts all remaining records, even if the two disagree."""
 
     block: np.ndarray
     n_bytes: int

@@ -159,8 +159,7 @@ def _ends_of_batches(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
 ) -> list[int] | None:
     """Return the last offset of the batch at each position, from its header; None if no batch begins at a position, or
-    a batch begins above the offset of its entry (a later batch may have that offset: format/INDEX.md, 8).
-    """
+    a batch begins above the offset of its entry (a later batch may have that offset: format/INDEX.md, 8)."""
     found: list[int] = []
     if not len(offsets):
         return found
@@ -190,7 +189,7 @@ def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
 
 def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Chunk]:
     """Yield the chunks of the slice; some of their rows may be outside of the wanted offsets. Raises CorruptLog for
-    damage, Refused if the file is not, or no longer, the one that was listed."""
+    damage, Refused if the file is not, or is no longer, the file that was listed."""
     reader = SegmentReader(fs)
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         yield from _chunks(reader, piece)
@@ -220,7 +219,7 @@ def _refuse_below_segment(chunk: Chunk, piece: LogSlice) -> None:
 
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
-    """Yield the wanted data records, some thousands at a time; a table is valid until the next one is requested.
+    """Yield the wanted data records, some thousands at a time; a table is valid until the next table is requested.
     Raises the same errors as `batches`, and CorruptLog if the transaction index lacks a transaction that was aborted.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()

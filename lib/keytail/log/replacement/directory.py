@@ -45,7 +45,7 @@ class Directory:
         self._changed_ns = changed_ns
 
     def keep(self) -> None:
-        """Mark the cached names as the current ones of the directory."""
+        """Mark the cached names as the current names in the directory."""
         self._changed_ns = self.fs.stat(self.path).mtime_ns
 
     def __contains__(self, name: str) -> bool:

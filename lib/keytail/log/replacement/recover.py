@@ -164,7 +164,8 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
     """Remove void `.swap` files, durably, before the `.cleaned` file that makes them void. The `.log.swap` files are
-    removed last, because a broker before 3.0 removes the other `.swap` files only together with their `.log.swap`."""
+    removed last, because a broker before 3.0 removes other `.swap` files only together with the `.log.swap`. Returns
+    what was done."""
     done = []
     void = [file for file in files if file.name in _void(files)]
     for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
@@ -214,7 +215,8 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
 
 def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
     """Rename `.swap` files of indexes whose log already has its final name, and of snapshots. Index files without a log
-    are removed, and so are indexes that a broker before 3.0 has rebuilt, because they may not match the current log."""
+    are removed, and so are indexes that a broker before 3.0 has rebuilt: they may not match the current log. Returns
+    what was done."""
     done = []
     files = named_files(fs, path)
     present = {file.name for file in files}

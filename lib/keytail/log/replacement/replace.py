@@ -50,8 +50,8 @@ class SnapshotFile:
 class GroupOutput:
     """The segments that replace the sources of one group, both in ascending order.
 
-    The first segment has the base offset of the first source; the others begin above it and below the segment that
-    follows the last source. `snapshots` are new producer snapshots, above the previous log end.
+    The first segment has the base offset of the first source; the other segments begin above it and below the segment
+    that follows the last source. `snapshots` are new producer snapshots, above the previous log end.
     """
 
     source_bases: tuple[int, ...]
@@ -88,7 +88,7 @@ def commit_group(
 
 
 def parts(group: GroupOutput) -> list[GroupOutput]:
-    """Divide the group at every output that begins where a source begins.
+    """Divide the group at every output that begins where a source begins; return the parts.
 
     Offsets do not overlap, so the outputs below such an output come only from the sources below it. In each part, no
     output after the first begins where a source does; by this, a recovery recognises which outputs belong together.

@@ -78,7 +78,7 @@ def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
 
     A broker that finds both names removes the final names within the offset range of the outputs and renames the
     `.swap` files. Files of an empty output, and snapshots, may be outside of that range. They are copied, because
-    renaming one link over another link to the same file has no effect.
+    renaming a link to a file over another link to it has no effect.
     """
     given: list[str] = []
     for file in _swap_files(directory, outputs):
