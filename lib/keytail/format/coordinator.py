@@ -76,7 +76,7 @@ def _version(data: bytes, name: str) -> int:
 
 
 def _open_members(group: dict[str, Any]) -> None:
-    """Decode subscription and assignment of each member of a consumer group; invalid ones remain bytes."""
+    """Decode subscription and assignment of each member of a consumer group; invalid data remain bytes."""
     if group["protocolType"] != "consumer":
         return
     for member in group["members"]:

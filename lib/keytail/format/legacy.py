@@ -169,7 +169,7 @@ def summarize_rows(
         table["attributes"][row] = batch.attributes | (0 if batch.is_uniform else NOT_COPIED)
         table["base_timestamp_ms"][row] = batch.base_timestamp_ms
         table["max_timestamp_ms"][row] = batch.max_timestamp_ms
-    # The caller uses the rows before an invalid one, so their offsets must ascend, too.
+    # The caller uses the rows before an invalid row, so the offsets of these rows must ascend, too.
     ends = np.concatenate(([previous_last_offset], table["last_offset"][:-1]))
     back = np.flatnonzero(table["base_offset"][:bad] <= ends[:bad])
     if len(back):

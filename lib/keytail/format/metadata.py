@@ -126,7 +126,7 @@ KnownRecord: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class NewerRecord:
-    """A record with a newer version than the latest known one. `record` has its leading fields, decoded as in the
+    """A record with a newer version than the latest known version. `record` has its leading fields, decoded as in the
     latest known version; they identify the subject of the record. The record's other fields are unknown."""
 
     record_type: int
@@ -140,8 +140,8 @@ MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 def parse_record(data: bytes | None) -> MetadataRecord:
     """Decode the value of one record of the log. Raises ValueError if Kafka could not read it.
 
-    A record whose version is newer than the latest known one is returned as a `NewerRecord`. ValueError is also raised
-    if the known fields of such a record are invalid.
+    A record whose version is newer than the latest known version is returned as a `NewerRecord`. ValueError is also
+    raised if the known fields of such a record are invalid.
     """
     if data is None:
         raise ValueError("the record has no value")
