@@ -73,8 +73,7 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversabl
 
 def _cache_folder() -> tuple[str | None, bool, str]:
     """Return a folder for the processes of this user, or None; whether this process can write to it; and the reason if
-    not.
-    """
+    not."""
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
@@ -139,8 +138,8 @@ class _TrustedFiles(caching.IndexDataCacheFile):
     """Reads cache files as Numba does, but only trusted files: reading a file executes code in it.
 
     Numba numbers the files of a kernel's signatures by an index that another process may be replacing. Two signatures
-    then get one name, and the code of one is used for the other, with arguments of other types. Random names prevent
-    that; a process that replaces the index with an older one only makes others compile again.
+    then get one name, and a call may use the code for arguments of other types. Random names prevent that; a process
+    that replaces the index with an older index only makes other processes compile again.
     """
 
     def _data_name(self, number: int) -> str:
@@ -226,7 +225,7 @@ class _TrustedCache(caching.FunctionCache):
 
 
 class _NothingToMake(_Locator):
-    """Skips Numba's check that it can write to a folder, which Numba makes even before reading there."""
+    """Skips Numba's check that it can write to a folder, which Numba makes even before reading from the folder."""
 
     def ensure_cache_path(self) -> None:
         pass

@@ -1,7 +1,7 @@
-"""Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans both, and writes such messages.
+"""Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans both; writes such messages.
 
 The layout is defined in `format/LEGACY.md`. Every length is checked against the available bytes before it is used;
-kernels return codes, which `format/legacy.py` turns into reasons. Decompression is done there, too.
+kernels return codes, which `format/legacy.py` turns into reasons. That module also decompresses the messages.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _check_message(a, p, end):
 
 @kernel
 def check_message(a, p, end, out):
-    """Check message `a[p:end]`: set `out[CODE]`, and for a valid one key and value spans in `out[1:5]`."""
+    """Check message `a[p:end]`: set `out[CODE]`, and for a valid message key and value spans in `out[1:5]`."""
     out[CODE] = _check_message(a, p, end)
     if out[CODE] == OK:
         _, out[1], out[2], out[3], out[4] = _fields(a, p, end)
@@ -227,7 +227,7 @@ def walk_messages(a, n, append_time, wrapper_timestamp, out):
     """Check the messages of a decompressed wrapper `a[:n]`. An incomplete last message is ignored.
 
     `out` is int64[OUT_SIZE]: a code and the byte that it refers to; the number of messages, the first and last of their
-    offset fields, the first one's timestamp, and which magics they have.
+    offset fields, the timestamp of the first message, and the magics of the messages.
     """
     out[:] = 0
     p = np.int64(0)

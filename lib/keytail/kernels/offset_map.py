@@ -50,7 +50,7 @@ def _count(counts, slot, times):
 
 @kernel
 def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
-    """Put items `start` .. `n`, except those with an ordinal below 0; return (next item, used slots).
+    """Put items `start` .. `n`, except items with an ordinal below 0; return (next item, used slots).
 
     Item i counts as `times[i]` records (uint32), or as one record if `times` is empty. If `counts` is empty, nothing is
     counted.

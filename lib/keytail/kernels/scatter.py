@@ -1,4 +1,4 @@
-"""Distributes rows of columns to the places reserved for their partitions, in order within each partition.
+"""Distributes rows of columns to the places reserved for their partitions, in their order within each partition.
 
 `partitions` (int32) has the partition of each row; rows below 0 are skipped. The arrays of counts and places have one
 entry per partition. Offsets must ascend inside their data: the caller has checked that.

@@ -24,8 +24,8 @@ _inlined = register_jitable(forceinline=True)
 def byte_at(a, p):
     """Return byte `p` as uint64; `p` is at or above 0.
 
-    For a signed index Numba adds a branch at each byte, because -1 would be the last one; without it, LLVM makes one
-    load of several bytes.
+    For a signed index Numba adds a branch at each byte, because -1 would be the last byte; without the branch, LLVM
+    makes one load of several bytes.
     """
     return np.uint64(a[np.uint64(p)])
 

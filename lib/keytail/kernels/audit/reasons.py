@@ -162,10 +162,10 @@ def _by_cleaning(offset, is_all_seen, newest, later, anywhere, tombstone):
     """Return why a cleaner has removed a record of a key, or LOST if it would not have.
 
     `newest` is the last record of the key in the replica. Of the records below the offset that the cleaner reached,
-    `later` is the last one in the replica, `anywhere` the last one in any replica, and `tombstone` the last tombstone
-    in any replica. A record that the cleaner did not reach explains a removal only after a tombstone, or if the audit
-    may not have read a tombstone. If the later record is also missing, the replica has lost it, unless an older record
-    shows that the cleaner did not reach it.
+    `later` is the last record in the replica, `anywhere` the last record in any replica, and `tombstone` the last
+    tombstone in any replica. A record that the cleaner did not reach explains a removal only after a tombstone, or if
+    the audit may not have read a tombstone. If the later record is also missing, the replica has lost it, unless an
+    older record shows that the cleaner did not reach it.
     """
     if later > offset or (newest > offset and (tombstone >= offset or not is_all_seen)):
         return SUPERSEDED
@@ -251,7 +251,7 @@ def settle(events, replicas, log_starts, end_offset, gaps, counts, found, marker
 
     `events` are sorted by producer, offset and kind. `markers` receives the markers that any replica has: producer,
     offset, kind (ABORT if they disagree). Transactions that ended differently, and replicas that have data without the
-    marker that the others have, are counted, and written to `found` while it has room. Markers that one replica has
+    marker that other replicas have, are counted, and written to `found` while it has room. Markers that one replica has
     removed while another one still has data are only counted.
     """
     n_found = n_markers = np.int64(0)

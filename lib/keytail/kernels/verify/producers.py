@@ -25,7 +25,8 @@ def follow(rows, producers, first, log_start_offset, state, markers):
     """Process `rows[first:]` (columns ROW_...) in order; return the number of `markers` written, and the next row.
 
     `producers[row]` is the number of the row's producer. Stops after a row of data outside a transaction while its
-    producer has an open one; otherwise the next row is the end. Data that ends below the log start offset is skipped.
+    producer has an open transaction; otherwise the next row is the end. Data that ends below the log start offset is
+    skipped.
     """
     written = 0
     for i in range(first, rows.shape[0]):
