@@ -18,7 +18,7 @@ BATCH_RECORDS = 8192
 
 
 def joined(batches: Iterable[Any]) -> Iterator[Any]:
-    """Merge neighbouring batches while they stay below BATCH_RECORDS and BATCH_BYTES."""
+    """Yield the batches, with neighbouring batches merged while they stay below BATCH_RECORDS and BATCH_BYTES."""
     waiting: list[Any] = []
     rows = size = 0
     for batch in batches:

@@ -60,8 +60,7 @@ def is_of_spark(problem: BaseException | None) -> bool:
 
 def signal_of(problem: BaseException | None) -> KeyboardInterrupt | None:
     """Return the signal that caused `problem`, if any: after a signal has interrupted a call of Spark, later calls can
-    fail.
-    """
+    fail."""
     while problem is not None and not isinstance(problem, KeyboardInterrupt):
         problem = problem.__cause__ or problem.__context__
     return problem
@@ -97,8 +96,7 @@ def first_line(problem: BaseException) -> str:
 
 def sweep(remove: Callable[[], int]) -> None:
     """Call `remove`, which removes scratch files and returns their number, until no new files appear: a worker may
-    outlive its JVM for a moment.
-    """
+    outlive its JVM for a moment."""
     quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
     while quiet < 2 and time.monotonic() < last_s:
         quiet = 0 if remove() else quiet + 1

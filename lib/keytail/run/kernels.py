@@ -207,8 +207,7 @@ def _compile_here(kernel: Any, types: tuple[Any, ...]) -> None:
 
 def compile_on_worker(command: str) -> None:
     """Compile missing kernels in this process, a Spark worker, together with the other workers of its host: each
-    compiles kernels that no other worker is compiling, and in the end waits for the others.
-    """
+    compiles kernels that no other worker is compiling, and in the end waits for the others."""
     if command in _done_here:
         return
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)

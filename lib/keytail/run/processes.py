@@ -141,7 +141,7 @@ class Processes:
         return False
 
     def cancel(self) -> None:
-        """Kill the running tasks and start no others; their callers get None."""
+        """Kill the running tasks and start no other tasks; their callers get None."""
         self.is_cancelled = True
         self._end_workers()
 
@@ -248,8 +248,7 @@ def _end_with_parent(parent: int) -> None:
 
 def _fork_on_demand(control: socket.socket, function: Any) -> None:
     """Fork workers on request. The child that runs this has no threads, so a fork cannot copy a lock that a thread
-    holds.
-    """
+    holds."""
     workers: set[int] = set()
     forker = os.getpid()
     while True:

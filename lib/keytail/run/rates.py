@@ -28,8 +28,7 @@ def commit_seconds(segments: int) -> float:
 
 def run_seconds(each_s: Iterable[float], cores: int) -> float:
     """Return the time of a run over partitions, largest first, on `cores`: at least the time of the longest partition
-    alone.
-    """
+    alone."""
     seconds = list(each_s)
     return max(sum(seconds) / max(cores, 1), max(seconds, default=0.0))
 

@@ -46,8 +46,7 @@ class RowOfPartition(OfPartition):
 class Measured:
     """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, the true number is
     between each `low` and `high` for at least 95 of 100 partitions, and the figure of the row is in between; after a
-    measurement, all three are equal.
-    """
+    measurement, all three are equal."""
 
     method: Annotated[str, "`measured`, or `estimated` from a sample"]
     reclaimed_bytes: Annotated[int, "`bytes_before` less `bytes_after`"]
@@ -110,8 +109,7 @@ class ResultRow(Recorded):
 
     def __reduce__(self) -> tuple:
         """Pickle only the fields: hundreds of thousands of rows may come from other processes, and the default method
-        of dataclasses takes twice as long.
-        """
+        of dataclasses takes twice as long."""
         return ResultRow, _values_of(self)
 
     def unchanged(self, status: str, error: ErrorText) -> ResultRow:

@@ -184,7 +184,7 @@ def _with_code(text: bytes, key: bytes) -> bytes:
 
 
 def _parsed(data: bytes, key: bytes) -> TaskProgress | None:
-    """Return the report, or None if no task of this run sent it; such data is not parsed."""
+    """Return the report, or None, without parsing the data, if no task of this run sent it."""
     text = data[_CODE_BYTES:]
     if not hmac.compare_digest(data, _with_code(text, key)):
         return None

@@ -185,8 +185,7 @@ def alone(folder: str) -> Iterator[None]:
 
 def _open_lock(path: str) -> int:
     """Open the lock file, creating it if necessary, and return its descriptor. Raises KeytailError if it is not a
-    regular file.
-    """
+    regular file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o666)

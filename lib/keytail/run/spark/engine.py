@@ -124,7 +124,7 @@ def _run_job(session: Any, payloads: Sequence[P], function: Callable[[P, str], R
 
 
 def _prepared(kernels: str | None, function: Callable[[P, str], R], payload: P, attempt: str) -> R:
-    """Call `function` in a worker that has the kernels of the command `kernels`."""
+    """Return the result of `function`, called in a worker that has the kernels of the command `kernels`."""
     if kernels is not None:
         compile_on_worker(kernels)
     return function(payload, attempt)

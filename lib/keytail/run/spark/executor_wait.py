@@ -49,8 +49,7 @@ class MasterState:
 @dataclass(frozen=True)
 class Executor:
     """The resources of one executor by Spark's settings. `cores` None: all free cores of a worker. `cores_max`: the
-    limit for all executors of the run together; None: no limit.
-    """
+    limit for all executors of the run together; None: no limit."""
 
     memory_mib: int
     cores: int | None = None

@@ -40,9 +40,8 @@ class LocalDirs:
             raise of_system(problem) from problem
 
     def remove(self) -> None:
-        """Remove the directories with their contents, except in a forked child. The next run removes those that cannot
-        be removed now.
-        """
+        """Remove the directories with their contents, except in a forked child. The next run removes the directories
+        that cannot be removed now."""
         if os.getpid() != self._maker:
             return
         while self.paths:
@@ -71,7 +70,7 @@ def remove_abandoned(parent: str) -> None:
     """Remove the directories of this user below `parent` whose creator has ended."""
     try:
         parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # the caller fails to create a directory there, and reports that
+    except OSError:  # the caller fails to create a directory in it, and reports that
         return
     try:
         for name in os.listdir(parent_fd):
@@ -125,9 +124,8 @@ def _local_dir_of_conf() -> str | None:
 
 
 def safe_environment(local_dirs: list[str]) -> dict[str, str]:
-    """Return environment variables for a JVM and its Python workers; the executors of a cluster use those of their
-    hosts.
-    """
+    """Return environment variables for a JVM and its Python workers; the executors of a cluster use the variables of
+    their hosts."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {
         "PYTHONSAFEPATH": "1",

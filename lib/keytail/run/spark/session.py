@@ -152,8 +152,7 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
 @as_caller()
 def _stop(engine: SparkEngine) -> None:
     """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches the JVM of
-    spark-submit.
-    """
+    spark-submit."""
     engine.log.silence()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark warns in that case
