@@ -56,8 +56,7 @@ class FromAllShards:
 @dataclass(frozen=True)
 class AuditTask:
     """One partition to be audited, for tasks on workers. `spans`: offset ranges in which shards search for records that
-    replicas have in common. `from_all` is set only in a second pass.
-    """
+    replicas have in common. `from_all` is set only in a second pass."""
 
     topic: str
     partition: int

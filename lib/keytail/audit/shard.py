@@ -245,8 +245,7 @@ class _Shard:
 
     def _needs_all_shards(self) -> bool:
         """Return whether there are transactions, or a replica without a checkpoint lacks a record above the offset to
-        which its log shows cleaning.
-        """
+        which its log shows cleaning."""
         if (self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any():
             return True
         offsets = self.entries[self.missing_at, entries.OFFSET]

@@ -131,8 +131,7 @@ def _together(
 
 def _add_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
     """Add examples of lost records. At an offset where replicas have different records, that difference is reported
-    instead.
-    """
+    instead."""
     elsewhere: set[int] = set()
     for finding in findings:
         elsewhere.update(found["offset"] for found in finding.elsewhere)
