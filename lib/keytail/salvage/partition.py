@@ -43,8 +43,7 @@ class Settings:
 @dataclass
 class Salvage:
     """What was found and, if `to` is set, what was written; SalvageRow has the same fields. The log starts at the first
-    saved segment, or later if the log start checkpoint is higher.
-    """
+    saved segment, or later if the log start checkpoint is higher."""
 
     losses: list[Loss] = field(default_factory=list)
     transactions: list[OpenTransaction] = field(default_factory=list)
