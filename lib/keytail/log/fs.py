@@ -146,7 +146,7 @@ class FileSystem:
     def unreadable(self, path: str) -> list[str]:
         """Return the names of the regular files in the directory that this process is not allowed to read, sorted.
 
-        This opens no file, and takes a third of the time of `scan`.
+        No file is opened, and a call takes a third of the time of `scan`.
         """
         return self._look("unreadable", (path,), lambda: of_directory(path, existing.unreadable, READABLE_DIRECTORY))
 

@@ -90,8 +90,8 @@ def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
 
 
 def one_owner(changed: Iterable[Owner], read: Iterable[Owner]) -> Owner | None:
-    """Return the user other than root that owns all of `changed`, and all of `read` except what root owns; None if root
-    owns everything. Raises Refused if there are several such users."""
+    """Return the user other than root that owns all of `changed`, and all of `read` except items of root; None if root
+    owns all items. Raises Refused if there are several such users."""
     changed = list(changed)
     others = [owner for owner in (*changed, *read) if owner.uid != 0]
     for owner in changed if others else ():

@@ -172,8 +172,8 @@ def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) 
     """Do the same as `survey_partition` with a listing of the logs only: all index sizes are None, and the modification
     time of a file is used as its largest timestamp.
 
-    This takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers to
-    resolve; `survey_partition` then returns the details.
+    Such a listing takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers
+    to resolve; `survey_partition` then returns the details.
     """
     if entry.problems:
         return None

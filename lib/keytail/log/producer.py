@@ -1,6 +1,6 @@
 """Computes the state of one producer, as a broker keeps it, after each of its batches. Nothing is refused here.
 
-Both replay (producers.py) and append (log/append/live_producers.py) follow these rules; they are described in
+Both replay (producers.py) and append (log/append/live_producers.py) follow these rules, which are described in
 format/SNAPSHOT.md, "Replay".
 """
 

@@ -64,9 +64,9 @@ class ProducerStates:
 def _rows_that_count(rows: np.ndarray) -> np.ndarray:
     """Return the ascending numbers of the rows that suffice to reach the same state as all rows.
 
-    These are all control batches and, of the data batches of a producer between two control batches: the last batch,
-    and every transactional batch that is the first or follows a non-transactional batch. Any other batch is superseded
-    by the next batch, and opens no transaction.
+    The result contains all control batches and, of the data batches of a producer between two control batches: the last
+    batch, and every transactional batch that is the first or follows a non-transactional batch. Any other batch is
+    superseded by the next batch, and opens no transaction.
     """
     if not len(rows):
         return np.empty(0, np.int64)

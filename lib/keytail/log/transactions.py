@@ -1,8 +1,8 @@
 """Determines the aborted data and the unneeded markers of a partition before anything is rewritten.
 
-A tracker follows checked batch headers and control records in log order. Its result is small, and determines for any
-batch, in any order, whether the batch may be discarded (format/CLEANING.md, "Transactions"). Aborted transactions are
-taken from the `.txnindex` files unless the log contradicts them.
+A tracker follows checked batch headers and control records in log order. The result of a tracker is small, and
+determines for any batch, in any order, whether the batch may be discarded (format/CLEANING.md, "Transactions"). Aborted
+transactions are taken from the `.txnindex` files unless the log contradicts them.
 """
 
 from __future__ import annotations

@@ -270,9 +270,9 @@ class OutputWriter:
             data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
             table = table[taken:]
             if len(table):
-                # If no bytes came from the sources before this one, a split at it leaves an output of 0 bytes. That is
-                # done only if none of this source fits: a split inside it would then leave sources between two outputs
-                # (SWAP.md, state 56).
+                # If no bytes came from the sources before this one, a split at it leaves an output of 0 bytes. Such a
+                # split is made only if nothing of this source fits: a split inside it would then leave sources between
+                # two outputs (SWAP.md, state 56).
                 if self._mark is not None and (self._mark.size_bytes or not self._current.size_bytes):
                     self._split_at_source()
                 else:

@@ -21,7 +21,7 @@ from keytail.log.index.files import AbortedTransaction, OffsetIndex, TimeIndex, 
 
 
 class ActiveSegment:
-    """The last segment of a log, created by `create` or `reopen`. It must not be used after `close` or `abandon`."""
+    """The last segment of a log, created by `create` or `reopen`. Do not use the object after `close` or `abandon`."""
 
     def __init__(
         self, fs: FileSystem, directory: str, base_offset: int, config: AppendConfig, like: FileStat, opened: RollState

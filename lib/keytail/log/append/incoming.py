@@ -74,7 +74,7 @@ def as_leader(
 def as_follower(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int | None, config: AppendConfig
 ) -> Incoming | None:
-    """Return a copy of the batches before the first whose epoch is above `leader_epoch`; None if there are none.
+    """Return a copy of the batches before the first with an epoch above `leader_epoch`; None if there is no such batch.
     Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a follower refuses."""
     incoming = _read(np.array(np.frombuffer(data, np.uint8)), next_offset)
     table = incoming.table

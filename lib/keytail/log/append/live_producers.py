@@ -180,7 +180,7 @@ def _refuse(row: np.void, what: str) -> NoReturn:
     )
 
 
-# The order in which a broker writes a snapshot is that of its hash table (APPEND.md, "Producers"). This is Java's
+# The order in which a broker writes a snapshot is that of its hash table (APPEND.md, "Producers"). That table is Java's
 # HashMap. A table begins with 16 buckets and doubles when it, or one of its buckets, contains too many ids. The bits of
 # an id determine its bucket, and within a bucket ids are in insertion order.
 _FIRST_BUCKETS = 16

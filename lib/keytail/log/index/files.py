@@ -170,8 +170,8 @@ class AbortedTransaction(NamedTuple):
 class TransactionIndex:
     """The `.txnindex` of the segment with `base_offset`: the transactions whose ABORT marker is in the segment.
 
-    The file is read as a whole, since it is small and never presized. It is created with the first entry, with the
-    attributes of `like`; without `like` the index is for look-ups only.
+    The file is read as a whole, since it is small and never presized. The file is created with the first entry, with
+    the attributes of `like`; without `like` the index is for look-ups only.
     """
 
     def __init__(self, fs: FileSystem, path: str, base_offset: int, like: FileStat | None = None) -> None:

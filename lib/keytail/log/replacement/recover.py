@@ -110,8 +110,8 @@ def _void(files: list[FileName]) -> set[str]:
 def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
     """Return the replacements to finish, in ascending order.
 
-    Each is finished within its own offset range. A broker treats all `.log.swap` files as one range and deletes
-    everything in between, which is correct only for the outputs of one replacement.
+    Each replacement is finished within its own offset range. A broker treats all `.log.swap` files as one range and
+    deletes everything in between, which is correct only for the outputs of one replacement.
     """
     found: list[_Left] = []
     live, deleted, void = logs(files, "live"), logs(files, "deleted"), _void(files)

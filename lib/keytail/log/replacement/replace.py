@@ -113,7 +113,7 @@ def _commit_part(
     source_log = os.path.join(directory.path, names.segment_file(group.base_offset, names.LOG))
     directory.make_empty(guard, directory.fs.stat(source_log))
     directory.fsync()
-    # Each `.log` is renamed first, durably: a broker before 3.0 removes other void `.swap` files only together with it.
+    # Each `.log` is renamed first, durably: a broker before 3.0 removes void `.index.swap` files only with the log.
     for suffixes in ((names.LOG,), names.INDEX_SUFFIXES):
         for out in reversed(group.segments):
             by_suffix = {file.suffix: file.name for file in out.files}

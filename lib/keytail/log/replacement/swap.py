@@ -77,7 +77,7 @@ def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
     changed, on a file system without hard links.
 
     A broker that finds both names removes the final names within the offset range of the outputs and renames the
-    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. They are copied, because
+    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. Such files are copied, because
     renaming a link to a file over another link to it has no effect.
     """
     given: list[str] = []
