@@ -9,8 +9,8 @@ descriptor that it is read from. If not, one warning is printed, and each proces
 that this user may not write to, as in an image, is still read.
 
 A process that needs a kernel which another process is compiling waits up to 60 s for its file, if the cache is
-writable, instead of compiling it too. That only saves time: each compiled signature has a file name of its own, even if
-two processes compile at once.
+writable, instead of compiling it too. Waiting only saves time: each compiled signature has a file name of its own, even
+if two processes compile at once.
 
 Numba loads from the folder only code that was compiled for the same CPU name and features, or for the values of
 NUMBA_CPU_NAME and NUMBA_CPU_FEATURES.
@@ -298,8 +298,8 @@ def _in_one_piece(compile_for: Callable[[Any], Any], cache: _TrustedCache | None
 
     @functools.wraps(compile_for)
     def compile_(sig: Any) -> Any:
-        # Numba's `compile` takes the global lock as well, which is reentrant. It is held until the kernel's lock is
-        # released: otherwise another thread of this process could find that lock taken, and compile without it.
+        # Numba's `compile` takes the global lock as well, which is reentrant. The global lock is held until the
+        # kernel's lock is released: otherwise another thread of this process could find that lock taken, and compile.
         with _signals_afterwards(), global_compiler_lock:
             try:
                 return compile_for(sig)

@@ -104,8 +104,8 @@ def _may_be_present(present, low, mask):
 def get_all(slots, present, low, high, wanted, n, found):
     """Set `found[i]` to the ordinal of hash i, or to -1 if it is absent or `wanted[i]` is below 0.
 
-    `present` is the result of `note_present` for the slots. It saves searches: in a full table, a search for an absent
-    hash visits a dozen slots, and most hashes of a clean section are absent.
+    `present` is the result of `note_present` for the slots. These bits save searches: in a full table, a search for an
+    absent hash visits a dozen slots, and most hashes of a clean section are absent.
     """
     capacity = slots.shape[0]
     mask = np.uint64(8 * present.shape[0] - 1)

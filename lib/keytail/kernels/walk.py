@@ -1,7 +1,7 @@
 """The reader of batch headers and records (format/BATCH.md) that the proof and the inspection use.
 
-It is separate from the reader that cleaning uses, so that one mistake cannot affect both. Every read is bounded by
-`end`; for a record that does not fit the position is -1.
+This reader is separate from the reader that cleaning uses, so that one mistake cannot affect both. Every read is
+bounded by `end`; for a record that does not fit the position is -1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Inspects a segment batch by batch: checksums, order, records, and index entries.
 
-`inspect` stops at each finding and continues after it when called again; the caller formulates the message. It uses the
-reader of `walk.py`, not the reader that cleaning uses. Facts for later checks are written to `rows` (batches with a
-producer id) and `epochs` (runs of batches of one leader epoch).
+`inspect` stops at each finding and continues after it when called again; the caller formulates the message. `inspect`
+uses the reader of `walk.py`, not the reader that cleaning uses. Facts for later checks are written to `rows` (batches
+with a producer id) and `epochs` (runs of batches of one leader epoch).
 """
 
 from __future__ import annotations
