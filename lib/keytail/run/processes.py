@@ -1,8 +1,8 @@
 """Child processes that run tasks in place of Spark's Python workers, for work that does not justify a session.
 
-They are forked from the driver once it has loaded what tasks need, so they start in milliseconds. A child that dies,
-for example because the kernel kills it when memory runs out, loses only its own task. No child outlives the driver,
-however the driver ends.
+The processes are forked from the driver once it has loaded what tasks need, so they start in milliseconds. A child that
+dies, for example because the kernel kills it when memory runs out, loses only its own task. No child outlives the
+driver, however the driver ends.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Estimates from the sizes in listings how long work takes, and whether starting Spark is worthwhile.
 
-The functions are pure, the estimates rough on purpose. All rates are defined here. They were measured on one core of
-the benchmark machine, with files in the page cache (`python -m tests.bench.run`, figure 2, also with `--batch-records
-1` and with `--codec zstd`). Depending on the codec and the batch size, which no listing shows, the fastest log takes a
-tenth of the time of the slowest one: estimates may be off by a factor of three either way, and more on a slow disk.
-They are used only to order the work and to choose a strategy.
+The functions are pure, the estimates rough on purpose. All rates are defined here. The rates were measured on one core
+of the benchmark machine, with files in the page cache (`python -m tests.bench.run`, figure 2, also with
+`--batch-records 1` and with `--codec zstd`). Depending on the codec and the batch size, which no listing shows, the
+fastest log takes a tenth of the time of the slowest one: estimates may be off by a factor of three either way, and more
+on a slow disk. The estimates are used only to order the work and to choose a strategy.
 """
 
 from __future__ import annotations

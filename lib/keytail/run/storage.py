@@ -1,7 +1,7 @@
 """The storage under the log dirs, as the driver sees it: how much may be written, and whether other hosts share it.
 
-`ScratchSpace` tracks the bytes that tasks in flight may write beside their sources. It gives no guarantee about writers
-outside this run.
+`ScratchSpace` tracks the bytes that tasks in flight may write beside their sources. `ScratchSpace` gives no guarantee
+about writers outside this run.
 """
 
 from __future__ import annotations

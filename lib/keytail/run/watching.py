@@ -3,9 +3,9 @@ task has read.
 
 Spark reports a task only when it has ended. Tasks therefore send a small datagram twice a second to a port that the
 driver opens for the duration of the run: on 127.0.0.1, or on a cluster on the address where Spark has the driver
-listen. Nothing depends on these datagrams: a firewall that blocks them only hides the work in flight. Each starts with
-an authentication code that requires the run's key, which Spark sends to the tasks. Datagrams without a valid code are
-ignored.
+listen. Nothing depends on these datagrams: a firewall that blocks them only hides the work in flight. Each datagram
+starts with an authentication code that requires the run's key, which Spark sends to the tasks. Datagrams without a
+valid code are ignored.
 """
 
 from __future__ import annotations

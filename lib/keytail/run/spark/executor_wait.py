@@ -40,7 +40,7 @@ class Worker:
 @dataclass(frozen=True)
 class MasterState:
     """The state that a standalone master reports: its workers, including those that died recently, and the other
-    applications. Its reply contains neither the free resources of a worker nor whether it is alive."""
+    applications. The master's reply contains neither the free resources of a worker nor whether it is alive."""
 
     workers: tuple[Worker, ...]
     others: tuple[str, ...] = ()

@@ -42,8 +42,8 @@ class JvmLog:
         """Pass on the standard error of the JVM that is launched within the context, without the lines that every
         healthy start writes.
 
-        Its standard output is sent to standard error too. The JVM inherits the descriptors when it is launched and
-        keeps them: the pipe exists until the process ends.
+        The JVM's standard output is sent to standard error too. The JVM inherits the descriptors when it is launched
+        and keeps them: the pipe exists until the process ends.
         """
         started = threading.Event()
         reader, writer = os.pipe()

@@ -1,6 +1,6 @@
 """The Spark session in which keytail's jobs run: a session that a run starts, or the session of spark-submit.
 
-Its settings are defined in run/spark/settings.py; its JVM is started and ended by run/spark/jvm.py. A job under
+The session's settings are defined in run/spark/settings.py; run/spark/jvm.py starts and ends its JVM. A job under
 spark-submit never gets a master from here.
 """
 
@@ -151,7 +151,7 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
 
 @as_caller()
 def _stop(engine: SparkEngine) -> None:
-    """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches the JVM of
+    """Stop the session. The session's JVM may have ended before: the signal that stops a run also reaches the JVM of
     spark-submit."""
     engine.log.silence()
     with warnings.catch_warnings():
