@@ -55,11 +55,11 @@ class ReplicaLog:
 
 
 def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
-    """Return the range of offsets to compare, as (start, end); it is empty if start >= end. It begins at the first
-    offset that two replicas should have.
+    """Return the range of offsets to compare, as (start, end); it is empty if start >= end. The range begins at the
+    first offset that two replicas should have.
 
-    It ends at the smallest log end offset, since the replica with this end has yet to fetch later records, or at the
-    largest high watermark if that is lower, since records above it may be truncated.
+    The range ends at the smallest log end offset, since the replica with this end has yet to fetch later records, or at
+    the largest high watermark if that is lower, since records above it may be truncated.
     """
     starts = sorted(replica.log_start_offset for replica in replicas)
     end = min(replica.log_end_offset for replica in replicas)
@@ -92,7 +92,7 @@ def cleaning_limits(
     replicas: Sequence[ReplicaLog], shown: Sequence[int], first_removable: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each replica, the offset below which cleaning may have removed records, and the last offset of a
-    record that may have superseded them. Both are int64[2, replicas]: row 0 is known, row 1 is possible.
+    record that may have superseded them. Both arrays are int64[2, replicas]: row 0 is known, row 1 is possible.
 
     `shown`: the offset to which the log of each replica shows that it was cleaned (`shown_cleaned_to`).
     `first_removable`: the first offset at which the log shows that it was not cleaned: the offset of a record without a
