@@ -1,4 +1,4 @@
-"""Writes the directory of a salvaged partition: segments, then the files derived from them. Then renames the directory.
+"""Writes the directory of a salvaged partition: segments, then the files derived from them. Renames the directory last.
 
 Until it is complete, the directory has a name with which a broker fails at startup, so that it is never used as a
 partition. Everything is durable before the final rename.
