@@ -88,7 +88,8 @@ def write_offsets(
 ) -> None:
     """Replace the file durably (temporary file, fsync, rename, fsync of the directory) by a file with these entries.
 
-    Owner and mode are taken from `like`; by default from the file that is replaced, or its directory if it is missing.
+    Owner and mode are taken from `like`; by default from the file that is replaced, or from its directory if no file
+    exists.
     """
     _write(fs, path, encode_offsets(entries), like)
 

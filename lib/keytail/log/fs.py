@@ -130,8 +130,8 @@ class FileSystem:
         )
 
     def stat(self, path: str) -> FileStat:
-        """Return the attributes of a file or directory. Raises SymbolicLink for a link, unless it leads to a directory
-        and may be followed."""
+        """Return the attributes of a file or directory. Raises SymbolicLink for a link, unless the link leads to a
+        directory and may be followed."""
         return self._look("stat", (path,), lambda: existing.stat(path))
 
     def size(self, path: str) -> int:
@@ -139,7 +139,7 @@ class FileSystem:
         return self._look("stat", (path,), lambda: existing.size(path))
 
     def exists(self, path: str) -> bool:
-        """Return whether the name exists, whatever it refers to; raise any other error, since it leaves this
+        """Return whether the name exists, whatever it refers to; raise any other error, since such an error leaves this
         undecided."""
         return self._look("exists", (path,), lambda: existing.exists(path))
 
@@ -163,8 +163,8 @@ class FileSystem:
         return self._look("open_write", (path,), lambda: self._open_regular(path, existing.READ_AND_WRITE))
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
-        """Return a read-only mapping of the first `size_bytes` (at least 1) of an index file; it remains valid when the
-        descriptor is closed.
+        """Return a read-only mapping of the first `size_bytes` (at least 1) of an index file; the mapping remains valid
+        when the descriptor is closed.
 
         Bytes written by `write_at` are visible at once. If another process truncates the file, reading beyond its end
         kills this process, so files that other processes may truncate are read, not mapped.
@@ -189,7 +189,7 @@ class FileSystem:
             self.close(fd)
 
     def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
-        """Return the contents of a small file. `whole`: raise OSError for fewer bytes than its size at opening."""
+        """Return the contents of a small file. `whole`: raise OSError for fewer bytes than the file had at opening."""
         fd = self.open_read(path)
         try:
             size_bytes = self.fd_size(fd) if whole else 0
@@ -249,7 +249,7 @@ class FileSystem:
 
         The file gets the owner, group, mode and access ACL (without execute bits) and security label of `like`. Raises
         Refused, and leaves no file, if that is not permitted. In a user's directory, root gives a file only to that
-        user: if `like` belongs to another user, only its mode is used.
+        user: if `like` belongs to another user, only the mode of `like` is used.
         """
         return self._change("create", (path,), lambda: self._create(path, like))
 
@@ -339,7 +339,8 @@ class FileSystem:
             raise
 
     def refuse_unless_like(self, like: FileStat) -> None:
-        """Raise Refused if this process cannot create a file with owner and group of `like`. Call it before writing."""
+        """Raise Refused if this process cannot create a file with the owner and group of `like`; call before
+        writing."""
         new.refuse_unless_like(like)
 
     def _open_regular(self, path: str, flags: int) -> int:

@@ -219,7 +219,7 @@ def _is_at(fs: FileSystem, fd: int, path: str) -> bool:
 
 
 def _try_lock(fd: int) -> str | None:
-    """Try to take the lock; return None on success, and a description of the holder if another process has it."""
+    """Try to take the lock; return None on success, and a description of the holder if another process has the lock."""
     wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         if hasattr(fcntl, "F_OFD_SETLK"):

@@ -28,7 +28,7 @@ class Owner(NamedTuple):
 
 
 def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[str] = ()) -> None:
-    """If started as root, make the whole process work as the user that owns `log_dirs`, and print a message about it.
+    """If started as root, make the whole process work as the user that owns `log_dirs`, and print a message about this.
 
     Nothing changes for a process of another user, or if root owns the log dirs. `also_read` are directories that are
     only read; they may also belong to root. Raises UsageProblem if one of `log_dirs` does not exist, and Refused if

@@ -48,7 +48,8 @@ class SegmentFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """The facts of a partition for planning. If it has `problems`, it must not be processed, and numbers may be 0."""
+    """The facts of a partition for planning. If there are `problems`, it must not be processed, and numbers may be
+    0."""
 
     topic: str
     partition: int
@@ -109,7 +110,7 @@ class _Listing:
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
-    """Return the facts of one partition. Reasons against processing it are returned in `problems`."""
+    """Return the facts of one partition. Reasons against processing the partition are returned in `problems`."""
     listing = _Listing()
     segments: tuple[SegmentFacts, ...] = ()
     end = LogEnd(0, 0, 0)

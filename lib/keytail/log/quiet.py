@@ -62,8 +62,8 @@ class QuietFileSystem(PacedFileSystem):
 def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
     """Return for each page that contains some of these bytes of a file whether it is in the page cache (bool array).
 
-    Pages beyond the end of the file are not cached. All pages count as cached if the system does not report it:
-    mincore(2) reports it only to users who may write to the file.
+    Pages beyond the end of the file are not cached. All pages count as cached if the system does not report cached
+    pages: mincore(2) reports them only to users who may write to the file.
     """
     start = position - position % PAGE_BYTES
     end = min(position + size_bytes, os.fstat(fd).st_size)
@@ -93,7 +93,7 @@ def _drop(fd: int, start: int, pages: np.ndarray) -> None:
 
 def let_others_go_first() -> bool:
     """Set the idle disk priority for this thread and threads that it starts; return whether the system supports it.
-    Some I/O schedulers ignore it."""
+    Some I/O schedulers ignore this priority."""
     number = _IOPRIO_SET.get(platform.machine())
     if number is None:
         return False

@@ -27,9 +27,9 @@ def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], thread
     """Yield `work(item)` for each item, in order. `threads` threads, one of which is the caller's, call `work`; they
     take items one at a time. The caller's thread works while the next result is not ready.
 
-    An error of the generator, or of `work`, is raised in place of its result. An item is taken only after the result of
-    the item `items_in_flight(threads)` before it is no longer in use, so that the two items may share memory. When
-    iteration ends, for whatever reason, no other thread is running and the generator is closed.
+    An error of the generator, or of `work`, is raised in place of the item's result. An item is taken only after the
+    result of the item `items_in_flight(threads)` before it is no longer in use, so that the two items may share memory.
+    When iteration ends, for whatever reason, no other thread is running and the generator is closed.
     """
     room = threading.Semaphore(items_in_flight(threads))
     taking = threading.Lock()

@@ -96,8 +96,8 @@ class ActiveSegment:
         self._opened = RollState(self.base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
 
     def append(self, data: np.ndarray, table: np.ndarray, plan: IndexPlan) -> None:
-        """Write a set of batches and the planned index entries. `data` are its bytes, `table` its BATCH_TABLE rows with
-        positions in this segment."""
+        """Write a set of batches and the planned index entries. `data` are the set's bytes, `table` its BATCH_TABLE
+        rows with positions in this segment."""
         offsets, times = self.open_indexes()
         if self.size_bytes == 0:
             self._first_timestamp_ms = int(table["max_timestamp_ms"][0])

@@ -60,8 +60,8 @@ class Closed:
 class PartitionLog:
     """The log of one partition, open for appending; a context manager that closes the log.
 
-    Created by `open`. After an error while files are changed, it refuses all operations and can only be abandoned; its
-    files are then as after a broker's crash.
+    Created by `open`. After an error while files are changed, the object refuses all operations and can only be
+    abandoned; the files are then as after a broker's crash.
     """
 
     def __init__(self, log: OpenLog) -> None:

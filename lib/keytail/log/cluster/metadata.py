@@ -88,7 +88,7 @@ def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collecti
     """Return the metadata after all records in the directory `path`, with the configs of broker `broker`.
 
     Raises Refused, with place and reason, if anything is missing or cannot be read. If a running broker changes the
-    directory meanwhile, it is read again.
+    directory meanwhile, the directory is read again.
     """
     try:
         listing = _list(fs, path)
@@ -217,8 +217,8 @@ class _Batch:
 
 
 def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -> int:
-    """Load the snapshot and return the time in ms of the last record that it covers. Raises CorruptLog if it is not
-    complete from header to footer."""
+    """Load the snapshot and return the time in ms of the last record that it covers. Raises CorruptLog if the snapshot
+    is not complete from header to footer."""
     last_ms: int | None = None
     next_offset, ended = 0, False
     for batch in _batches(reader, snapshot.path, snapshot.size_bytes):

@@ -20,7 +20,7 @@ _ACL_EXECUTE = 1
 
 
 def refuse_unless_like(like: FileStat) -> None:
-    """Raise Refused if this process cannot create a file with the owner and group of `like`. Call it before writing."""
+    """Raise Refused if this process cannot create a file with the owner and group of `like`; call before writing."""
     user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
     if user == 0 or (user == like.uid and like.gid in groups):
         return

@@ -94,7 +94,7 @@ class OffsetIndex(PresizedIndex):
 
 
 class TimeIndex(PresizedIndex):
-    """The `.timeindex` of the segment with `base_offset`: maps a timestamp to an offset from which to search for it."""
+    """The `.timeindex` of the segment with `base_offset`: maps a timestamp to an offset at which a search begins."""
 
     _kind = "time index"
     _layout = struct.Struct(">qi")
@@ -197,7 +197,7 @@ class TransactionIndex:
         return int(last["last_offset"][0]) if end else -1
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Append an entry to the file. Raises KeytailError if its marker is not above the marker of the last entry."""
+        """Append an entry to the file. Raises KeytailError unless the marker is above that of the last entry."""
         last_offset = self.last_offset
         if aborted.last_offset <= last_offset:
             self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)
@@ -212,7 +212,7 @@ class TransactionIndex:
     def collect(self, fetch_from: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
         """Return the aborted transactions that a consumer needs for the offsets from `fetch_from` to `upper` - 1.
 
-        Also return whether the list is complete; if it is not, the search continues in the next segment
+        Also return whether the list is complete; if the list is not complete, the search continues in the next segment
         (format/INDEX.md, "Look-ups").
         """
         entries = self.entries()

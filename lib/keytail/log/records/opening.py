@@ -68,11 +68,11 @@ class Chunk:
 class OpenedRows:
     """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted rows.
 
-    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position of its
-    block in the chunk's `raw` or in `arena`, and the size of the block, in bytes. A block that is too large for memory
-    is returned in pieces, each as an OpenedRows of that row alone. `table` is then the table of the chunk with the
-    record count and last offset of the piece in that row. `records_before` is the number of records in earlier pieces;
-    more pieces follow unless `is_end`.
+    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position of the
+    row's block in the chunk's `raw` or in `arena`, and the size of the block, in bytes. A block that is too large for
+    memory is returned in pieces, each as an OpenedRows of that row alone. `table` is then the table of the chunk with
+    the record count and last offset of the piece in that row. `records_before` is the number of records in earlier
+    pieces; more pieces follow unless `is_end`.
     """
 
     first: int

@@ -1,7 +1,7 @@
 """Splits a record block that has too many bytes or records for memory into pieces of whole records.
 
 A piece is about as large as a chunk, or is one record. A batch of some KiB may decompress to gigabytes; Kafka's cleaner
-decompresses it one record at a time. A single record must fit into memory, as in Kafka; records of more than
+decompresses such a batch one record at a time. A single record must fit into memory, as in Kafka; records of more than
 `max_record_bytes` are refused.
 """
 
