@@ -53,7 +53,7 @@ def decompress(
 
     Raises ValueError with the reason for data that Kafka's reader of that codec refuses; TooLarge for an output longer
     than `limit_bytes`, before more than that is in memory. `data` is contiguous. `skip_header_checksum` accepts any
-    checksum of the lz4 header, since it is wrong in messages of magic 0 (LEGACY.md 3).
+    checksum of the lz4 header, since this checksum is wrong in messages of magic 0 (LEGACY.md 3).
     """
     return _implementation(codec_id).decompress(data, limit_bytes, skip_header_checksum)
 

@@ -1,7 +1,7 @@
 """Reads messages of magic 0 and 1 as batches: fills their rows of the batch table, and converts records to version 2.
 
-LEGACY.md beside this file specifies their layout. Everything, including inner checksums, is checked, because the
-records are written with new checksums. The caller adds file and byte position to an error.
+LEGACY.md beside this file specifies the layout of the messages. Everything, including inner checksums, is checked,
+because the records are written with new checksums. The caller adds file and byte position to an error.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 
 
 def parse_record(data: bytes | None) -> MetadataRecord:
-    """Decode the value of one record of the log. Raises ValueError if Kafka could not read it.
+    """Decode the value of one record of the log. Raises ValueError if Kafka could not read the record.
 
     A record whose version is newer than the latest known version is returned as a `NewerRecord`. ValueError is also
     raised if the known fields of such a record are invalid.
@@ -225,8 +225,8 @@ def encode_topic_id(topic_id: str) -> bytes:
 
 
 def parse_topic_id(data: bytes) -> str:
-    """Return the topic id in the contents of a `partition.metadata` file (NAMES.md). Raises ValueError if they are
-    invalid."""
+    """Return the topic id in the contents of a `partition.metadata` file (NAMES.md). Raises ValueError if the contents
+    are invalid."""
     lines = data.decode("ascii").split("\n")
     version, topic_id = (line.partition(": ") for line in [*lines, "", ""][:2])
     if (version[0], topic_id[0]) != ("version", "topic_id") or not version[2].strip().isdecimal():

@@ -1,5 +1,5 @@
 """Lists the codecs of Kafka: their numbers, names and levels; imports no codec library, since planning and `--help` use
-it.
+this module.
 
 A new codec needs a row here, a module beside this one (an `Implementation` of `format/compression.py`), and its number
 in `kernels/batch_header.py`; if kernels are to decompress it, a branch in `kernels/opening/plain.py`.
