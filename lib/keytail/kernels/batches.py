@@ -1,7 +1,7 @@
-"""Reads batch headers from raw bytes into a table, one row per batch, and checks each before it is used.
+"""Reads batch headers from raw bytes into a table, one row per batch, and checks each header before it is used.
 
-The layout is defined in `format/BATCH.md`. Kernels return codes and positions; `log/records/chunk.py` turns them into
-errors that name the file.
+The layout is defined in `format/BATCH.md`. Kernels return codes and positions; `log/records/chunk.py` turns the codes
+into errors that name the file.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ to root or to the user that started this process, and nobody else may write to i
 descriptor that it is read from. If not, one warning is printed, and each process compiles the kernels itself. A cache
 that this user may not write to, as in an image, is still read.
 
-A process that needs a kernel which another process is compiling waits up to 60 s for its file, if the cache is
+A process that needs a kernel which another process is compiling waits up to 60 s for the kernel's file, if the cache is
 writable, instead of compiling it too. Waiting only saves time: each compiled signature has a file name of its own, even
 if two processes compile at once.
 

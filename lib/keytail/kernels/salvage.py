@@ -118,8 +118,8 @@ def next_batch(raw, p, low, high, most_checked_bytes, out):
 
     The length in the damaged header is trusted if a batch or the end of the file follows at that place, unless a chain
     of valid batches in between leads exactly to that place: then that chain's first batch is the result. `out` is
-    int64[2]; `out[CHECKED_BYTES]` is increased by the bytes whose checksum was computed, and the search ends when it
-    exceeds `most_checked_bytes`.
+    int64[2]; `out[CHECKED_BYTES]` is increased by the bytes whose checksum was computed, and the search ends when that
+    number exceeds `most_checked_bytes`.
     """
     n = np.int64(raw.shape[0])
     scratch = np.zeros(6, np.int64)

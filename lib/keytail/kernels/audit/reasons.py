@@ -159,7 +159,7 @@ def note_keys(entries, begin, end, end_offset, last, markers, slots, keys, newes
 
 @njit
 def _by_cleaning(offset, is_all_seen, newest, later, anywhere, tombstone):
-    """Return why a cleaner has removed a record of a key, or LOST if it would not have.
+    """Return why a cleaner has removed a record of a key, or LOST if none would have.
 
     `newest` is the last record of the key in the replica. Of the records below the offset that the cleaner reached,
     `later` is the last record in the replica, `anywhere` the last record in any replica, and `tombstone` the last

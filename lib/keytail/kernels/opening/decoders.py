@@ -1,8 +1,8 @@
 """C functions inside the wheels that `format/compression.py` uses, which kernels call by address.
 
-Compiled code contains neither their names nor their addresses, so that it can be cached. An address is 0 if a wheel
-does not export the function (or `KEYTAIL_NATIVE=0`). The wheels do not guarantee their exports: each library is checked
-before use, zstd and lz4 against the wheel's own binding, ISA-L against Python's `zlib`.
+Compiled code contains neither the names nor the addresses of the functions, so that it can be cached. An address is 0
+if a wheel does not export the function (or `KEYTAIL_NATIVE=0`). The wheels do not guarantee their exports: each library
+is checked before use, zstd and lz4 against the wheel's own binding, ISA-L against Python's `zlib`.
 """
 
 from __future__ import annotations

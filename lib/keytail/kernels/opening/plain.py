@@ -1,7 +1,7 @@
 """Decompresses the record blocks of many batches in one call, if they are as Kafka's producers write them.
 
 For a block that has another framing, does not fit, or is damaged, the functions return NOT_PLAIN;
-`format/compression.py` then decompresses it or reports what is wrong with it.
+`format/compression.py` then decompresses the block or reports what is wrong with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Follows producers over the batches of a log, so that other files can be checked against it.
+"""Follows producers over the batches of a log, so that other files can be checked against the log.
 
 A producer's state is one row of an array, indexed by a small number that the caller assigns to each producer id.
 """
