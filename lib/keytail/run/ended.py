@@ -1,4 +1,4 @@
-"""Handles the end of Spark during a run: its JVM is killed or receives a signal, or its session is stopped.
+"""Handles the end of Spark during a run: Spark's JVM is killed or receives a signal, or the session is stopped.
 
 The driver's later calls of Spark then fail with many different errors. All these errors are replaced by SparkEnded: in
 run/spark/engine.py if a job is lost, and in run/spark/session.py, when the session is closed, for any other call.
@@ -70,7 +70,8 @@ def await_signal() -> None:
     """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py), soon after the failures that
     this end causes.
 
-    The signal shows what ended the run; it is raised here, in the main thread. Returns if no signal arrives in time.
+    The signal, which shows what ended the run, is raised here, in the main thread. Returns if no signal arrives in
+    time.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ or threading.current_thread() is not threading.main_thread():
         return

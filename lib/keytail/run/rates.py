@@ -22,7 +22,7 @@ SEGMENT_S = 0.002
 
 
 def commit_seconds(segments: int) -> float:
-    """Return the time that the commit of a prepared partition takes; it reads no records (tests/bench/prepared.py)."""
+    """Return the seconds that a prepared partition's commit takes, which reads no records (tests/bench/prepared.py)."""
     return PARTITION_S + SEGMENT_S * segments
 
 

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", it is not a
-# failure.
+# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", this status
+# is not a failure.
 NOT_BEGUN = "not-begun"
 DONE = frozenset({"compacted", "prepared", "clean", "skipped", NOT_BEGUN, "would-compact"})
 _LEFT = ("skipped", NOT_BEGUN)
@@ -63,8 +63,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded(RowOfPartition):
-    """The fields of a result that a ledger records: each is a column of its table of partitions, and the fields
-    declared here are numbers. Sizes are of `.log` files; a number that was not counted is None, not 0."""
+    """The fields of a result that a ledger records: each is a column of the ledger's table of partitions, and the
+    fields declared here are numbers. Sizes are of `.log` files; a number that was not counted is None, not 0."""
 
     first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
     end_dirty_offset: Annotated[int | None, "offset at which that section ends, exclusive"] = None

@@ -35,8 +35,8 @@ LOOPBACK = "127.0.0.1"
 
 
 class DriverAddress(NamedTuple):
-    """The driver's address. Tasks send to `host`; the driver listens on `bind`, which may be another of its
-    addresses."""
+    """The driver's address. Tasks send to `host`; the driver listens on `bind`, which may be another address of the
+    driver."""
 
     host: str
     bind: str
@@ -69,7 +69,7 @@ class Channel:
 
     @contextlib.contextmanager
     def sending_progress(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
-        """Send the progress of partition `name` within the context; `phase` is reported until the work sets its own."""
+        """Send the progress of partition `name` within the context; `phase` is reported until the work sets a phase."""
         started_s, over = time.monotonic(), threading.Event()
 
         def send(is_over: bool = False) -> None:

@@ -30,8 +30,8 @@ answer_schema = "id bigint, answer binary"
 class SparkEngine:
     """The engine (run/engine.py) of a Spark session, which is started and stopped by run/spark/session.py.
 
-    `log` is the output of its JVM; `kernels` is the command whose kernels workers compile before their first task, if
-    any.
+    `log` is the output of the session's JVM; `kernels` is the command whose kernels workers compile before their first
+    task, if any.
     """
 
     has_workers = True
@@ -162,7 +162,7 @@ def _task_of(
 
 
 def attempt_name() -> str:
-    """Return a name for the task attempt that runs here, on a worker; it is unique in the session."""
+    """Return a name, unique in the session, for the task attempt that runs here, on a worker."""
     from pyspark import TaskContext  # noqa: PLC0415
 
     context = TaskContext.get()

@@ -168,7 +168,7 @@ def _is_waiting(context: Any) -> bool:
 
 
 def _state(context: Any) -> MasterState | None:
-    """Return the state of the standalone master; None if it is another cluster manager, or does not answer."""
+    """Return the state of the standalone master; None for another cluster manager, or if no master answers."""
     scheme, _, hosts = context.master.partition("://")
     if scheme != "spark":
         return None

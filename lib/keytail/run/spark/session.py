@@ -116,8 +116,8 @@ def session_of_run(
     KeytailError if no worker of a standalone cluster is large enough for an executor.
 
     A cluster marks a submitted application that never creates a session as failed. If the session ends during the run,
-    the resulting errors become SparkEnded, or the signal that accompanies it. Errors that a signal caused become the
-    signal. Workers compile the kernels of the command `kernels` before their first task.
+    the resulting errors become SparkEnded, or the signal that accompanies the end. Errors that a signal caused become
+    the signal. Workers compile the kernels of the command `kernels` before their first task.
     """
     require("Spark", SPARK)
     if submitted:
@@ -174,7 +174,7 @@ def submitted_session(app_name: str = "keytail") -> Any:
 def _build(
     app_name: str, settings: dict[str, str], master: str | None, popen: Callable[..., Any] = popen_as_caller
 ) -> Any:
-    """Return a session; `popen` starts its JVM if this process has none."""
+    """Return a session; `popen` starts the JVM if this process has none."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
     silence_py4j()

@@ -39,10 +39,10 @@ _QUIET_LOGGING = Path(__file__).parents[1] / "log4j2.properties"
 
 
 def settings_of(*, local: bool, rows_in_jvm: bool, temporary: str | None) -> dict[str, str]:
-    """Return the settings of a session that is not spark-submit's; CORRECTNESS is not among them.
+    """Return the settings of a session that is not spark-submit's; CORRECTNESS is not included.
 
     `local`: all processes are on this machine. With `rows_in_jvm`, the JVM processes records, and is configured for
-    that and not for a quick start. `temporary` is its directory for temporary files, None if there is a JVM already.
+    that and not for a quick start. `temporary` is the JVM's directory for temporary files, None if a JVM exists.
     """
     java_options = [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
     if local:
