@@ -36,8 +36,8 @@ assert len(REASONS) == reasons.REASONS
 class ReplicaLog:
     """One replica of a partition as it was listed. `segments`: base offset, bytes and mtime in ns of each segment.
 
-    `cleaned_to` is its entry in `cleaner-offset-checkpoint`; 0 if there is no entry, None if there is no such file.
-    `epochs`: leader epochs with their start offsets.
+    `cleaned_to` is the replica's entry in `cleaner-offset-checkpoint`; 0 if there is no entry, None if there is no such
+    file. `epochs`: leader epochs with their start offsets.
     """
 
     name: str
@@ -55,8 +55,8 @@ class ReplicaLog:
 
 
 def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
-    """Return the range of offsets to compare, as (start, end); it is empty if start >= end. The range begins at the
-    first offset that two replicas should have.
+    """Return the range of offsets to compare, as (start, end); the range is empty if start >= end. The range begins at
+    the first offset that two replicas should have.
 
     The range ends at the smallest log end offset, since the replica with this end has yet to fetch later records, or at
     the largest high watermark if that is lower, since records above it may be truncated.

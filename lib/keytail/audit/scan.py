@@ -204,8 +204,8 @@ class _Scan:
         return resumed
 
     def _batch_after(self, at: int) -> tuple[int | None, int]:
-        """Return position and first offset of the batch after the batch at `at`; (None, 0) if its size does not lead to
-        a valid batch."""
+        """Return position and first offset of the batch after the batch at `at`; (None, 0) if the size of the latter
+        does not lead to a valid batch."""
         prefix = self._fs.read_at(self._path, at, 12)
         if len(prefix) < 12:
             return None, 0

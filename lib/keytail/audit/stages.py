@@ -21,7 +21,7 @@ from keytail.run.shuffle import Cell
 
 
 class Stages(Protocol):
-    """Runs a stage: shuffles its cells to shards, and processes the cells of each shard in their order."""
+    """Runs a stage: shuffles the cells to shards, and processes the cells of each shard in their order."""
 
     def shuffle(
         self,
