@@ -1,8 +1,8 @@
 """Splits columns of records into batches of version 2 and writes them.
 
 Three steps on the same columns: `check_records` refuses records that do not fit into any batch, so `write_blocks` makes
-no checks; `put_headers` writes the 61 bytes in front of each block, which may have been compressed in between. The
-layout is defined in `format/BATCH.md`; section 6 of that page defines where a batch ends.
+no checks; `put_headers` writes the 61 bytes in front of each block, which may have been compressed before. The layout
+is defined in `format/BATCH.md`; section 6 of that page defines where a batch ends.
 
 A byte column is a tuple (data uint8, offsets int64, valid bool), headers are (offsets int64, keys, values), with empty
 offsets if no record has headers.

@@ -56,7 +56,7 @@ def _normal_headers(target, source, p, end):
 def pack_records(raw, arena, where, records, n, table, from_offset, seed, scratch, entries, filled):
     """Append the records at or above `from_offset` to `entries`; return how many entries it then contains.
 
-    `scratch` has room for the longest body. Headers are hashed as a cleaner would write them.
+    `scratch` (uint8) has room for the longest record body. Headers are hashed as a cleaner would write them.
     """
     for i in range(n):
         record = records[i]
