@@ -188,7 +188,7 @@ def _left_s(expected: Sequence[float], ended_s: Mapping[int, float], workers: in
     `expected` are the seconds of each kernel on an idle machine, in the order in which they begin; `ended_s` when
     kernels ended, by their numbers. Times are counted from the start of the first kernel.
     """
-    began_s = [0.0] * workers + sorted(ended_s.values())  # a worker begins the next kernel when it ends one
+    began_s = [0.0] * workers + sorted(ended_s.values())  # a worker begins a kernel when it has compiled another
     if not (expected_s := sum(expected[number] for number in ended_s)):
         return None
     factor = sum(end_s - began_s[number] for number, end_s in ended_s.items()) / expected_s
