@@ -258,7 +258,7 @@ class _Salvaged:
                 )
         reached = max([end, *(log.base_offset for log in self._sources.logs[-1:])])
         if known_end > reached and not any(loss.end_offset == known_end and loss.certain for loss in result.losses):
-            why = "a checkpoint, a leader epoch or a snapshot implies that the log ended here"
+            why = "a checkpoint, a leader epoch or a snapshot implies that the log had these offsets"
             result.losses.append(Loss("tail", "", 0, 0, reached, known_end, True, why))
         if self._last_base < 0 or known_end > end:
             result.segments_kept += 1
