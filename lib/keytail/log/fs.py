@@ -153,8 +153,8 @@ class FileSystem:
     def open_read(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor; never blocks on a FIFO.
 
-        Raises SymbolicLink or NotRegular for anything else, and ForeignFile if this process is root, the directory
-        belongs to another user, and the file belongs to a third.
+        Raises SymbolicLink or NotRegular for any other file, and ForeignFile if this process is root, the directory
+        belongs to another user, and the file belongs to a third user.
         """
         return self._look("open_read", (path,), lambda: self._open_regular(path, existing.READ))
 

@@ -327,8 +327,8 @@ def max_timestamp_ms(header: bytes) -> int:
 
 
 def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: int) -> None:
-    """Raise Refused if size or mtime of a segment differ from the planned ones: this host sees other files, or another
-    process writes to the segment."""
+    """Raise Refused if size or mtime of a segment differs from the plan: this host sees other files, or another process
+    writes to the segment."""
     facts = fs.stat(log_path) if fs.exists(log_path) else None
     if facts is None or (facts.size_bytes, facts.mtime_ns) != (log_bytes, log_mtime_ns):
         seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"

@@ -133,7 +133,7 @@ class SegmentWriter:
             yield chunk.raw, chunk.table
 
     def reset_to(self, mark: Mark) -> None:
-        """Remove everything appended since `mark`."""
+        """Remove all batches appended since `mark`."""
         self._fs.truncate(self._fd, mark.size_bytes)
         self.size_bytes, self.records = mark.size_bytes, mark.records
         self._digest = mark.digest
@@ -217,7 +217,7 @@ class OutputWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """The size of all files if everything were closed now, without the `.txnindex` of the current output."""
+        """The size of all files if all outputs were closed now, without the `.txnindex` of the current output."""
         return self._closed_bytes + (self._current.scratch_bytes if self._current else 0)
 
     @property

@@ -252,7 +252,7 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
     for base_offset, size_bytes in segments:
         path = listing.log_path(base_offset)
         if base_offset != next_offset:
-            gap = f"the log has no records from offset {next_offset} to {base_offset}"
+            gap = f"the log has no records from offset {next_offset} up to the segment at offset {base_offset}"
             raise CorruptLog(gap, path=path, remedy=_RESTORE, slug="metadata-log-gap")
         for batch in _batches(reader, path, size_bytes):
             if batch.base_offset != next_offset:

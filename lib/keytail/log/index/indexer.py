@@ -51,7 +51,7 @@ class SegmentIndexer:
         return self._state.copy(), len(self._offsets)
 
     def reset_to(self, mark: tuple[np.ndarray, int]) -> None:
-        """Remove everything added since `mark`."""
+        """Undo all calls of `add` and `join` since `mark`."""
         self._state = mark[0].copy()
         del self._offsets[mark[1] :], self._times[mark[1] :]
 
