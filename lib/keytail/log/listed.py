@@ -20,8 +20,8 @@ _ATTEMPTS = 3
 
 def retry_beside_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
     """Return the result of `look`, which lists segments and then reads them. If a broker may be running, retry on
-    KeytailError or OSError, since the broker may roll, clean or delete segments in between. Raises the error of the
-    last attempt."""
+    KeytailError or OSError, since the broker may roll, clean or delete segments before they are read. Raises the error
+    of the last attempt."""
     for left in reversed(range(1 if clean_shutdown else _ATTEMPTS)):
         try:
             return look()

@@ -48,8 +48,8 @@ class SegmentFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """The facts of a partition for planning. If there are `problems`, it must not be processed, and numbers may be
-    0."""
+    """The facts of a partition for planning. If there are `problems`, the partition must not be processed, and numbers
+    may be 0."""
 
     topic: str
     partition: int

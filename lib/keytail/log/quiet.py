@@ -20,7 +20,7 @@ from keytail.log.pace import Pace, PacedFileSystem
 
 PAGE_BYTES = mmap.PAGESIZE
 _UNLIMITED = 1 << 62
-_MAX_BLOCK_PAGES = 512  # of the page cache, in Linux with pages of 4 KiB
+_MAX_BLOCK_PAGES = 512  # the largest block of the page cache, in Linux with pages of 4 KiB
 
 # ioprio_set(2): the number of the system call, the threads to which the priority applies, and the class of processes
 # that get the disk only when no other process wants it.

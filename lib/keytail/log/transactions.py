@@ -175,7 +175,7 @@ class TransactionTracker:
             can_be &= (aborts[at, kernels.BEHIND] < first) & (first <= data[at])
             can_be &= ~self._named_offsets.are_occupied(first, known["producer_id"])
             which = np.flatnonzero(can_be)[::-1]
-            entry_of[at[which]] = which  # the first of several entries counts
+            entry_of[at[which]] = which  # of several entries of a marker, the first counts
         is_known = entry_of >= 0
         known_of = np.zeros(len(aborts), NATIVE_ENTRY)
         known_of[is_known] = known[entry_of[is_known]]

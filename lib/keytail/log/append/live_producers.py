@@ -123,7 +123,7 @@ class _Change:
                     ended.append((producer_id, producer.txn_first_offset, row))
                 producer = producer.after_marker(row)
             self._after[producer_id] = producer
-        # A broker looks for other open transactions after the whole set, so it finds some that begin after the marker.
+        # A broker looks after the whole set for other open transactions, including any that begin after the marker.
         for producer_id, first_offset, row in ended:
             marker = int(row["base_offset"])
             if row["control_type"] == ControlType.ABORT:
@@ -184,7 +184,7 @@ def _refuse(row: np.void, what: str) -> NoReturn:
 # HashMap. A table begins with 16 buckets and doubles when it, or one of its buckets, contains too many ids. The bits of
 # an id determine its bucket, and within a bucket ids are in insertion order.
 _FIRST_BUCKETS = 16
-_MAX_IDS_PER_BUCKET = 8  # with one more, a table of fewer than 64 buckets is doubled
+_MAX_IDS_PER_BUCKET = 8  # with one more id, a table of fewer than 64 buckets is doubled
 _MAX_DOUBLED_BUCKETS = 64
 
 

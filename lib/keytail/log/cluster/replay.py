@@ -92,8 +92,8 @@ class Replay:
         return {name: Topic(topic.topic_id, dict(topic.replicas)) for name, topic in self._topics.items()}
 
     def newer(self, resource_type: ResourceType) -> dict[str, str]:
-        """Return the reason by name, for each topic or broker whose settings are uncertain because a record of it has
-        a newer version than this release supports."""
+        """Return the reason by name, for each topic or broker whose settings are uncertain because a record about it
+        has a newer version than this release supports."""
         return {name: why for (number, name), why in self._newer.items() if number == resource_type}
 
     def features(self) -> dict[str, int]:

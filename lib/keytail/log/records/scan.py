@@ -34,7 +34,7 @@ class Columns:
 class Portion:
     """The rows of a chunk from `first_row` to before `end_row`, and the records (RECORD_TABLE) of the opened rows.
 
-    The portion after the next one overwrites `records` and `columns`: the next may be produced while this one is used.
+    The portion after the next one overwrites `records` and `columns`: the next portion may be produced in advance.
     """
 
     chunk: Chunk

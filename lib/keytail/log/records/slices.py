@@ -112,7 +112,7 @@ def _slice_bounds(
         return whole
     offsets, positions = _index(fs, partition_path, segment, n_bytes)
     first = int(np.searchsorted(offsets, from_offset, side="right")) - 1
-    # The entry of the first batch that ends at or above the end may cover offsets below it; the next entry does not.
+    # The entry of the first batch that ends at or above the end may cover offsets below the end; the next does not.
     end_slot = int(np.searchsorted(offsets, end_offset)) + 1
     slots = [first] if first >= 0 else []
     last = int(positions[end_slot]) if end_slot < len(positions) else n_bytes
