@@ -25,7 +25,7 @@ class Compressor(Protocol):
 
 
 class Implementation(Protocol):
-    """The contents of a codec's module. Codecs without levels ignore `level`; only lz4 uses `skip_header_checksum`."""
+    """The interface of a codec's module. Codecs without levels ignore `level`; only lz4 uses `skip_header_checksum`."""
 
     def compress(self, data: Buffer, level: int, /) -> bytes: ...
 

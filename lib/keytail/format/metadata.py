@@ -61,7 +61,7 @@ class PartitionChangeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConfigRecord:
-    """A config of a topic, of a broker (`resource_name` is its id) or of all brokers (""); value None removes it."""
+    """A config of a topic, a broker (`resource_name` is its id) or all brokers (""); value None removes the config."""
 
     resource_type: int
     resource_name: str

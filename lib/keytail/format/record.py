@@ -113,7 +113,7 @@ def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
 
 
 def decode_records(block: Buffer, count: int) -> list[Record]:
-    """Return the records of an uncompressed record block. Raises ValueError if it has more or fewer than `count`."""
+    """Return the records of an uncompressed block. Raises ValueError if it does not have exactly `count` records."""
     if count < 0:
         raise ValueError(f"the record count {count} is negative")
     records, at = [], 0
