@@ -29,7 +29,7 @@ ROWS, CONSUMED, CODE, NEEDED = 0, 1, 2, 3
 
 
 _MIN_SIZE = 14
-_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next one is not representable
+_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next offset is not representable
 
 
 @njit(forceinline=True)

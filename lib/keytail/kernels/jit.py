@@ -202,7 +202,7 @@ class _TrustedCache(caching.FunctionCache):
         """Return the cached code; None makes Numba compile, under the kernel's lock until `end_of_compiling`."""
         found = super().load_overload(sig, target_context)
         if found is None and self._enabled and self._lock.acquire():
-            found = super().load_overload(sig, target_context)  # another process may have saved it meanwhile
+            found = super().load_overload(sig, target_context)  # another process may have saved the code
         return found
 
     def end_of_compiling(self) -> None:

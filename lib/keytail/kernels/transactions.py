@@ -16,8 +16,8 @@ ABORT, COMMIT = 0, 1
 NO_OFFSET = 2**63 - 1
 
 # Columns of the int64 state, one row per producer. ENTRY: the entry of its open aborted transaction, or -1; SEEN: 1 if
-# data of that was seen; COMMITTED: 1 if data of another open transaction was seen; FIRST_DATA: first remaining data of
-# the open transaction.
+# data of that transaction was seen; COMMITTED: 1 if data of another open transaction was seen; FIRST_DATA: first
+# remaining data of the open transaction.
 ENTRY, SEEN, COMMITTED, FIRST_DATA, LAST_MARKER = 0, 1, 2, 3, 4
 
 # Positions of `cursor`. EARLIEST: earliest first data of the transactions that ended since the last ABORT marker.

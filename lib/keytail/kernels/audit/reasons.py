@@ -252,7 +252,7 @@ def settle(events, replicas, log_starts, end_offset, gaps, counts, found, marker
     `events` are sorted by producer, offset and kind. `markers` receives the markers that any replica has: producer,
     offset, kind (ABORT if they disagree). Transactions that ended differently, and replicas that have data without the
     marker that other replicas have, are counted, and written to `found` while it has room. Markers that one replica has
-    removed while another one still has data are only counted.
+    removed while another replica still has data are only counted.
     """
     n_found = n_markers = np.int64(0)
     i, n = 0, events.shape[0]

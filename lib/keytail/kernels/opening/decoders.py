@@ -33,7 +33,7 @@ _INFLATE_STATE_BYTES = 1 << 18  # `struct inflate_state` of ISA-L takes 90 KB; t
 
 # Positions of the first fields of `struct inflate_state`: next_out, avail_out (u4), next_in, avail_in (u4).
 NEXT_OUT, AVAIL_OUT, NEXT_IN, AVAIL_IN = 0, 8, 16, 32
-_SAMPLE = b"".join(b"%d of many, " % (i * i) for i in range(3000))  # it fills more than one lz4 block
+_SAMPLE = b"".join(b"%d of many, " % (i * i) for i in range(3000))  # fills more than one lz4 block
 
 
 def _library(module_name: str) -> ctypes.CDLL | None:

@@ -17,7 +17,7 @@ from keytail.kernels.native import crc32c
 from keytail.kernels.verify import codes, columns
 from keytail.kernels.walk import be_16, be_32, be_64, be_u32, control_type, read_record
 
-_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next one is not representable
+_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next offset is not representable
 _SMALLEST = 14  # smallest size field of a batch, of any magic
 _ABORT, _COMMIT = 0, 1
 # Stages of a batch.
