@@ -177,7 +177,7 @@ def compile_kernels(
             workers.run(range(total), on_end=on_end)
         finally:
             over.set()
-    with lock:  # after a line that is being printed
+    with lock:  # a line that is being printed is completed first
         note(f"compiled {total} kernels in {time.monotonic() - start_s:.0f} s")
     return total
 

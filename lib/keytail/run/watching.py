@@ -103,7 +103,7 @@ class Channel:
 
 
 class Watch:
-    """Receives reports in the driver; a context manager. A thread of the watch calls `on_progress` for each.
+    """Receives reports in the driver; a context manager. A thread of the watch calls `on_progress` for each report.
 
     Raises OSError if no port can be opened.
     """

@@ -54,7 +54,7 @@ def _make_locked(parent: str) -> tuple[str, int]:
     """Create a private directory; return its path, and a descriptor that holds its lock."""
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-        # Another run may have locked it first, and removed it as abandoned.
+        # Another run may have locked the directory first, and removed it as abandoned.
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:

@@ -1,8 +1,8 @@
 """The JVM of Spark sessions that keytail starts: its start, its private directory, its output and its end.
 
-A process has at most one JVM of pyspark, which keeps running when a session is stopped; pyspark keeps it in
-`SparkContext._gateway`. The data of a JVM that keytail started is kept in it, too, so this module has no global state.
-A JVM that other code of this process started, as in a notebook, is used but never ended.
+A process has at most one JVM of pyspark, which keeps running when a session is stopped; `SparkContext._gateway` refers
+to it. This attribute also has the data of a JVM that keytail started, so this module has no global state. A JVM that
+other code of this process started, as in a notebook, is used but never ended.
 """
 
 from __future__ import annotations
