@@ -184,7 +184,7 @@ def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
 
 
 def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
-    """Replace everything in the offset range of `left` by its `.log.swap` files; return sentences as `recover` does."""
+    """Replace everything in the offset range by its `.log.swap` files; return a sentence for each action."""
     files = named_files(fs, path)
     present = {file.name for file in files}
     final = [names.segment_file(base, names.LOG) for base in left.bases]
@@ -247,7 +247,7 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
 
 
 def _sweep(fs: FileSystem, path: str) -> list[str]:
-    """Remove index files and snapshots of deleted segments, then `.deleted` files; return what was done."""
+    """Remove `.deleted` files, after the index files and snapshots of their segments; return a sentence for each."""
     done = []
     files = named_files(fs, path)
     live = logs(files, "live")
