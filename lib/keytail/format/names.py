@@ -178,11 +178,11 @@ def parse_file_name(name: str) -> FileName:
 def left_by_missing_segments(found: Iterable[str]) -> dict[int, str]:
     """Return the names of indexes and snapshots without a `.log` in a partition directory, one name per base offset.
 
-    Each shows that a segment began there, unless the segment before contains that offset, or a broker was killed while
-    it removed a segment. If a replacement is unfinished, the result is empty.
+    Each name shows that a segment began at its offset, unless the segment before contains that offset, or a broker was
+    killed while it removed a segment. If a replacement is unfinished, the result is empty.
 
-    A snapshot is evidence only with brokers from 2.8 on, which write partition.metadata: they remove it with the
-    segment that begins there, and indexes without a segment when they start.
+    A snapshot is evidence only with brokers from 2.8 on, which write partition.metadata: they remove a snapshot with
+    the segment that begins at its offset, and indexes without a segment when they start.
     """
     live, shows_by_snapshot = [], False
     for name in found:
@@ -218,7 +218,7 @@ def partition_dir(topic: str, partition: int) -> str:
 
 
 def parse_partition_dir(name: str) -> PartitionDir | None:
-    """Return the partition in directory `name` of a log dir; None if it is no name of a partition directory.
+    """Return the partition in directory `name` of a log dir; None if it is not the name of a partition directory.
 
     If a log dir contains a directory for which this returns None, except REMOTE_INDEX_CACHE_DIR, a broker does not
     start. The check is stricter than a broker's, so that no other directory is taken for a partition: the topic name
