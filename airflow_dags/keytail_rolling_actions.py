@@ -29,8 +29,8 @@ ASK_S = 300.0  # time that a check, or doctor, may take
 def words_of(
     one: inventory.Broker, values: Mapping[str, Any], to_verify: Sequence[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return the commands that a run executes for a broker, as lists of words, by step. `to_verify` are partitions by
-    name, if only those are to be verified."""
+    """Return the commands that a run executes for a broker, as lists of words, by step. `verify` is limited to the
+    partitions `to_verify`, unless there are none or `verify_everything` is set."""
     topic = ("--topic", values["topic"]) if values["topic"] else ()
     throttle = ("--throttle", values["prepare_throttle"]) if values["prepare_throttle"] else ()
     ledger = ("--ledger", values["ledger"]) if values["ledger"] else ()
@@ -81,8 +81,8 @@ def _check(one: inventory.Broker, names: tuple[str, ...]) -> tuple[str, str]:
 
 
 def wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> dict[str, int]:
-    """Wait until `reachable` and all checks were good `looks` times in a row; return since when, as far as the checks
-    show. Raises AirflowFailException with the last failure."""
+    """Wait until `reachable` and all checks were good `looks` times in a row; return the times at which checks first
+    showed that (`reachable_at_ms`, `in_sync_at_ms`). Raises AirflowFailException with the last failure."""
     values = steps.given()
     until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
     good, found = 0, dict[str, int]()
@@ -134,7 +134,7 @@ def precheck(one: inventory.Broker) -> dict[str, Any] | None:
 
 
 def _try_flags(one: inventory.Broker, values: Mapping[str, Any]) -> None:
-    """Run a dry run, which finds wrong flags of the inventory, topics and ledgers before the broker is stopped."""
+    """Do a dry run, which finds wrong flags in the inventory, topics and ledgers before the broker is stopped."""
     commands.outcome(commands.run(words_of(one, values)["plan"], one.on_host))
 
 
