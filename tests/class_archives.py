@@ -125,7 +125,7 @@ def run_spark(option: str) -> None:
 
 
 def run_kafka(option: str) -> None:
-    """Format a broker, write to it, also in transactions, and read from it."""
+    """Format the log dir of a broker, write to it, also in transactions, and read from it."""
     from tests.interop.broker import Broker
     from tests.interop.broker_client import BrokerClient
 

@@ -105,7 +105,7 @@ def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
         print(f"\nverify ended with status {verified}: see above. Do not start a broker on this.")
         return
     print("\nverify found nothing wrong. A broker that starts on this log dir finds a clean shutdown, opens every")
-    print("partition without recovery, and serves each key's newest record that was not aborted at its old offset.")
+    print("partition without recovery, and serves, at its old offset, each key's latest record that was not aborted.")
 
 
 def arrow(rows: list[dict[str, Any]], what: str) -> str:

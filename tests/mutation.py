@@ -50,7 +50,7 @@ from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 from parso.python.tree import ExprStmt, Keyword
 
-from tests.mutated import Lines, SelectedPartitions, change_imports, run_tests
+from tests.mutated import Lines, SelectedTests, change_imports, run_tests
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lib/keytail"
@@ -366,7 +366,7 @@ def tests_for(mutant: Mutant, tests: dict[str, dict], limit_s: float) -> dict[st
 def _run_mutant(mutant: Mutant, chosen: dict[str, float], folder: Path) -> object:
     source = (PACKAGE / mutant.module).read_text()
     change_imports(_kernels(), {_dotted(mutant.module): mutant.code(source)})
-    plugin = SelectedPartitions(chosen)
+    plugin = SelectedTests(chosen)
     if not chosen:
         return {"status": 0, "by": ""}
     status = run_tests(sorted({name.partition("::")[0] for name in chosen}), plugin, folder, "-x")

@@ -1,7 +1,7 @@
 """Checks that words of the project's earlier private language do not return: `python -m tests.terms`, in `make lint`.
 
-The words of TEXT are not used in pages, docstrings, comments and messages (strings with a blank in the code); those of
-NAMES not as a part of identifiers. Prints each use with its place and the word to use instead, and exits with 1 if
+The words of TEXT are not used in pages, docstrings, comments and messages (strings with a blank in the code), and those
+of NAMES not as parts of identifiers. Prints each use with its place and the word to use instead, and exits with 1 if
 there is any. GLOSSARY.md defines the terms that are used.
 """
 

@@ -114,7 +114,7 @@ def airflow(airflow_bin: Path, environment: dict[str, str]) -> Iterator[Airflow]
 
 @pytest.fixture(scope="session")
 def empty_database(airflow: Airflow) -> Path:
-    """Copy Airflow's state from before any DAG has run with it."""
+    """Return a copy of Airflow's database before any DAG has been run."""
     airflow.ask("migrate", log=airflow.home / "migrate.log")
     copied = airflow.home / "empty.db"
     with (  # a part of the database is in a write-ahead log

@@ -231,7 +231,7 @@ def run_of(dag: Any, conf: Any) -> Any:
 @contextlib.contextmanager
 def without_delays(dag: Any) -> Iterator[None]:
     """Avoid three delays: dag.test() reads all DAG files again, and sleeps a second for each level of tasks without
-    anything to do; each copy of a Param checks its JSON schema against the schema of schemas.
+    anything to do; each copy of a Param checks its JSON schema against the meta-schema.
     """
     from unittest.mock import patch
 

@@ -56,7 +56,7 @@ def test_the_state_of_a_broker_is_that_of_all_its_log_dirs(dirs: list[tuple[Any,
     assert rolling.state_of([*rows, missing]) == "unknown"
 
 
-def test_a_broker_is_unclean_only_after_two_listings() -> None:
+def test_a_broker_is_unclean_only_after_two_checks_in_succession() -> None:
     cases = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
              (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
              (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip

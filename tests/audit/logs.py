@@ -253,7 +253,7 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         return batch.control and bool(data) and max(data) > max(before, default=-1)
     if batch.control:
         return False
-    if kind == "timestamp":  # none with append time, or beside an old message without one
+    if kind == "timestamp":  # impossible with append time, or if a replica has an old message without a timestamp
         times = [x.timestamp for r in holding for b in r.batches() for x in b.records if x.offset == record.offset]
         return batch.timestamp_type == 0 and -1 not in times
     if kind in ("producer-id", "producer-epoch", "sequence"):

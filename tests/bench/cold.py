@@ -87,7 +87,7 @@ def compact(log_dir: Path, other: Path, limit_bytes: int, *, quiet: bool) -> dic
                 procs.write_text(str(os.getpid()))
 
         subprocess.run(["cat", other], stdout=subprocess.DEVNULL, check=True, preexec_fn=enter)
-        # This Python process starts the command and prints the counters, in which those of ended children are included.
+        # This Python process starts the command and prints the counters, which include those of ended children.
         counted = (
             "import subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL);"
             "print(open('/proc/self/io').read()); sys.exit(done.returncode)"

@@ -33,7 +33,7 @@ START_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table: the flags of the run beside the broker, if any, and of that while it is stopped, if any."""
+    """A row of the table: the flags of the run before and of the run after the broker is stopped, or None."""
 
     name: str
     before: tuple[str, ...] | None

@@ -108,7 +108,7 @@ class MemoryFiles(FileSystem):
 
 
 class TimedFreeing(Freeing):
-    """Adds the time for which a replacement waits until all space is freed to that of removals."""
+    """Counts the time for which a replacement waits until all space is freed as time of removals."""
 
     def __init__(self, files: TimedFiles, threads: int) -> None:
         super().__init__(files, threads)

@@ -28,8 +28,8 @@ THREADS = (2, 3, 5)
 
 @dataclass
 class Parts:
-    """Divides proofs at random batches. `share` is that of the batches after which a part begins; `begun` counts these
-    parts, `agreed` the proofs in parts that passed, `refused` the ones left to one walk, which found an error.
+    """Divides proofs at random batches. `share` is the share of batches after which a part begins. `begun` counts these
+    parts, `agreed` the proofs in parts that passed, and `refused` those that were left to one walk, which failed.
     """
 
     rng: random.Random
@@ -69,7 +69,7 @@ class Parts:
             patch.setattr(proof, "_prove_groups", _leave)
             try:
                 return proof.prove(fs, spec)
-            except (_OneWalk, KeytailError):  # an error before any walk, which the one walk reports, too
+            except (_OneWalk, KeytailError):  # an error before any walk; the proof in one walk has it, too
                 return None
 
     def _cuts(self, way: str) -> Callable[..., list[Boundary]]:
