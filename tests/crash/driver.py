@@ -1,4 +1,4 @@
-"""Runs an action, and checks the states after a stop before each of its file operations. Then lets each operation fail
+"""Runs an action, and checks the states after a stop before each of its file operations. Then makes each operation fail
 in a separate run, and checks the states after that.
 
 Each stop and each fault has several states: the directory as it is, after a power cut that loses all unsynced changes,

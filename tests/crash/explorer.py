@@ -38,8 +38,8 @@ class Visit:
 class Explorer:
     """Visits each state once. States that differ only in scratch files, which are never read, count as one.
 
-    A recovery is the first part of a run, and ends in one of a few states. All stops in second runs are covered by
-    stops in each recovery, and stops in the rest of the run from each recovered state.
+    A recovery is the first part of a run, and ends in one of a few states. To cover all stops in second runs, it is
+    enough to stop in each recovery, and in the rest of the run from each recovered state.
     """
 
     log_dir: LogDir
@@ -69,8 +69,8 @@ class Explorer:
         self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", self.partial_cuts)
 
     def explore_faults(self) -> None:
-        """Let each operation of a run fail in turn, and each operation of recoveries from some of the states after a
-        stop.
+        """Make each operation of a run fail in turn, and each operation of the recoveries from some of the states after
+        a stop.
         """
         origin, run = self._begin()
         self._every_fault(origin, self.log_dir.run, run, self.first, "first", self.fault_share)

@@ -1,5 +1,5 @@
 """Stops before every file operation of appends, rolls, flushes and a close. After a recovery, a broker has all flushed
-data, and the first part of the rest (log/append/APPEND.md, "After a log was not closed").
+data, and a prefix of the rest (log/append/APPEND.md, "After a log was not closed").
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ class NextRuns:
     """Caches the results of next runs: a run begins with a recovery, and recoveries end in few states.
 
     There is one run for each recovered state and each set of kinds of files before the recovery. Other states with the
-    same kinds of files are equal to the byte after the recovery, so that their result is the same; KEYTAIL_SOAK=1 runs
-    them all.
+    same kinds of files have the same bytes after the recovery, so that their result is the same. With KEYTAIL_SOAK=1,
+    there is a run for each state.
     """
 
     ends: dict[tuple[object, ...], tuple[Found, str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Stops runs out of place before every file operation, and lets each one fail.
+"""Stops runs out of place before every file operation, and makes each one fail.
 
 The target is empty, or is the output of an earlier run after which one partition of the source has changed. In every
 state, bytes and times of the source are unchanged, no broker can start on an incomplete target, and each partition in

@@ -1,4 +1,4 @@
-"""Lets each call to an object store fail in turn, once or permanently. Partitions with an output record are complete,
+"""Makes each call to an object store fail in turn, once or permanently. Partitions with an output record are complete,
 no broker can start on an incomplete target, and after the next run the objects are those of an undisturbed run. CI
 tries a fifth of the calls, selected by the seed; `make crash` tries all.
 """

@@ -1,4 +1,4 @@
-"""Stops before every file operation of a preparation and of its commit, and lets each one fail.
+"""Stops before every file operation of a preparation and of its commit, and makes each one fail.
 
 The states for a broker are those of a compaction in a single run, and the next run, which commits or discards the
 preparation, has the result of the reference model. Inodes are ignored, because states are written to a disk again.

@@ -1,4 +1,4 @@
-"""Stops before every file operation of compactions with backups, and of their undo, and lets each one fail.
+"""Stops before every file operation of compactions with backups, and of their undo, and makes each one fail.
 
 After every stop of a compaction, undo restores bytes, times and checkpoint of the previous files. After every stop of
 an undo, a broker loses no record, and another undo has the result of an undisturbed one. KEYTAIL_SOAK=1 tries more of

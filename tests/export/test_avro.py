@@ -187,7 +187,7 @@ def test_schemas_without_a_table_type_are_refused(tmp_path: Path, text: str, why
         ("avro", ["17=/nowhere.avsc"], "cannot be read"),
     ],
 )
-def test_conflicting_flags_are_refused(name: str, given: list[str] | None, why: str) -> None:
+def test_wrong_flags_are_refused(name: str, given: list[str] | None, why: str) -> None:
     with pytest.raises(UsageProblem, match=why):
         format_of("key", name, given)
 

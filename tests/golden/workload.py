@@ -1,7 +1,6 @@
-"""The contents of the golden topics: their configuration, and the traffic that generate.py sends, from a seed.
+"""The contents of the golden topics: their configuration, and the traffic that generate.py sends, drawn from a seed.
 
-Times are fixed (November 2023), except in topics that need the present. generate.py sends the traffic, and the broker
-adds the rest.
+Times are fixed (November 2023), except in topics that need the current time. The broker adds its own ids and times.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def _records(raw: np.ndarray, table: np.ndarray, rng: random.Random) -> None:
 
 
 def _some_by_bits(raw, arena, table, where, start, size, found, row, rng) -> None:  # type: ignore[no-untyped-def]
-    """Scan the same batch with only some records selected: these must be equal."""
+    """Scan the same batch with only some records selected: their rows must be the same as before."""
     n = len(found)
     bits = np.frombuffer(rng.randbytes((n + 7) // 8), np.uint8)
     first_bit = np.full(len(table), -1, np.int64)

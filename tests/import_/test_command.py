@@ -59,7 +59,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a new topic without its id": (
         ("--topic", "new", *KNOWN, "--partition-count", "2"), "--topic-id"
     ),
-    "a broker's own replica": (
+    "a missing log dir of a replica": (
         ("--topic", "orders", *KNOWN, "--replica-log-dirs", "/no/such/dir"), "no such log dir"
     ),
     "an unknown format": (("--topic", "orders", "--format", "avro"), "avro"),
@@ -258,7 +258,7 @@ def test_other_replicas_must_be_given_or_excluded(log_dir: Path, tmp_path: Path)
     assert len(refused(target(log_dir, {0: (1,), 1: (3,)}))) == 1
 
 
-def test_the_settings_in_the_metadata_log_are_effective(log_dir: Path) -> None:
+def test_partitions_and_topic_id_are_those_of_the_metadata_log(log_dir: Path) -> None:
     of = target(log_dir, dict.fromkeys(range(4), (1,)))
     assert (of.n_partitions, [partition.number for partition in of.partitions]) == (4, [0, 1, 2, 3])
     assert [len(partition.entries) for partition in of.partitions] == [1, 1, 0, 0]

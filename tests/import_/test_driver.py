@@ -333,7 +333,7 @@ def run_with_jars(command: list[str]) -> None:
     """Run a command in a separate process, because Delta's jars must be present when the JVM starts. The first run
     downloads them.
 
-    Delta divides the state of a table, and Spark divides groups, into 50 and 200 tasks; here few tasks are sufficient.
+    Delta divides the state of a table into 50 tasks, and Spark divides groups into 200; here few are sufficient.
     """
     few = ("spark.databricks.delta.snapshotPartitions=2", "spark.sql.shuffle.partitions=2")
     arguments = " ".join([*(f"--conf {item}" for item in few), "pyspark-shell"])

@@ -144,7 +144,7 @@ def test_all_strategies_give_the_same_bytes(
 
 
 def split_with_python(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[Any, ...]]]]:
-    """Return what the tasks of all slices pack, in order: partition, task, and records."""
+    """Return (partition, task, records) of each cell of all slices, in the order of the source."""
     columns = {name: name for name in pq.read_schema(path).names}
     slices = cut([_look_into(str(path), columns)], 1)
     cells = []

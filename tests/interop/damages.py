@@ -296,7 +296,7 @@ def snapshot_bit(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def snapshot_entry(rng: random.Random, partition: Path) -> Damage | None:
-    """Change a field of an entry. Each field can be derived from the log, if the log was never cleaned."""
+    """Change a field of an entry. Each field can be derived from the log, if the log has never been cleaned."""
     file = _pick(rng, partition, ".snapshot", least_bytes=56)
     if file is None:
         return None

@@ -1,5 +1,5 @@
-"""Blocks that are decompressed inside a kernel: the result is that of `format/compression.py`; others are
-left to it.
+"""Blocks that are decompressed inside a kernel: the result is that of `format/compression.py`, which decompresses all
+others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Runs in a forked child that is killed at a random moment, which takes only milliseconds per kill. The complete
-command `compact` is run: locks, decisions, recovery, bundles from several threads, tasks, replacement and checkpoint.
-Functions for workers of Spark are called in the same process.
+"""Runs of the complete command `compact` (locks, decisions, recovery, bundles from several threads, tasks, replacement,
+checkpoint) in forked children that are killed at random moments: a kill takes only milliseconds. Functions for workers
+of Spark are called in the same process.
 """
 
 from __future__ import annotations

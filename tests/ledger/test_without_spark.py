@@ -154,7 +154,7 @@ SIZES = {"segments_before", "segments_after", "bytes_before", "bytes_after"}
 
 
 def always_null(ledger: Path, table: str, command: str) -> set[str]:
-    """Return the columns that no row of the command has; `error` and `repaired_by` are those of runs that failed."""
+    """Return the columns that are null in all rows of the command, without those for runs that failed."""
     rows = [row for row in read_rows(str(ledger), table, {}) if row["command"] == command]
     assert rows
     return {name for name in TABLES[table] if all(row[name] is None for row in rows)} - {"error", "repaired_by"}

@@ -1,4 +1,4 @@
-"""Look-ups by offset and time, compared with a reference model that reads everything, on valid, damaged and live files.
+"""Lookups by offset and time, compared with a reference model that reads everything, on valid, damaged and live files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def write_segment(partition: Path, segment: Files, interval: int) -> Files:
-    """Write the segment's files, and return those on which a look-up is based."""
+    """Write the segment's files, and return those on which a lookup is based."""
     index, time_index = index_files(segment.log, segment.base_offset, interval)
     stem = partition / f"{segment.base_offset:020d}"
     for suffix, data in ((".log", segment.log), (".index", index), (".timeindex", time_index)):
@@ -196,7 +196,7 @@ def _wrong_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
 
 
 def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """Write an offset below the segment, or after later ones; the timestamps, which select the segment, are valid."""
+    """Write an offset below the segment or above all later ones; timestamps, which select the segment, are valid."""
     entries = [list(entry) for entry in struct.iter_unpack(">qi", file.time_index)]
     if entries:
         entries[0][1] = -1 if len(entries) == 1 else 2**31 - 1
@@ -323,7 +323,7 @@ def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     assert not lookup_offset(LOCAL, facts, offset - 1).notes
 
 
-def test_only_damage_in_batches_that_a_look_up_reads_is_an_error(tmp_path: Path) -> None:
+def test_only_damage_in_batches_that_a_lookup_reads_is_an_error(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     log = b"".join(encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(3))

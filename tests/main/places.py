@@ -125,7 +125,7 @@ def _two_log_dirs(root: Path) -> None:
 
 
 def _replicas(root: Path) -> None:
-    """Write three brokers. On b, records have another epoch; on c, a record is missing and a batch is damaged."""
+    """Write log dirs of three brokers. On b, records have another epoch; c lacks a record and has a damaged batch."""
     for name in "abc":
         log_dir = _logs(root, ("orders-0", "orders-1", "users-0"), name)
         (log_dir / "cleaner-offset-checkpoint").write_text("0\n0\n")

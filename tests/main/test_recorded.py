@@ -1,4 +1,4 @@
-"""Each command prints what was recorded in `recorded/`: helps, tables, JSON, errors, exit statuses.
+"""Each command prints what was recorded in `recorded/`: help texts, tables, JSON, errors, exit statuses.
 
 With `KEYTAIL_RECORD=1` the tests write the recordings again, and are skipped; see tests/README.md.
 """
@@ -37,8 +37,8 @@ LINES = ([], ["--version"], ["compat"], ["--nosuch"])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the root of the places, and the directory from which they are copied, after compiling the kernels: a run
-    that compiles them would print it.
+    """Return the root of the places, and the directory from which they are copied. Compile the kernels first, because a
+    run that compiles them prints this.
     """
     compile_kernels(None, lambda line: None)
     return root_in(tmp_path_factory.mktemp("recorded")), tmp_path_factory.mktemp("places")

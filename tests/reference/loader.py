@@ -45,7 +45,7 @@ class Loaded:
 
 
 def load(partition_dir: Path) -> Loaded:
-    """Load a partition directory. Raises BrokerDoesNotStart."""
+    """Load a partition directory. Raises BrokerDoesNotStart if the loader of a broker would raise an exception."""
     files = _files(partition_dir)
     _drop_unfinished(files)
     _make_room_for_swaps(files)

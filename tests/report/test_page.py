@@ -358,7 +358,7 @@ def test_a_page_reports_that_each_key_has_one_record() -> None:
     assert "sha256sum" not in text
 
 
-def test_a_page_without_counts_reports_it_only_if_they_were_requested() -> None:
+def test_missing_key_counts_are_reported_only_if_they_were_requested() -> None:
     empty = counted(0, counts_of([], "t", 0))
     for rows in ([empty], [refused("users", 0)], []):
         assert 'id="keys"' not in page(report_of(rows))

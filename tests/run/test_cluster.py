@@ -124,7 +124,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
     answer = run_driver(two_workers, "tests.run.on_hosts", str(tmp_path / "notes"), *map(str, log_dirs.values()))
     for name, log_dir in log_dirs.items():
         rows = answer[str(log_dir)]
-        if name == "alike":  # in this copy, files that are only read are equal
+        if name == "alike":  # verify only reads, and the files that it reads are equal in this copy
             assert {status for status, _ in rows.pop("verify").values()} == {"suspect"}, "one index must be missing"
         for command, by_partition in rows.items():
             # In a copy with equal logs, an index that a task needs may be missing.
@@ -132,7 +132,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
             refused = {partition for partition, (status, _) in by_partition.items() if status in not_done}
             done = {partition for partition, (status, _) in by_partition.items() if status in GOOD[command]}
             assert len(refused) + len(done) == PARTITIONS, (name, command, by_partition)
-            # Many hosts read the segments of a partition to build indexes: one refusal is enough. In copies with equal
+            # Both hosts read the segments of a partition to build indexes: one refusal is enough. In copies with equal
             # logs only a missing index is detected, and the few tasks that need one may all run on the other host.
             assert refused or (name, command) == ("alike", "rebuild-index"), (name, command, by_partition)
             assert done or command == "rebuild-index", (name, command, by_partition)
@@ -149,7 +149,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
     new = after.keys() - before.keys()
     assert all(path.endswith(".clean") for path in new)
     assert {path.split("/")[0] for path in new} <= {"alike", "older"}, (
-        "new files may be only in copies with the planned segments"
+        "only copies that have the planned segments may have new files"
     )
 
 

@@ -54,7 +54,7 @@ def test_other_users_of_the_hosts_have_no_access() -> None:
 
 @pytest.mark.spark
 def test_spark_knows_every_key_and_reads_every_value(tmp_path: Path) -> None:
-    """Submit an application with the file: a value of the wrong type makes it fail."""
+    """Submit an application with conf/spark-defaults.conf: with a value of the wrong type, it would fail."""
     wanted = settings()
     keys = sorted(wanted.keys() | named_keys(CONF.read_text()) | named_keys(PAGE.read_text()))
     done = submit("--master", "local[1]", str(Path(__file__).with_name("print_settings.py")), *keys)

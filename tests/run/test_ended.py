@@ -151,10 +151,10 @@ def test_a_failure_caused_by_a_signal_is_reported_as_the_signal(monkeypatch: pyt
 def test_under_spark_submit_the_driver_waits_for_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
-    reported = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Stopped), stoppable(), contextlib.ExitStack() as run:
         session.session_of_run(run, None, submitted=True)
-        reported.start()
+        timer.start()
         raise java_error()
     monkeypatch.setattr(ended, "_LONGEST_END_S", 0.1)
     await_signal()  # returns although there is no signal
@@ -176,7 +176,7 @@ def ends_in_pass(number: int, log_dir: Path, task: CleaningTask) -> Any:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_run_reports_how_far_it_came_and_leaves_no_scratch_files(number: int, tmp_path: Path) -> None:
+def test_a_run_reports_its_progress_and_leaves_no_scratch_files(number: int, tmp_path: Path) -> None:
     log_dir, [task] = in_passes(tmp_path / "logs")
     driver = ends_in_pass(number, log_dir, task)
     with pytest.raises(SparkEnded):

@@ -24,7 +24,7 @@ from tests.verify import test_task as of_files
 from tests.verify import test_truths as of_truths
 
 Found = list[tuple[str, str, int | None]]
-# Findings that require the batches before: entries that are not the last ones of their files, transactions, and the
+# Findings that require earlier batches: entries that are not the last ones of their files, transactions, and the
 # producers in snapshots.
 NEEDS_ALL = {
     "position off by one", "offset off by one", "wrong timestamp in a time entry", "wrong offset in a time entry",
