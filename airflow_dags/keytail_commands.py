@@ -254,7 +254,7 @@ def outcome(ended: Ended) -> dict[str, Any]:
         raise AirflowFailException(text)
     last = _short(ended.words) or "no output"
     if status == 2:
-        raise AirflowFailException(f"wrong usage, which a retry does not help: {last}")
+        raise AirflowFailException(f"wrong usage, so a retry would not help: {last}")
     if status in NOT_FOUND:
         raise AirflowFailException(f"command not found, or not executable (status {status}): {last}")
     if status == TIMED_OUT:

@@ -145,7 +145,7 @@ def downtime_text(found: Mapping[str, int | None]) -> str:
     if down is None:
         return "it was not seen to be down; its downtime is not known"
     if reachable is None:
-        return "it was stopped, and did not answer since; its downtime is not known"
+        return "it was stopped, and has not answered since; its downtime is not known"
     text = f"down for {(reachable - down) / 1000:.1f} s"
     return f"{text}, in sync after {(in_sync - down) / 1000:.1f} s" if in_sync is not None else f"{text}, not in sync"
 

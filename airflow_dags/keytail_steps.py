@@ -92,7 +92,7 @@ def _params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
     except ValueError as problem:
         raise ValueError(f"{variable} is not valid JSON: {problem}") from problem
     if not isinstance(defaults, dict) or defaults.keys() - declared.keys():
-        raise ValueError(f"{variable} must be a JSON object with keys out of {', '.join(declared)}")
+        raise ValueError(f"{variable} must be a JSON object with keys among {', '.join(declared)}")
     made = dict(declared)
     for name, value in defaults.items():
         made[name] = Param(value, description=declared[name].description, **declared[name].schema)

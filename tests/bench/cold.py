@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--codec", default="none")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
     parser.add_argument("--prepare", action="store_true", help="prepare, as beside a running broker")
-    parser.add_argument("--dir", type=Path, help="where the log and its copy go: on a disk, and not in memory")
+    parser.add_argument("--dir", type=Path, help="folder for the log and its copy: on a disk, and not in memory")
     options = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="keytail-bench-", dir=options.dir))
     try:

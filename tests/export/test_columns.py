@@ -107,13 +107,13 @@ DECODERS: dict[
 @pytest.mark.parametrize("name", [name for name in get_args(FormatName) if name != "avro"])
 def test_formats_are_those_of_the_serializers_of_kafka(name: FormatName) -> None:
     """Nulls remain null, and the first invalid record is reported."""
-    dull, good, bad = DECODERS[name]
+    model, good, bad = DECODERS[name]
     rng = random.Random(name)
     values = [rng.choice([*good, None]) for _ in range(200)]
     offsets = np.arange(1000, 1000 + len(values))
     array = decode(BytesColumn(*bytes_arrays(values)), Format(name), offsets, "value")
     array.validate(full=True)
-    assert array.to_pylist() == [None if value is None else dull(value) for value in values]
+    assert array.to_pylist() == [None if value is None else model(value) for value in values]
     for data in bad:
         for at in (0, 77, 199):
             broken = [*values[:at], data, *values[at + 1 :], data]

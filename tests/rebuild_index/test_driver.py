@@ -56,9 +56,7 @@ class RecordingEngine(SparkEngine):
 
 
 def test_spark_writes_what_one_process_writes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle has two partitions, slices begin at entries of indexes with another interval, and one partition is
-    corrupt.
-    """
+    """A bundle has two partitions, slices begin at index entries of another interval, and a partition is corrupt."""
     names = {f"t-{n}": random_records(n, 300 + 40 * n) for n in range(4)}
     dirs = [write_log_dir(tmp_path / which, names, segments=2) for which in ("here", "spark")]
     monkeypatch.setattr(rebuild, "BUNDLE_PARTITIONS", 2)
