@@ -76,7 +76,7 @@ def run(command: str, arguments: list[str], *, capture: bool = False) -> subproc
 
 
 def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
-    print_message("What came of it")
+    print_message("The result")
     by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_topic[row["topic"]].append(row)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from keytail.errors import UsageProblem
-from keytail.export import driver as story
+from keytail.export import driver
 from keytail.export.avro import AvroSchemas, read_schemas
 from keytail.export.columns import Undecodable, decode
 from keytail.export.command import format_of
@@ -197,7 +197,7 @@ def test_a_table_of_avro_keys_and_values_is_exported(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys are distinguished by their bytes: as for the broker's cleaner, the same key in two schemas is two keys."""
-    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
+    monkeypatch.setattr(driver, "session_of_run", lambda *_, **__: SparkEngine(spark))
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     key = {"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}
     item, other = framed(key, {"id": 1}), framed(key, {"id": 1}, number=18)

@@ -13,7 +13,7 @@ import pytest
 from keytail.cli.selection import PartitionFilter
 from keytail.cli.stopping import Stopped
 from keytail.errors import Refused
-from keytail.export import driver as story
+from keytail.export import driver
 from keytail.export.columns import table_columns
 from keytail.export.command import ExportRow, Request, exit_status, show_rows
 from keytail.export.delta_table import TableState, _state_of, read_state
@@ -32,7 +32,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: Any, **__: Any) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(story, "session_of_run", started)
+    monkeypatch.setattr(driver, "session_of_run", started)
 
 
 def test_a_dry_run_reports_its_plan_and_changes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_stopped_run_reports_its_exported_partitions(
         rows["orders-1"] = replace(rows["orders-1"], status="exported")
         raise Stopped(15)
 
-    monkeypatch.setattr(story, "_execute", stopped)
+    monkeypatch.setattr(driver, "_execute", stopped)
     result = run("export", "--log-dirs", log_dir, "--to", tmp_path / "lake", "--execute", "--output", "json")
     assert result.exit_code == 143
     rows = rows_of(result)

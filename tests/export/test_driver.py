@@ -19,8 +19,7 @@ from chispa import assert_df_equality
 from keytail.cli.selection import PartitionFilter
 from keytail.errors import CorruptLog, KeytailError
 from keytail.export import columns, on_spark
-from keytail.export import delta_table as story_table
-from keytail.export import driver as story
+from keytail.export import delta_table, driver
 from keytail.export.command import ExportRow, Request
 from keytail.export.driver import export
 from keytail.export.formats import Format, Formats
@@ -43,7 +42,7 @@ def rng() -> random.Random:
 
 @pytest.fixture(autouse=True)
 def one_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
+    monkeypatch.setattr(driver, "session_of_run", lambda *_, **__: SparkEngine(spark))
 
 
 def run(
@@ -173,7 +172,7 @@ def test_a_kill_leaves_the_old_or_the_new_state(
     between = before | expected(new)
     kills = [("write", False, before), ("write", True, between), ("merge", False, between), ("merge", True, both)]
     for step, is_done, left in kills:
-        real = getattr(story_table, step)
+        real = getattr(delta_table, step)
 
         def killed(*arguments: Any, real: Any = real, is_done: bool = is_done, **fields: Any) -> None:
             if is_done:
@@ -181,7 +180,7 @@ def test_a_kill_leaves_the_old_or_the_new_state(
             raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(story_table, step, killed)
+            patch.setattr(delta_table, step, killed)
             with pytest.raises(Killed):
                 run(tmp_path, old, new)
         assert table(spark, tmp_path) == left, (step, is_done)

@@ -494,7 +494,7 @@ def _run(arguments: list[str], case: Case) -> Answer:
     started = _cpu_s()
     answer = run(arguments, case.meddle, case.meddle_at)
     took = _cpu_s() - started  # not wall-clock time, because the machine may be busy
-    expect(took < 60, f"{arguments[0]} took {took:.0f} s of a processor")
+    expect(took < 60, f"{arguments[0]} took {took:.0f} s of CPU time")
     return answer
 
 

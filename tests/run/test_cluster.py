@@ -87,12 +87,12 @@ def test_a_disturbed_fan_out_has_one_complete_result(
 
 
 def run(
-    made: Cluster, log_dir: Path, notes: Path, how: str, speculation: str, *, driver: str = "tests.run.on_cluster"
+    cluster: Cluster, log_dir: Path, notes: Path, how: str, speculation: str, *, driver: str = "tests.run.on_cluster"
 ) -> tuple[dict[str, Any], list[str]]:
     notes.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", driver, made.url, str(log_dir), str(notes), how, speculation],
-        env=made.environment({"spark.speculation": "true"}), cwd=ROOT,
+        [sys.executable, "-m", driver, cluster.url, str(log_dir), str(notes), how, speculation],
+        env=cluster.environment({"spark.speculation": "true"}), cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -153,9 +153,9 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
     )
 
 
-def run_driver(made: Cluster, module: str, *arguments: str) -> dict[str, Any]:
+def run_driver(cluster: Cluster, module: str, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", module, made.url, *arguments], env=made.environment(), cwd=ROOT,
+        [sys.executable, "-m", module, cluster.url, *arguments], env=cluster.environment(), cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
