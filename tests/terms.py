@@ -122,7 +122,7 @@ def problems(path: str, source: str) -> Iterator[str]:
 
 @functools.cache
 def _words(name: str) -> set[str]:
-    """Return the parts of a name that are not used."""
+    """Return the words of a name that identifiers must not contain."""
     return set(words_of(name)) & NAMES.keys()
 
 

@@ -18,8 +18,7 @@ from chispa import assert_df_equality
 
 from keytail.cli.selection import PartitionFilter
 from keytail.errors import CorruptLog, KeytailError
-from keytail.export import columns, on_spark
-from keytail.export import delta_table, driver
+from keytail.export import columns, delta_table, driver, on_spark
 from keytail.export.command import ExportRow, Request
 from keytail.export.driver import export
 from keytail.export.formats import Format, Formats
