@@ -34,8 +34,8 @@ CHOICE = (
     "rewrite_checkpoint",
 )
 
-# By parts of the text of Kafka's exceptions, the outcomes that are allowed on the other side: a correct result ("right"),
-# or an exception of keytail or, ValueError, of the reference model.
+# By parts of the text of Kafka's exceptions, the outcomes that are allowed on the other side: "right" (a correct
+# result), the name of keytail's exception or, ValueError, that of the reference model.
 NO_ROOM = ("IllegalArgumentException", "Attempt to append to a full")
 OLD_EMPTIED = ("IllegalStateException", "Empty batches are only supported for magic v2")
 THROWN: dict[tuple[str, str], tuple[str, ...]] = {
