@@ -1,5 +1,4 @@
-"""Demonstrates the main job on a copy of the golden logs: plan, compact, verify, and the results. `python -m
-tests.demo`.
+"""Demonstrates the main job on a copy of the golden logs (`python -m tests.demo`): plan, compact, verify, results.
 
 Every step is the real command line in a separate process, as an operator would type it. This module only unpacks the
 logs first, and sums up the rows at the end.

@@ -10,7 +10,7 @@ adds the removal of a statement. A position in the code is drawn first, then one
 there, so that each module is drawn in proportion to its code. Not drawn, because they do not change behaviour:
 
 - annotations, statements under `TYPE_CHECKING`, and decorators (how a kernel is compiled, the slots of a class);
-- the replacement of a comparison by `is` or `is not`, and of these by any comparison but each other.
+- the replacement of a comparison by `is` or `is not`, and of these two by any other comparison than each other.
 
 A mutant is never written to a file, and its kernels are not compiled: `tests/mutated.py` describes how tests run with
 it. The tests of `--folders` that need no JVM are first run once without a mutation, to record the lines of the core
@@ -124,8 +124,8 @@ def _names() -> list[str]:
     names = [name.partition("/")[2] for name in operator_names() if not get_operator(name).arguments()]
     identity = re.compile(r"_(Is|IsNot)(_|$)")
     both = {"ReplaceComparisonOperator_Is_IsNot", "ReplaceComparisonOperator_IsNot_Is"}
-    ours = [name for name in names if name in both or not identity.search(name)]
-    return [*(name for name in ours if name not in ("NoOp", "RemoveDecorator")), "Remove"]
+    wanted = [name for name in names if name in both or not identity.search(name)]
+    return [*(name for name in wanted if name not in ("NoOp", "RemoveDecorator")), "Remove"]
 
 
 def modules() -> dict[str, str]:

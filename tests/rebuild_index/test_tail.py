@@ -88,7 +88,7 @@ def test_losses_are_reported(tmp_path: Path) -> None:
     assert (reported.cleaner_checkpoint, reported.high_watermark, reported.acknowledged_until) == (None, None, None)
     item = Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]})
     item.make(tmp_path / "one")
-    reported = plan(tmp_path / "one")  # zeros do not show what they replaced, but the high watermark does
+    reported = plan(tmp_path / "one")  # zeros do not show where the lost records ended, but the high watermark does
     assert (reported.lost_end, reported.acknowledged_until) == (33, 33)
     Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]}, checkpoints=low).make(tmp_path / "unknown")
     assert (plan(tmp_path / "unknown").lost_end, plan(tmp_path / "unknown").acknowledged_until) == (15, None)

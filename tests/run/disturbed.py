@@ -5,10 +5,10 @@
     spark.executorEnv.KEYTAIL_NOTES      DIRECTORY
 
 `read-1` is the task of an import that reads slice 1, `write-0` the one that writes partition 0, identified by the
-names of their scratch files. Its first attempt is disturbed when it has written the first part of such a file: for
-`worker` and `executor` these processes are killed, `slow` waits until another attempt has closed its file, `late`
-until the run has imported the partition, and then continues writing. With `slowly` every attempt waits before each
-write. Every attempt leaves an empty file in the directory.
+names of their scratch files. Its first attempt is disturbed when it has written the first part of such a file: with
+`worker` or `executor`, that process is killed; with `slow`, the attempt waits until another one has closed its file;
+with `late`, it waits until the run has imported the partition, and then continues writing. With `slowly`, every
+attempt waits before each write. Every attempt leaves an empty file in the directory.
 """
 
 from __future__ import annotations
