@@ -79,9 +79,9 @@ def answer(question: dict[str, Any]) -> int:
             for number, file in enumerate((nothing, log, log)):
                 os.dup2(file.fileno(), number)
         os.environ.update(question["env"])
-        made = ANSWERS[question["what"]](*question["arguments"])
+        result = ANSWERS[question["what"]](*question["arguments"])
         with open(question["answer"], "w") as file:
-            json.dump(made, file, default=str)
+            json.dump(result, file, default=str)
         return 0
     except BaseException:
         traceback.print_exc()

@@ -54,7 +54,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 class Bench:
-    """A broker on `root`/logs, a new copy of `root`/source for each case."""
+    """A broker on `root`/logs, which is a new copy of `root`/source in each case."""
 
     def __init__(self, root: Path, partitions: int, megabytes: int) -> None:
         self._source, self._logs = root / "source", root / "logs"

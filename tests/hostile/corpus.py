@@ -23,7 +23,7 @@ _METADATA_DIR = "__cluster_metadata-0"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Undamaged bytes by kind. `records` has values of the coordinators' topics and of the metadata log, by topic."""
+    """Undamaged bytes by kind. `offsets_records` and `transaction_records` are from the topics of the coordinators."""
 
     logs: tuple[bytes, ...]
     metadata_logs: tuple[bytes, ...]
@@ -139,8 +139,8 @@ def _old(rng: random.Random) -> list[bytes]:
         times = {"append_time": NOW} if magic and rng.random() < 0.5 else {}
         last = encode_wrapper(records[6:], rng.choice((1, 2, 3)), magic=magic, **times)  # type: ignore[arg-type]
         logs.append(singles + wrapped + last)
-        behind = _records(rng, records[-1].offset + 1, 3)
-        logs.append(singles + wrapped + encode_batch(behind))
+        batch = _records(rng, records[-1].offset + 1, 3)
+        logs.append(singles + wrapped + encode_batch(batch))
     return logs
 
 

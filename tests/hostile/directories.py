@@ -62,7 +62,7 @@ class Case:
     """A log dir at `root`/logs, and files at `root`/outside that no command may change."""
 
     root: Path
-    story: list[str]
+    damages: list[str]
     as_nobody: bool = False
     meddle: Callable[[], None] | None = None  # changes files while they are read
     meddle_at: int = 0
@@ -102,7 +102,7 @@ def make(rng: random.Random, root: Path, of: Corpus) -> Case:
     if any(strategy in _LAST for strategy in strategies):
         strategies = [strategy for strategy in strategies if strategy is not changing]
     for strategy in strategies:
-        case.story.append(strategy.__name__)
+        case.damages.append(strategy.__name__)
         with contextlib.suppress(OSError):  # earlier damage may make a later one impossible
             strategy(rng, case, of)
     return case
@@ -418,9 +418,9 @@ def check(seed: int, number: int, root: Path, of: Corpus) -> str:
         with _as_nobody(case):
             _check(rng, case)
     except Exception as problem:
-        problem.add_note(f"directory {number}: {', '.join(case.story)}")
+        problem.add_note(f"directory {number}: {', '.join(case.damages)}")
         raise
-    return case.story[0] if case.story else "sound"
+    return case.damages[0] if case.damages else "sound"
 
 
 @contextlib.contextmanager
@@ -453,14 +453,14 @@ def _check(rng: random.Random, case: Case) -> None:
         ["lookup", "--log-dirs", logs, "--timestamp", str(NOW - 9_000), *COMMON],
         ["verify", "--log-dirs", logs],
     ]  # fmt: skip
-    before = _quietly(lambda: tree(case.root))
+    before = _as_root(lambda: tree(case.root))
     for arguments in rng.sample(read_only, rng.choice((1, 1, 2, 4))):
         answer = _run(arguments, case)
         _judge(answer, arguments)
     if rng.random() < 0.3:
         _dump(rng, case)
     if case.meddle is None:
-        after = _quietly(lambda: tree(case.root))
+        after = _as_root(lambda: tree(case.root))
         expect(before == after, f"a command that only reads changed {_difference(before, after)}")
     writing = [
         ["compact", "--log-dirs", logs, "--topics-have-no-overrides", "--topic-config", "t:cleanup.policy=compact",
@@ -473,7 +473,7 @@ def _check(rng: random.Random, case: Case) -> None:
         _act(arguments, case)
 
 
-def _quietly(action: Callable[[], Any]) -> Any:
+def _as_root(action: Callable[[], Any]) -> Any:
     """Run as root, if root started this process."""
     user = os.geteuid()
     if user == NOBODY:
@@ -535,20 +535,20 @@ def _is_open_dir(case: Case) -> bool:
 
 def _act(arguments: list[str], case: Case) -> None:
     """Run a command that changes files, and check what it changed, and that it lost nothing."""
-    before = _quietly(lambda: tree(case.root))
-    hidden = {name: _quietly(lambda name=name: hidden_keys(case.logs / name)) for name in (SPOILED, BYSTANDER)}
+    before = _as_root(lambda: tree(case.root))
+    hidden = {name: _as_root(lambda name=name: hidden_keys(case.logs / name)) for name in (SPOILED, BYSTANDER)}
     leftovers = {path.split(os.sep)[1] for path in before if any(word in path for word in _STAGES)}
-    records = {name: _quietly(lambda name=name: records_of(case.logs / name)) for name in (SPOILED, BYSTANDER)}
+    records = {name: _as_root(lambda name=name: records_of(case.logs / name)) for name in (SPOILED, BYSTANDER)}
     answer = _run(arguments, case)
     _judge(answer, arguments)
-    after = _quietly(lambda: tree(case.root))
+    after = _as_root(lambda: tree(case.root))
     rows = answer.rows() if answer.status != 2 else []
     status = {f"{row['topic']}-{row['partition']}": row["status"] for row in rows}
     ends = {f"{row['topic']}-{row['partition']}": row.get("end_dirty_offset") for row in rows}
     if case.meddle is None:
         _check_owned(before, after, status, arguments)
         for name in (SPOILED, BYSTANDER):
-            found = _quietly(lambda name=name: records_of(case.logs / name))
+            found = _as_root(lambda name=name: records_of(case.logs / name))
             if name in leftovers:  # as in a broker, a completed replacement supersedes its sources
                 continue
             if arguments[0] == "compact":
@@ -592,7 +592,7 @@ def _compacted(
     if status != "compacted" or end is None:
         return
     sound = [recs for _, recs, _ in before]
-    # Above the cleaned range a log may have an incomplete tail. Damage below it would have been refused.
+    # A log may have an incomplete tail above the cleaned range. Other damage would have been refused.
     for base, recs, _ in before[:-1]:
         expect(recs is not None or base >= end, f"{name} was compacted, but its segment {base} is damaged")
     was = {rec.offset: rec for recs in sound for rec in recs or ()}
@@ -621,12 +621,12 @@ def _same(item: Rec, other: Rec) -> bool:
 
 def _rebuilt(name: str, before: Segments, after: Segments) -> None:
     """Check that a log lost at most an incomplete tail; index files contain no data of their own."""
-    kept = {base: size for base, _, size in after}
+    sizes = {base: size for base, _, size in after}
     for number, (base, recs, size) in enumerate(before):
-        if kept.get(base) == size:
+        if sizes.get(base) == size:
             continue
         after_damage = any(earlier is None for _, earlier, _ in before[:number])
-        expect(after_damage or base in kept, f"{name}: segment {base} is missing")
+        expect(after_damage or base in sizes, f"{name}: segment {base} is missing")
         expect(after_damage or recs is None, f"{name}: segment {base} was valid, but was truncated")
 
 

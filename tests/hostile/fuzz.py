@@ -39,22 +39,22 @@ _NUMBER = struct.Struct("q")
 
 @dataclass
 class Tally:
-    """The inputs that were run, and their defects. `defects` has the numbers of the inputs by place and reason."""
+    """The inputs that were run. By place and reason: `defects` has the numbers of inputs, `traces` a traceback."""
 
     inputs: collections.Counter[str] = field(default_factory=collections.Counter)
     defects: dict[str, list[int]] = field(default_factory=dict)
-    stories: dict[str, str] = field(default_factory=dict)
+    traces: dict[str, str] = field(default_factory=dict)
 
-    def add_defect(self, key: str, number: int, scenario: str) -> None:
+    def add_defect(self, key: str, number: int, trace: str) -> None:
         self.defects.setdefault(key, []).append(number)
-        self.stories.setdefault(key, scenario)
+        self.traces.setdefault(key, trace)
 
     def __str__(self) -> str:
         lines = [
             f"{sum(self.inputs.values()):,} inputs: " + ", ".join(f"{k} {v:,}" for k, v in self.inputs.most_common())
         ]
         for key, numbers in self.defects.items():
-            lines += [f"DEFECT {key}: {len(numbers)} inputs, first {min(numbers)}", self.stories[key]]
+            lines += [f"DEFECT {key}: {len(numbers)} inputs, first {min(numbers)}", self.traces[key]]
         return "\n".join([*lines, f"{len(self.defects)} defects"])
 
 

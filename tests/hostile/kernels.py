@@ -66,7 +66,7 @@ def drive(data: bytes, rng: random.Random) -> None:
 
 
 def _index(raw: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Return the valid rows, from a table for exactly that number or one less."""
+    """Return the rows of the valid batches, from a table with room for exactly these, or for one less."""
     out = np.zeros(4, np.int64)
     probe = np.empty(max(1, len(raw) // 17), BATCH_TABLE)
     batches.index_batches(raw, len(raw), 0, -1, probe, out)

@@ -1,6 +1,6 @@
 """Damages valid bytes according to their format, by a seed and a number, which together determine the result.
 
-The checksum of damaged bytes is often corrected, so that its check does not find the damage, and the parsers get it.
+The checksum of damaged bytes is often corrected, so that the damage is not found by its check and reaches the parsers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def split(log: bytes) -> list[bytes]:
     return parts + ([log[at:]] if at < len(log) else [])
 
 
-def signed(batch: bytes) -> bytes:
+def with_checksum(batch: bytes) -> bytes:
     """Return the batch with a correct checksum and otherwise unchanged bytes."""
     if len(batch) > 21 and batch[16] >= 2:
         return batch[:17] + struct.pack(">I", crc_wheel.crc32c(batch[21:])) + batch[21:]
@@ -78,7 +78,7 @@ def signed(batch: bytes) -> bytes:
     return batch
 
 
-def resized(batch: bytes) -> bytes:
+def with_length(batch: bytes) -> bytes:
     """Return the batch with a correct length."""
     return batch[:8] + struct.pack(">i", len(batch) - 12) + batch[12:]
 
@@ -151,7 +151,7 @@ class Mutator:
         strategy = rng.choice(_OF_A_BATCH)
         spoiled = strategy(rng, parts[at])
         if rng.random() < 0.75:
-            spoiled = signed(spoiled)
+            spoiled = with_checksum(spoiled)
         parts[at] = spoiled
         return b"".join(parts)
 
@@ -196,7 +196,7 @@ def spoil_records(rng: random.Random, batch: bytes) -> bytes:
         packed = codecs.compress(codec, block) if codec <= 4 else block
     except Exception:  # libraries raise any exception for bytes that were damaged before
         return flip_bits(rng, batch)
-    return resized(batch[:HEADER_BYTES] + packed)
+    return with_length(batch[:HEADER_BYTES] + packed)
 
 
 def _spoil_block(rng: random.Random, block: bytes) -> bytes:
@@ -216,10 +216,10 @@ def _spoil_block(rng: random.Random, block: bytes) -> bytes:
         near = (spot.value - 1, spot.value + 1, left, left + 1, left - 1, *LIMITS_32)
         new = encode_varint(min(rng.choice(near), 2**31 - 1))
     spoiled = block[: spot.start] + new + block[spot.end :]
-    if spot.what != "length" and rng.random() < 0.6:  # the length of the record is adapted
-        length, behind = _number(block, spot.length_at)
+    if spot.what != "length" and rng.random() < 0.6:  # the length of the record is corrected
+        length, after = _number(block, spot.length_at)
         length += len(spoiled) - len(block)
-        spoiled = spoiled[: spot.length_at] + encode_varint(length) + spoiled[behind:]
+        spoiled = spoiled[: spot.length_at] + encode_varint(length) + spoiled[after:]
     return spoiled
 
 
@@ -235,13 +235,13 @@ def _spoil_message(rng: random.Random, message: bytes) -> bytes:
             inner = codecs.decompress(codec, message[at:])
             inner_parts = split(inner)
             k = rng.randrange(len(inner_parts))
-            inner_parts[k] = signed(rng.choice((flip_bits, set_field, _spoil_message))(rng, inner_parts[k]))
+            inner_parts[k] = with_checksum(rng.choice((flip_bits, set_field, _spoil_message))(rng, inner_parts[k]))
             if rng.random() < 0.2:
                 rng.shuffle(inner_parts)
             packed = codecs.compress(codec, b"".join(inner_parts))
         except Exception:  # the message may already be damaged
             return flip_bits(rng, message)
-        return resized(message[: at - 4] + struct.pack(">i", len(packed)) + packed)
+        return with_length(message[: at - 4] + struct.pack(">i", len(packed)) + packed)
     at = first if rng.random() < 0.5 else first + 4 + max(struct.unpack_from(">i", message, first)[0], 0)
     if at + 4 > len(message):
         return flip_bits(rng, message)
@@ -251,12 +251,12 @@ def _spoil_message(rng: random.Random, message: bytes) -> bytes:
 
 def cut_batch(rng: random.Random, batch: bytes) -> bytes:
     spoiled = batch[: rng.choice((rng.randrange(len(batch) + 1), 12, 16, 17, 26, 60, 61, 62, len(batch) - 1))]
-    return resized(spoiled) if len(spoiled) >= 12 and rng.random() < 0.6 else spoiled
+    return with_length(spoiled) if len(spoiled) >= 12 and rng.random() < 0.6 else spoiled
 
 
 def lengthen(rng: random.Random, batch: bytes) -> bytes:
     tail = rng.choice((b"\0", b"\0" * 61, rng.randbytes(rng.choice((1, 7, 64)))))
-    return resized(batch + tail) if len(batch) >= 12 else batch + tail
+    return with_length(batch + tail) if len(batch) >= 12 else batch + tail
 
 
 def spoil_codec(rng: random.Random, batch: bytes) -> bytes:
@@ -287,7 +287,7 @@ def put_bomb(rng: random.Random, batch: bytes) -> bytes:
         return batch
     codec = rng.randrange(1, 5)
     attributes = batch[22] & ~7 | codec
-    return resized(batch[:22] + bytes([attributes]) + batch[23:HEADER_BYTES] + bomb(codec, 8 << 20))
+    return with_length(batch[:22] + bytes([attributes]) + batch[23:HEADER_BYTES] + bomb(codec, 8 << 20))
 
 
 _OF_A_BATCH: tuple[Callable[[random.Random, bytes], bytes], ...] = (

@@ -60,10 +60,10 @@ def expect(holds: bool, what: str) -> None:
         raise Defect(what)
 
 
-def placed(problem: KeytailError) -> None:
+def expect_place(problem: KeytailError) -> None:
     """Check that a problem has its file and place."""
-    expect(problem.path is not None, f"without a file: {problem}")
-    expect(problem.byte_position is not None or problem.offset is not None, f"without a place: {problem}")
+    expect(problem.path is not None, f"a problem without a file: {problem}")
+    expect(problem.byte_position is not None or problem.offset is not None, f"a problem without a place: {problem}")
 
 
 # Logs
@@ -86,7 +86,7 @@ def read_log(data: bytes) -> list[Rec] | CorruptLog:
                     part.hash_keys(7)
                     found += _as_recs(part.record_table)
     except CorruptLog as damage:
-        placed(damage)
+        expect_place(damage)
         return damage
     return found
 
@@ -170,7 +170,7 @@ def rebuilt(data: bytes, rng: random.Random) -> None:
     try:
         result = index_segment(InMemory({LOG: data}), task)
     except (CorruptLog, Refused) as problem:
-        placed(problem)
+        expect_place(problem)
         return
     expect(0 <= result.end_position <= len(data), f"{result}")
 
@@ -187,7 +187,7 @@ def looked_up(files: dict[str, bytes], base: int, rng: random.Random) -> None:
         try:
             look()
         except CorruptLog as damage:
-            placed(damage)
+            expect_place(damage)
 
 
 def looked_up_log(data: bytes, rng: random.Random) -> None:
@@ -246,7 +246,7 @@ def proof(logs: Mutator, rng: random.Random) -> None:
             result = clean_partition(disk, task)
         except KeytailError as problem:
             expect(bool(disk.spoiled), f"an undamaged log was refused: {problem}")
-            expect(problem.path is not None, f"without a file: {problem}")
+            expect(problem.path is not None, f"a problem without a file: {problem}")
             return
         expect(not disk.spoiled, f"{os.path.basename(disk.spoiled)} was damaged, but the proof passed: {result}")
 
@@ -299,11 +299,11 @@ def text(data: bytes, rng: random.Random) -> None:
         try:
             read(fs, f"{DIR}/checkpoint")
         except CorruptLog as damage:
-            expect("line" in damage.what and damage.path is not None, f"without a line: {damage}")
+            expect("line" in damage.what and damage.path is not None, f"a problem without a line: {damage}")
     try:
         read_topic_id(fs, DIR)
     except CorruptLog as damage:
-        expect(damage.path is not None, f"without a file: {damage}")
+        expect(damage.path is not None, f"a problem without a file: {damage}")
 
 
 def metadata_log(data: bytes, rng: random.Random) -> None:
@@ -311,7 +311,7 @@ def metadata_log(data: bytes, rng: random.Random) -> None:
     try:
         read_metadata(InMemory({path: data}), "/logs/__cluster_metadata-0", 1, ("cleanup.policy",))
     except Refused as problem:
-        expect(problem.path is not None, f"without a file: {problem}")
+        expect(problem.path is not None, f"a problem without a file: {problem}")
 
 
 def coordinator_records(record: tuple[bytes | None, bytes | None], rng: random.Random) -> None:

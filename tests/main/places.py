@@ -23,15 +23,15 @@ RECORDS = 120  # per partition, in three segments of four batches
 def place(name: str, root: Path, cache: Path) -> None:
     """Write the place `name` into the directory `root`, whose former contents are removed.
 
-    A place is built only once, in `cache`, with the path `root`, and copied from there.
+    A place is built only once, at the path `root`, and copied to `cache` and from there.
     """
-    kept = cache / name
-    if not kept.exists():
+    cached = cache / name
+    if not cached.exists():
         _empty(root)
         PLACES[name](root)
-        shutil.copytree(root, kept, copy_function=shutil.copy2)
+        shutil.copytree(root, cached, copy_function=shutil.copy2)
     _empty(root)
-    shutil.copytree(kept, root, copy_function=shutil.copy2, dirs_exist_ok=True)
+    shutil.copytree(cached, root, copy_function=shutil.copy2, dirs_exist_ok=True)
 
 
 def _empty(root: Path) -> None:

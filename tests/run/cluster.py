@@ -1,6 +1,6 @@
 """A standalone Spark cluster of two workers on this machine, for tests of behaviour that only a cluster has.
 
-Master and workers are separate processes, with one core each, started from the Spark of the installed pyspark. They
+The master and the workers, which have one core each, are separate processes of the Spark of the installed pyspark. They
 listen only on the loopback address. The workers use different names for it, because Spark runs no copy of a slow task
 on the host of the first attempt. The second worker has its own mounts and host name if the system allows a test to
 create such namespaces; a path can then have other contents there (`Cluster.elsewhere`).

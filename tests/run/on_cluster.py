@@ -52,17 +52,17 @@ def main() -> None:
     master, log_dir, notes, how, speculation = sys.argv[1:]
     if speculation == "forced":
         CORRECTNESS.update(DUPLICATES)
-    badly = dict(item.split(":") for item in how.split(","))
-    compaction.clean_on_worker = partial(clean_disturbed, notes, badly)  # type: ignore[assignment]
+    disturbances = dict(item.split(":") for item in how.split(","))
+    compaction.clean_on_worker = partial(clean_disturbed, notes, disturbances)  # type: ignore[assignment]
     settings: dict[str, str] = {}
     real = workers.session_of_run
 
-    def noted(*args, **more):
+    def record_settings(*args, **more):
         engine = real(*args, **more)
         settings.update(dict(engine.session.sparkContext.getConf().getAll()))
         return engine
 
-    workers.session_of_run = noted  # type: ignore[assignment]
+    workers.session_of_run = record_settings  # type: ignore[assignment]
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = compaction.Request(
         PartitionFilter((log_dir,)), configuration, execute=True, master=master, grouping="kafka"

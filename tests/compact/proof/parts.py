@@ -40,7 +40,7 @@ class Parts:
     _ways: list[str] = field(default_factory=lambda: ["guessed", "walked"])
 
     def prove(self, fs: FileSystem, spec: ProofSpec) -> ProofReport:
-        """Prove in one walk, and in parts. Fails if parts pass where one walk finds an error, or differ from it."""
+        """Prove in one walk, and in parts. Fails if parts pass although one walk fails, or if their report differs."""
         error, report = None, None
         try:
             report = proof.prove(fs, replace(spec, threads=1))
