@@ -79,7 +79,7 @@ class Writer:
         rng = self.rng
         # The order in a snapshot depends on the slots of a broker's hash table, which some ids share. None of 64 slots
         # has more than seven ids: with eight, keytail's order may differ
-        # (test_producers_that_share_a_slot_are_equal_in_another_order).
+        # (test_snapshots_of_producers_that_share_a_slot_differ_only_in_order).
         ids = [1, 2, 17, 33, 4001, 2**31, 2**32 + 1, 2**40 + 16, 65536, 131072, *range(90, 110)]
         ids = rng.choice([ids, range(0, 40_000, 1000), range(0, 28 * 16, 16), range(40)])
         self.senders = [Sender(producer_id) for producer_id in rng.sample(ids, rng.randint(1, rng.choice([16, 26])))]
@@ -471,7 +471,7 @@ def test_random_logs_have_the_bytes_of_kafka_after_every_step(kafka: Kafka, fast
 
 
 @pytest.mark.interop
-def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
+def test_snapshots_of_producers_that_share_a_slot_differ_only_in_order(kafka: Kafka, fast_dir: Path) -> None:
     """Their order in the snapshot is a departure, which log/append/APPEND.md explains under "Producers"."""
     ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]
     batches = [

@@ -341,7 +341,7 @@ def _allow(top, of_folders, of_files):
 
 
 @pytest.mark.long
-def test_the_folder_belongs_to_the_user(tmp_path):
+def test_the_default_cache_folder_is_in_the_home_of_the_user(tmp_path):
     result = _run(_USE, HOME=str(tmp_path), KEYTAIL_CACHE_DIR="", XDG_CACHE_HOME="")
     assert result.stdout.split()[0].startswith(f"{tmp_path}/.cache/keytail/"), result.stderr
 
