@@ -56,7 +56,7 @@ def test_the_state_of_a_broker_is_that_of_all_its_log_dirs(dirs: list[tuple[Any,
     assert rolling.state_of([*rows, missing]) == "unknown"
 
 
-def test_a_broker_is_unclean_only_after_two_listings() -> None:
+def test_a_broker_is_unclean_only_after_two_checks_in_succession() -> None:
     cases = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
              (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
              (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip
@@ -136,8 +136,8 @@ def test_downtimes_are_determined_from_known_times() -> None:
     ]  # fmt: skip
     for unknown, known, words in (
         ({"in_sync_at_ms": None}, 2, "down for 41.3 s, not in sync"),
-        ({"reachable_at_ms": None}, 1, "did not answer since"),
-        ({"reachable_at_ms": 999}, 1, "did not answer since"),  # this is the time of an earlier start
+        ({"reachable_at_ms": None}, 1, "has not answered since"),
+        ({"reachable_at_ms": 999}, 1, "has not answered since"),  # this is the time of an earlier start
         ({"down_at_ms": None}, 0, "not seen to be down"),
     ):
         made = rolling.downtime({**TIMES, **unknown})

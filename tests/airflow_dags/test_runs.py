@@ -205,15 +205,15 @@ def test_missing_requirements_are_reported(run_dag: Ask, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mistake", ["no such file", "no TOML", "an unknown broker"])
+@pytest.mark.parametrize("mistake", ["no such file", "not TOML", "an unknown broker"])
 def test_a_mistake_in_the_inventory_is_not_retried(mistake: str, run_dag: Ask, tmp_path: Path) -> None:
     path, logged = tmp_path / "brokers.toml", {
         "no such file": "there is no inventory of brokers at",
-        "no TOML": "cannot be read as TOML",
+        "not TOML": "cannot be read as TOML",
         "an unknown broker": "the inventory has no broker 'b2'; it has b1",
     }[mistake]
     if mistake != "no such file":
-        path.write_text("[[broker" if mistake == "no TOML" else "[[broker]]\nname = 'b1'\nlog_dirs = ['/x']\n")
+        path.write_text("[[broker" if mistake == "not TOML" else "[[broker]]\nname = 'b1'\nlog_dirs = ['/x']\n")
     first = {BROKERS: "choose", REBUILD: "choose", LEDGER: "maintain"}
     conf = {BROKERS: {"brokers": ["b2"]}, REBUILD: {"brokers": ["b2"]}, LEDGER: {"broker": "b2", "ledger": "/x"}}
     for dag_id, task in first.items():

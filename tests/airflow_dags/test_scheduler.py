@@ -63,8 +63,8 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     tmp_path: Path,
     keytail_home: Path,
 ) -> None:
-    """One broker is compacted and verified, through a shell in place of ssh. On the other too little is due, so that
-    all its tasks except the plan are skipped.
+    """One broker is compacted and verified, through a shell in place of ssh. On the other one, too little is due, so
+    that all its tasks except the plan are skipped.
     """
     worth, little = small(tmp_path / "it's one", 0, 1), small(tmp_path / "two", 2)
     before = {n: records_of(worth / f"orders-{n}") for n in range(2)}

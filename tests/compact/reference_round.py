@@ -13,7 +13,7 @@ from tests.reference.batches import Batch, Rec, decode_log, encode_batch
 
 @dataclass(frozen=True)
 class Round:
-    """The counters of one round of cleaning."""
+    """The offsets, the time and the settings of one round of cleaning."""
 
     first_dirty: int
     end: int

@@ -163,7 +163,7 @@ def test_duplicates_inside_one_batch_are_removed(tmp_path: Path, codec: int) -> 
 def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: int
 ) -> None:
-    """35: batches larger than a chunk, or than a lower max.message.bytes of today, are cleaned."""
+    """35: batches larger than a chunk, or than a max.message.bytes that was lowered later, are cleaned."""
     small = functools.partial(SegmentReader, chunk_bytes=200, arena_bytes=200)
     monkeypatch.setattr(cleaner, "SegmentReader", small)
     noise = random.Random(1)
@@ -174,7 +174,7 @@ def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
 
 
 def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
-    """33: aborted data is not decompressed, so that a chunk of it needs no memory for 40 MB."""
+    """33: aborted batches are not decompressed, so that no memory is needed for their 40 MB of records."""
     peaks = []
     # a first round to warm up
     for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):
@@ -219,7 +219,7 @@ def batch_rows(*rows: tuple[int, int, int, int]) -> np.ndarray:
     return table
 
 
-def test_entries_are_added_after_more_than_the_interval(tmp_path: Path) -> None:
+def test_index_entries_are_added_after_more_bytes_than_the_interval(tmp_path: Path) -> None:
     """67: an entry is added after more bytes than the interval, and never for the first batch; the time index gets a
     last entry.
     """

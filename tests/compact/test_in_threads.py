@@ -114,7 +114,7 @@ def damage(rng: random.Random, task: CleaningTask, segment: SegmentFacts, times:
 
 @pytest.mark.parametrize("case", range(draws(120)))
 def test_the_error_is_the_first_in_the_order_of_the_log(case: int, small: None, tmp_path: Path) -> None:
-    """With one thread it depends on timing whether an error just behind a full map is found: the map is not full here.
+    """With one thread it depends on timing whether an error just after a full map is found: the map is not full here.
     """
     rng = random.Random(chance().randrange(2**32) + case)
     task = some_task(rng, tmp_path)

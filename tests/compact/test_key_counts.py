@@ -124,7 +124,7 @@ def test_counts_are_retained_when_the_map_grows() -> None:
 
 @pytest.mark.parametrize("memory", [4 << 20, (1 << 26) + 7, 3 << 30])
 def test_counting_does_not_require_fan_out_earlier(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof's table is full before a counting map."""
+    """The proof's table becomes full before a map does, even if the map also counts."""
     monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # do not allocate the memory of the map
     assert memory >= MIN_MEMORY_BYTES
     assert OffsetMap(memory, counting=True).max_entries > most_keys(memory)
@@ -261,7 +261,7 @@ def test_more_keys_than_one_task_can_map_are_counted_by_fan_out(tmp_path: Path) 
 
 
 def test_only_the_chunks_of_the_hottest_keys_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No segment is read before that with the last record of the key."""
+    """Reading begins at the chunk with the last record of the key, and ends there."""
     task = replace(some_log(tmp_path / "t-0", keys=300), hottest_keys=1)
     read: list[int] = []
 

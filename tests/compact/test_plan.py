@@ -373,7 +373,7 @@ def test_small_differences_and_states_that_a_flag_allows_are_not_refused():
     assert refusals(partition(high_watermark=None), COMPACT, "", NOW, high_watermark="log-end") == []
 
 
-def test_all_reasons_are_reported_at_once():
+def test_all_reasons_are_reported_together():
     decision = decide(partition(high_watermark=None, problems=("x",)), COMPACT, UNKNOWN, Rules(NOW), policy_known=False)
     assert decision.status == "refused"
     assert decision.error.startswith("x; topic config unknown")

@@ -185,7 +185,7 @@ def for_every_fault(
     """Like `for_every_stop`, but every operation, including reads, fails in turn with each plausible error.
 
     Without KEYTAIL_FAULTS=all a `share` of the faults is tried, selected by `seed`. The action must succeed despite the
-    fault, raise OSError or KeytailError, or return `Failed`. The text must name the operation and the file, and no
+    fault, raise OSError or KeytailError, or return `Failed`. The error must name the operation and the file, and no
     descriptor may remain open. Afterwards, no name may end in one of `scratch`, unless the fault prevents the removal.
     `again(fs, root)` is run after a failed fsync, whose data is never written.
     """

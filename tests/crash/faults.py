@@ -43,7 +43,7 @@ FAULTS_OF: dict[str, tuple[str, ...]] = {
     "free_bytes": ("EIO",),
 }
 LASTING = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE")
-# Written data has its space, so that it can be synced on a full disk.
+# The space of written data is already allocated, so that it can be synced on a full disk.
 _NOT_FULL = {"fsync"}
 
 

@@ -27,7 +27,7 @@ from keytail.run.tasks import run_attempt
 from keytail.verify.task import verify_partition
 from tests.hostile.directories import run
 from tests.hostile.in_memory import InMemory
-from tests.hostile.mutator import signed
+from tests.hostile.mutator import with_checksum
 from tests.hostile.parsers import DIR, LOG, read_log
 from tests.reference import metadata
 from tests.reference.batches import Rec, encode_batch
@@ -128,14 +128,14 @@ def dumped(log: bytes) -> tuple[bool, list[str]]:
 
 @pytest.mark.parametrize("magic", [3, 127, 200])
 def test_a_dump_reports_an_unknown_magic_byte(magic: int) -> None:
-    wrong, message = dumped(signed(ONE[:16] + bytes([magic]) + ONE[17:]))
+    wrong, message = dumped(with_checksum(ONE[:16] + bytes([magic]) + ONE[17:]))
     assert wrong
     assert any("magic" in text for text in message)
 
 
 def test_a_dump_reports_bytes_after_a_batch_without_records() -> None:
     empty = encode_batch([], base_offset=0, last_offset=0) + b"x"
-    assert dumped(signed(empty[:8] + struct.pack(">i", len(empty) - 12) + empty[12:]))[0]
+    assert dumped(with_checksum(empty[:8] + struct.pack(">i", len(empty) - 12) + empty[12:]))[0]
 
 
 def test_a_dump_reports_a_wrong_checksum_of_an_inner_message() -> None:

@@ -1,4 +1,4 @@
-"""Real runs, each in a separate session, of which one process or all are killed."""
+"""Real runs, each in a separate session. One process of a run, or all of them, are killed."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
             kills.ended += 1
             return
         kills.killed += 1
-        if victim.endswith("jvm"):  # the driver runs on: it reports the loss, and removes scratch files
+        if victim.endswith("jvm"):  # the driver continues: it reports the loss, and removes scratch files
             left = check_orphan(run, log_dir, root, started, kills)
         else:
             run.process.wait()

@@ -34,8 +34,8 @@ def test_the_page_of_rows_is_generated_from_the_program() -> None:
     assert ROWS.read_text() == reference_rows.page(), "run `make reference`"
 
 
-def test_words_in_brackets_are_not_lost_from_helps() -> None:
-    """Only styles are markup, not for example the brackets in keytail[report]."""
+def test_words_in_brackets_are_not_lost_from_help_texts() -> None:
+    """Styles are markup; other words in brackets, as in keytail[report], are text."""
     group = typer.main.get_command(app)
     helps = [help for command in group.commands.values()  # type: ignore[attr-defined]
              for help in (command.help, *(parameter.help for parameter in command.params)) if help]  # fmt: skip
@@ -53,7 +53,7 @@ def test_every_field_of_a_row_is_documented(name: str) -> None:
         assert {field.name for field in dataclasses.fields(row)} - set(NOT_IN_JSON) <= listed
 
 
-def test_every_command_and_flag_has_a_help() -> None:
+def test_every_command_and_flag_has_a_help_text() -> None:
     page = PAGE.read_text()
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for command in COMMANDS:

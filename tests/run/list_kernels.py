@@ -78,8 +78,7 @@ def calls() -> Calls:
 
 
 def _measured() -> dict[tuple[str, str], float]:
-    """Return the processor seconds that each kernel takes, in the order of the steps; kernels follow those that they
-    call.
+    """Return the CPU seconds of the compilation of each kernel, without that of kernels that earlier steps compiled.
     """
     seconds: dict[tuple[str, str], float] = {}
     for info in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):

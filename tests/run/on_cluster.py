@@ -57,12 +57,12 @@ def main() -> None:
     settings: dict[str, str] = {}
     real = workers.session_of_run
 
-    def noted(*args, **more):
+    def record_settings(*args, **more):
         engine = real(*args, **more)
         settings.update(dict(engine.session.sparkContext.getConf().getAll()))
         return engine
 
-    workers.session_of_run = noted  # type: ignore[assignment]
+    workers.session_of_run = record_settings  # type: ignore[assignment]
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = compaction.Request(
         PartitionFilter((log_dir,)), configuration, execute=True, master=master, grouping="kafka"

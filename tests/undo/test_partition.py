@@ -205,7 +205,7 @@ def test_undo_keeps_snapshots_that_belong_to_no_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("base", [20, 30])
-def test_snapshots_that_a_broker_removed_below_the_log_start_are_no_difference(tmp_path: Path, base: int) -> None:
+def test_snapshots_that_a_broker_removed_below_the_log_start_are_not_a_difference(tmp_path: Path, base: int) -> None:
     scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.path / f"{base:020d}.snapshot").unlink()
     scenario.undo()

@@ -127,7 +127,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | Non
     ),
     "entry begins late": (lambda d: _aborted(d, 10, [(0, OTHER, 4, 10, 11)]), [("txn-first-offset", TXN1, 0)]),
     "entry begins early": (lambda d: _aborted(d, 10, [(0, OTHER, 2, 10, 11)]), []),
-    "stable offset behind its marker": (
+    "stable offset after its marker": (
         lambda d: _aborted(d, 10, [(0, OTHER, 3, 10, 12)]),
         [("txn-stable-offset", TXN1, 0)],
     ),

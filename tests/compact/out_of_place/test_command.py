@@ -185,7 +185,7 @@ def test_a_corrupt_partition_is_missing_and_no_broker_can_start(run: Run, log_di
     assert not list(out.rglob("*.clean"))
 
 
-def test_a_target_without_all_partitions_is_no_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_target_without_all_partitions_is_not_a_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0")
     assert rows.keys() == {"orders-0"}

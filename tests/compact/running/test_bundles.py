@@ -56,7 +56,7 @@ def task_of(number: int, size_bytes: int, log_dir: str = "/a", **more: Any) -> C
 
 
 class Storage(FileSystem):
-    """Place log dirs in /a on device 1, others on device 2."""
+    """Places log dirs in /a on device 1, others on device 2."""
 
     def stat(self, path: str) -> FileStat:
         return SimpleNamespace(device=1 if path.startswith("/a") else 2)  # type: ignore[return-value]
