@@ -69,7 +69,7 @@ def split(log: bytes) -> list[bytes]:
     return parts + ([log[at:]] if at < len(log) else [])
 
 
-def signed(batch: bytes) -> bytes:
+def with_checksum(batch: bytes) -> bytes:
     """Return the batch with a correct checksum and otherwise unchanged bytes."""
     if len(batch) > 21 and batch[16] >= 2:
         return batch[:17] + struct.pack(">I", crc_wheel.crc32c(batch[21:])) + batch[21:]
@@ -151,7 +151,7 @@ class Mutator:
         strategy = rng.choice(_OF_A_BATCH)
         spoiled = strategy(rng, parts[at])
         if rng.random() < 0.75:
-            spoiled = signed(spoiled)
+            spoiled = with_checksum(spoiled)
         parts[at] = spoiled
         return b"".join(parts)
 
@@ -235,7 +235,7 @@ def _spoil_message(rng: random.Random, message: bytes) -> bytes:
             inner = codecs.decompress(codec, message[at:])
             inner_parts = split(inner)
             k = rng.randrange(len(inner_parts))
-            inner_parts[k] = signed(rng.choice((flip_bits, set_field, _spoil_message))(rng, inner_parts[k]))
+            inner_parts[k] = with_checksum(rng.choice((flip_bits, set_field, _spoil_message))(rng, inner_parts[k]))
             if rng.random() < 0.2:
                 rng.shuffle(inner_parts)
             packed = codecs.compress(codec, b"".join(inner_parts))
