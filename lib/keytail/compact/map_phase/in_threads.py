@@ -1,4 +1,4 @@
-"""The map phase in several threads: they read, open and hash chunks side by side; the caller's thread puts their keys.
+"""The map phase in several threads: they read, open and hash chunks; the caller's thread puts the keys into the map.
 
 Reading a chunk and following its transactions is done by one thread at a time, in order. So is putting keys, which
 takes less than half of the time. The result, and the point at which the map is full, are those of one thread.

@@ -136,7 +136,7 @@ def _draw(sample: Sample, chunk: Chunk, positions: np.ndarray) -> np.ndarray:
 
 
 class _SampledKeys:
-    """Records for each key of the drawn batches where it occurs last in the dirty section."""
+    """Notes, for each key of the drawn batches, the place of its last record in the dirty section."""
 
     def __init__(self, task: CleaningTask, reader: SegmentReader, sample: Sample) -> None:
         self._task, self._reader, self._sample = task, reader, sample
