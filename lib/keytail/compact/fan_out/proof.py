@@ -78,7 +78,7 @@ class Verdict:
 
 
 def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
-    """Write the table of all markers of the log, with the first data offset of each, to a scratch file of this attempt.
+    """Write the table of all markers of the log, with the first data offset of each, to a scratch file; return it.
 
     One task reads the headers of the log twice, in order; only a log with transactions needs this.
     """

@@ -26,8 +26,8 @@ Scanned = tuple[DirtyChunk, ChunkKeys | KeytailError | None]
 
 
 class BuilderInThreads(SurvivorBuilder):
-    """Builds the same Survivors in one thread for each of `scanners` but the first, which reads again what is to be put
-    in order.
+    """Builds the same Survivors, with a thread for each of `scanners` except the first, which scans chunks whose keys
+    are put portion by portion.
     """
 
     def __init__(self, reader: SegmentReader, scanners: Sequence[KeyScanner], offset_map: OffsetMap) -> None:
@@ -45,7 +45,7 @@ class BuilderInThreads(SurvivorBuilder):
         from_offset: int,
         followers: Followers,
     ) -> int:
-        """Put segments from `number` on into the map, as many as are read even if the map gets full."""
+        """Put segment `number` and those after it into the map while it certainly has room; return the next number."""
         behind = number + 1
         room = self._map.max_entries - self._map.used
         while behind < end and segments[behind].base_offset - segments[number].base_offset <= room:
