@@ -14,7 +14,7 @@ from keytail.extras import installed
 from keytail.log.fs import LOCAL
 from keytail.run.engine import Engine
 
-_A_TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
+_TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
 _TASKS_PER_SLOT = 2  # number of tasks per task slot, so that hosts that are slow to start also get one
 
 
@@ -57,7 +57,7 @@ def _digest(path: str) -> tuple[str, str]:
 
 def _look_slowly(log_dirs: Sequence[str], attempt: str) -> Seen:
     seen = look(log_dirs)
-    time.sleep(_A_TASK_S)
+    time.sleep(_TASK_S)
     return seen
 
 

@@ -329,7 +329,7 @@ def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | Non
 
 
 def write_scratch(fs: FileSystem, task: SegmentTask, suffix: str, data: bytes) -> CleanFile:
-    """Write a durable file that will replace the segment's file of this suffix, with its owner and mode."""
+    """Write a durable file that will replace the segment's file of this suffix, with its owner and mode; return it."""
     like = task.path(suffix) if fs.exists(task.path(suffix)) else task.path(names.LOG)
     name = names.scratch_file(task.base_offset, task.run_id, task.attempt, suffix)
     path = os.path.join(task.partition_path, name)
