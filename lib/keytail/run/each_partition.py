@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 # Minimum number of partitions for which processes are used: with fewer, processes cost as much time as they save.
 MANY = 2000
-_A_TASK = 250
+_PARTITIONS_PER_TASK = 250
 _PROCESSES_PER_CORE = 2
 _MAX_PROCESSES = 32
 
@@ -56,10 +56,10 @@ def of_each(
     from keytail.run.tasks import run_attempt  # noqa: PLC0415 (the same)
 
     def of_some(first: int, attempt: str) -> list[A]:
-        return [function(log_dir, entry) for log_dir, entry in partitions[first : first + _A_TASK]]
+        return [function(log_dir, entry) for log_dir, entry in partitions[first : first + _PARTITIONS_PER_TASK]]
 
     answers: list[A] = []
-    firsts = range(0, len(partitions), _A_TASK)
+    firsts = range(0, len(partitions), _PARTITIONS_PER_TASK)
     count = min(_PROCESSES_PER_CORE * cores, _MAX_PROCESSES)
     with uncollected(), Processes(count, lambda n, a: run_attempt(of_some, n, a)) as workers:
         for outcome in workers.run(firsts):
