@@ -66,7 +66,7 @@ def test_many_tasks_write_the_bytes_of_one_task(
     assert [row.status for row in rows] == ["compacted"] * 2, rows
     assert [files_of(Path(task.partition_path)) for task in tasks] == expected
     [note] = [note for note in notes if "fan-out" in note]
-    assert note.startswith("t-1: its keys do not fit into the")
+    assert note.startswith("t-1: the partition's keys do not fit into the")
     assert checkpoint(log_dir) == {("t", n): task.first_uncleanable_offset for n, task in enumerate(tasks)}
 
 

@@ -217,7 +217,7 @@ def test_a_task_reports_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: py
     task = some_log(tmp_path / "t-0", fan_out="auto")
     assert clean_partition(LOCAL, task).keys == 300
     remove_scratch(tmp_path / "t-0")
-    with pytest.raises(NeedsFanOut, match="its keys do not fit into the"):
+    with pytest.raises(NeedsFanOut, match="the partition's keys do not fit into the"):
         clean_partition(LOCAL, replace(task, map_max_entries=299))
     monkeypatch.setattr(reading, "most_keys", lambda memory_bytes: 299)
     with pytest.raises(NeedsFanOut):

@@ -114,7 +114,7 @@ def test_keys_that_do_not_fit_are_not_measured(run: Run, log_dir: Path) -> None:
     rows = measured(run, log_dir, "--measure", "--map-memory", "300")
     assert {row["status"] for name, row in rows.items() if name != "events-0"} == {"would-compact"}
     assert rows["orders-0"]["slugs"] == ["needs-fan-out"]
-    assert "not measured: its keys do not fit into the 300 bytes of map memory" in rows["orders-0"]["error"]
+    assert "not measured: the partition's keys do not fit into the 300 bytes of map memory" in rows["orders-0"]["error"]
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

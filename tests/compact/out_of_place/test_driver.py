@@ -98,7 +98,7 @@ def test_many_tasks_upload_the_bytes_of_one_task(
         uri = server.uri_with_keys("backups/7")
         rows = run(spark, monkeypatch, log_dir, uri, fan_out="auto", scratch_dir=str(tmp_path / "scratch"))
         assert {row.status for row in rows.values()} == {"compacted", "skipped"}, rows
-        assert "orders-0: its keys do not fit into the" in capsys.readouterr().err
+        assert "orders-0: the partition's keys do not fit into the" in capsys.readouterr().err
         sent = {name: data for name, data in server.objects("backups/7").items() if "/" in name}
         assert {name: data for name, data in sent.items() if not name.endswith(RECORD)} == {
             name: data for name, (data, _, _) in files_of(mounted).items()
