@@ -35,8 +35,8 @@ class Interval:
 
 
 def interval_of_mean(draws: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
-    """Return the mean of independent draws (float64, each from 0 to 1, at least two), and bounds on the mean of their
-    expected values.
+    """Return the mean of independent draws (float64, each from 0 to 1, at least two), and the lower and the upper bound
+    on the mean of their expected values.
     """
     n, mean = len(draws), float(draws.mean())
     wrong = (1 - confidence) / 4  # two bounds, each on two sides
