@@ -90,7 +90,7 @@ def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Makes the rows of a plan. `free_bytes` has the free space of each log dir's file system."""
+    """Creates the rows of a plan. `free_bytes` has the free space of each log dir's file system."""
 
     fs: FileSystem
     configuration: Configuration
@@ -100,7 +100,7 @@ class _Rows:
     free_bytes: Mapping[str, int]
 
     def row(self, log_dir: LogDirFacts, entry: PartitionEntry) -> ResultRow:
-        """Return the row of a partition, planned from a listing, or with all facts if it may lack room."""
+        """Return the row of a partition, planned from a listing or, if scratch space may be lacking, from a survey."""
         request = self.request
         planned = refused_unless_owner(self.fs, self._planned(log_dir, entry, by_listing=not request.in_detail))
         problem = None

@@ -17,7 +17,8 @@ FOR_EXECUTE = "for --execute"
 
 
 def row_of(planned: Planned, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
-    """Return the row. `executed`: the run has corrected checkpoints; if False, it only plans to."""
+    """Return the row of a planned partition, with the estimate `expected`, if given. `executed`: a checkpoint outside
+    the log has been corrected; if False, --execute would correct it."""
     decision = planned.decision
     selection = decision.selection
     segments, size_bytes = planned.segments_and_bytes
@@ -48,7 +49,7 @@ def row_of(planned: Planned, *, executed: bool = False, expected: Expected | Non
 
 
 def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
-    """Return the row of a plan; `in_detail`: with the details for a report."""
+    """Return the row of a partition in a plan; `in_detail`: with the details for a report."""
     row = with_active_segment(row_of(planned, expected=planned.expected(map_memory_bytes)), planned)
     if any(map(is_prepared, planned.facts.leftovers)):
         row = replace(row, prepared=FOR_EXECUTE)
