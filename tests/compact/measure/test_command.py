@@ -119,7 +119,7 @@ def test_keys_that_do_not_fit_are_not_measured(run: Run, log_dir: Path) -> None:
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_partition_that_changes_during_the_measurement_is_measured_again(run: Run, log_dir: Path, times: int) -> None:
-    """The broker's cleaner would replace a segment in the same way."""
+    """A segment is replaced, as by the broker's cleaner."""
     real, calls = driver.refuse_changed_sources, [0]
     log = sorted((log_dir / "orders-1").glob("*.log"))[0]
 
