@@ -19,7 +19,8 @@ MAX_PARTS = 48
 
 
 class Part(NamedTuple):
-    """Adjacent segments, by base offset and number. `records` and `records_kept` are None if they were not counted."""
+    """Some adjacent segments: the base offset of the first, how many they are, their bytes, their largest timestamp,
+    and their records before and after a round, which are None if they were not counted."""
 
     base_offset: int
     segments: int
@@ -77,8 +78,8 @@ def detail_of_result(
     phases_s: Mapping[str, float],
     key_counts: KeyCounts | None = None,
 ) -> Detail:
-    """Return the details of a finished round: `sources` and `phases_s` are those of all its passes, `key_counts` those
-    of the first pass, `result` that of the last pass.
+    """Return the details of a finished round: `sources` and `phases_s` are from all of its passes, `key_counts` is from
+    the first pass, `result` from the last one.
     """
     known = {source.segment: source for source in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))

@@ -77,7 +77,7 @@ def fits_surely(expected: Expected, segments: int, segment_index_bytes: int, roo
 
 
 def most_keys(selection: Selection) -> int:
-    """Return an upper bound of the number of keys: the number of offsets in the dirty section. A listing gives no lower
-    bound that always holds.
+    """Return an upper bound of the number of keys: the number of offsets in the dirty section. A listing gives no
+    tighter bound that always holds.
     """
     return max(selection.first_uncleanable_offset - selection.first_dirty_offset, 0)

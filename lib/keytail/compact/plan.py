@@ -354,7 +354,7 @@ def decide(
     policy_known: bool,
     unstable: Unstable | None = None,
 ) -> Decision:
-    """Return the partition's status in a plan. A known policy without `compact` gives "skipped", before any refusal.
+    """Return the decision for a partition. A known policy without `compact` gives "skipped", before any refusal.
 
     `unknown` is as in `refusals`. `policy_known`: cleanup.policy was read or given.
     """

@@ -57,7 +57,7 @@ def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = Fa
 
 
 def refused_row(row: ResultRow, problem: KeytailError) -> ResultRow:
-    """Return the row of a due partition that is refused for lack of scratch space."""
+    """Return the row of a partition that was due, but is refused because of `problem`."""
     refused = row.unchanged(status_of(problem), in_words(problem))
     if row.active_segment == WOULD_ROLL:
         refused = replace(refused, active_segment=NOT_ROLLED + NOT_COMPACTED)
@@ -96,7 +96,7 @@ def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
 
 
 def with_active_segment(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with its `active_segment`, if --roll-active was given; after a roll, the row has it already."""
+    """Return `row` with `active_segment`, if --roll-active was given; after a roll, the row has this field already."""
     if planned.roll is None or row.active_segment is not None:
         return row
     return replace(row, active_segment=planned.roll.text(row.status))

@@ -26,7 +26,7 @@ class RemovalLimit:
 
 
 def cleaned_to(facts: PartitionFacts) -> int:
-    """Return the offset below which a replica has been cleaned: below it, each key has only its latest record.
+    """Return the offset below which a replica has been cleaned, so that each key has only its latest record there.
 
     This offset is the entry in `cleaner-offset-checkpoint`. Without an entry, or with an entry outside the log, as
     after a truncation, only the offsets below the first segment count as cleaned.

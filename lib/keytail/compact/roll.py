@@ -65,7 +65,7 @@ def as_stopped(facts: PartitionFacts) -> PartitionFacts:
     """Return the facts of a running broker's log as they would be if it were stopped cleanly now and all replicas had
     the same records."""
     segments = facts.segments
-    if segments:  # the indexes of an active segment are padded with zeros
+    if segments:  # the indexes of an active segment are padded with zeros, and do not show the largest timestamp
         last = segments[-1]
         segments = (*segments[:-1], last._replace(largest_timestamp_ms=last.log_mtime_ns // 1_000_000))
     high_watermark = None if facts.high_watermark is None else facts.log_end_offset

@@ -67,8 +67,8 @@ class Totals:
 
 
 def totals_of(rows: Sequence[ResultRow], request: Request, fs: FileSystem = LOCAL) -> Totals | None:
-    """Return the totals of the due partitions of a plan. None if no partition is due, or out of place, where no broker
-    needs to be stopped.
+    """Return the totals of the due partitions of a plan; None if no partition is due, or if the plan is out of place,
+    for which no broker needs to be stopped.
     """
     due = [row for row in rows if row.status == "would-compact"]
     if not due or request.is_out_of_place:

@@ -96,7 +96,7 @@ class BitsWriter:
         self._size_bytes += len(part)
 
     def close(self) -> tuple[CleanFile, int]:
-        """Finish the file; return it and its number of blocks."""
+        """Finish the file; return the file and its number of blocks."""
         self._flush()
         rows = np.array(self._rows, _ROW)
         data = rows.tobytes()

@@ -1,7 +1,7 @@
 """Stages 6, 8 and 9 of a fan-out: a task proves each group, and another task the latest records of each shard of keys.
 
-A group and its sources are read in the same way as in compact/proof/prove.py. Their keys are put into a table; when the
-table is full, and at the end, it is split into shards. A shard merges the entries of all groups and reports whether a
+A group and its sources are read in the same way as in compact/proof/prove.py. Their keys are put into a table, which is
+split into shards when it is full, and at the end. A shard merges the entries of all groups and reports whether a
 key has lost its latest record. Transaction markers are collected first, with the start of each transaction's data,
 which may be in an earlier group.
 """
@@ -44,8 +44,8 @@ _LOAD = 0.75
 
 @dataclass(frozen=True)
 class ProofPart:
-    """The input of one task of a proof: the groups that replace segments `numbers[0]` .. `numbers[1]`, or, without
-    `groups`, the segments with the numbers `present`, which are replaced in later passes."""
+    """The input of one task of a proof: the groups that replace the segments `numbers` (first, end) or, without
+    `groups`, the segments `present` (first, end), which are replaced in later passes."""
 
     task: CleaningTask
     numbers: tuple[int, int]

@@ -35,7 +35,7 @@ _SLICE_SHIFT = 32  # the lower bits of a cell's order are its number within its 
 
 @dataclass(frozen=True)
 class Slice:
-    """Part `part` of `parts` of segment number `segment`."""
+    """Part number `part` of segment number `segment`, which is divided into `parts` parts."""
 
     segment: int
     part: int
@@ -70,9 +70,8 @@ class SurveyPart:
 
 @dataclass(frozen=True)
 class AbortedToMap:
-    """Data that the map treats as aborted: ranges of base offsets of a producer, end excluded (CLEANING.md 11.4).
-
-    Sorted by producer and first offset.
+    """Data that the map treats as aborted (CLEANING.md 11.4): ranges of base offsets from `firsts` to `ends` (excluded)
+    of `producers` (int64 arrays, one item per range), sorted by producer and first offset.
     """
 
     producers: np.ndarray
@@ -88,7 +87,7 @@ class AbortedToMap:
 
 @dataclass(frozen=True)
 class Settled:
-    """The results for the whole log. They are passed as a file, because they are large if the log has many
+    """The results of stage 2 for the whole log. They are passed as a file, because they are large if the log has many
     transactions.
     """
 

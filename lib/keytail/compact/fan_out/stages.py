@@ -84,7 +84,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Found:
-    """The results of the first stages, which all passes use."""
+    """The results of stages 1 to 6, which all passes use."""
 
     ranges: tuple[tuple[int, int], ...]
     settled: CleanFile

@@ -73,9 +73,8 @@ class Survivors:
 
     def forget_map(self) -> None:
         """Free the map before passes that continue in the dirty section, where the bits decide which records are
-        retained.
-
-        The map is kept if it was full or the section starts inside a segment: then the write phase needs it there, too.
+        retained. The map is kept if it was full, or if the dirty section starts inside a segment: then the write phase
+        needs the map in the dirty section, too.
         """
         if not (self.full or self.starts_inside_segment):
             self.offset_map = OffsetMap(0)
@@ -232,8 +231,8 @@ class SurvivorBuilder:
         """Yield the keys of the wanted data batches.
 
         One item is put into the map while the next one is produced, so keys produced after the map was full are
-        ignored. Once it is full, None is yielded for each chunk, so that this generator does not overwrite the buffers
-        of a chunk that is still being put into the map.
+        ignored. Once the map is full, None is yielded for each chunk, so that this generator does not overwrite the
+        buffers of a chunk that is still being put into the map.
         """
         for item in chunks:
             if item.wanted is None:

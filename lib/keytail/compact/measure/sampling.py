@@ -121,7 +121,7 @@ def _has_keys(table: np.ndarray) -> np.ndarray:
 
 
 def _draw(sample: Sample, chunk: Chunk, positions: np.ndarray) -> np.ndarray:
-    """Return for each batch of the chunk (bool) whether it is drawn, and count it."""
+    """Return for each batch of the chunk (bool) whether it is drawn; add the chunk's figures to `sample`."""
     table = chunk.table
     sample.records += int(table["record_count"].sum(dtype=np.int64))
     sample.most_records_per_byte = max(
@@ -221,8 +221,8 @@ def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
 def drawn_chunks(
     fs: FileSystem, task: CleaningTask, sample: Sample
 ) -> Iterator[tuple[int, int, int, Chunk]]:
-    """Read the drawn batches again. Yield for some of a segment at a time: the segment's number, the numbers of its
-    drawn records and batches before them, and a chunk that consists of them."""
+    """Read the drawn batches again. Yield chunks of drawn batches, each after the number of its segment and the numbers
+    of its first record and its first batch among those drawn from the segment."""
     for number, drawn in enumerate(sample.drawn):
         table = drawn.table
         if not len(table):

@@ -1,7 +1,7 @@
 """The files in the log dirs of a target: checkpoints, and the files without which no broker starts.
 
-`meta.properties` is removed before anything is changed. It is written last, and only if every partition of the source
-is in the target: a broker would treat missing partitions as empty (compact/out_of_place/OUT_OF_PLACE.md).
+`meta.properties` is removed before anything is changed. The file is written last, and only if every partition of the
+source is in the target: a broker would treat missing partitions as empty (compact/out_of_place/OUT_OF_PLACE.md).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def classify(name: str, listing: dict[str, tuple[int, int | None]], data: bytes 
 
 
 def _is_keytail_file(name: str) -> bool:
-    """Return whether only keytail creates files of this name. Brokers do not read them."""
+    """Return whether only keytail creates files of this name, which brokers do not read."""
     return name.endswith(names.SCRATCH) or name in (names.OUTPUT_RECORD, names.OUTPUT_RECORD + names.TEMPORARY)
 
 

@@ -77,7 +77,7 @@ class Intended:
 
 @dataclass
 class Placing:
-    """The installation of one partition in the target."""
+    """The installation of one partition's output in the target."""
 
     target: InTarget
     task: CleaningTask

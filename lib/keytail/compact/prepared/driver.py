@@ -51,7 +51,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         select_partitions(fs, request.partition_filter)  # report invalid flags before taking locks
         steps.submitted_session()
         steps.lock(request.partition_filter.log_dirs, names.PREPARE_LOCK)
-        # A run that holds Kafka's lock may have begun before the prepare lock existed: it removes scratch files.
+        # A run that holds Kafka's lock may have begun before the prepare lock existed, and it removes scratch files.
         refuse_other_run(request.partition_filter.log_dirs, fs)
         chosen, configuration = steps.select_partitions(rules.now_ms)
         rows: dict[str, ResultRow] = {}

@@ -219,9 +219,9 @@ class Waiting:
         return Bundle(tasks, needs)
 
     def _in_passes(self) -> Bundle | None:
-        """Return a bundle of one partition for passes, with all space of a file system on which none is reserved."""
+        """Return a bundle of one partition for passes, with all space of its file system if none is reserved there."""
         for place, (need, task) in enumerate(self._tasks):
-            # A preparation has one pass: the next one would begin only when the output of this one is in place.
+            # A preparation has one pass: a second would begin only when the output of the first is in place.
             if task.is_preparation:
                 continue
             if self._space.reserved_bytes.get(_device_of(self._space, task)):
@@ -265,8 +265,8 @@ def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpa
 
 
 def bytes_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> int | None:
-    """Return the scratch space in bytes that a partition may use if no other one is in flight on its file system, or
-    None if it cannot be rewritten even then. A plan uses this, too (room.py).
+    """Return the scratch space in bytes that a partition may use if no other partition is in flight on its file system,
+    or None if it cannot be rewritten even then. A plan calls this function, too (room.py).
     """
     device = _device_of(space, task)
     bound = space.for_passes(device, _least_bytes(task))

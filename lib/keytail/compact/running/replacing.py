@@ -42,7 +42,7 @@ class PastDeadline(KeytailError):
 
 @dataclass
 class Replacing:
-    """The installation of one partition in place of its segments."""
+    """The installation of one partition's output in place of its segments."""
 
     fs: FileSystem
     keeper: Keeper | None

@@ -15,7 +15,7 @@ from keytail.run.memory import physical_bytes
 from keytail.run.watching import HERE
 
 THREAD_BYTES = 512 << 20  # the memory of a task without its map, and of each further thread
-MIN_BYTES_PER_THREAD = 16 << 20  # with less, starting threads takes a noticeable part of the time
+MIN_BYTES_PER_THREAD = 16 << 20  # with fewer, starting threads takes a noticeable part of the time
 
 
 def with_threads(tasks: Sequence[CleaningTask], engine: Engine) -> list[CleaningTask]:
