@@ -1,7 +1,7 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
-Changes nothing, and reads batches only above the latest producer snapshot, to find open transactions. The decisions are
-made in compact/plan.py; the first steps of an executing run are in compact/steps.py.
+Changes nothing, and reads more than batch headers only above the latest producer snapshot, to find open transactions.
+compact/plan.py makes the decisions; the first steps of an executing run are in compact/steps.py.
 """
 
 from __future__ import annotations

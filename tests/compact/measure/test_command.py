@@ -138,7 +138,7 @@ def test_a_partition_that_changes_during_the_measurement_is_measured_again(run: 
     assert (rows["orders-1"]["measured"] is None) == (times == 3)
     if times == 3:
         assert rows["orders-1"]["slugs"] == ["segments-changed-meanwhile"]
-        assert rows["orders-1"]["error"].startswith("not measured: a segment was replaced meanwhile")
+        assert rows["orders-1"]["error"].startswith("not measured: a segment was replaced after it was listed")
 
 
 def test_a_topic_that_is_deleted_during_the_measurement_is_not_measured(run: Run, log_dir: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_topic_that_is_deleted_during_the_measurement_is_not_measured(run: Run
 
     with patch.object(driver, "refuse_changed_sources", disturbed):
         rows = measured(run, log_dir, "--measure", "--topic-list", "users,orders")
-    assert rows["users-0"]["error"].startswith("not measured: a segment was removed meanwhile")
+    assert rows["users-0"]["error"].startswith("not measured: a segment was removed after it was listed")
     assert rows["orders-0"]["measured"] is not None
 
 

@@ -351,7 +351,7 @@ def test_a_source_that_changes_during_the_run_is_refused(
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0", status=1)
     assert rows["orders-0"]["status"] == "refused"
-    assert "the source has changed since it was planned: other names, sizes or times of leader-epoch-checkpoint" in (
+    assert "the source has changed since it was planned: names, sizes or times differ: leader-epoch-checkpoint" in (
         rows["orders-0"]["error"]
     )
     assert list((out / "orders-0").iterdir()) == []

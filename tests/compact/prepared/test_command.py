@@ -403,7 +403,7 @@ def test_a_partition_that_a_broker_cleans_during_the_preparation_is_prepared_aga
         assert len({names.parse_file_name(path.name).run_id for path in left}) == 1
     else:
         assert row["status"] == "skipped"
-        assert "a segment was replaced meanwhile" in row["error"]
+        assert "a segment was replaced after it was listed" in row["error"]
         assert "segments-changed-meanwhile" in row["slugs"]
         assert left == []
     assert compact(run, log_dir, "--execute")["orders-0"]["status"] == "compacted"
@@ -442,7 +442,7 @@ def test_a_topic_that_is_deleted_during_the_preparation_does_not_end_the_run(run
     with patch.object(driver, "clean_on_worker", clean):
         rows = compact(run, log_dir, "--prepare", "--partitions", "orders-0,orders-1", status=3)
     assert statuses(rows) == {"orders-0": "skipped", "orders-1": "prepared"}
-    assert "a segment was removed meanwhile" in rows["orders-0"]["error"]
+    assert "a segment was removed after it was listed" in rows["orders-0"]["error"]
 
 
 def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: Run, prepared: Path) -> None:

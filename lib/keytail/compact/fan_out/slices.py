@@ -45,7 +45,7 @@ class Slice:
 @dataclass(frozen=True)
 class SliceFacts:
     """Bytes `start` .. `end` of a segment: the numbers of batches and records in this slice and before it in the
-    segment, and the offsets at which its first batch begins and its last batch ends (-1 if it has none)."""
+    segment, the base offset of its first batch, and the last offset of the segment up to `end` (-1: none)."""
 
     segment: int
     start: int

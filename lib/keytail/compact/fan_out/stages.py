@@ -98,7 +98,7 @@ class _Found:
 
 
 def fan_out(fs: FileSystem, task: CleaningTask, stages: Stages, sizes: Sizes | None = None) -> CleaningResult:
-    """Write the replacement of the segments below the first uncleanable offset, or one pass of it; prove and return it.
+    """Write and prove the replacement of the segments below the first uncleanable offset, or one pass of it.
 
     `fs` is the driver's file system, which is only read. Raises what `clean_partition` raises; the caller then removes
     the run's scratch files. The task's `map_memory_bytes` limits the tables of each task.

@@ -193,7 +193,7 @@ class Store:
                     raise UsageProblem(
                         f"the bucket {bucket} does not exist",
                         path=str(self),
-                        remedy="Create it, then run again",
+                        remedy="Create the bucket, then run again",
                         slug="no-such-bucket",
                     )
             files = [info for info in found if info.type == pyarrow.fs.FileType.File]

@@ -94,7 +94,7 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
             raise Refused(
                 f"the record of this output has version {version}, but this keytail supports only {_VERSION}",
                 path=where,
-                remedy="Use the keytail version that wrote it, or another --output-dir",
+                remedy="Use the keytail version that wrote the record, or another --output-dir",
                 slug="unsupported-output-version",
             )
         fields["copied_for"] = of_stored(fields.get("copied_for", ""))

@@ -123,7 +123,7 @@ def refuse_other_files(fs: FileSystem, task: CleaningTask) -> None:
     if here == there:
         return
     differ = sorted({file.name for file in {*here} ^ {*there}})
-    raise changed(task, f"other names, sizes or times of {', '.join(differ[:5])}{' ...' if len(differ) > 5 else ''}")
+    raise changed(task, f"names, sizes or times differ: {', '.join(differ[:5])}{' ...' if len(differ) > 5 else ''}")
 
 
 def changed(task: CleaningTask, how: str) -> Refused:

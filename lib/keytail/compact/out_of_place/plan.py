@@ -174,8 +174,8 @@ def _unusable(there: TargetEntry) -> KeytailError | None:
     if there.is_done and (differs := there.differences()):
         return Refused(
             f"the target's files of this partition are not those that keytail wrote: {differs}",
-            remedy="Give another --output-dir, or remove the partition's directory there: a broker that starts on the "
-            "target changes its files",
+            remedy="Give another --output-dir, or remove the partition's directory in the target: a broker that starts "
+            "on the target changes its files",
             slug="target-changed",
         )
     return None

@@ -52,14 +52,14 @@ def refuse_changed_sources(fs: FileSystem, task: CleaningTask, sources: Sequence
     try:
         kept = see_sources(fs, task.partition_path, [*_of(task, sources), last])
     except OSError as problem:
-        raise SourcesChanged("a segment was removed meanwhile: " + in_words(problem), remedy=AGAIN) from None
+        raise SourcesChanged("a segment was removed after it was listed: " + in_words(problem), remedy=AGAIN) from None
     for before, now in zip(sources, kept, strict=False):
         if before != now:
             path = task.path(now.base_offset, names.LOG)
-            raise SourcesChanged("a segment was replaced meanwhile", path=path, remedy=AGAIN)
+            raise SourcesChanged("a segment was replaced after it was listed", path=path, remedy=AGAIN)
     if kept[-1].log_bytes < last.log_bytes:
         path = task.path(last.base_offset, names.LOG)
-        raise SourcesChanged("the log was truncated meanwhile", path=path, remedy=AGAIN)
+        raise SourcesChanged("the log was truncated after it was listed", path=path, remedy=AGAIN)
 
 
 def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
