@@ -275,4 +275,3 @@ def discard(fs: FileSystem, path: str, keep: Sequence[str] | frozenset[str] = ()
     if found:
         fs.fsync_dir(path)
     return sum(entry.size_bytes for entry in found if not is_record(entry.name))
-
