@@ -123,7 +123,7 @@ def test_a_tombstone_of_any_timestamp_is_retained_until_its_horizon(tmp_path: Pa
 
 
 def test_segments_from_the_uncleanable_offset_on_are_not_changed(tmp_path: Path) -> None:
-    """17: their files are unchanged, and their records supersede no other record."""
+    """17: the files of these segments are unchanged, and their records supersede no other record."""
     log = Log(tmp_path, {0: one(0) + one(1), 2: one(2) + one(3)}, 4)
     untouched = Path(log.path, f"{2:020d}.log")
     before = (untouched.read_bytes(), os.stat(untouched).st_ino, os.stat(untouched).st_mtime_ns)
@@ -174,7 +174,7 @@ def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
 
 
 def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
-    """33: aborted batches are not decompressed, so that no memory is needed for their 40 MB of records."""
+    """33: aborted data is not decompressed, so a chunk of such data needs no memory for its 40 MB."""
     peaks = []
     # a first round to warm up
     for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):
@@ -200,8 +200,8 @@ def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
 
 
 def test_empty_segments_are_merged_across_any_span(tmp_path: Path) -> None:
-    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes are always added, so that they do not
-    accumulate.
+    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes are always added to it, so that such
+    segments do not accumulate.
     """
     bases = [0, 10, 2**32, 2**33]
     log = Log(tmp_path, {0: one(0, b"a"), 10: b"", 2**32: b"", 2**33: one(2**33, b"b")}, 2**33 + 5)

@@ -42,7 +42,7 @@ def segment(base, log_bytes=100, *, index=8, time_index=12, largest=1000, first=
 
 
 def partition(segments=None, **given):
-    """Return segments of 100 bytes at 0, 10 and 20 and an active one at 30 with 5 offsets, after a clean shutdown."""
+    """Return a partition, cleanly shut down, with segments of 100 bytes at 0, 10, 20 and an active one of 5 offsets."""
     fields = {
         "topic": "orders",
         "partition": 0,
@@ -164,7 +164,7 @@ def test_unclean_shutdown_bounds_cleaning_by_the_recovery_point():
 
 
 def test_with_a_checkpoint_above_the_recovery_point_nothing_is_cleaned():
-    """A round also rewrites the clean section, so none may run if the dirty section starts above the bound."""
+    """A round also rewrites the clean section, so no round may run if the dirty section starts above that point."""
     facts = partition(clean_shutdown=False, recovery_point=5, cleaner_checkpoint=20)
     assert not select(facts, COMPACT, NOW, force=True).eligible
 

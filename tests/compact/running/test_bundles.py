@@ -148,7 +148,7 @@ def test_without_rates_a_bundle_is_small_enough_for_all_cores(partitions: int, p
 def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster has 100 cores, and each partition is a bundle: more than the usual 64 bundles run at a time."""
+    """The cluster has 100 cores, and each partition is a bundle: 100 bundles run at a time."""
     cores = 100
     monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1)
     all_started, running = threading.Event(), [0]
