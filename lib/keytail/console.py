@@ -50,7 +50,7 @@ class OutputStyle:
         return json.dumps({"time": time, "level": level, "message": text.strip().removeprefix("keytail: "), **facts})
 
 
-# A context variable (threads.py), so that code of every layer, all of which prints, needs no parameter for the style.
+# A context variable (threads.py): code of every layer prints, and would otherwise need a parameter for the style.
 _style: contextvars.ContextVar[OutputStyle] = contextvars.ContextVar("style")
 
 

@@ -96,7 +96,7 @@ def print_json(rows: Iterable[Any]) -> None:
 
 
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
-    """Write the fields of rows, except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
+    """Write the fields that `--output json` has (`fields_of`) of each row, with the slugs of its `error`."""
     rows = list(rows)
     if len(rows) > MAX_DRAWN:  # one row per line takes a tenth of the time, and less memory
         encode = json.JSONEncoder(default=asdict).encode

@@ -1,5 +1,5 @@
-"""Ends a run in order after SIGINT or SIGTERM: a replacement is finished, locks are released, scratch files are
-removed.
+"""Ends a run in an orderly way after SIGINT or SIGTERM: a replacement is finished, locks are released, scratch files
+are removed.
 
 A signal raises `Stopped` in the main thread, where context managers and `finally` clean up. A second signal soon after
 only prints that the run is stopping. If stopping takes too long, SIGKILL is safe, too: the next run cleans up.

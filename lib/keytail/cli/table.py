@@ -62,7 +62,7 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
 def print_remarkable(
     title: str, columns: Sequence[Column[R]], rows: Sequence[R], is_plain: Callable[[R], bool]
 ) -> list[R]:
-    """Do the same as `print_rows`, but only count plain rows if they are more than a few and --verbose is not given.
+    """Do the same as `print_rows`, but only count plain rows if there are more than a few and --verbose is not given.
     Return the rows that are printed."""
     plain = [row for row in rows if is_plain(row)]
     if len(plain) <= _MAX_PLAIN or output_style().verbose:

@@ -36,8 +36,8 @@ class Detail:
     `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are its segments, in
     order, merged into at most MAX_PARTS. `keys` is the number of keys in the map; `dirty_records` is the number of
     mapped records, counted in whole segments and including control records. The horizons are the earliest and the
-    latest time after which a round may remove tombstones or markers of `horizon_batches` batches. `key_counts`, if keys
-    were counted, are the counts of the mapped records.
+    latest time after which a round may remove tombstones or markers of `horizon_batches` batches. `key_counts` (None:
+    keys were not counted) are the KeyCounts of the mapped records.
     """
 
     clean_bytes: int | None = None
@@ -77,8 +77,8 @@ def detail_of_result(
     phases_s: Mapping[str, float],
     key_counts: KeyCounts | None = None,
 ) -> Detail:
-    """Return the details of a finished round: `sources` and `phases_s` are of all its passes, `key_counts` of the first
-    pass, `result` of the last pass.
+    """Return the details of a finished round: `sources` and `phases_s` are those of all its passes, `key_counts` those
+    of the first pass, `result` that of the last pass.
     """
     known = {source.segment: source for source in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))

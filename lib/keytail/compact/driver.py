@@ -100,7 +100,7 @@ class _Rows:
     free_bytes: Mapping[str, int]
 
     def row(self, log_dir: LogDirFacts, entry: PartitionEntry) -> ResultRow:
-        """Plan from a listing, and again with all facts if the listing does not show that there is room."""
+        """Return the row of a partition, planned from a listing, or with all facts if it may lack room."""
         request = self.request
         planned = refused_unless_owner(self.fs, self._planned(log_dir, entry, by_listing=not request.in_detail))
         problem = None

@@ -60,8 +60,8 @@ def gain_per_s(sizes: Sequence[tuple[int, int]], first_dirty_offset: int) -> flo
     """Return the bytes that compacting a partition is expected to reclaim per second, as far as that is known without
     reading it. `sizes` are the base offsets and bytes of the segments that are cleaned.
 
-    The dirty section counts as gain: a topic whose keys are overwritten is as large after a round as its clean section
-    was. For a partition that was never compacted, no better estimate is known.
+    The size of the dirty section is taken as the gain: a topic whose keys are overwritten is as large after a round as
+    its clean section was before. For a partition that was never compacted, no better estimate is known.
     """
     dirty = [base for base, _ in sizes if base <= first_dirty_offset]
     begin = max(dirty, default=0)  # the segment that contains the first dirty offset

@@ -278,7 +278,7 @@ def _needs_times(config: CompactionConfig) -> bool:
 def plan_to_compact(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Same as `plan_partition_of`, with all facts if there may be something to do, and without segments if not."""
+    """Do the same as `plan_partition_of`: with all facts if there may be something to do, else without segments."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=True)
     if planned.wanted and planned.by_listing:
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
@@ -288,7 +288,7 @@ def plan_to_compact(
 def plan_beside_a_broker(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Same as `plan_partition_of`. Waits if a running broker is just renaming the new segments of its cleaner."""
+    """Do the same as `plan_partition_of`. Waits while a running broker renames the new segments of its cleaner."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     for _ in range(ATTEMPTS - 1):
         if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):

@@ -26,7 +26,7 @@ _SIZE_BYTES = 8
 
 
 def save_state(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
-    """Write `value` to a scratch file of this attempt; on failure, no file remains."""
+    """Write `value` to a scratch file of this attempt, and return the file; on failure, no file remains."""
     base = task.segments[task.first_segment].base_offset
     name = names.scratch_file(base, task.run_id, task.attempt, suffix)
     path = os.path.join(task.scratch_path, name)

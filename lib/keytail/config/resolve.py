@@ -282,7 +282,7 @@ def effective(
     if topic in topics or topic in topic_configs.overrides:
         known |= _OF_TOPICS
     elif topics_have_no_overrides or topic in topic_configs.by_topic.keys() - topic_configs.all_values:
-        known |= _OF_TOPICS - {CLEANUP_POLICY}  # a wrong policy removes most: it must be given itself
+        known |= _OF_TOPICS - {CLEANUP_POLICY}  # a wrong policy would remove everything: it must be given itself
     if topic in topic_configs.not_tiered:
         known |= TIERED_STORAGE  # its version of Kafka does not have these
     known -= topic_configs.withheld.get(topic, frozenset())  # these are overridden by secret values
@@ -317,17 +317,17 @@ def _safest_setting(name: str, possible: tuple[Setting, ...]) -> Setting:
 
 
 def _common(policies: Sequence[tuple[str, ...]]) -> Value:
-    """Only a policy that all possible values contain is certainly intended; there may be none."""
+    """Return the policies that all possible values contain: only these are certainly intended. There may be none."""
     return tuple(item for item in policies[-1] if all(item in policy for policy in policies))
 
 
 def _longer(limits: Sequence[int]) -> Value:
-    """A negative number means that there is no limit."""
+    """Return the longest limit; a negative number means that there is no limit."""
     return min(limits) if min(limits) < 0 else max(limits)
 
 
 def _older(versions: Sequence[str | None]) -> Value:
-    """Newer clients can read the message formats of older versions."""
+    """Return the oldest version: newer clients can read the message formats of older versions."""
     return min(filter(None, versions), key=version_numbers, default=None)
 
 

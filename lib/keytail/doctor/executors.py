@@ -14,8 +14,8 @@ from keytail.extras import installed
 from keytail.log.fs import LOCAL
 from keytail.run.engine import Engine
 
-_A_TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
-_TASKS_A_PLACE = 2  # number of tasks per task slot, so that hosts that are slow to start also get one
+_TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
+_TASKS_PER_SLOT = 2  # number of tasks per task slot, so that hosts that are slow to start also get one
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ def _digest(path: str) -> tuple[str, str]:
 
 def _look_slowly(log_dirs: Sequence[str], attempt: str) -> Seen:
     seen = look(log_dirs)
-    time.sleep(_A_TASK_S)
+    time.sleep(_TASK_S)
     return seen
 
 
 def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[KeytailError]]:
     """Return the result of `look` by host, and the distinct errors of tasks that failed.
 
-    Runs a small job with _TASKS_A_PLACE tasks per task slot. A host without a free slot during the job is not checked.
+    Runs a small job with _TASKS_PER_SLOT tasks per task slot. A host without a free slot during the job is not checked.
     """
-    payloads = [tuple(log_dirs)] * (_TASKS_A_PLACE * engine.parallel_tasks)
+    payloads = [tuple(log_dirs)] * (_TASKS_PER_SLOT * engine.parallel_tasks)
     seen: dict[str, Seen] = {}
     problems: dict[str, KeytailError] = {}
     for outcome in engine.run_bundle(payloads, _look_slowly, name="doctor: what executors see"):

@@ -25,7 +25,7 @@ _COMMIT = re.compile(r"\d{20}\.json")
 _LEFT_BY_A_KILLED_RUN = re.compile(r"_delta_log|partition=\d+")
 # Operations whose commits change no rows.
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
-# Those of exports that did not record their columns.
+# The columns of tables whose export did not record them.
 _FIRST_COLUMNS = ["partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch"]
 # In an error message of Spark: partition and offset of a value that its parser rejected.
 UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")

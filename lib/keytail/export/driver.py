@@ -1,9 +1,9 @@
 """Writes the latest state of topics as Delta tables, from their logs, without a broker.
 
 `keytail export` and jobs/export.py under spark-submit run this code. It only reads log dirs and takes no lock, so it
-works on copies, on stopped brokers and beside a running one. It reads up to the high watermark that the broker has
-checkpointed or, if requested, up to the log end. Without `execute` it reports what it would do, and does not start
-Spark. export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
+works on copies, on stopped brokers and beside a running one. It reads up to the stable offset, by the checkpointed high
+watermark or, if requested, the log end. Without `execute` it reports what it would do, and does not start Spark.
+export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
 """
 
 from __future__ import annotations

@@ -68,11 +68,10 @@ class FileName:
     """A file of a partition directory, classified by its name alone.
 
     `kind`: "live" (a segment file or snapshot under its final name), "cleaned", "swap", "deleted" (Kafka's
-    stages), "scratch" (keytail's own), "partition" (the two files without a number), "fatal" (a name that stops a
-    broker, or makes it open a different file), "other" (ignored by brokers).
-    `base_offset` is the number in the name; for a snapshot it is an end offset. `suffix` is one of CONTENT_SUFFIXES, in
-    scratch files also SURVIVORS, PROOF, CELLS or PREPARED; "" if there is none. `run_id` and `attempt` are those of a
-    scratch file.
+    stages), "scratch" (keytail's own), "partition" (the two files without a number), "fatal" (a name that keeps a
+    broker from starting, or makes it open a different file), "other" (ignored by brokers). `base_offset` is the number
+    in the name; for a snapshot it is an end offset. `suffix` is one of CONTENT_SUFFIXES, in scratch files also
+    SURVIVORS, PROOF, CELLS or PREPARED; "" if there is none. `run_id` and `attempt` are those of a scratch file.
     """
 
     name: str
@@ -85,7 +84,7 @@ class FileName:
 
 @dataclass(frozen=True)
 class PartitionDir:
-    """A partition directory, by its name. A broker may have truncated the topic of a `delete` or `stray` name."""
+    """A partition directory, by its name. In a `delete` or `stray` name, a broker may have truncated the topic."""
 
     topic: str
     partition: int

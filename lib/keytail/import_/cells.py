@@ -99,7 +99,7 @@ def on_slices(
 def store_slice(
     fs: FileSystem, item: Slice, columns: Mapping[str, str], n_partitions: int, skipped: Collection[int], path: str
 ) -> list[Cell]:
-    """Write the cells of `pack_slice` to a new file at `path`, which is removed after an error."""
+    """Write the cells of `pack_slice` to a new file at `path`, which is removed after an error; return them."""
     stored: list[Cell] = []
     position = 0
     try:

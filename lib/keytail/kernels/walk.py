@@ -239,7 +239,7 @@ def wanted_bytes(a, p, to):
 
 @register_jitable
 def control_type(a, p, size):
-    """Return the type of the first record of the control batch at `p`: 0 ABORT, 1 COMMIT, others; -1 if unreadable."""
+    """Return the type of the first record of the control batch at `p` (0: ABORT, 1: COMMIT); -1 if it is unreadable."""
     if be_16(a, p + v2.ATTRIBUTES) & 7 or be_32(a, p + v2.RECORD_COUNT) < 1:
         return np.int64(-1)
     record = read_record(a, p + v2.HEADER_BYTES, p + size)

@@ -91,8 +91,8 @@ def _unfinished(row: Any) -> Unfinished:
 
 
 def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
-    """Add the outcomes of ended runs. Runs with other log dirs than `log_dirs` are omitted: they may still be running,
-    since only the locks of `log_dirs` are held."""
+    """Add the outcomes of ended runs, and return their number. Runs with other log dirs than `log_dirs` are omitted:
+    they may still be running, since only the locks of `log_dirs` are held."""
     open_runs = _without_outcome(ledger, "runs", ["run_id"], host)
     lost = [row for row in open_runs if row["run_id"] != ledger.run_id and set(row["log_dirs"] or ()) <= log_dirs]
     error = f"run {ledger.run_id} found that the run recorded no outcome"

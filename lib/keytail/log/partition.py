@@ -272,7 +272,7 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
     if waiting:
         listing.problems.append(
             refusal(
-                f"an interrupted replacement of segments is unfinished: {os.path.join(path, waiting[0])}; "
+                f"a replacement of segments was interrupted: {os.path.join(path, waiting[0])}; "
                 "a run with --execute finishes it first",
                 slug="unfinished-replacement",
             )

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from keytail.threads import Threads
 
-# A waiting thread looks as often whether all has ended: a signal may interrupt the call that would wake it.
+# The interval at which a waiting thread checks whether all has ended: a signal may interrupt the call that wakes it.
 _WAKE_S = 1.0
 
 T = TypeVar("T")

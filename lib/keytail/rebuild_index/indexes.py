@@ -42,7 +42,7 @@ class SegmentTask:
 
     No batch may reach `end_offset`. `asked_offsets` are the offsets in entries of the partition's transaction indexes.
     `torn_tail`: the log may end with bytes that are not a batch. `is_in_use`: a broker may be writing to the log.
-    `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: write replacements for wrong
+    `rebuild_all`: files that differ from what a recovery writes count as wrong. `execute`: write replacements for wrong
     files.
     """
 
@@ -147,8 +147,8 @@ def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slic
 
 
 def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
-    """Read the whole segment once and compare its `.index` and `.timeindex` with those of a recovery; an executing run
-    also writes replacements."""
+    """Read the whole segment once and compare its `.index` and `.timeindex` with what a recovery writes; an executing
+    run also writes replacements."""
     return _result(fs, task, scan(fs, task, Slice(0, task.log_bytes)))
 
 
@@ -172,9 +172,9 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
-    """Append the result of the next slice. Its entries are valid from the first entry on that the chain of entries from
-    the segment's first batch reaches. That is its very first entry if the index used for slicing is the one that a
-    recovery would write.
+    """Append the result of the next slice. Each entry determines the next one. The entries of the slice are valid from
+    the first one that also follows from the entries before the slice: its very first entry if the slices begin at
+    entries that a recovery would write.
     """
     if whole.indexer.next_gets_entry:
         whole.indexer.join(part.indexer)
@@ -201,7 +201,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
         if not found.batches:
             found.first_offset = int(table["base_offset"][0])
             if part.start and found.first_offset > part.entry_offset:
-                return found  # a scan without batches cannot be joined, so the index was wrong
+                return found  # the index is wrong: without batches, `finish` reads it all again
         _refuse_range(task, chunk)
         _add(task, indexer, chunk)
         needed.add(table)
@@ -287,7 +287,7 @@ def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:
 def _judge(
     fs: FileSystem, task: SegmentTask, found: Scan, offset_index: bytes, time_index: bytes
 ) -> tuple[FileVerdict, ...]:
-    """Compare both index files with those of a recovery. A file with other bytes is sound if its entries are valid,
+    """Compare both index files with what a recovery writes. A file with other bytes is sound if its entries are valid,
     unless `rebuild_all` is set."""
     wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
     existing = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
@@ -329,7 +329,7 @@ def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | Non
 
 
 def write_scratch(fs: FileSystem, task: SegmentTask, suffix: str, data: bytes) -> CleanFile:
-    """Write a durable file that will replace the segment's file of this suffix, with its owner and mode."""
+    """Write a durable file that will replace the segment's file of this suffix, with its owner and mode; return it."""
     like = task.path(suffix) if fs.exists(task.path(suffix)) else task.path(names.LOG)
     name = names.scratch_file(task.base_offset, task.run_id, task.attempt, suffix)
     path = os.path.join(task.partition_path, name)

@@ -48,9 +48,9 @@ from keytail.rebuild_index.tail import Truncation, plan_truncation, torn_tail, t
 class RebuildSettings:
     """The topic's settings for indexes, and what the run is to do.
 
-    `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: install replacements for wrong
-    files. `truncate`: truncate a torn tail first. `is_in_use`: a broker may be writing to the partition, so the end of
-    its last segment is not checked.
+    `rebuild_all`: files that differ from what a recovery writes count as wrong. `execute`: install replacements for
+    wrong files. `truncate`: truncate a torn tail first. `is_in_use`: a broker may be writing to the partition, so the
+    end of its last segment is not checked.
     """
 
     index_interval_bytes: int

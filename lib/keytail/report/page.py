@@ -82,7 +82,7 @@ def page(report: Report) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Format a sentence with `commands` between backticks."""
+    """Return a sentence as HTML: `commands` between backticks become code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(shown(text)))
 
 

@@ -86,7 +86,7 @@ class _Run:
             yield from self.give()
 
     def drain(self, offset_map: OffsetMap) -> Iterator[Cell]:
-        """Move all entries out of a map whose hashes have their words swapped; it is empty afterwards."""
+        """Move all entries out of a map whose hashes have their words swapped; yield the cells of each full buffer."""
         i = 0
         low, high, ordinals = self._arrays
         while True:
@@ -196,9 +196,9 @@ def _portions(
 def merge(
     fs: FileSystem, task: CleaningTask, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> ShardBits:
-    """Write the survivors among the keys of one shard; `cells` ascend: all puts come first, in the order of the log.
+    """Write the survivors among the keys of one shard to a scratch file of this attempt; return it with its counts.
 
-    Memory: the map and a quarter of its size, whatever the number of probes. Writes a scratch file of this attempt.
+    `cells` ascend: puts first, in the order of the log. Memory: the map and a quarter of it, for any number of probes.
     """
     counting = task.hottest_keys > 0
     offset_map = OffsetMap(task.map_memory_bytes, counting=counting)

@@ -191,7 +191,7 @@ def settle(
     cells: Iterable[tuple[int, bytes]],
     attempt: str,
 ) -> Survey:
-    """Combine the surveys of all slices; `cells` ascend. Writes a scratch file of this attempt."""
+    """Combine the surveys of all slices into one; `cells` ascend. Writes results to a scratch file of this attempt."""
     task, aborted = replace(context[0], attempt=attempt), context[1]
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     tracker = TransactionTracker(aborted, task.log_start_offset)

@@ -1,4 +1,4 @@
-"""The map phase in several threads: they read, open and hash chunks side by side; the caller's thread puts their keys.
+"""The map phase in several threads: they read, open and hash chunks; the caller's thread puts the keys into the map.
 
 Reading a chunk and following its transactions is done by one thread at a time, in order. So is putting keys, which
 takes less than half of the time. The result, and the point at which the map is full, are those of one thread.
@@ -26,8 +26,8 @@ Scanned = tuple[DirtyChunk, ChunkKeys | KeytailError | None]
 
 
 class BuilderInThreads(SurvivorBuilder):
-    """Builds the same Survivors in one thread for each of `scanners` but the first, which reads again what is to be put
-    in order.
+    """Builds the same Survivors, with a thread for each of `scanners` except the first, which scans chunks whose keys
+    are put portion by portion.
     """
 
     def __init__(self, reader: SegmentReader, scanners: Sequence[KeyScanner], offset_map: OffsetMap) -> None:
@@ -45,7 +45,7 @@ class BuilderInThreads(SurvivorBuilder):
         from_offset: int,
         followers: Followers,
     ) -> int:
-        """Put segments from `number` on into the map, as many as are read even if the map gets full."""
+        """Put segment `number` and those after it into the map while it certainly has room; return the next number."""
         behind = number + 1
         room = self._map.max_entries - self._map.used
         while behind < end and segments[behind].base_offset - segments[number].base_offset <= room:

@@ -57,8 +57,8 @@ def estimate_partition(
     untouched_bytes = sum(segment.log_bytes for segment in task.segments[end:])
     shares = left / sizes[:, None]
     most_bytes = max(1.0, float(shares[:, 0].max()))
-    records = interval_of_total(shares[:, 1], sample.most_records_a_byte, section_bytes, (0, sample.records))
-    tombstones = interval_of_total(shares[:, 2], sample.most_records_a_byte, section_bytes, (0, sample.records))
+    records = interval_of_total(shares[:, 1], sample.most_records_per_byte, section_bytes, (0, sample.records))
+    tombstones = interval_of_total(shares[:, 2], sample.most_records_per_byte, section_bytes, (0, sample.records))
     most = int(most_bytes * section_bytes) + 1
     return Measurement(
         method="estimated",

@@ -1,7 +1,7 @@
 """Measures what a compaction of one partition would leave: does all of its reading, deciding and compressing, without
 files.
 
-The numbers are therefore the same as of a compaction at the same time, whatever the codecs, formats and transactions of
+The numbers are therefore those of a compaction at the same time, whatever the codecs, formats and transactions of
 the log.
 """
 

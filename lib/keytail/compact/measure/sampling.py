@@ -55,10 +55,10 @@ class Sample:
     """The drawn batches of the section that is cleaned, by number of their segment, and figures of the section.
 
     `watched` maps the keys of drawn batches to the place of their last record in the dirty section: for a drawn record
-    twice its ordinal plus 1, otherwise twice the ordinal of the next drawn record. `draws` are the
-    base offsets of the drawn batches (int64), one for each draw: a large batch is drawn several times. `records` is the
-    number of records in the section, `unread_records` the number above it, `most_records_a_byte` the largest number of
-    records per byte of any batch in the section.
+    twice its ordinal plus 1, otherwise twice the ordinal of the next drawn record. `draws` are the base offsets of the
+    drawn batches (int64), one for each draw: a large batch is drawn several times. `records` is the number of records
+    in the section, `unread_records` the number above it, `most_records_per_byte` the largest number of records per byte
+    of any batch in the section.
     """
 
     watched: OffsetMap
@@ -66,7 +66,7 @@ class Sample:
     draws: list[np.ndarray] = field(default_factory=list)
     records: int = 0
     unread_records: int = 0
-    most_records_a_byte: float = 0.0
+    most_records_per_byte: float = 0.0
     keyless: int = 0
     first_keyless_offset: int = -1
 
@@ -124,8 +124,8 @@ def _draw(sample: Sample, chunk: Chunk, positions: np.ndarray) -> np.ndarray:
     """Return for each batch of the chunk (bool) whether it is drawn, and count it."""
     table = chunk.table
     sample.records += int(table["record_count"].sum(dtype=np.int64))
-    sample.most_records_a_byte = max(
-        sample.most_records_a_byte, float((table["record_count"] / table["size_bytes"]).max(initial=0.0))
+    sample.most_records_per_byte = max(
+        sample.most_records_per_byte, float((table["record_count"] / table["size_bytes"]).max(initial=0.0))
     )
     a, b = np.searchsorted(positions, [chunk.position, chunk.position + len(chunk.raw)])
     rows = np.searchsorted(table["position"], positions[a:b], side="right") - 1
@@ -136,7 +136,7 @@ def _draw(sample: Sample, chunk: Chunk, positions: np.ndarray) -> np.ndarray:
 
 
 class _SampledKeys:
-    """Records for each key of the drawn batches where it occurs last in the dirty section."""
+    """Notes, for each key of the drawn batches, the place of its last record in the dirty section."""
 
     def __init__(self, task: CleaningTask, reader: SegmentReader, sample: Sample) -> None:
         self._task, self._reader, self._sample = task, reader, sample

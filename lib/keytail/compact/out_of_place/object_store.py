@@ -92,7 +92,7 @@ class Store:
         """Write all objects of a partition, in a task: cleaned files from its scratch directory, others from the
         source.
 
-        The record is marked unfinished first. Sizes are then checked in the store.
+        The record is marked unfinished first. Sizes are then checked in the store. Returns what was written.
         """
         assert task.out_of_place is not None
         store = self.below(started.name)
@@ -107,7 +107,7 @@ class Store:
         return tuple(placed)
 
     def put_file(self, fs: FileSystem, source: str, name: str, wanted: PlacedFile) -> PlacedFile:
-        """Stream a local file into an object, and check its size there. `wanted` has the expected size and digest."""
+        """Stream a local file into an object, check it against the size and digest of `wanted`, and return it."""
 
         def once(remote: Any, path: str) -> PlacedFile:
             digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
@@ -221,7 +221,7 @@ class Store:
 
 @lru_cache(maxsize=4)
 def _connected(uri: str) -> tuple[Any, str]:
-    """Connect once per process, because connecting looks for credentials."""
+    """Return filesystem and path of a URI; connects once per process, because connecting looks for credentials."""
     import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
 
     remote, path = pyarrow.fs.FileSystem.from_uri(uri)

@@ -49,7 +49,7 @@ class TargetEntry:
         return self.record is not None and self.record.is_finished
 
     def differences(self) -> str:
-        """Return the names of files that differ from the record, at most five; empty if none differ."""
+        """Return the names of at most five files that differ from the record, joined by commas; "" if none differ."""
         assert self.record is not None
         wanted = as_listed(self.record)
         here = {name: facts for name, facts in self.listing.items() if not _is_keytail_file(name)}

@@ -120,7 +120,7 @@ def taken_over(fs: FileSystem, planned: Planned, record: Record, reason: ErrorTe
 
 
 def without_compaction(fs: FileSystem, planned: Planned) -> Planned:
-    """Discard what was prepared for a topic that is known not to be compacted any more."""
+    """Discard what was prepared for a topic that is known not to be compacted any more; return the plan."""
     if not planned.settings_known or not any(is_prepared(name) for name in planned.facts.leftovers):
         return planned
     try:
@@ -244,7 +244,7 @@ def _of_age(record: Record, now: Now) -> ErrorText:
     if age_ms > limit_ms:
         return refusal(
             f"it was prepared {duration_text(age_ms)} ago, and must be committed within {duration_text(limit_ms)}, "
-            "half of delete.retention.ms",
+            "half of delete.retention.ms (a day if that is 0)",
             slug="prepared-too-long-ago",
         )
     return NO_ERROR

@@ -295,8 +295,8 @@ def _has_room_for_copies(task: CleaningTask, space: ScratchSpace, keeper: Keeper
 
 
 def for_next_pass(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
-    """Return `task` with the space that is free now, usually more after replacements. Raises
-    Refused if it is too little."""
+    """Return `task` with the space that is free now, usually more after replacements. Raises Refused if it
+    is too little."""
     device, least = _device_of(space, task), _least_bytes(task)
     bound = space.for_passes(device, least)
     if bound is None:

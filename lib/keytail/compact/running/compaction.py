@@ -168,7 +168,7 @@ class Compaction:
                 self._finish(number, [(task, self.runner.in_place_of_one_task(task, outcome.problem))])
 
     def _rolled(self, tasks: Sequence[CleaningTask]) -> list[tuple[CleaningTask, KeytailError | None]]:
-        """Roll the active segments that are due, concurrently: nearly all of the time is spent on syncs."""
+        """Roll the active segments that are due, concurrently, since syncs take most of the time; return the tasks."""
         if all(task.roll == "no" for task in tasks):
             return [(task, None) for task in tasks]
         with Threads(min(len(tasks), _ROLLS_AT_ONCE)) as pool:

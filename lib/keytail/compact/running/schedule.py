@@ -1,4 +1,4 @@
-"""Decides when the next bundle of a compaction begins, and gives rows to the partitions that do not begin."""
+"""Decides when the next bundle of a compaction begins, and creates the rows of partitions that are not begun."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Schedule:
     def next_bundle(self) -> Bundle | None:
         """Wait for room, then return a bundle with its space reserved; None if no partition is left.
 
-        Partitions that cannot be rewritten even alone get their rows here.
+        Also creates the rows of partitions that cannot be rewritten even alone.
         """
         with self.changed:
             while self.waiting and not self.stop.asked:

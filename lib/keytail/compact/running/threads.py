@@ -15,7 +15,7 @@ from keytail.run.memory import physical_bytes
 from keytail.run.watching import HERE
 
 THREAD_BYTES = 512 << 20  # the memory of a task without its map, and of each further thread
-MIN_BYTES_A_THREAD = 16 << 20  # with less, starting threads takes a noticeable part of the time
+MIN_BYTES_PER_THREAD = 16 << 20  # with less, starting threads takes a noticeable part of the time
 
 
 def with_threads(tasks: Sequence[CleaningTask], engine: Engine) -> list[CleaningTask]:
@@ -40,7 +40,7 @@ def threads_of(log_bytes: Sequence[int], cores: int, memory_bytes: int) -> list[
     fit = memory_bytes // 2 // THREAD_BYTES // at_a_time
     shares = [-(-cores * n // total) for n in log_bytes]
     return [
-        max(1, min(share, fit, cores, n // MIN_BYTES_A_THREAD)) for share, n in zip(shares, log_bytes, strict=True)
+        max(1, min(share, fit, cores, n // MIN_BYTES_PER_THREAD)) for share, n in zip(shares, log_bytes, strict=True)
     ]
 
 

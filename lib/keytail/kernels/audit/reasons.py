@@ -39,7 +39,7 @@ F_KIND, F_PRODUCER, F_FIRST, F_OFFSET, F_ABORTED, F_COMMITTED, F_REPLICAS, FOUND
 
 @njit
 def _fate(markers, producer, offset):
-    """Return how the transaction with this offset ended, by sorted markers (producer, offset, kind); -1: still open."""
+    """Return how the transaction with this offset ended, or -1, by the sorted `markers` (producer, offset, kind)."""
     row = next_marker(markers, producer, offset)
     return markers[row, 2] if row >= 0 else np.int64(-1)
 
@@ -183,9 +183,9 @@ def judge(
 ):  # fmt: skip
     """Determine why each missing record is missing: the most serious reason of all replicas that lack it.
 
-    `limits` (int64[2, replicas]) are the offsets below which cleaning may have removed records: known, and possible.
-    The arrays shared with `note_keys` (`last`, `markers` to `tombstones`) are described there. `early[m]` is 1 for a
-    tombstone that one replica has removed while another still has older records of its key.
+    `limits` (int64[2, replicas]; rows KNOWN and POSSIBLE) are the offsets below which cleaning may have removed
+    records. The arrays shared with `note_keys` (`last`, `markers` to `tombstones`) are described there. `early[m]` is 1
+    for a tombstone that one replica has removed while another still has older records of its key.
     """
     for m in range(missing_at.shape[0]):
         at = missing_at[m]

@@ -91,8 +91,8 @@ class _Change:
         return CheckedSet(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
-        """Sort as a broker does: it collects the producers of a set in a hash table, and adds new ones in the order of
-        that table.
+        """Sort the producers as a broker does, which collects those of a set in a hash table and adds new ones in the
+        order of that table; return this object.
         """
         order = hash_order(list(self._after), in_front=True)
         self._after = {producer_id: self._after[producer_id] for producer_id in order}

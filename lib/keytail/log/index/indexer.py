@@ -16,7 +16,7 @@ class SegmentIndexer:
     """Collects the index entries of the segment with `base_offset`: add every batch once, in order, then call `close`.
 
     With `part`, it indexes a part of the segment, whose first batch is assumed to get an offset entry; the indexer of
-    the preceding batches later joins it. It is small enough to be sent to another host.
+    the preceding batches later joins it. An indexer is small enough to be sent to another host.
     """
 
     stored_fields = ("_base", "_interval", "_max_offset_entries", "_max_time_entries", "_state", "_offsets", "_times")

@@ -1,4 +1,4 @@
-"""Opens the record blocks of chunks: decompressed, or converted from messages of magic 0 and 1, into reused arenas."""
+"""Opens the record blocks of chunks: decompresses them, or converts messages of magic 0 and 1, into reused arenas."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class BlockOpener:
         Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part
         after the next one overwrites. A part has about `arena_bytes`, or one block of at most WHOLE_BLOCK_BYTES, or a
         piece of a larger block. Raises CorruptLog for a block that its codec cannot decompress, Refused for a record,
-        or a message of magic 0 and 1, of more than `max_record_bytes`.
+        or a message of magic 0 or 1, of more than `max_record_bytes`.
         """
         table = chunk.table
         n = len(table)
@@ -198,8 +198,8 @@ class BlockOpener:
                 )  # fmt: skip
                 if row == end:
                     break
-                # The block is of an old format, damaged, not in plain framing, or too large for the rest: it is opened
-                # into an empty arena, or by itself.
+                # The block is of an old format, damaged, not in plain framing, or too large for the rest of the arena:
+                # it is opened into an empty one, or by itself.
                 block, is_large = None, False
                 if used - floor <= self._arena_bytes // 2:
                     try:
@@ -256,7 +256,7 @@ class BlockOpener:
 
 def _open_row(chunk: Chunk, row: int, start: int, n_bytes: int) -> Buffer | np.ndarray:
     """Return the records of one compressed batch. Raises CorruptLog if its codec cannot decompress them, Refused for a
-    message of magic 0 or 1 that is too large, and _Large for a larger batch."""
+    message of magic 0 or 1 that is too large, and _Large for a block of more than WHOLE_BLOCK_BYTES."""
     codec = int(chunk.table["attributes"][row]) & CODEC_MASK
     try:
         if chunk.table["magic"][row] < 2:

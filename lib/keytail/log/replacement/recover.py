@@ -183,7 +183,7 @@ def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
 
 
 def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
-    """Replace everything in the offset range by its `.log.swap` files."""
+    """Replace everything in the offset range by its `.log.swap` files; return a sentence for each action."""
     files = named_files(fs, path)
     present = {file.name for file in files}
     final = [names.segment_file(base, names.LOG) for base in left.bases]
@@ -245,7 +245,7 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
 
 
 def _sweep(fs: FileSystem, path: str) -> list[str]:
-    """Remove `.deleted` files, after the index files and snapshots that belong to deleted segments."""
+    """Remove `.deleted` files, after the index files and snapshots of their segments; return a sentence for each."""
     done = []
     files = named_files(fs, path)
     live = logs(files, "live")
