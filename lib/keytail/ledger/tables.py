@@ -46,7 +46,7 @@ RUNS = {
     "status": ("string", "done, partly, failed or interrupted"),
     "error": ("string", "why the run failed or ended early"),
     "partitions": ("bigint", "number of chosen partitions"),
-    "counts": ("map<string,bigint>", "partitions by status"),
+    "counts": ("map<string,bigint>", "number of partitions by status"),
     "bytes_before": ("bigint", "size of the .log files of the compacted partitions"),
     "bytes_after": ("bigint", ""),
     "records_before": ("bigint", "records of the compacted partitions; null: not counted"),
@@ -106,7 +106,7 @@ _ARROW = {
 
 @dataclass(frozen=True)
 class Stamp:
-    """The fields that all rows of a run have: its id, host and command, and the time of the row (`at_ms`)."""
+    """The fields that all rows of a run have: the run's id, host and command, and the time of the row (`at_ms`)."""
 
     run_id: str
     host: str
