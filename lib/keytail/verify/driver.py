@@ -1,5 +1,5 @@
-"""Verifies the chosen partitions, and lists the problems that a broker would have: reads every byte, or, with
---only-ends, only index files and the ends of segments.
+"""Verifies the chosen partitions, and lists the problems that a broker would have. Reads every byte of the files, or,
+with --only-ends, only index files and the ends of segments.
 
 Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process;
 verify/task.py inspects a partition. Topic settings are not needed: the checks apply to every topic.
@@ -43,8 +43,8 @@ _END_BYTES = int(SEGMENT_S * VERIFIED_BYTES_PER_S)
 class VerifyTask:
     """One partition directory, and the offsets that its log dir's checkpoints have for it.
 
-    `live`: a broker may be writing to it, so its tail is not checked. If not, `seen` describes the files that the
-    driver saw there: a task on a host that sees other files raises Refused (None: the files are not compared).
+    `live`: a broker may be writing to the directory, so the log's tail is not checked. If not, `seen` describes the
+    files that the driver saw in it: a task that sees other files raises Refused (None: files are not compared).
     """
 
     path: str

@@ -18,8 +18,8 @@ _UNINDEXED_BYTES = 1 << 20  # a larger segment of several batches must have offs
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a segment's offset and time index up to the first that does not ascend (int64, offsets absolute).
-    """
+    """The entries of a segment's offset and time index, up to the first entry that does not ascend, as int64 arrays.
+    `offsets` and `time_offsets` are absolute offsets, `base` is the segment's base offset."""
 
     base: int
     offsets: np.ndarray

@@ -3,8 +3,8 @@
 
 With `only_ends` it reads index files and the end of each segment only (VERIFY.md, "Only the ends").
 
-It only reads and needs no lock. While a broker is running, it tolerates files that vanish or grow, and does not check
-the active segment's tail. Invalid bytes give findings, not exceptions.
+Nothing is changed, and no lock is needed. While a broker is running, files may vanish or grow, and the active segment's
+tail is not checked. Invalid bytes give findings, not exceptions.
 """
 
 from __future__ import annotations
