@@ -79,7 +79,7 @@ class RebuildRow(RowOfPartition):
     bytes: Annotated[int, "size of the `.log` files"] = 0
     batches: int | None = None
     files_wrong: Annotated[
-        int | None, "index files, producer snapshots and the leader epochs that were missing or wrong"
+        int | None, "number of index files, producer snapshots and leader epoch files that were missing or wrong"
     ] = None
     in_use: Annotated[
         bool, "a broker is running: the end of the last segment, snapshots and epochs were not checked"

@@ -2,8 +2,8 @@
 
 `segment_tasks` defines what is to be read, by any number of tasks. `settle` combines their results and checks the
 transaction indexes. `truncate` truncates a torn tail, after which everything is read again. `install` renames new index
-files. `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. In an executing run the
-caller holds the locks; in a dry run nothing is written here.
+files. `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. With `execute` the caller
+holds the locks; without it nothing is written here.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class PartitionResult:
 
 @dataclass(frozen=True)
 class Rest:
-    """Sentences about snapshots and leader epochs: `wrong` is or was repaired, `refused` cannot be repaired."""
+    """Sentences about snapshots and leader epochs: `wrong` about repaired (without `execute`: repairable) files,
+    `refused` about files that cannot be repaired."""
 
     wrong: tuple[str, ...] = ()
     refused: tuple[ErrorText, ...] = ()
@@ -276,7 +277,7 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
 
 
 def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
-    """Check snapshots and leader epochs, or repair them, if the log is intact and no broker writes to it."""
+    """Check snapshots and leader epochs, and with `execute` repair them, if the log is intact and not in use."""
     if plan.settings.is_in_use or result.torn is not None:
         return Rest()
     rest = _repair_snapshots(fs, plan, result.log_end_offset)

@@ -132,7 +132,7 @@ class _Replay:
         self.broken = NO_ERROR
 
     def start_from(self, snapshot: int | None) -> None:
-        """Continue from the snapshot at this offset, unless the replay is past it or batches after it are missing."""
+        """Continue from the snapshot at this offset, unless the log begins later or a snapshot's replay is past it."""
         if snapshot is None or snapshot < self._first or (snapshot <= self._at and self.source is not None):
             return
         path = os.path.join(self._path, names.segment_file(snapshot, names.SNAPSHOT))
