@@ -211,7 +211,7 @@ def next_step(rows: Sequence[ImportRow], request: Request) -> str:
     if not request.execute and any(row.status == "would-import" for row in rows):
         return "This was a dry run. To import, stop the brokers, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "Partitions that were not imported are unchanged; the reasons and remedies are given above."
+        return "The reasons why partitions were not imported, and the remedies, are given above."
     return "Next: start the brokers." if any(row.status == "imported" for row in rows) else ""
 
 

@@ -136,7 +136,7 @@ def next_step(rows: Sequence[RebuildRow], request: Request) -> str:
     if any(row.status == "would-rebuild" for row in rows):
         return "This was a dry run. To rebuild, stop the broker, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "Partitions that were not rebuilt are unchanged; the reasons and remedies are given above."
+        return "The reasons why partitions were not rebuilt, and the remedies, are given above."
     if any(row.status == "rebuilt" and row.error for row in rows):
         return "Next: run again with --truncate, or start the broker, which also truncates the torn logs."
     return "Next: start the broker." if any(row.status == "rebuilt" for row in rows) else ""
