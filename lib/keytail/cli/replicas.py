@@ -1,6 +1,6 @@
-"""Log dirs of other replicas, as given by `--replica [NAME=]DIR[,DIR]`, and their contents.
+"""Lists the log dirs of other replicas, as given by `--replica [NAME=]DIR[,DIR]`, and the partitions in them.
 
-They are only read: nothing in them is created, changed or locked. Their brokers may be running.
+These log dirs are only read: nothing in them is created, changed or locked. Their brokers may be running.
 """
 
 from __future__ import annotations
