@@ -30,7 +30,7 @@ class Replica:
     by_partition: dict[tuple[str, int], tuple[LogDirFacts, PartitionEntry]] = field(repr=False)
 
     def find(self, topic: str, partition: int) -> tuple[LogDirFacts, PartitionEntry] | None:
-        """Return the directory of the partition, or None if this broker does not host it."""
+        """Return log dir and directory of the partition, or None if this broker does not host the partition."""
         return self.by_partition.get((topic, partition))
 
 

@@ -44,7 +44,7 @@ _MERGED_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Work:
-    """One partition to be exported according to `plan`; `after` is the state that the table has of it after that."""
+    """One partition to be exported according to `plan`, and its state in the table `after` the export."""
 
     partition: int
     plan: ExportPlan

@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the source that one task reads. The slices in the order of `number` are the source."""
+    """A part of the source that one task reads. All slices, in the order of `number`, contain the whole source."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -75,8 +75,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Scratch:
-    """The partition directories (`folders`) in which the run `run_id` may write cells. Its scratch files are removed at
-    its end."""
+    """The partition directories (`folders`) in which the run `run_id` may write cells. The run's scratch files are
+    removed when it ends."""
 
     folders: Sequence[str]
     run_id: str
@@ -141,8 +141,8 @@ def pack_slice(
     """Yield task, place, partition and bytes (uint8) of each cell of the slice, without records of the partitions in
     `skipped`. The bytes are valid until the next cell.
 
-    Records for a partition that the topic does not have are omitted. An empty cell with the number of that partition,
-    before the other cells of its part, reports them to the task with that number modulo `n_partitions`.
+    Records for a partition that the topic does not have are omitted. Instead, an empty cell with the number of that
+    partition, before the other cells of the part, makes the task with the number modulo `n_partitions` report them.
     """
     divider = cells.Divider(n_partitions)
     place = item.number << 32

@@ -70,8 +70,8 @@ class Here:
 
 
 def source_here(local: LocalSource | None, source: Source, n_partitions: int) -> Here | None:
-    """Return the source if this process can and should read it: Parquet that does not require Spark's rows and has at
-    most HERE_BYTES, according to its footers, and MAX_RECORDS. Return None for any other source."""
+    """Return the source if this process can and should read it: Parquet that does not require Spark's rows and has, by
+    its footers, at most HERE_BYTES and at most MAX_RECORDS. Return None for any other source."""
     if local is None or not local.uris or len(local.uris) > _MAX_FILES:
         return None
     columns = chosen_columns(local.types, source.columns)

@@ -18,7 +18,7 @@ Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 @dataclass(frozen=True)
 class Load:
-    """The counts of the records that the source has for one partition; `keyless` is the number without a key."""
+    """The counts of the source's records for one partition; `keyless` is the number of records without a key."""
 
     partition: int
     records: int

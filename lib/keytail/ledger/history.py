@@ -75,8 +75,8 @@ def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[R
 def run(
     flags: LedgerFlags, run_id: str, *, master: str | None = None, newest: bool = False
 ) -> tuple[RunRow, list[PartitionRow]]:
-    """Return one run, and a row for each of its partitions. `run_id` is its id, or a suffix that no other id has. With
-    `newest` the latest run with this suffix is returned. Raises UsageProblem if no run, or several runs, match."""
+    """Return one run, and a row for each of its partitions. `run_id` is the run's id, or a suffix that no other id has.
+    With `newest` the latest run with this suffix is returned. Raises UsageProblem if no run, or several runs, match."""
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
         ones = [item for item in known if item.run_id.endswith(run_id)]

@@ -179,8 +179,8 @@ def recording(
 ) -> Iterator[Recording]:
     """Open the ledger of one run and record the run from its intent to its end; the locks of its log dirs must be held.
 
-    First adds missing outcomes of earlier runs on these log dirs. Raises KeytailError if the ledger cannot be opened or
-    written; the run must then not start anything.
+    Missing outcomes of earlier runs on these log dirs are added first. Raises KeytailError if the ledger cannot be
+    opened or written; the run must then not start anything.
     """
     if flags.path is None:
         yield Recording()

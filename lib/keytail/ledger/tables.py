@@ -128,7 +128,7 @@ def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: Recorded
 def segment_fields(
     stamp: Stamp, bundle: int | None, row: Recorded, contents: SegmentContents | None, **more: Any
 ) -> dict[str, Any]:
-    """Return the columns for one segment of the row's partition; `more` identifies it if its contents are unknown."""
+    """Return the columns for a segment of the row's partition; `more` identifies the segment if `contents` is None."""
     known = {field.name: getattr(contents, field.name) for field in fields(SegmentContents)} if contents else {}
     place = {"log_dir": row.log_dir, "topic": row.topic, "partition": row.partition}
     return {**stamp.fields(), "bundle": bundle, **place, **known, **more}

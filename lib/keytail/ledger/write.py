@@ -319,6 +319,6 @@ def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:
 
 
 def _sum(rows: Iterable[ResultRow], name: str) -> int | None:
-    """Return the sum of a field of the rows, or None if it is unknown for one of them."""
+    """Return the sum of the field `name` of the rows; None if the field is unknown (None) in one of the rows."""
     values = [getattr(row, name) for row in rows]
     return None if None in values else sum(values)

@@ -95,7 +95,7 @@ def preview(data: bytes) -> str:
 
 
 def _time(row: LookupRow) -> str:
-    """Return the timestamp in ms and, if it is a time of this calendar, in UTC."""
+    """Return the timestamp in ms as text, with the time in UTC for the years 1970 to 9999; "" for no timestamp."""
     ms = row.timestamp_ms
     if ms is None or not 0 <= ms < _LATEST_MS:
         return show.plain(ms)

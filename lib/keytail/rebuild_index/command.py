@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment. The state of an index file is empty if the file does not exist and is not needed."""
+    """The result for one segment. The state of an index file is empty if the file neither exists nor is needed."""
 
     base_offset: int
     status: Annotated[str, "`sound`, `would-rebuild`, `rebuilt`, or `damaged` (bytes that are not batches)"]
@@ -74,7 +74,7 @@ class SegmentRow:
 
 @dataclass(frozen=True)
 class RebuildRow(RowOfPartition):
-    """One partition, with its segments."""
+    """The result for one partition and its segments."""
 
     bytes: Annotated[int, "size of the `.log` files"] = 0
     batches: int | None = None

@@ -41,8 +41,8 @@ def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
     """Return the leader epochs above `latest` in a BATCH_TABLE, ascending, each with the base offset of its first
     batch.
 
-    As in a broker's recovery, a batch below an epoch that was seen before it adds nothing. Lists of consecutive tables
-    may simply be concatenated: `plan_epochs` skips epochs that are not newer.
+    As in a broker's recovery, a batch with a lower epoch than an earlier batch adds nothing. Lists of consecutive
+    tables may simply be concatenated: `plan_epochs` skips epochs that are not newer.
     """
     epochs = table["leader_epoch"].astype(np.int64)
     before = np.maximum.accumulate(np.concatenate(([latest], epochs)))[:-1]

@@ -81,7 +81,7 @@ class Slice:
 
 @dataclass
 class Scan:
-    """The result of one pass over a slice. `end` is where its batches end, before `damage` if there is any."""
+    """The result of one pass over a slice. Its valid batches end at byte `end`, before `damage` if there is any."""
 
     slice: Slice
     indexer: SegmentIndexer
@@ -106,8 +106,8 @@ class FileVerdict:
 
 @dataclass(frozen=True)
 class SegmentResult:
-    """The result for one segment. `next_offset` and `end_position` are where its batches end, before `damage` if there
-    is any.
+    """The result for one segment. Its valid batches end at byte `end_position` and before offset `next_offset`, and
+    before `damage` if there is any.
 
     The whole log's transaction indexes and leader epochs are built from `rows` and `epochs`.
     """

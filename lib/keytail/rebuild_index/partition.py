@@ -193,7 +193,7 @@ def truncate(
 
 
 def truncation_text(torn: Truncation, remedy: str = "") -> str:
-    """Describe what a truncation has removed; with a `remedy`, what it would remove."""
+    """Return a sentence about the bytes and segments that a truncation removed or, with a `remedy`, would remove."""
     lost = "no known offset"
     if torn.lost_end > torn.next_offset:
         lost = f"offsets {torn.next_offset} to {torn.lost_end - 1}"
@@ -211,7 +211,7 @@ def truncation_text(torn: Truncation, remedy: str = "") -> str:
 
 
 def _check_txn_index_entries(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
-    """Return the verdict on the `.txnindex`, or None if there is no such file and none is needed."""
+    """Return the verdict on the segment's `.txnindex`; None if the file neither exists nor is needed."""
     wanted = encode_txn_index(entries)
     data = read_if_there(fs, task, names.TXN_INDEX)
     served = entries[entries["last_offset"] >= task.log_start_offset]

@@ -13,7 +13,7 @@ Kind = Literal["good", "left", "bad"]
 
 
 def kind_of(status: str) -> Kind:
-    """Return the kind of a status. `bad`: an error; `left`: no error, but of possible interest; `good`: any other."""
+    """Return the kind of a status: `bad` for errors, `left` for statuses that may need attention, `good` for others."""
     if statuses.is_failure(status):
         return "bad"
     return "left" if statuses.kind_of(status) in ("skipped", "notable") else "good"

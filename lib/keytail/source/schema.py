@@ -51,8 +51,8 @@ BATCH_COLUMNS: dict[str, T.DataType] = {
 
 
 def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *, headers: bool = True) -> T.StructType:
-    """Return the schema of the columns `wanted`, in that order; of all columns if it is None, but of `headers` only if
-    requested. Raises UsageProblem for an unknown column, and if there are no columns."""
+    """Return the schema of the columns `wanted`, in that order, or, if it is None, of all columns; the column headers
+    only with `headers`. Raises UsageProblem for an unknown column, and if there are no columns."""
     there = {name: kind for name, kind in columns.items() if headers or name != "headers"}
     names = wanted if wanted is not None else tuple(there)
     for name in names:

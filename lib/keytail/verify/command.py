@@ -39,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True)
 class VerifyRow:
-    """One partition; or, without topic and partition, a log dir with findings of its own."""
+    """The result for one partition, or, without topic and partition, for a log dir with findings of its own."""
 
     topic: str | None
     partition: int | None

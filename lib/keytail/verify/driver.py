@@ -41,7 +41,7 @@ _END_BYTES = int(SEGMENT_S * VERIFIED_BYTES_PER_S)
 
 @dataclass(frozen=True)
 class VerifyTask:
-    """One partition directory, and the offsets that its log dir's checkpoints have for it.
+    """One partition directory, and the offsets that the log dir's checkpoints have for the partition.
 
     `live`: a broker may be writing to the directory, so the log's tail is not checked. If not, `seen` describes the
     files that the driver saw in it: a task that sees other files raises Refused (None: files are not compared).
@@ -194,7 +194,7 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
 
 
 def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
-    """Check the checkpoints of the log dir and the names of its directories. Raises OSError if it cannot be listed."""
+    """Return the findings about checkpoints and directory names of the log dir. Raises OSError if listing it fails."""
     findings = Findings(path)
     for name in foreign_dirs(fs.scan(path)):
         findings.add("foreign-directory", name)

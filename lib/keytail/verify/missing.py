@@ -1,4 +1,4 @@
-"""Detects missing segments between two existing ones.
+"""Detects missing segments between two existing segments.
 
 Offsets without batches are no evidence by themselves, since compaction leaves such gaps (VERIFY.md lists the evidence).
 """

@@ -68,7 +68,7 @@ class ProducerChecks:
             first = first_after
 
     def _is_outside(self, row: np.ndarray, number: int) -> bool:
-        """Return whether the last row is data outside a transaction while its producer has one open."""
+        """Return whether the row is data outside of a transaction while its producer has an open transaction."""
         return (
             row[columns.ROW_ATTRIBUTES] & TRANSACTIONAL_OR_CONTROL == 0
             and row[columns.ROW_LAST] >= self._scope.log_start
@@ -237,9 +237,9 @@ def _impossibility(entry: ProducerEntry, at: int) -> str:
 
 
 def _contradiction(entry: ProducerEntry, state: np.ndarray) -> str:
-    """Return how an entry contradicts the batches below the snapshot; empty if it does not.
+    """Return how an entry contradicts the batches below the snapshot (their `state`); "" if it does not.
 
-    Batches may have been removed, so an entry with a later state than theirs is no contradiction.
+    Batches may have been removed, so an entry with a later state than `state` is no contradiction.
     """
     epoch, sequence, last, delta, opened, marker = (int(value) for value in state)
     if entry.epoch < epoch:
