@@ -29,8 +29,7 @@ Level = Literal["detail", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class OutputStyle:
-    """The messages that are printed (`quiet`: only warnings and errors; `verbose`: also details), and their form
-    (`as_json`: JSON lines, for log collectors)."""
+    """`quiet`: print only warnings and errors. `verbose`: print details, too. `as_json`: print JSON lines."""
 
     quiet: bool = False
     verbose: bool = False

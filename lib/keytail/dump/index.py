@@ -190,8 +190,7 @@ def _check_times(
 
 
 def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
-    """Return the largest timestamp of the records of each batch (-1 if it has none, as in Kafka), by entry number.
-    `found` has (entry number, bytes of the batch).
+    """Return, by entry number, the largest timestamp of each batch's records; -1 without records, as in Kafka.
 
     A batch that a cleaner emptied retains the timestamp in its header, which is returned if it equals the entry's.
     """

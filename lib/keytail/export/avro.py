@@ -192,8 +192,7 @@ def _reader(fastavro: Any, written: Any, wanted: Any) -> Callable[[bytes], Any]:
 
 
 class _Types:
-    """The two Arrow types of a schema: of the array that is built from fastavro's values, and of the column to which it
-    is cast. They differ for timestamps in ms: the column has microseconds, as in Spark."""
+    """The Arrow types of a schema: for the values of fastavro, and for the column, whose times have microseconds."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema

@@ -93,8 +93,7 @@ def raw_schema(formats: Formats) -> str:
 
 
 def arrow_batches(tables: Iterable[RecordTable], partition: int, formats: Formats) -> Iterator[Any]:
-    """Yield the records of `tables` as Arrow record batches of `raw_schema`, each of about BATCH_BYTES. Raises
-    Undecodable."""
+    """Yield the records as Arrow record batches of `raw_schema`, each of about BATCH_BYTES. Raises Undecodable."""
     return joined(_batch(_Piece.of(part, partition, formats)) for table in tables for part in cut(table))
 
 
@@ -123,8 +122,7 @@ def _timestamps(records: np.ndarray) -> Any:
 
 
 def decode(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
-    """Decode the keys or values (`what`) of the records with these `offsets` to an Arrow array of the type of format
-    `wanted`; nulls are kept. Raises Undecodable for the first value that is not valid in the format."""
+    """Decode keys or values (`what`) to an Arrow array of format `wanted`; nulls are kept. Raises Undecodable."""
     if wanted.name == "binary":
         return binary(column)
     if wanted.name in FIXED:

@@ -67,8 +67,7 @@ Execute = Annotated[bool, o.run_flag(
 
 
 def format_of(what: Literal["key", "value"], name: FormatName, schemas: Sequence[str] | None) -> Format:
-    """Return the format of keys or values. Raises UsageProblem if avro is given without schemas, or schemas without
-    avro, or if a schema is invalid."""
+    """Return the format of keys or values (`what`). Raises UsageProblem unless avro and schemas are given together."""
     flag = f"--{what}-schema"
     if (name == "avro") != bool(schemas):
         raise UsageProblem(

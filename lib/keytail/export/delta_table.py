@@ -57,8 +57,7 @@ class TableState:
 
 @as_caller()
 def read_state(path: str) -> TableState | None:
-    """Return the state of the table at `path`; None if no table exists yet. Raises Refused if `path` is a file, or has
-    anything but a table of an export, or a table whose state this version cannot read."""
+    """Return the state of the table at `path`; None if none exists. Raises Refused for all but tables of exports."""
     folder = Path(path)
     if not folder.exists():
         return None
@@ -143,8 +142,7 @@ def decoded(raw: Any, formats: Formats) -> Any:
 
 
 def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *, exists: bool) -> None:
-    """Replace the table's rows of `partitions` by the frame's, or, unless the table `exists`, create the table with the
-    frame's rows, in one commit with `state`."""
+    """Replace the table's rows of `partitions` by the frame's, or create the table, in one commit with `state`."""
     rows = _columns(frame.where("NOT deleted"), state)
     writer = rows.write.format("delta").option("userMetadata", state.as_metadata())
     if exists:

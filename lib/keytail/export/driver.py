@@ -124,8 +124,7 @@ def _plan_topic(
 
 
 def _state(request: Request, topic: str) -> TableState | None:
-    """Return the state of the topic's table, or None if no table exists yet. Raises Refused if the table was exported
-    from another topic, or with other formats, columns or --as-of flags than this export."""
+    """Return the state of the topic's table; None without a table. Raises Refused if this export does not match it."""
 
     path = os.path.join(request.target, topic)
     state = read_state(path)

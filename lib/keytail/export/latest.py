@@ -133,8 +133,7 @@ class _Finder:
         self._gaps = _Gaps(task.from_offset, task.end_offset)
 
     def find(self, shards: int) -> Latest | None:
-        """Read the log once per shard of keys, and return the result; None if the keys of a shard do not fit into the
-        map. Raises Refused for records without a key."""
+        """Read the log once per shard. Return the result, or None if the keys of a shard do not fit into the map."""
         for shard in range(shards):
             if not self._map(shard, shards):
                 return None
@@ -210,8 +209,7 @@ class _Finder:
         return True
 
     def _numbered(self, portion: Portion, first_ordinal: np.ndarray) -> np.ndarray:
-        """Return the ordinals of the portion's records (int64), by the first ordinal of each batch; -1 for records that
-        do not belong in the map."""
+        """Return the ordinals (int64) of the portion's records; -1 for records that do not belong in the map."""
         records, columns = portion.records, portion.columns
         portion.hash_keys(self._task.hash_seed)
         number_records(

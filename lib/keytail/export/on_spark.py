@@ -108,8 +108,7 @@ class Export:
             self._commit(what, of_strategy, commit)
 
     def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
-        """Find the latest records of each partition. Return the outcomes of partitions without errors, by partition
-        number; call `on_result` for the other partitions."""
+        """Return the outcomes with latest records by partition number; call `on_result` for partitions that failed."""
         waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
         found = {}
         while waiting:
@@ -221,8 +220,7 @@ def _frame(session: Any, found: Sequence[ExportOutcome], formats: Formats, slice
 
 
 def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:
-    """Run a Spark task of the second job: yield the rows of its slices as Arrow batches. Errors are raised as
-    RuntimeError with an encoded problem, which `_problem_of` decodes."""
+    """Run a Spark task of the second job: yield the rows of its slices as Arrow batches."""
     with as_caller():
         pieces = shared.value
     for batch in batches:

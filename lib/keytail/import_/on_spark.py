@@ -61,9 +61,9 @@ def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
 
 @dataclass
 class Import:
-    """One import. `tasks` has, by partition, the parameters for writing it; `plans` also has the partitions in which an
-    earlier run has committed the import; `refused` has, for the other partitions, the reason why they cannot be
-    written. `on_outcome` is called with each outcome, `on_trace` with the Python tracebacks of tasks."""
+    """One import. `tasks` has the parameters of each partition to write. `plans` also has partitions where the import
+    was committed before; `refused` has, for other partitions, the reason why they cannot be written. `on_outcome` is
+    called with each outcome, `on_trace` with the Python tracebacks of tasks."""
 
     records: Here | Slices | Rows
     plans: Sequence[ImportPlan]

@@ -43,8 +43,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """One replica of a partition. `record` is the record of its last import, if any. `has_first_batch`: at the base
-    offset of `record`, the log has the first batch of that import."""
+    """One replica. `record`: its last import, if any. `has_first_batch`: the log has the first batch of that import."""
 
     facts: PartitionFacts
     epochs: tuple[Epoch, ...]

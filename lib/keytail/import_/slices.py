@@ -166,8 +166,7 @@ def files_of(
 
 
 def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str]) -> str | None:
-    """Return why the source must be read as Spark's rows, as far as the flags, `uris` and names of columns show it, or
-    None. Opens no file."""
+    """Return why the source must be read as Spark's rows, by flags, URIs and column names, or None. Opens no file."""
     if source.format != "parquet":
         return f"the source is {source.format}"
     if source.sort_by:

@@ -43,8 +43,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Target:
-    """The partitions of the topic that are, or will be created, in the log dirs. `n_partitions` is the number of all
-    partitions of the topic; `values` has its effective settings."""
+    """The partitions of the topic that are, or will be created, in the log dirs, and facts about the topic."""
 
     request: Request
     values: dict[str, Any]
@@ -78,8 +77,7 @@ class Target:
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return name and level of the codec that `flag` or, if it is None, the topic's compression.type names. The
-        level is None for the codec's default level."""
+        """Return the codec's name and level (None: its default), by `flag` or else by the topic's compression.type."""
         of_topic = str(self.values["compression.type"])
         name = flag or {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(of_topic, of_topic)
         codec = TABLE[CODECS.index(name)]
@@ -148,8 +146,7 @@ def _check_topic(request: Request) -> None:
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
-    """Return the topic as in the metadata log, or None without a metadata log. Raises UsageProblem if it contradicts
-    the flags."""
+    """Return the topic as in the metadata log, or None without one. Raises UsageProblem if the flags contradict it."""
     topic, cluster, known = request.topic, configuration.cluster, None
     if cluster is not None and cluster.metadata is not None:
         known = cluster.metadata.topics.get(topic)

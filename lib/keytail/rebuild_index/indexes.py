@@ -329,8 +329,7 @@ def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | Non
 
 
 def write_scratch(fs: FileSystem, task: SegmentTask, suffix: str, data: bytes) -> CleanFile:
-    """Write and return a durable file that will replace the segment's file of this suffix. Owner and mode are those of
-    the file to be replaced, or, if it is missing, of the log."""
+    """Write a durable file with owner and mode of the segment's file that it will replace, or of the log; return it."""
     like = task.path(suffix) if fs.exists(task.path(suffix)) else task.path(names.LOG)
     name = names.scratch_file(task.base_offset, task.run_id, task.attempt, suffix)
     path = os.path.join(task.partition_path, name)

@@ -96,8 +96,7 @@ class PartitionResult:
 
 @dataclass(frozen=True)
 class Rest:
-    """Sentences about snapshots and leader epochs: `wrong` about repaired (without `execute`: repairable) files,
-    `refused` about files that cannot be repaired."""
+    """Sentences about snapshots and leader epochs: `wrong` is or can be repaired, `refused` cannot be repaired."""
 
     wrong: tuple[str, ...] = ()
     refused: tuple[ErrorText, ...] = ()

@@ -47,8 +47,7 @@ def _of_records(piece: Piece, schema: Any, table: RecordTable) -> Any:
 
 
 def batch_tables(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
-    """Yield Arrow batches with a row for each record batch that has offsets in the range of one of `pieces`. `schema`
-    (Arrow) has some of BATCH_COLUMNS."""
+    """Yield Arrow batches, a row per record batch that overlaps a piece's range. `schema` has some of BATCH_COLUMNS."""
     for piece in pieces:
         yield from joined(_of_batches(piece, schema, chunk.table) for chunk in batches(fs, piece.slice))
 
