@@ -22,7 +22,7 @@ class InFlight:
     name: str
     started_s: float
     phase: str = ""
-    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt; a fan-out has several
+    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt; a fan-out has several attempts
     # Attempts in progress, with the time of their last report.
     open_attempts: dict[str, float] = field(default_factory=dict)
 

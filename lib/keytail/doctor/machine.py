@@ -81,7 +81,7 @@ def spark() -> CheckRow:
 
 
 def delta(jars: str | None) -> CheckRow:
-    """Return the row of the check of Delta's jars, which `export` and `--ledger` need. `jars`: a folder with them."""
+    """Return the row of the check of Delta's jars, which `export` and `--ledger` need. `jars`: the jars' folder."""
     if DELTA.missing():
         return _of_extra("Delta's jars", DELTA)
     name = coordinates()

@@ -29,7 +29,7 @@ _CLOCK_TOLERANCE_MS = 60_000
 
 
 def downtime(request: Request, now_ms: int | None = None) -> list[DowntimeRow]:
-    """Record the downtime; return its row. Raises UsageProblem for no name, impossible times or an unknown run."""
+    """Record the downtime; return its row. Raises UsageProblem for empty names, impossible times or unknown runs."""
     times: dict[str, Any] = {
         "down_at_ms": parse_time(request.down_at, "--down-at"),
         "reachable_at_ms": _parsed(request.reachable_at, "--reachable-at"),

@@ -130,7 +130,7 @@ VERIFY = Command(
         f"keytail verify {BROKER} --only-ends",
     ),
     rows={
-        "A row for each partition, and one without topic and partition for each log dir with findings of its own": (
+        "A row for each partition, and a row without topic and partition for each log dir with findings of its own": (
             VerifyRow
         )
     },
