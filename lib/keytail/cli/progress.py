@@ -33,7 +33,7 @@ from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
-# Up to this number of partitions, each gets a line when it ends; of more, only those that failed or took long do.
+# Up to this number of partitions, each gets a line when it ends; above it, only those that failed or took long.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Reasons with fewer characters are printed for each partition.

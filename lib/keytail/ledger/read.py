@@ -60,7 +60,7 @@ def _rows(path: str, table: str, read: Callable[[str], pyarrow.Table]) -> list[d
 
 @as_caller()
 def _by_deltalake(place: str, query: str) -> pyarrow.Table:
-    """Return the result of `query`, which calls the table at `place` `found`. The query runs in deltalake's own engine:
+    """Return the result of `query`, in which `found` is the table at `place`. The query runs in deltalake's own engine:
     with Arrow's datasets, threads of Arrow may outlive the interpreter and abort the process."""
     from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 (optional)
 

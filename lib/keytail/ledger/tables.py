@@ -29,7 +29,7 @@ _KEY = {
     "host": ("string", "host of the driver"),
     "command": ("string", "command of the run"),
 }
-_EVENT = {"event": ("string", "intent: before anything is done; outcome: after everything is done")}
+_EVENT = {"event": ("string", "intent: before anything is done; outcome: after everything is done; or downtime")}
 _REPAIRED = {"repaired_by": ("string", "run that found no outcome and determined it from the disk")}
 
 _NOT_NUMBERS = {field.name for field in fields(RowOfPartition)}

@@ -17,8 +17,8 @@ _ORDER = {"corrupt": 0, "damaged": 0, "failed": 1, "differs": 1, "error": 1, "in
 
 @dataclass(frozen=True)
 class Reason:
-    """Messages that differ only in names and numbers (`differ`: they do), with the `names` of their partitions; `count`
-    is their number, `example` the first message, and `where` the place of that message."""
+    """Messages about the partitions `names` that are equal, or differ only in names and numbers (`differ`). `count` is
+    their number, `example` the first message, and `where` the place of that message."""
 
     status: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""Parses the options of the `kafka-log` data sources. Options of Spark's own Kafka source have the same names here.
+"""Parses the options of the `kafka-log` data sources. Names of options of Spark's own Kafka source are accepted.
 
 No file is read. SOURCE.md has the table for users.
 """
