@@ -182,8 +182,8 @@ _TYPES_OF = {"parquet": _types_of_parquet, "delta": _types_of_delta, "json": _ty
 
 
 def _uris(path: str) -> Sequence[str]:
-    """Return the sorted URIs of the files; an empty list if there are directories, empty files or names with patterns.
-    """
+    """Return the URIs of the files, sorted; an empty list if there are directories, empty files, or names that Spark
+    interprets."""
     path = os.path.abspath(path)
     names = [""] if os.path.isfile(path) else os.listdir(path)
     is_flat = not any(name and os.path.isdir(os.path.join(path, name)) for name in names)

@@ -189,7 +189,7 @@ _TXN_INDEX = {
     "txn-first-offset": _index(
         "error",
         "the entry begins at offset {stated}, but the transaction has data from offset {first} on",
-        "Serves the data below the entry to read_committed consumers; its cleaner treats the data as committed",
+        "Serves the data before the entry's offset to read_committed consumers; its cleaner treats it as committed",
         "yes",
     ),
     "txn-stable-offset": _index(
