@@ -282,7 +282,7 @@ def effective(
     if topic in topics or topic in topic_configs.overrides:
         known |= _OF_TOPICS
     elif topics_have_no_overrides or topic in topic_configs.by_topic.keys() - topic_configs.all_values:
-        known |= _OF_TOPICS - {CLEANUP_POLICY}  # a wrong policy would remove the most, so it must be given itself
+        known |= _OF_TOPICS - {CLEANUP_POLICY}  # a wrong policy would remove the most records, so it must be given
     if topic in topic_configs.not_tiered:
         known |= TIERED_STORAGE  # the topic's version of Kafka does not have these settings
     known -= topic_configs.withheld.get(topic, frozenset())  # settings that secret values override

@@ -36,7 +36,7 @@ PART_BYTES = 16 << 20  # maximum bytes of decoded records that are divided at a 
 _MAX_ROWS = 4096
 _READ_BYTES = 1 << 20
 Numbers = tuple[np.ndarray, np.ndarray]  # of each record: its partition number (int64), and whether it is valid (bool)
-_NO_PARTITION = -1  # the number of records to omit, and of records whose number does not fit into an int
+_NO_PARTITION = -1  # stands for a partition number that does not fit into an int, and for records to omit
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from keytail.import_.source import Source, SourceFileFacts, check_types, chosen_
 
 # If one of these variables is set, a plain path may be on another file system than this host's.
 _OTHER_FILE_SYSTEM = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
-# A path of characters that Spark does not encode, except for spaces, or treat as a pattern.
+# Paths whose characters Spark neither encodes (except for spaces) nor treats as a pattern.
 _PLAIN_PATH = re.compile(r"[\w/.,=+@~ -]*", re.ASCII)
 _MAX_FILES = 100
 _MAX_JSON_BYTES = 16 << 20

@@ -21,7 +21,7 @@ from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.values import from_bytes
 
 Records = Iterator[tuple[int, RecordColumns]]
-# A function that writes the records of a partition: of the partition's number, the records and the attempt's name.
+# A function that writes the records of a partition. Its parameters: partition number, records, name of the attempt.
 WritePartition = Callable[[int, Records, str], Written | None]
 _ANSWER_SCHEMA = "partition int, answer binary"
 
