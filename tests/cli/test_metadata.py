@@ -328,7 +328,7 @@ def test_internal_topics_expire_with_the_settings_of_the_metadata_log(run: Run, 
     given = ("--topic-config", "__consumer_offsets:cleanup.policy=delete", "--topic-config", "retention.ms=1")
     rows = rows_of(run(*flags, *given))
     assert set(statuses(rows).values()) == {"refused"}
-    assert "the given cleanup.policy, retention.ms cannot replace it" in rows[names[0]]["error"]
+    assert "the given cleanup.policy, retention.ms cannot replace that log" in rows[names[0]]["error"]
 
 
 def test_settings_that_no_topic_overrides_require_the_file_of_the_broker(

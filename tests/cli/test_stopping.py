@@ -381,7 +381,7 @@ def test_the_rows_of_a_run_whose_spark_has_ended_are_printed(capfd: pytest.Captu
     status, out, err = result_of(problem, capfd, execute=True)
     assert status == 1
     assert [row["status"] for row in json.loads(out)] == ["compacted", "skipped"]
-    assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is complete" in err
+    assert "session was stopped: 1 compacted, 1 skipped. Partitions that are reported as done are complete" in err
 
 
 def test_a_signal_while_an_error_is_printed_causes_one_message(

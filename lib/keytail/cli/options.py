@@ -1,4 +1,4 @@
-"""Flags that several commands have, each declared once: name, help, and the conversion of its text to a value.
+"""Declares each flag that several commands have: its name, its help, and the conversion of its text to a value.
 
 Values are only parsed here; the command checks them against the machine (a missing directory, a wrong clock).
 """

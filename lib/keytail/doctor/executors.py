@@ -15,13 +15,13 @@ from keytail.log.fs import LOCAL
 from keytail.run.engine import Engine
 
 _TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
-_TASKS_PER_SLOT = 2  # number of tasks per task slot, so that hosts that are slow to start also get one
+_TASKS_PER_SLOT = 2  # number of tasks per task slot, so that hosts that are slow to start also get a task
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The report of one host. `log_dirs` has, by path, a digest of the listing and the number of directories; "" and
-    the error if the directory cannot be listed.
+    """The report of one host. `log_dirs` has, by path, a digest of the listing and the number of directories as text;
+    "" and the error if the directory cannot be listed.
     """
 
     host: str
@@ -79,7 +79,7 @@ def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Se
 
 
 def differences(here: Seen, there: Seen) -> list[str]:
-    """Return descriptions of the relevant differences between this host and another host."""
+    """Return a description of each relevant difference between this host and another host."""
     found = []
     if here.python.split(".")[:2] != there.python.split(".")[:2]:
         found.append(f"it has Python {there.python}, this host {here.python}")

@@ -118,7 +118,7 @@ class PartitionRow(Recorded):
 
 @dataclass(frozen=True)
 class MaintainRow:
-    """One table of the ledger. Numbers are for the whole table, except `removed_rows`."""
+    """One table of the ledger. The numbers are those of the whole table, except `removed_rows`."""
 
     table: str
     status: str

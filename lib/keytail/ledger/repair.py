@@ -1,7 +1,7 @@
 """Adds missing outcomes to the ledger, for bundles and runs that were killed or whose outcomes could not be written.
 
 The locks of the log dirs are held, so a run with an intent for these log dirs and no outcome is no longer running. Its
-result is determined from the disk, and the row has the id of the run that did this.
+result is determined from the disk; `repaired_by` in the added row is the id of the run that determined the result.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Unfinished:
 
 
 def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
-    """Write outcomes for intents on these log dirs without an outcome; return their number. A path identifies a log dir
-    only on one host, so intents of other hosts are ignored unless the log dirs are on `shared_storage`."""
+    """Write the missing outcomes of intents on these log dirs; return their number. A path identifies a log dir only on
+    one host, so intents of other hosts are ignored unless the log dirs are on `shared_storage`."""
     host = None if shared_storage else ledger.host
     if ledger.engine.session is not None:
         name_jobs(ledger.engine.session.sparkContext, "ledger: missing outcomes of earlier runs")
