@@ -158,8 +158,9 @@ def test_a_gap_in_the_range_is_detected(tmp_path: Path) -> None:
     log.append_records([Rec(0, 1, b"a", b"x")])
     log.append_records([Rec(1, 1, b"a", b"x"), Rec(3, 1, b"b", b"x")])
     log.append_records([Rec(6, 1, b"c", b"x")])
+    log.append_records([Rec(9, 1, b"c", b"x")])
     log.write()
-    ends = {(0, 1): False, (0, 2): True, (4, 7): True, (6, 7): False, (0, 7): True}
+    ends = {(0, 1): False, (0, 2): True, (4, 7): True, (6, 7): False, (0, 7): True, (6, 9): True, (4, 6): True}
     for (start, end), gap in ends.items():
         assert find_latest(LOCAL, task_of(log, start, end)).has_gap == gap, (start, end)
 

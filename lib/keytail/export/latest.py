@@ -240,14 +240,19 @@ class _Gaps:
 
     def __init__(self, from_offset: int, end_offset: int) -> None:
         self._next, self._end = from_offset, end_offset
-        self.found = False
+        self._is_found = False
+
+    @property
+    def found(self) -> bool:
+        """Whether offsets are missing in the range; known when all its batches have been looked at."""
+        return self._is_found or self._next < self._end
 
     def look(self, table: np.ndarray) -> None:
         table = table[(table["last_offset"] >= self._next) & (table["base_offset"] < self._end)]
-        if not len(table) or self.found:
+        if not len(table) or self._is_found:
             return
         spans = table["last_offset"] - table["base_offset"] + 1
-        self.found = bool(
+        self._is_found = bool(
             table["base_offset"][0] > self._next
             or (table["base_offset"][1:] != table["last_offset"][:-1] + 1).any()
             or (spans != table["record_count"]).any()
