@@ -88,7 +88,7 @@ N ?= 1000
 fuzz: venv  ## clean N random logs with Kafka's Cleaner and with keytail: make fuzz N=1000
 	KEYTAIL_FUZZ_LOGS=$(N) $(BIN)/python -m pytest -s tests/interop/test_differential.py
 
-crash: venv  ## interrupt every operation of every protocol, and let it fail in every way; prints the number of tries
+crash: venv  ## interrupt every operation of every protocol, and make it fail in every way; prints the number of tries
 	KEYTAIL_FAULTS=all $(BIN)/python -m pytest tests/crash tests/log/test_checkpoint.py
 
 hostile: venv  ## try N damaged inputs and N/100 damaged log dirs, with guard pages and bounds checks: make hostile N=1000000

@@ -76,7 +76,7 @@ def compact_brokers() -> None:
         def compact(name: str) -> dict[str, Any]:
             one = inventory.broker(name)
             words = one.command("compact", *steps.flags(steps.given(), "compact"), "--execute")
-            ended, run_id = steps.run_noting(words, one.on_host)
+            ended, run_id = steps.run_with_id(words, one.on_host)
             return {"broker": name, "step": "compact", "run_id": run_id, **commands.outcome(ended)}
 
         @steps.task(map_index_template=NAMED)

@@ -28,9 +28,8 @@ class Broker:
 
     `on_host` is the prefix of a command that runs on the broker's host, such as ("ssh", "kafka@b1") or ("docker",
     "exec", "-i", "b1", "sh", "-c"); empty means this host. The command is appended as one word, a line for a shell, and
-    gets standard input. `flags` are given to every keytail command on
-    the broker's log dirs. `commands` are other commands by purpose, for DAGs
-    that stop and start brokers.
+    gets standard input. `flags` are given to every keytail command on the broker's log dirs. `commands` are other
+    commands by purpose, for DAGs that stop and start brokers.
     """
 
     name: str

@@ -56,12 +56,12 @@ exit 2
 
 @dataclass(frozen=True)
 class Ended:
-    """The result of a command: the `rows` on its standard output, or `output` if requested; `words` is the end of its
-    standard error."""
+    """The result of a command: the `rows` on its standard output, or `output` if requested; `last_lines` is the
+    end of its standard error."""
 
     exit_status: int
     rows: list[dict[str, Any]] = field(default_factory=list)
-    words: str = ""
+    last_lines: str = ""
     output: str = ""
 
 
@@ -103,7 +103,7 @@ def run(
             )
         except (FileNotFoundError, PermissionError) as problem:  # a program of on_host, or this host has no shell
             log_line(f"{command[0]}: {problem.strerror}")
-            return Ended(NOT_FOUND[-1], words="\n".join(last_lines))
+            return Ended(NOT_FOUND[-1], last_lines="\n".join(last_lines))
         timed_out = _follow(process, timeout_s, grace_s, log_line)
         status = TIMED_OUT if timed_out else process.returncode
         output.seek(0)
@@ -116,7 +116,7 @@ def run(
 def _follow(
     process: subprocess.Popen[bytes], timeout_s: float | None, grace_s: float, log_line: Callable[[str], None]
 ) -> bool:
-    """Wait until the process has ended, logging its output. Returns whether it took longer than `timeout_s`."""
+    """Wait until the process has ended, logging its output. Return whether it took longer than `timeout_s`."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     kill_at_s: float | None = None
     timed_out = False
@@ -252,9 +252,9 @@ def outcome(ended: Ended) -> dict[str, Any]:
         if any(row["status"] in _RETRY_HELPS for row in bad):
             raise AirflowException(text)
         raise AirflowFailException(text)
-    last = _short(ended.words) or "no output"
+    last = _short(ended.last_lines) or "no output"
     if status == 2:
-        raise AirflowFailException(f"wrong usage, which a retry does not help: {last}")
+        raise AirflowFailException(f"wrong usage, so a retry would not help: {last}")
     if status in NOT_FOUND:
         raise AirflowFailException(f"command not found, or not executable (status {status}): {last}")
     if status == TIMED_OUT:

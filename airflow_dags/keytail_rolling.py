@@ -128,7 +128,7 @@ TIMES = ("down_at_ms", "reachable_at_ms", "in_sync_at_ms")
 
 def downtime(left: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the times of a broker's downtime: when its stop began, when it answered again, and when all replicas were
-    in sync again. None: not known; all times after one that is not known, or not in order, are None, too.
+    in sync again. A time is None if it is unknown, out of order, or after such a time.
     """
     made: dict[str, int | None] = dict.fromkeys(TIMES)
     before = 0
@@ -145,7 +145,7 @@ def downtime_text(found: Mapping[str, int | None]) -> str:
     if down is None:
         return "it was not seen to be down; its downtime is not known"
     if reachable is None:
-        return "it was stopped, and did not answer since; its downtime is not known"
+        return "it was stopped, and has not answered since; its downtime is not known"
     text = f"down for {(reachable - down) / 1000:.1f} s"
     return f"{text}, in sync after {(in_sync - down) / 1000:.1f} s" if in_sync is not None else f"{text}, not in sync"
 

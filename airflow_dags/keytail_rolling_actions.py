@@ -29,8 +29,8 @@ ASK_S = 300.0  # time that a check, or doctor, may take
 def words_of(
     one: inventory.Broker, values: Mapping[str, Any], to_verify: Sequence[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return the commands that a run executes for a broker, as lists of words, by step. `to_verify` are partitions by
-    name, if only those are to be verified."""
+    """Return the commands that a run executes for a broker, as lists of words, by step. `verify` is limited to the
+    partitions `to_verify`, unless there are none or `verify_everything` is set."""
     topic = ("--topic", values["topic"]) if values["topic"] else ()
     throttle = ("--throttle", values["prepare_throttle"]) if values["prepare_throttle"] else ()
     ledger = ("--ledger", values["ledger"]) if values["ledger"] else ()
@@ -61,7 +61,7 @@ def _doctor(one: inventory.Broker) -> commands.Ended:
     try:
         return commands.run(_doctor_words(one), one.on_host, ASK_S)
     except AirflowException as problem:  # the command printed no rows, although its status is 0
-        return commands.Ended(1, words=str(problem))
+        return commands.Ended(1, last_lines=str(problem))
 
 
 def _check(one: inventory.Broker, names: tuple[str, ...]) -> tuple[str, str]:
@@ -72,17 +72,17 @@ def _check(one: inventory.Broker, names: tuple[str, ...]) -> tuple[str, str]:
             continue
         ended = commands.run(one.commands[name], one.on_host, ASK_S, parse_rows=False, keep_output=True)
         if ended.exit_status in commands.NOT_FOUND:
-            raise AirflowFailException(f"commands.{name}: command not found, or not executable: {ended.words}")
+            raise AirflowFailException(f"commands.{name}: command not found, or not executable: {ended.last_lines}")
         if not rolling.is_good(name, ended.exit_status, ended.output):
-            said = rolling.short(ended.output.strip() or ended.words)
+            said = rolling.short(ended.output.strip() or ended.last_lines)
             print(f"{name}: status {ended.exit_status}: {said}")
             return name, f"{name} (status {ended.exit_status}): {said}"
     return "", ""
 
 
 def wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> dict[str, int]:
-    """Wait until `reachable` and all checks were good `looks` times in a row; return since when, as far as the checks
-    show. Raises AirflowFailException with the last failure."""
+    """Wait until `reachable` and all checks were good `looks` times in a row; return the times at which checks first
+    showed that (`reachable_at_ms`, `in_sync_at_ms`). Raises AirflowFailException with the last failure."""
     values = steps.given()
     until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
     good, found = 0, dict[str, int]()
@@ -134,7 +134,7 @@ def precheck(one: inventory.Broker) -> dict[str, Any] | None:
 
 
 def _try_flags(one: inventory.Broker, values: Mapping[str, Any]) -> None:
-    """Run a dry run, which finds wrong flags of the inventory, topics and ledgers before the broker is stopped."""
+    """Do a dry run, which finds wrong flags in the inventory, topics and ledgers before the broker is stopped."""
     commands.outcome(commands.run(words_of(one, values)["plan"], one.on_host))
 
 
@@ -145,7 +145,7 @@ def _wait_until_ready(one: inventory.Broker) -> None:
     state = rolling.state_of(ended.rows)
     wrong = [f"{row.get('check')}: {row.get('found')}" for row in ended.rows if row.get("status") == "fail"]
     if wrong or not ended.rows:
-        raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
+        raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.last_lines)}")
     if state != rolling.RUNNING:
         raise AirflowFailException(
             f"the broker is not running (log dirs: {state}); before a rolling run, start all brokers"
@@ -173,7 +173,7 @@ def stop(one: inventory.Broker, begun_ms: int) -> None:
     ti.xcom_push(key="down_at_ms", value=now_ms() if ti.try_number == 1 else begun_ms)
     ended = commands.run(one.commands["stop"], one.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
     if ended.exit_status != 0:
-        raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.words}")
+        raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.last_lines}")
 
 
 def stopped(one: inventory.Broker) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def stopped(one: inventory.Broker) -> dict[str, Any]:
         if decided is not None:
             raise AirflowFailException("it ended without a clean shutdown: a log dir has no .kafka_cleanshutdown")
         if time.monotonic() > until_s:
-            said = f": {ended.words}" if states[-1] == rolling.UNKNOWN else ""
+            said = f": {ended.last_lines}" if states[-1] == rolling.UNKNOWN else ""
             raise AirflowFailException(
                 f"it has not stopped cleanly after {values['stop_minutes']:g} minutes (log dirs: {states[-1]}){said}"
             )
@@ -203,7 +203,7 @@ def stopped(one: inventory.Broker) -> dict[str, Any]:
 def compact(one: inventory.Broker) -> dict[str, Any]:
     values = steps.given()
     limit_s = 60 * (values["deadline_minutes"] + values["overrun_minutes"])
-    ended, run_id = steps.run_noting(words_of(one, values)["compact"], one.on_host, limit_s)
+    ended, run_id = steps.run_with_id(words_of(one, values)["compact"], one.on_host, limit_s)
     get_current_context()["ti"].xcom_push(key="run_id", value=run_id)
     made = commands.outcome(ended)
     return {**made, "to_verify": rolling.to_verify(ended.rows), "prepared": rolling.prepared(ended.rows)}
@@ -240,7 +240,7 @@ def start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, An
         print(f"commands.start ended with status {ended.exit_status}, try {number} of {START_TRIES}")
         time.sleep(poll_s)
     else:
-        raise AirflowException(f"commands.start ended with status {ended.exit_status}: {ended.words}")
+        raise AirflowException(f"commands.start ended with status {ended.exit_status}: {ended.last_lines}")
     until_s = time.monotonic() + CONFIRM_S
     while True:
         state = rolling.state_of(_doctor(one).rows)

@@ -39,7 +39,7 @@ PARAMS = {
     "overrun_minutes": Param(
         60, type="number", minimum=0, title="Overrun",
         description="Minutes after its deadline that a preparation or a compaction may take to finish. Then it is "
-        "stopped in order.",
+        "stopped by SIGTERM.",
     ),
     "verify_everything": Param(
         False, type="boolean", title="Verify everything",

@@ -92,7 +92,7 @@ def _params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
     except ValueError as problem:
         raise ValueError(f"{variable} is not valid JSON: {problem}") from problem
     if not isinstance(defaults, dict) or defaults.keys() - declared.keys():
-        raise ValueError(f"{variable} must be a JSON object with keys out of {', '.join(declared)}")
+        raise ValueError(f"{variable} must be a JSON object with keys among {', '.join(declared)}")
     made = dict(declared)
     for name, value in defaults.items():
         made[name] = Param(value, description=declared[name].description, **declared[name].schema)
@@ -240,7 +240,7 @@ def figures(command: Command, values: Mapping[str, Any], on_host: Sequence[str] 
     planned = run(command("plan", *flags(values, "plan")), on_host)
     made = outcome(planned)
     described = run(command("describe", *flags(values, "describe")), on_host)
-    outcome(Ended(described.exit_status, described.rows, described.words))
+    outcome(Ended(described.exit_status, described.rows, described.last_lines))
     key = ("log_dir", "topic", "partition")
     due = {tuple(row[part] for part in key) for row in planned.rows if row["status"] == "would-compact"}
     dirty = [row for row in described.rows if tuple(row[part] for part in key) in due]
@@ -288,7 +288,7 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
     return stored
 
 
-def run_noting(
+def run_with_id(
     words: Sequence[str], on_host: Sequence[str] = (), timeout_s: float | None = None
 ) -> tuple[Ended, str | None]:
     """Run a command as `run` does; return also the run's id in the ledger, or None."""

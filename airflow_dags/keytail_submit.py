@@ -69,10 +69,10 @@ class KeytailSubmitOperator(SparkSubmitOperator):
     def _get_hook(self) -> Any:
         hook = super()._get_hook()
         process_log = hook._process_spark_submit_log
-        hook._process_spark_submit_log = lambda lines: process_log(self._noted(lines))
+        hook._process_spark_submit_log = lambda lines: process_log(self._storing_run_ids(lines))
         return hook
 
-    def _noted(self, lines: Iterable[str]) -> Iterator[str]:
+    def _storing_run_ids(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield the lines, and store the run's id in the ledger, which the job prints in its log."""
         for line in lines:
             self.run_ids += RUN_ID.findall(line)

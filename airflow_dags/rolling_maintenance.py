@@ -2,7 +2,7 @@
 in sync.
 
 The steps of a broker are a task group, created from the inventory when this file is parsed. This file defines the order
-of the tasks; keytail_rolling_actions.py contains their work, and keytail_rolling.py decides by the output of commands.
+of the tasks; keytail_rolling_actions.py contains their work, and keytail_rolling.py has the decisions.
 
 `start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, even if a worker
 died in one of them, or somebody marks the whole run as failed.
@@ -192,7 +192,7 @@ def _left_of_downtime(group: str) -> dict[str, Any]:
     }
 
 
-def _pages(text: str) -> None:
+def _send_alert(text: str) -> None:
     """Run the command in KEYTAIL_ALERT, if any, with the text as its last argument."""
     words = shlex.split(os.environ.get(ALERT, ""))
     if words:
@@ -243,7 +243,7 @@ def _declare(named: list[str]) -> None:
         print(dict(ended.brokers))
         if ended.text:
             print(ended.text)
-            _pages(ended.text)
+            _send_alert(ended.text)
             raise AirflowFailException(ended.text)
         return dict(ended.brokers)
 

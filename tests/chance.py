@@ -13,7 +13,7 @@ SEED = int(os.environ.setdefault("KEYTAIL_SEED", str(random.SystemRandom().randr
 
 
 def chance() -> random.Random:
-    """Return a new generator, which draws from the start: a test that draws several times keeps it."""
+    """Return a new generator, which begins with the same draws as all others: a test calls this only once."""
     return random.Random(SEED)
 
 

@@ -45,7 +45,7 @@ from tests.class_archives import same
 try:
     settings = delta.session_settings(None)
     spark = local_session("local[2]", "classes of Spark", settings)
-except Exception:  # Delta's jars cannot be had
+except Exception:  # Delta's jars are not available
     settings = {}
     spark = local_session("local[2]", "classes of Spark")
 jvm = spark.sparkContext._gateway.proc
@@ -55,7 +55,7 @@ for kind in ("parquet", "json", *(["delta"] if settings else [])):
     spark.read.format(kind).load(f"{sys.argv[1]}/{kind}").groupBy("key").count().orderBy("key").collect()
 spark.sparkContext.parallelize([1, 2], 2).map(str).collect()
 spark.stop()
-jvm.stdin.close()  # at which it ends by itself
+jvm.stdin.close()  # this ends the JVM
 sys.exit(jvm.wait())
 """
 
@@ -125,7 +125,7 @@ def run_spark(option: str) -> None:
 
 
 def run_kafka(option: str) -> None:
-    """Format a broker, write to it, also in transactions, and read from it."""
+    """Format the log dir of a broker, write to it, also in transactions, and read from it."""
     from tests.interop.broker import Broker
     from tests.interop.broker_client import BrokerClient
 

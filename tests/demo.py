@@ -1,5 +1,4 @@
-"""Demonstrates the main job on a copy of the golden logs: plan, compact, verify, and the results. `python -m
-tests.demo`.
+"""Demonstrates the main job on a copy of the golden logs (`python -m tests.demo`): plan, compact, verify, results.
 
 Every step is the real command line in a separate process, as an operator would type it. This module only unpacks the
 logs first, and sums up the rows at the end.
@@ -76,7 +75,7 @@ def run(command: str, arguments: list[str], *, capture: bool = False) -> subproc
 
 
 def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
-    print_message("What came of it")
+    print_message("The result")
     by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_topic[row["topic"]].append(row)
@@ -105,7 +104,7 @@ def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
         print(f"\nverify ended with status {verified}: see above. Do not start a broker on this.")
         return
     print("\nverify found nothing wrong. A broker that starts on this log dir finds a clean shutdown, opens every")
-    print("partition without recovery, and serves each key's newest record that was not aborted at its old offset.")
+    print("partition without recovery, and serves, at its old offset, each key's latest record that was not aborted.")
 
 
 def arrow(rows: list[dict[str, Any]], what: str) -> str:

@@ -32,8 +32,8 @@ def sent_to_the_engine(paths: list[str]) -> list[str]:
         return any(fnmatch(item, rule) and item.count("/") == rule.count("/") for item in above)
 
     def is_sent(path: str) -> bool:
-        says = [rule for rule in rules if matches(path, rule.removeprefix("!"))]
-        return not says or says[-1].startswith("!")
+        matching = [rule for rule in rules if matches(path, rule.removeprefix("!"))]
+        return not matching or matching[-1].startswith("!")
 
     return [path for path in paths if is_sent(path)]
 

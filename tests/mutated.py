@@ -129,7 +129,7 @@ def change_imports(plain: Collection[str], sources: Mapping[str, str]) -> None:
     jit.IS_WRITABLE = jit.IS_WRITABLE and not sources
 
 
-class SelectedPartitions:
+class SelectedTests:
     """Runs only the tests `seconds`, in this order, each with a time limit based on its seconds, and records the first
     failure.
     """

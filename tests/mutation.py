@@ -10,7 +10,7 @@ adds the removal of a statement. A position in the code is drawn first, then one
 there, so that each module is drawn in proportion to its code. Not drawn, because they do not change behaviour:
 
 - annotations, statements under `TYPE_CHECKING`, and decorators (how a kernel is compiled, the slots of a class);
-- the replacement of a comparison by `is` or `is not`, and of these by any comparison but each other.
+- the replacement of a comparison by `is` or `is not`, and of these two by any other comparison than each other.
 
 A mutant is never written to a file, and its kernels are not compiled: `tests/mutated.py` describes how tests run with
 it. The tests of `--folders` that need no JVM are first run once without a mutation, to record the lines of the core
@@ -50,7 +50,7 @@ from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 from parso.python.tree import ExprStmt, Keyword
 
-from tests.mutated import Lines, SelectedPartitions, change_imports, run_tests
+from tests.mutated import Lines, SelectedTests, change_imports, run_tests
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lib/keytail"
@@ -124,8 +124,8 @@ def _names() -> list[str]:
     names = [name.partition("/")[2] for name in operator_names() if not get_operator(name).arguments()]
     identity = re.compile(r"_(Is|IsNot)(_|$)")
     both = {"ReplaceComparisonOperator_Is_IsNot", "ReplaceComparisonOperator_IsNot_Is"}
-    ours = [name for name in names if name in both or not identity.search(name)]
-    return [*(name for name in ours if name not in ("NoOp", "RemoveDecorator")), "Remove"]
+    wanted = [name for name in names if name in both or not identity.search(name)]
+    return [*(name for name in wanted if name not in ("NoOp", "RemoveDecorator")), "Remove"]
 
 
 def modules() -> dict[str, str]:
@@ -366,7 +366,7 @@ def tests_for(mutant: Mutant, tests: dict[str, dict], limit_s: float) -> dict[st
 def _run_mutant(mutant: Mutant, chosen: dict[str, float], folder: Path) -> object:
     source = (PACKAGE / mutant.module).read_text()
     change_imports(_kernels(), {_dotted(mutant.module): mutant.code(source)})
-    plugin = SelectedPartitions(chosen)
+    plugin = SelectedTests(chosen)
     if not chosen:
         return {"status": 0, "by": ""}
     status = run_tests(sorted({name.partition("::")[0] for name in chosen}), plugin, folder, "-x")

@@ -1,4 +1,4 @@
-"""Runs a compaction as its command does, but calls the functions that Spark would send to a worker in this process."""
+"""Runs a compaction as its command does, but calls in this process what Spark would call in a worker."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def parts() -> list[Part]:
              {"KEYTAIL_FAULTS": "all", "KEYTAIL_SOAK": "1"},
              _of_table("protocol", "stops", "faults", "states", "distinct")),
         Part("draws", (*PYTEST, "-m", "not spark and not interop", *DRAWING),
-             {"KEYTAIL_DRAWS": DRAWS, "KEYTAIL_SOAK": "1"}, _always(f"random cases, {DRAWS} times each number")),
+             {"KEYTAIL_DRAWS": DRAWS, "KEYTAIL_SOAK": "1"}, _always(f"random cases, {DRAWS} times as many")),
         Part("steps", (*PYTEST, "tests/kills/test_random_steps.py"),
              {"KEYTAIL_STEPS": "60", "KEYTAIL_LIVES": "20"}, _always("20 partitions of 60 random steps")),
         Part("owner", (*PYTEST, "tests/hostile/test_owner_attack.py"), {"KEYTAIL_ATTACKS": "40"},

@@ -1,7 +1,7 @@
 """Checks that words of the project's earlier private language do not return: `python -m tests.terms`, in `make lint`.
 
-The words of TEXT are not used in pages, docstrings, comments and messages (strings with a blank in the code); those of
-NAMES not as a part of identifiers. Prints each use with its place and the word to use instead, and exits with 1 if
+The words of TEXT are not used in pages, docstrings, comments and messages (strings with a blank in the code), and those
+of NAMES not as parts of identifiers. Prints each use with its place and the word to use instead, and exits with 1 if
 there is any. GLOSSARY.md defines the terms that are used.
 """
 
@@ -122,7 +122,7 @@ def problems(path: str, source: str) -> Iterator[str]:
 
 @functools.cache
 def _words(name: str) -> set[str]:
-    """Return the parts of a name that are not used."""
+    """Return the words of a name that identifiers must not contain."""
     return set(words_of(name)) & NAMES.keys()
 
 

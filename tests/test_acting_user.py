@@ -31,9 +31,9 @@ def status():
 @pytest.fixture
 def private(tmp_path: Path) -> Iterator[Path]:
     with open_directory() as path:
-        made = private_directory(path / "private")
-        (made / "secret").write_text("known to root")
-        yield made
+        directory = private_directory(path / "private")
+        (directory / "secret").write_text("known to root")
+        yield directory
 
 
 def run(script: str, private: Path) -> object:

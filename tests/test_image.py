@@ -1,7 +1,7 @@
 """Checks conf/Dockerfile without an engine: the files that it copies exist and are sent to the engine, and its own
 steps run.
 
-No image is built here. test_release.py also runs steps of it: it builds the wheel from only the files that the engine
+No image is built here. test_release.py runs more of its steps: it builds the wheel from only the files that the engine
 receives, and installs it with the pinned versions.
 """
 

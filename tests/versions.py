@@ -50,7 +50,7 @@ def main(named: Sequence[str]) -> int:
 
 
 def version_of(python: str) -> str | None:
-    """Return the version, or None if it cannot be run, such as one that a version manager only lists."""
+    """Return the version of a Python; None if it cannot be run, as one that a version manager only lists."""
     code = "import platform; print(platform.python_version())"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -100,7 +100,7 @@ def smoke(python: str, wheel: Path, home: Path, javas: Mapping[int, str]) -> lis
         where.mkdir()
         golden.unpack(where)
         config = ["--config", where / "server.properties", "--output", "json"]
-        # Without a Java, only the strategy without Spark is possible.
+        # Without Java, only the strategy without Spark is possible.
         with_java = {"JAVA_HOME": javas[java]} if java else {"JAVA_HOME": "", "PATH": "/nowhere"}
         master = ["--master", "local[2]"] if java else []
         rows = json.loads(run(keytail, "compact", *config, "--execute", *master, **with_java))

@@ -1,4 +1,4 @@
-"""The program `keytail`, also run by `python -m keytail`."""
+"""Runs the program `keytail`, also as `python -m keytail`."""
 
 import sys
 

@@ -43,8 +43,8 @@ _caller: User | None = None  # the user that started the process, while it works
 
 
 def user_of(uid: int, gid: int) -> User:
-    """Return the user with this id and its groups. `gid`, the group of its files, is used if the user is a member of it
-    or if the system has no name for the user; if not, the user's own group is used.
+    """Return the user with this id and its groups. The group id is `gid`, the group of the user's files, if the user is
+    a member of that group, or the system has no name for the user; if not, it is the user's own group.
     """
     try:
         known = pwd.getpwuid(uid)

@@ -1,4 +1,4 @@
-"""Output on standard error: lines for people or JSON objects for programs, in full or only warnings and errors.
+"""Prints messages on standard error: lines for people or JSON objects for programs, all or only warnings and errors.
 
 Only rows are written to standard output. Modules call `print_message`, or `OutputStyle.line` for lines that they print
 themselves. A run continues if standard error cannot be written.
@@ -29,7 +29,7 @@ Level = Literal["detail", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class OutputStyle:
-    """`quiet`: only warnings and errors. `verbose`: also details. `as_json`: JSON lines, for log collectors."""
+    """`quiet`: print only warnings and errors. `verbose`: print details, too. `as_json`: print JSON lines."""
 
     quiet: bool = False
     verbose: bool = False
@@ -50,7 +50,7 @@ class OutputStyle:
         return json.dumps({"time": time, "level": level, "message": text.strip().removeprefix("keytail: "), **facts})
 
 
-# A context variable (threads.py), so that code of every layer, all of which prints, needs no parameter for the style.
+# A context variable (threads.py): code of every layer prints, and would otherwise need a parameter for the style.
 _style: contextvars.ContextVar[OutputStyle] = contextvars.ContextVar("style")
 
 
@@ -95,8 +95,8 @@ def wrapped(text: str, width: int) -> str:
 
 
 def divided(line: str, width: int, indent: int) -> list[str]:
-    """Return the lines of a terminal that has `width` characters, for a line of text. All but the first are shorter, by
-    an indent that they do not contain."""
+    """Divide a line of text into lines for a terminal of `width` characters. All but the first are shorter by `indent`,
+    which they do not contain."""
     ends = line_ends(line, width, indent)
     return [line[start:end].rstrip() for start, end in itertools.pairwise((0, *ends, len(line)))]
 

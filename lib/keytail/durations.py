@@ -1,4 +1,4 @@
-"""Durations and times as text."""
+"""Converts durations and times to text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
 
 def duration_text(ms: int) -> str:
-    """Return a duration in ms in its two largest units, as `3 h 12 min`, `45 s` or `7 ms`; truncated, not rounded."""
+    """Return a duration in ms as text in its two largest units (truncated), such as `3 h 12 min`, `45 s` or `7 ms`."""
     if ms < 0:
         return f"-{duration_text(-ms)}"
     for number, (unit, unit_ms) in enumerate(_UNITS):

@@ -1,4 +1,4 @@
-"""The errors that keytail raises: a few classes; each error has the problem, its place and a remedy.
+"""Defines the few classes of errors that keytail raises. Each error has the problem, its place and a remedy.
 
 The class determines the status of the partition's row: `CorruptLog` gives `corrupt`, `Refused` gives `refused`, any
 other `KeytailError` gives `failed`. `UsageProblem` ends the run with exit status 2.
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 _OUT_OF_ROOM = "Free space on this file system or lower --max-scratch-bytes, then run again"
 _NOT_ALLOWED = (
-    "Give this file or directory the owner and mode of those beside it (chown, chmod), or run as the user that "
+    "Give this file or directory the owner and mode of the files beside it (chown, chmod), or run as the user that "
     "owns the files. If started as root, keytail works as the owner of the log dirs, without root's rights there"
 )
 _FULL = ("no-space", _OUT_OF_ROOM)
@@ -260,7 +260,7 @@ class NotRegular(UnsafeFile):
     """A directory, FIFO, socket or device where a regular file is expected."""
 
     slug = "not-a-regular-file"
-    remedy = "Find out what created it, move it away, then run again"
+    remedy = "Find out what created it, move it elsewhere, then run again"
 
 
 class ForeignFile(UnsafeFile):
@@ -268,8 +268,8 @@ class ForeignFile(UnsafeFile):
 
     slug = "foreign-file"
     remedy = (
-        "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, give it the "
-        "owner of its directory (chown); if not, remove this link. Then run again"
+        "The file may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, give "
+        "it the owner of its directory (chown); if not, remove this link. Then run again"
     )
 
 
@@ -302,7 +302,7 @@ def of_system(error: OSError, where: str = "") -> KeytailError:
 
 
 def out_of_memory() -> KeytailError:
-    """Return the error for a MemoryError. It does not mean that the data that were being read are damaged."""
+    """Return the error for a MemoryError, which does not mean that the data that were being read are damaged."""
     return KeytailError(
         f"out of memory on host {os.uname().nodename}",
         remedy="Lower --map-memory or the number of concurrent tasks (--master 'local[2]'), then run again",
@@ -311,7 +311,7 @@ def out_of_memory() -> KeytailError:
 
 
 def in_words(problem: KeytailError | OSError | MemoryError) -> ErrorText:
-    """Return the message for a problem of any of these kinds."""
+    """Return the message of an error of any of these types, with place, remedy and slug as far as they are known."""
     if isinstance(problem, MemoryError):
         return ErrorText(out_of_memory())
     return ErrorText(of_system(problem) if isinstance(problem, OSError) else problem)

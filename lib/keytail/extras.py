@@ -1,7 +1,7 @@
-"""The extras of pyproject.toml with their packages, and the error for a package that is not installed.
+"""Lists the extras of pyproject.toml with their packages, and defines the error for a package that is not installed.
 
 Commands that do not use Spark need none of these packages. A command declares the extras that it needs
-(`Command.extras`), and they are checked before the command does anything.
+(`Command.extras`), which are checked before the command does anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import metadata
 from keytail.acting_user import as_caller
 from keytail.errors import UsageProblem
 
-# The module of a package where the two have different names.
+# The names of modules that differ from the names of their packages, by package.
 _MODULES = {"delta-spark": "delta"}
 
 

@@ -1,4 +1,4 @@
-"""The limit for the size of a record in memory, which the command line can raise."""
+"""Defines the limit for the size of a record in memory, which a flag can change."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Sizes in bytes as text."""
+"""Converts sizes in bytes to text."""
 
 from __future__ import annotations
 
 
 def human_bytes(size: int | None) -> str:
-    """Return a size as `1.2 GiB`; an unknown size as an empty string."""
+    """Return a size in bytes as text such as `1.2 GiB`; "" for an unknown size (None)."""
     if size is None:
         return ""
     if abs(size) < 1024:

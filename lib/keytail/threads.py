@@ -1,4 +1,4 @@
-"""Threads of a run: they inherit the context variables of the code that starts them.
+"""Starts threads of a run, which inherit the context variables of the code that starts them.
 
 Three values of a run only affect what is displayed: the style of its output (console.py), the channel for the progress
 of tasks (run/watching.py) and the count of bytes that a task has read (log/meter.py). They are context variables, so

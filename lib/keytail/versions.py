@@ -1,4 +1,4 @@
-"""The table of supported Python and Java versions, for pyproject.toml, `doctor` and the documentation.
+"""Lists the supported versions of Python and Java, for pyproject.toml, `doctor` and the documentation.
 
 A version is supported if the pinned Spark supports it and keytail was tested with it: `make versions` runs the tests
 with each version that is installed on a machine. tests/test_versions.py checks files that cannot import this table
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Versions of CPython, ascending. Older ones lack features that keytail uses; newer ones may work with new wheels.
+# Versions of CPython, ascending. Older versions lack features that keytail uses; newer ones may work with new wheels.
 PYTHONS = ("3.11", "3.12", "3.13")
 
 # Releases of Java that Spark 4.2 supports, each with its first usable version. Before 25.0.3 Java's default collector

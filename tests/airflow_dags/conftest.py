@@ -1,6 +1,6 @@
 """Fixtures for tests of the DAGs. They start processes in Airflow's separate environment, `.venv-airflow`.
 
-Without it these tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
+Without that environment the tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def airflow_bin() -> Path:
 
 @pytest.fixture(scope="session")
 def keytail_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder like that of an operator: the environment with keytail, and in it jobs/ and conf/."""
+    """Return a folder as an operator has it: the environment with keytail, and in it jobs/ and conf/."""
     home = tmp_path_factory.mktemp("keytail-home")
     for path in (*(Path(sys.prefix) / name for name in ("bin", "lib", "pyvenv.cfg")), ROOT / "jobs", ROOT / "conf"):
         (home / path.name).symlink_to(path)
@@ -51,8 +51,7 @@ def keytail_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(
     airflow_bin: Path, tmp_path_factory: pytest.TempPathFactory, keytail_home: Path
 ) -> dict[str, str]:
-    """Return the variables for Airflow's processes: a separate home, nothing of Spark or an activated environment.
-    """
+    """Return the variables for Airflow's processes: a separate home, and none of Spark or an activated environment."""
     made = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_", "AIRFLOW_"))}
     return made | {
         "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
@@ -114,7 +113,7 @@ def airflow(airflow_bin: Path, environment: dict[str, str]) -> Iterator[Airflow]
 
 @pytest.fixture(scope="session")
 def empty_database(airflow: Airflow) -> Path:
-    """Copy Airflow's state from before any DAG has run with it."""
+    """Return a copy of Airflow's database from before the first run of a DAG."""
     airflow.ask("migrate", log=airflow.home / "migrate.log")
     copied = airflow.home / "empty.db"
     with (  # a part of the database is in a write-ahead log

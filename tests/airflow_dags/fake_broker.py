@@ -65,7 +65,7 @@ def keytail(command: str) -> int:
         return int(answer["status"])
     record(command)
     (FOLDER / f"{name}.{command}").write_text(json.dumps(words))
-    assert not state()["running"], f"keytail {command} must not run beside a running broker"
+    assert not state()["running"], f"keytail {command} must not run while the broker runs"
     done = {"compact": {"status": "compacted", "prepared": "committed"}, "verify": {"status": "sound"}}
     answer = BEHAVIOUR.get(command, {"status": 0, "rows": [{**ROW, **done[command]}]})
     if command == "compact" and "--ledger" in words:

@@ -79,9 +79,9 @@ def answer(question: dict[str, Any]) -> int:
             for number, file in enumerate((nothing, log, log)):
                 os.dup2(file.fileno(), number)
         os.environ.update(question["env"])
-        made = ANSWERS[question["what"]](*question["arguments"])
+        result = ANSWERS[question["what"]](*question["arguments"])
         with open(question["answer"], "w") as file:
-            json.dump(made, file, default=str)
+            json.dump(result, file, default=str)
         return 0
     except BaseException:
         traceback.print_exc()
@@ -180,7 +180,7 @@ def test(dag_id: str, conf: str) -> dict[str, Any]:
 
 def rolls(folder: str, *asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Return, for each rolling run, the structure of its DAG and, if it has `conf` (its Params), the result of a run.
-    Each has `env` (variables), and `retries`, the maximum for a task.
+    Each rolling run also has `env` (variables) and `retries`, the maximum for a task.
     """
     return [roll(f"{folder}/rolling_maintenance.py", **one) for one in asked]
 
@@ -231,7 +231,7 @@ def run_of(dag: Any, conf: Any) -> Any:
 @contextlib.contextmanager
 def without_delays(dag: Any) -> Iterator[None]:
     """Avoid three delays: dag.test() reads all DAG files again, and sleeps a second for each level of tasks without
-    anything to do; each copy of a Param checks its JSON schema against the schema of schemas.
+    anything to do; each copy of a Param checks its JSON schema against the meta-schema.
     """
     from unittest.mock import patch
 

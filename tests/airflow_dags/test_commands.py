@@ -30,7 +30,7 @@ def test_arguments_are_passed_unchanged(commands: Any, on_host: tuple[str, ...])
     assert (ended.exit_status, ended.rows) == (0, [{"words": ODD}])
 
 
-def test_arguments_survive_ssh(commands: Any, tmp_path: Path) -> None:
+def test_arguments_are_passed_unchanged_through_ssh(commands: Any, tmp_path: Path) -> None:
     """ssh joins its arguments with blanks to one line, which a shell on the other host parses."""
     (tmp_path / "ssh").write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
     (tmp_path / "ssh").chmod(0o755)
@@ -43,7 +43,7 @@ def test_standard_error_is_logged_during_the_run(commands: Any) -> None:
     ended = commands.run(["sh", "-c", script], on_line=lambda line: lines.append((line, time.monotonic())))
     assert [line for line, _ in lines][1:] == ["first", "second", "half \ufffd"]
     assert lines[2][1] - lines[1][1] > 0.3
-    assert ended.words.splitlines() == ["first", "second", "half \ufffd"]
+    assert ended.last_lines.splitlines() == ["first", "second", "half \ufffd"]
     assert ended.exit_status == 3
 
 
@@ -60,7 +60,7 @@ def test_much_output_on_both_streams_does_not_block(commands: Any) -> None:
     lines: list[str] = []
     ended = commands.run([sys.executable, "-c", script], on_line=lines.append)
     assert (len(lines), len(ended.rows)) == (20001, 20000)
-    assert len(ended.words) < 20_000
+    assert len(ended.last_lines) < 20_000
 
 
 @pytest.mark.parametrize("output", ["", "Welcome to b1\n[]", "{}", "[1]", "[{}"])
@@ -85,7 +85,7 @@ def test_a_timeout_stops_the_command_with_sigterm(commands: Any, tmp_path: Path,
     ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], on_host, timeout_s=3)
     assert ended.exit_status == 124
     assert (tmp_path / "told").read_text() == "told\n"
-    assert ended.words.splitlines() == ["up", "not finished after 3 s: stopped", "told"]
+    assert ended.last_lines.splitlines() == ["up", "not finished after 3 s: stopped", "told"]
 
 
 @pytest.mark.long
@@ -146,7 +146,7 @@ def test_without_standard_input_nothing_is_started(commands: Any, tmp_path: Path
     (tmp_path / "ssh").chmod(0o755)
     ended = commands.run(["touch", str(tmp_path / "begun")], (str(tmp_path / "ssh"), "-n"))
     assert ended.exit_status == 2
-    assert "standard input is not passed on to this host" in ended.words
+    assert "standard input is not passed on to this host" in ended.last_lines
     assert not (tmp_path / "begun").exists()
 
 
@@ -239,6 +239,6 @@ def wait_for(true: Callable[[], bool], seconds: float = 20) -> None:
 
 def test_a_missing_program_of_the_prefix_is_not_retried(commands: Any, tmp_path: Path) -> None:
     ended = commands.run(["true"], (str(tmp_path / "no-ssh"), "b1"))
-    assert (ended.exit_status, ended.words) == (127, f"{tmp_path}/no-ssh: No such file or directory")
+    assert (ended.exit_status, ended.last_lines) == (127, f"{tmp_path}/no-ssh: No such file or directory")
     with pytest.raises(commands.AirflowFailException, match="command not found"):
         commands.outcome(ended)

@@ -1,4 +1,4 @@
-"""The decisions of the rolling run from the output of commands, and its invariant in random sequences of its tasks.
+"""The decisions that the rolling run makes from the output of commands, and random sequences of its tasks.
 
 KEYTAIL_SEED repeats the sequences.
 """
@@ -56,7 +56,7 @@ def test_the_state_of_a_broker_is_that_of_all_its_log_dirs(dirs: list[tuple[Any,
     assert rolling.state_of([*rows, missing]) == "unknown"
 
 
-def test_a_broker_is_unclean_only_after_two_listings() -> None:
+def test_a_broker_is_unclean_only_after_two_checks_in_succession() -> None:
     cases = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
              (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
              (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip
@@ -136,8 +136,8 @@ def test_downtimes_are_determined_from_known_times() -> None:
     ]  # fmt: skip
     for unknown, known, words in (
         ({"in_sync_at_ms": None}, 2, "down for 41.3 s, not in sync"),
-        ({"reachable_at_ms": None}, 1, "did not answer since"),
-        ({"reachable_at_ms": 999}, 1, "did not answer since"),  # this is the time of an earlier start
+        ({"reachable_at_ms": None}, 1, "has not answered since"),
+        ({"reachable_at_ms": 999}, 1, "has not answered since"),  # this is the time of an earlier start
         ({"down_at_ms": None}, 0, "not seen to be down"),
     ):
         made = rolling.downtime({**TIMES, **unknown})
@@ -171,7 +171,7 @@ def test_groups_of_tasks_are_named_after_brokers() -> None:
     )
 
 
-# The invariant, for the tasks of the DAG, by simplified rules of Airflow
+# Random sequences of the DAG's tasks, by simplified rules of Airflow
 
 
 def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: set[str]) -> str | None:
@@ -286,7 +286,7 @@ GROUPS = ["a", "b", "c"]
 
 
 @pytest.mark.long
-def test_the_invariant_holds_in_random_sequences(rolls_of: dict[str, Any]) -> None:
+def test_at_most_one_broker_is_down_in_random_sequences_of_tasks(rolls_of: dict[str, Any]) -> None:
     tasks = rolls_of["three"]["tasks"]
     setups = {name for name, task in tasks.items() if task["setup"]}
     seen: set[str] = set()

@@ -224,7 +224,7 @@ def test_a_rolling_run_over_real_brokers_compacts_and_restarts_each(airflow_runs
         assert len(after) < len(before) / 2
         assert client.offsets(partitions) == {name: (start, end + 2) for name, (start, end) in ends.items()}
         client.produce("q", "users", 0, [(NOW + 999, b"k0", b"new")])
-        for name in names:  # otherwise each start would be clean again
+        for name in names:  # each broker can be stopped cleanly
             subprocess.run(brokers.service(name, "stop"), check=True, timeout=60)
             assert (brokers.folder / name / "logs" / ".kafka_cleanshutdown").exists()
 

@@ -41,7 +41,7 @@ class Roll:
     """
 
     events: list[str]
-    alert: tuple[str, ...] = ()  # words of its text; none if the run succeeded
+    alert: tuple[str, ...] = ()  # words of the alert; none if the run succeeded
     b1: Mapping[str, Any] = field(default_factory=dict)
     b2: Mapping[str, Any] = field(default_factory=dict)
     conf: Mapping[str, Any] = field(default_factory=dict)

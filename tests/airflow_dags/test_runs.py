@@ -80,10 +80,10 @@ def test_snapshots_are_compacted_on_spark_although_one_is_damaged(run_dag: Ask, 
     recorded = left(found, "ledger")
     assert recorded["counts"] == compacted["counts"]
     assert recorded["run"]["run_id"] == compacted["run_id"]
-    told = (tmp_path / "ask.log").read_text()
-    assert "compact was partial (" in told
-    assert "  gzip-0 corrupt: " in told
-    assert "  gzip-0 damaged: " in told
+    logged = (tmp_path / "ask.log").read_text()
+    assert "compact was partial (" in logged
+    assert "  gzip-0 corrupt: " in logged
+    assert "  gzip-0 damaged: " in logged
     planned = left(found, "plan")
     assert planned["due"] == 3
     assert 0 < planned["dirty_ratio"] <= 1
@@ -101,8 +101,8 @@ def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path
     assert left(found, "maintain")["counts"] == {"maintained": 3}
 
 
-# A replacement of keytail on brokers that writes no ledger and has one run. $0 has the name of the broker, and the
-# arguments follow.
+# A fake keytail for brokers, which writes no ledger and has one run. Its arguments are a folder, the broker's name, and
+# those of keytail.
 FAKE_KEYTAIL = """
 import json, sys
 folder, name, command, *words = sys.argv[1:]
@@ -164,8 +164,8 @@ def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Pat
 
 @pytest.mark.long
 def test_indexes_are_rebuilt_except_those_of_a_running_broker(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
-    """The task of that broker fails with the message about the lock, and is retried; the tasks of the others succeed,
-    including those of the same group.
+    """The task of that broker's group is retried, and fails with a message about the lock, but rebuilds the indexes of
+    the other broker of the group. The task of the other group succeeds.
     """
     running, stopped, damaged = small(tmp_path / "a", 0), small(tmp_path / "b", 1), small(tmp_path / "c", 2, 3)
     for log_dir in (running, stopped, damaged):
@@ -189,11 +189,11 @@ def test_indexes_are_rebuilt_except_those_of_a_running_broker(run_dag: Ask, tmp_
     assert (partial["broker"], partial["partial"]) == ("c", True)
     assert (stopped / "orders-1" / "00000000000000000000.index").exists()
     assert not (running / "orders-0" / "00000000000000000000.index").exists()
-    told = (tmp_path / "ask.log").read_text()
-    assert "c: rebuild-index was partial" in told
-    assert "  orders-3 corrupt: " in told
-    assert "a: could not start" in told
-    assert "lock" in told
+    logged = (tmp_path / "ask.log").read_text()
+    assert "c: rebuild-index was partial" in logged
+    assert "  orders-3 corrupt: " in logged
+    assert "a: could not start" in logged
+    assert "lock" in logged
 
 
 @pytest.mark.long
@@ -205,18 +205,18 @@ def test_missing_requirements_are_reported(run_dag: Ask, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mistake", ["no such file", "no TOML", "an unknown broker"])
+@pytest.mark.parametrize("mistake", ["no such file", "not TOML", "an unknown broker"])
 def test_a_mistake_in_the_inventory_is_not_retried(mistake: str, run_dag: Ask, tmp_path: Path) -> None:
-    path, told = tmp_path / "brokers.toml", {
+    path, logged = tmp_path / "brokers.toml", {
         "no such file": "there is no inventory of brokers at",
-        "no TOML": "cannot be read as TOML",
+        "not TOML": "cannot be read as TOML",
         "an unknown broker": "the inventory has no broker 'b2'; it has b1",
     }[mistake]
     if mistake != "no such file":
-        path.write_text("[[broker" if mistake == "no TOML" else "[[broker]]\nname = 'b1'\nlog_dirs = ['/x']\n")
+        path.write_text("[[broker" if mistake == "not TOML" else "[[broker]]\nname = 'b1'\nlog_dirs = ['/x']\n")
     first = {BROKERS: "choose", REBUILD: "choose", LEDGER: "maintain"}
     conf = {BROKERS: {"brokers": ["b2"]}, REBUILD: {"brokers": ["b2"]}, LEDGER: {"broker": "b2", "ledger": "/x"}}
     for dag_id, task in first.items():
         found = run_dag(dag_id, conf[dag_id], KEYTAIL_BROKERS=str(path))
         assert (found["state"], found["tasks"][task], found["tries"][task]) == ("failed", "failed", 1), dag_id
-        assert told in (tmp_path / "ask.log").read_text(), dag_id
+        assert logged in (tmp_path / "ask.log").read_text(), dag_id

@@ -54,7 +54,7 @@ def running(commands: dict[str, list[str]], env: dict[str, str], logs: Path) -> 
             process.wait()
 
 
-@pytest.mark.soak("test_runs.py and the rolls, by `dag.test()`")
+@pytest.mark.soak("test_runs.py and test_rolling_runs.py, by `dag.test()`")
 def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     airflow_bin: Path,
     airflow: Airflow,
@@ -63,8 +63,8 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     tmp_path: Path,
     keytail_home: Path,
 ) -> None:
-    """One broker is compacted and verified, through a shell in place of ssh. On the other too little is due, so that
-    all its tasks except the plan are skipped.
+    """One broker is compacted and verified, through a shell in place of ssh. On the other one, too little is due, so
+    that all its tasks except the plan are skipped.
     """
     worth, little = small(tmp_path / "it's one", 0, 1), small(tmp_path / "two", 2)
     before = {n: records_of(worth / f"orders-{n}") for n in range(2)}
@@ -110,7 +110,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
                 ended = [name for name, process in processes.items() if process.poll() is not None]
                 if ended or time.monotonic() > until:
                     logs = "\n".join(log.read_text()[-1500:] for log in tmp_path.glob("*.log"))
-                    raise AssertionError(f"not reached: {what}; ended tasks: {ended}\n{logs}")
+                    raise AssertionError(f"not reached: {what}; ended programs: {ended}\n{logs}")
                 time.sleep(0.3)
 
         wait_for("the DAG is read", lambda: asked(database, "select 1 from serialized_dag where dag_id = ?", BROKERS))

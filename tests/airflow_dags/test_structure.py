@@ -116,7 +116,7 @@ def test_invalid_defaults_are_reported(ask: Ask) -> None:
     errors = {Path(path).name: error for path, error in found["errors"].items()}
     assert errors.keys() == {"compaction.py", "index_rebuild.py", "ledger_maintenance.py"}
     assert "KEYTAIL_COMPACT_BROKERS_PARAMS is not valid JSON" in errors["compaction.py"]
-    assert "KEYTAIL_INDEX_REBUILD_PARAMS must be a JSON object with keys out of brokers" in errors["index_rebuild.py"]
+    assert "KEYTAIL_INDEX_REBUILD_PARAMS must be a JSON object with keys among brokers" in errors["index_rebuild.py"]
     assert "minimum" in errors["ledger_maintenance.py"]
 
 

@@ -131,12 +131,12 @@ def recompressed(replica: Replica, rng: random.Random) -> Replica:
         for batch in decode_any_log(segment.log):
             raw = segment.log[batch.position : batch.position + batch.size]
             old = getattr(batch, "magic", 2) < 2 or batch.control
-            log += raw if old or not batch.records else _again(batch, codec=rng.randint(0, 4))
+            log += raw if old or not batch.records else _reencoded(batch, codec=rng.randint(0, 4))
         segments.append(replace(segment, log=log))
     return replace(replica, segments=segments)
 
 
-def _again(batch: Batch, records=None, **changes) -> bytes:
+def _reencoded(batch: Batch, records=None, **changes) -> bytes:
     fields = {
         "base_offset": batch.base_offset,
         "last_offset": batch.last_offset,
@@ -253,7 +253,7 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         return batch.control and bool(data) and max(data) > max(before, default=-1)
     if batch.control:
         return False
-    if kind == "timestamp":  # none with append time, or beside an old message without one
+    if kind == "timestamp":  # impossible with append time, or if a replica has an old message without a timestamp
         times = [x.timestamp for r in holding for b in r.batches() for x in b.records if x.offset == record.offset]
         return batch.timestamp_type == 0 and -1 not in times
     if kind in ("producer-id", "producer-epoch", "sequence"):
@@ -280,18 +280,18 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
 def _changed(kind: str, batch: Batch, record: Rec) -> bytes:
     def with_record(other: Rec | None) -> bytes:
         records = [other if r is record else r for r in batch.records]
-        return _again(batch, [r for r in records if r is not None])
+        return _reencoded(batch, [r for r in records if r is not None])
 
     simple: dict[str, Callable[[], bytes]] = {
         "value": lambda: with_record(replace(record, value=b"planted")),
         "headers": lambda: with_record(replace(record, headers=((b"planted", None),))),
         "timestamp": lambda: with_record(replace(record, timestamp=record.timestamp + 1)),
         "key": lambda: with_record(replace(record, key=b"planted")),
-        "leader-epoch": lambda: _again(batch, leader_epoch=batch.leader_epoch + 1),
-        "producer-id": lambda: _again(batch, producer_id=batch.producer_id + 50),
-        "producer-epoch": lambda: _again(batch, producer_epoch=batch.producer_epoch + 1),
-        "sequence": lambda: _again(batch, base_sequence=(batch.base_sequence + 7) % 2**31),
-        "transactional": lambda: _again(batch, transactional=True),
+        "leader-epoch": lambda: _reencoded(batch, leader_epoch=batch.leader_epoch + 1),
+        "producer-id": lambda: _reencoded(batch, producer_id=batch.producer_id + 50),
+        "producer-epoch": lambda: _reencoded(batch, producer_epoch=batch.producer_epoch + 1),
+        "sequence": lambda: _reencoded(batch, base_sequence=(batch.base_sequence + 7) % 2**31),
+        "transactional": lambda: _reencoded(batch, transactional=True),
         "lost": lambda: with_record(None),
         "marker-lost": lambda: b"",
     }

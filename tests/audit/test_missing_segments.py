@@ -255,8 +255,8 @@ def test_all_records_of_a_segment_missing_in_a_copy_of_a_real_log_are_lost(tmp_p
 
 
 @pytest.mark.long
-def test_copies_of_logs_after_real_cleaners_have_no_losses(run: Run, tmp_path: Path) -> None:
-    """The cleaner is keytail, which has the results of Kafka's cleaner."""
+def test_copies_of_real_logs_have_no_losses_after_a_compaction(run: Run, tmp_path: Path) -> None:
+    """The logs are those of real brokers; keytail, whose results equal those of Kafka's cleaner, compacts one copy."""
     flags: dict[str, list[str]] = {"4.3.1": []}
     for version in older.VERSIONS:
         topics = [topic for topic in older.topics_of(version) if "v0" not in topic]

@@ -95,7 +95,7 @@ def one_batch(*batches: bytes) -> Replica:
     return Replica([Segment(0, log, mtime_ms=NOW), Segment(end, b"", mtime_ms=NOW)])
 
 
-def signed(data: bytearray) -> bytes:
+def with_checksum(data: bytearray) -> bytes:
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
     return bytes(data)
 
@@ -107,7 +107,7 @@ def test_lengths_that_a_cleaner_rewrites_are_not_differences(tmp_path: Path) -> 
     longer = bytearray(plain[:-4] + b"\x82\x00" + plain[-3:])
     longer[61] += 2  # the length of the record, in zig-zag encoding
     longer[8:12] = (len(longer) - 12).to_bytes(4, "big")
-    for other, kinds in ((signed(longer), {}), (encode_batch([Rec(0, NOW, b"k", b"v")]), {"headers": 1})):
+    for other, kinds in ((with_checksum(longer), {}), (encode_batch([Rec(0, NOW, b"k", b"v")]), {"headers": 1})):
         result, _ = found([one_batch(plain), one_batch(other)], tmp_path)
         assert dict(result.divergences) == kinds
         assert result.common == 1
@@ -129,7 +129,7 @@ def test_unparsable_records_with_a_valid_checksum_are_damage_of_one_batch(
     batches = [encode_batch([Rec(n, NOW, b"k%d" % n, b"v")], codec=n % 2) for n in range(5)]
     spoiled = bytearray(batches[2])
     spoiled[61] += 2
-    other = [*batches[:2], signed(spoiled), *batches[3:]]
+    other = [*batches[:2], with_checksum(spoiled), *batches[3:]]
     for shards in (1, 3):
         spoiled_one = Replica([Segment(0, b"".join(other), mtime_ms=NOW), Segment(5, b"", mtime_ms=NOW)], end=5)
         result, _ = found([one_batch(*batches), spoiled_one], tmp_path, shards)

@@ -87,7 +87,7 @@ def compact(log_dir: Path, other: Path, limit_bytes: int, *, quiet: bool) -> dic
                 procs.write_text(str(os.getpid()))
 
         subprocess.run(["cat", other], stdout=subprocess.DEVNULL, check=True, preexec_fn=enter)
-        # This Python process starts the command and prints the counters, in which those of ended children are included.
+        # This Python process starts the command and prints the counters, which include those of ended children.
         counted = (
             "import subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL);"
             "print(open('/proc/self/io').read()); sys.exit(done.returncode)"
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--codec", default="none")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
     parser.add_argument("--prepare", action="store_true", help="prepare, as beside a running broker")
-    parser.add_argument("--dir", type=Path, help="where the log and its copy go: on a disk, and not in memory")
+    parser.add_argument("--dir", type=Path, help="folder for the log and its copy: on a disk, and not in memory")
     options = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="keytail-bench-", dir=options.dir))
     try:

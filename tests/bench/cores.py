@@ -1,8 +1,8 @@
 """One partition cleaned on one core, with one thread, and on all cores, with as many threads: `python -m
 tests.bench.cores`.
 
-Both sides clean fresh copies of the same log in turns, in one warm process, and must leave the same bytes. One thread
-is limited to one core, because it prefetches in another. With `--kafka`, Kafka's own Cleaner takes its turn as well.
+Both sides clean fresh copies of the same log in turns, in one warm process, and must leave the same bytes. With one
+thread, the process is limited to one core: another thread prefetches. With `--kafka`, Kafka's Cleaner takes turns, too.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ START_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table: the flags of the run beside the broker, if any, and of that while it is stopped, if any."""
+    """A row of the table: the flags of the run before and of the run after the broker is stopped, or None."""
 
     name: str
     before: tuple[str, ...] | None
@@ -54,7 +54,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 class Bench:
-    """A broker on `root`/logs, a new copy of `root`/source for each case."""
+    """A broker on `root`/logs, which is a new copy of `root`/source in each case."""
 
     def __init__(self, root: Path, partitions: int, megabytes: int) -> None:
         self._source, self._logs = root / "source", root / "logs"

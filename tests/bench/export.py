@@ -1,5 +1,4 @@
-"""Compares `export` with Spark's own Kafka source on the same topic. `python -m tests.bench.export`; part of `make
-bench`.
+"""Compares `export` with Spark's own Kafka source on the same topic (`python -m tests.bench.export`, `make bench`).
 
 Three programs alternate in one Spark session, after one run of each to warm up: `export` reads the log of a running
 broker and writes a new Delta table of the latest record of each key; Spark's Kafka source reads the topic from that
@@ -22,7 +21,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from keytail.cli.selection import PartitionFilter
-from keytail.export import driver as story
+from keytail.export import driver
 from keytail.export.command import Request
 from keytail.export.driver import export
 from keytail.export.formats import Formats
@@ -83,8 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
         spark = local_session("local[*]", "export benchmark", delta.session_settings(None), rows_in_jvm=True)
         add_kafka_source(spark)
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
-        real: Any = story.session_of_run
-        story.session_of_run = lambda *_, **__: SparkEngine(spark)
+        real: Any = driver.session_of_run
+        driver.session_of_run = lambda *_, **__: SparkEngine(spark)
         broker = Broker(home / "logs", home / "work", heap="1g")
         try:
             with BrokerClient(heap="3g") as client, broker:
@@ -106,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
                         figure.seconds.append(time.perf_counter() - started)
                         digests.append(digest(spark, to))
         finally:
-            story.session_of_run = real
+            driver.session_of_run = real
             spark.stop()
     for figure in (ours, theirs, folded):
         figure.seconds = figure.seconds[1:]  # without the first run, which warms up

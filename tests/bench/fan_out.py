@@ -45,8 +45,8 @@ def generate(home: Path, records: int) -> None:
 
 
 def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
-    """Run each strategy once to warm up and once measured; called in the process of a session. The process is pinned to
-    `cores` cores: otherwise the JVM, and threads that prefetch and hash, would use a second core in a session of one.
+    """Run each strategy twice on a small log to warm up, and once measured, in a session of this process. It is pinned
+    to `cores` cores: the JVM, and threads that prefetch and hash, would use a second core in a session of one.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     path = Path(home) / "t-0"
@@ -105,7 +105,7 @@ def measured(home: Path, cores: int, budget_bytes: int) -> dict[str, Any]:
 def report(one: dict[str, Any], two: dict[str, Any], budget_bytes: int) -> str:
     where = ", ".join(f"{name} {value}" for name, value in machine().items() if name in ("cpu", "cores", "system"))
     lines = [
-        f"{one['keys']:,} keys in {one['bytes'] / 1e6:,.0f} MB, {budget_bytes / 2**20:.0f} MiB of map a task; {where}",
+        f"{one['keys']:,} keys in {one['bytes'] / 1e6:,.0f} MB, {budget_bytes / 2**20:.0f} MiB map per task; {where}",
         f"{'stage':12}{'local[1]':>10}{'local[2]':>10}{'ratio':>8}",
     ]
     for name in one["phases_s"]:

@@ -111,7 +111,7 @@ class Growth:
         return points
 
     def over_partitions(self) -> list[dict[str, Any]]:
-        """The same records in more and more partitions, compacted on Spark with one core and with all."""
+        """Measure the same records in more and more partitions, compacted on Spark with one core and with all."""
         points, shapes = [], []
         for n in self.sizes.partitions:
             records = self.sizes.fixed_records // n
@@ -136,7 +136,7 @@ class Growth:
         return points
 
     def over_unique_keys(self) -> list[dict[str, Any]]:
-        """Records of which almost all have distinct keys: each side runs with a map for all keys, and in several rounds
+        """Measure records with almost only distinct keys. Each side runs with a map for all keys, and in several rounds
         with a small map.
         """
         entries = int(self.small_map_bytes // KAFKA_SLOT_BYTES * KAFKA_LOAD)
@@ -151,8 +151,7 @@ class Growth:
         return points
 
     def over_entries(self) -> list[dict[str, Any]]:
-        """Set one entry in the cleaner checkpoint of a log dir, as the driver does for each partition, one at a time.
-        """
+        """Measure how long the driver takes to set an entry in a cleaner checkpoint, as it does for each partition."""
         path = self.sides.home / "cleaner-offset-checkpoint"
         points = []
         for n in self.sizes.entries:

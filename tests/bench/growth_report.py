@@ -48,13 +48,13 @@ def page(found: dict[str, Any]) -> str:
         f"<title>keytail: how its cost grows</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"
         "<h1>How the cost of a compaction grows</h1>\n"
         f'<p class="lead">{_summary(curves)}</p>\n'
-        "<p>Records are of 117 bytes, in batches of 100, uncompressed, of keys chosen at random. Both sides are warm "
-        "and find the log in the page cache. keytail reads, checks, writes, syncs, proves what it wrote and replaces "
-        "the segments; Kafka's Cleaner, on one thread of a warm JVM, does all of that but the proof. A point is the "
-        "median of its runs, a bar goes from the least to the most.</p>\n"
+        "<p>Records have 117 bytes and random keys, in uncompressed batches of 100. Both sides are warm, and the log "
+        "is in the page cache. keytail reads, checks, writes, syncs, proves what it wrote, and replaces the segments; "
+        "Kafka's Cleaner, on one thread of a warm JVM, does all of that except the proof. A point is the median of "
+        "its runs; a bar extends from the minimum to the maximum.</p>\n"
         f'<details class="facts"><summary>The machine</summary><dl>{facts}</dl></details>\n'
         + "\n".join(parts)
-        + "\n<section><h2>Raw numbers</h2><p>As <code>growth.json</code>, which this page is made from.</p>"
+        + "\n<section><h2>Raw numbers</h2><p>The file <code>growth.json</code>, from which this page was made.</p>"
         f'<details><summary>JSON</summary><pre id="raw">{html.escape(json.dumps(found))}</pre></details></section>\n'
         "</main>\n</body>\n</html>\n"
     )
@@ -75,14 +75,14 @@ def cost_of_bytes(points: Sequence[dict[str, Any]], side: str, what: str = "seco
 
 def _summary(curves: dict[str, Any]) -> str:
     if "records" not in curves:
-        return "Of the curves, that over records was not measured."
+        return "The curve over records was not measured."
     points = curves["records"]["points"]
     lines, linear = [], True
     for side in points[0]["sides"]:
         fixed, slope, exponent = cost_of_bytes(points, side)
         linear = linear and abs(exponent - 1) <= NEARLY
         lines.append(
-            f"{html.escape(side)}: {fixed * 1000:.0f} ms and {slope:.2f} s a GB of log "
+            f"{html.escape(side)}: {fixed * 1000:.0f} ms and {slope:.2f} s per GB of log "
             f"(seconds grow as bytes<sup>{exponent:.2f}</sup>)"
         )
     return ("Linear in bytes. " if linear else "Not linear in bytes. ") + "; ".join(lines) + "."
@@ -168,48 +168,48 @@ SECTIONS: dict[str, tuple[Callable[[Any], float], str, bool, str]] = {
         lambda point: point["log_bytes"] / 1e9,
         "GB of log",
         False,
-        "A tenth as many keys as records. The straight lines are the best fits, by relative error.",
+        "There are a tenth as many keys as records. The straight lines are the best fits by relative error.",
     ),
     "keys": (
         lambda point: point["x"],
         "keys that records are drawn from",
         True,
-        "More keys are more records that stay, a larger map, and more cache misses.",
+        "With more keys, more records are retained, the map is larger, and there are more cache misses.",
     ),
     "segments": (
         lambda point: point["x"],
         "segments",
         True,
-        "The same bytes in more files: each is opened, and each group of them is made durable and replaced by itself.",
+        "The same bytes in more files: each is opened, and each group of them is made durable and replaced separately.",
     ),
     "partitions": (
         lambda point: point["x"],
         "partitions",
         True,
-        "The same bytes in more partitions, in a warm Spark session with one core and with all; Kafka's Cleaner one "
-        "after the other. Starting Spark is not in it.",
+        "The same bytes in more partitions, in a warm Spark session with one core and with all; Kafka's Cleaner cleans "
+        "one after the other. The start of Spark is not included.",
     ),
     "cores": (
         lambda point: point["x"],
         "cores",
         False,
-        "Partitions of equal size, in a warm Spark session. The broken line is what as many times the cores would "
-        "give at best.",
+        "Partitions of equal size, in a warm Spark session. The dashed line is the ideal: as many times as fast as "
+        "there are cores.",
     ),
     "unique": (
         lambda point: point["x"] / 1e6,
-        "million records, nearly each with a key of its own",
+        "million records, almost all with distinct keys",
         False,
-        "With room in its map each side reads the log once. Where the map is small (32 MB in a full report), a round "
-        "ends when it is full, and the next begins there and copies all that is in front of it once more: the number "
-        "at a point is how many rounds it took.",
+        "With room for all keys in its map, each side reads the log once. With a small map (32 MB in a full report), a "
+        "round ends when the map is full, and the next round begins there and copies all earlier data once more. The "
+        "number at a point is the number of rounds.",
     ),
     "checkpoint": (
         lambda point: point["x"],
         "entries in the file",
         False,
-        "The driver sets one entry of a log dir's cleaner checkpoint for each partition that is done: the file is "
-        "read, rewritten and made durable. One at a time.",
+        "The driver sets one entry of a log dir's cleaner checkpoint for each completed partition, one at a time: the "
+        "file is read, rewritten and made durable.",
     ),
 }
 
@@ -251,7 +251,7 @@ def _section(name: str, curve: dict[str, Any]) -> str:
 
 
 def _table(curve: dict[str, Any]) -> str:
-    head = (curve["x"], "MB", "segments", "side", "median s", "least", "most", "CPU s", "MB/s", "rounds", "peak MiB")
+    head = (curve["x"], "MB", "segments", "side", "median s", "min s", "max s", "CPU s", "MB/s", "rounds", "peak MiB")
     rows = []
     for point in curve["points"]:
         for side, of_side in point["sides"].items():

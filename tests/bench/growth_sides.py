@@ -73,7 +73,7 @@ class Sides:
         return fresh_copy(self.source, self.home / name) / f"{TOPIC}-0"
 
     def copies(self, name: str, partitions: int) -> list[Path]:
-        """Copy the log's partition this number of times into a separate log dir, with high watermarks."""
+        """Copy the partition `partitions` times into a separate log dir with high watermarks. Return the copies."""
         log_dir = self.home / f"{name}-many"
         shutil.rmtree(log_dir, ignore_errors=True)
         log_dir.mkdir(parents=True)

@@ -1,6 +1,6 @@
 """Measures the work that no log cleaner can avoid, each part separately over the same bytes, as the reference of
 `shapes.py`. The parts: read the log, verify checksums, decompress, hash one key per record; compress rebuilt batches,
-write the retained ones, and sync them. Each uses the fastest implementation available, on large pieces, on one core.
+write the retained ones, and sync them. Each uses one core, large blocks, and the fastest implementation available.
 """
 
 from __future__ import annotations

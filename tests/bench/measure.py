@@ -85,7 +85,7 @@ def main() -> None:
             try:
                 task = generate(home / "t-0", mib, number, clean_share)
                 log_bytes = sum(segment.log_bytes for segment in task.segments)
-                measure_partition(CountingFileSystem(), task)  # loads kernels and the page cache
+                measure_partition(CountingFileSystem(), task)  # loads kernels, and fills the page cache
                 compact_s, _ = cpu_s(lambda: clean_partition(LOCAL, task))
                 measure_s, exact = cpu_s(lambda: measure_partition(CountingFileSystem(), task))
                 estimate_s, about = cpu_s(

@@ -1,6 +1,6 @@
-"""Extrapolates measured costs to a petabyte, for the tables of lib/keytail/run/PETABYTE.md. `python -m
-tests.bench.petabyte FILE.json` prints the tables from the measurements of `growth.py`, and `--write` writes them to the
-page. Every number is measured, assumed (`Assumed`), or a product of these.
+"""Extrapolates measured costs to a petabyte, for the tables of lib/keytail/run/PETABYTE.md. With measurements of
+`growth.py`, `python -m tests.bench.petabyte FILE.json` prints the tables, and `--write` writes them to the page. Every
+number is measured, assumed (`Assumed`), or a product of these.
 """
 
 from __future__ import annotations

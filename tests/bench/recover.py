@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.stages:
             started = time.perf_counter()
             found = stages(shapes[0], home, options.stage_seconds)
-            print(f"local[1] {found[1]:.1f} s, local[2] {found[2]:.1f} s: {found[2] / found[1]:.2f} of it "
+            print(f"local[1] {found[1]:.1f} s, local[2] {found[2]:.1f} s: {found[2] / found[1]:.2f} of that "
                   f"(in {time.perf_counter() - started:.0f} s)")  # fmt: skip
             answer["stages"] = found
         else:

@@ -1,5 +1,4 @@
-"""Compares compaction with Kafka's own Cleaner on the same generated files. `python -m tests.bench.run` or `make
-bench`.
+"""Compares compaction with Kafka's own Cleaner on the same files (`make bench` or `python -m tests.bench.run`).
 
 Generates one log, and alternates between Kafka and keytail's task, command and kernels, each on a new copy that has
 been read once. Kafka's seconds are the base of the ratios. A run fails if a result differs from Kafka's, but not

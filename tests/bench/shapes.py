@@ -34,7 +34,7 @@ SHAPES = {
     "tiny": Shape(records=3_000_000, batch_records=1, keys=100_000),
     # drawn from 25 times as many keys, so that 98 % of the records have distinct ones
     "unique": Shape(records=3_000_000, keys=75_000_000),
-    # a clean section of ten times the size, of which a tenth of the keys occur again
+    # a clean section ten times as large as the dirty one, whose records are drawn from a tenth of its keys
     "clean": Shape(records=5_500_000, clean_records=5_000_000, keys=500_000),
 }
 _PHASES = ("check", "map", "write", "prove", "replace")

@@ -1,6 +1,6 @@
-"""Measures the time until the first line, the first result and the end of a command on ten small partitions: `python -m
-tests.bench.start`. A run without Spark, a run with it, and a dry run alternate, after one run of each to warm up. Also
-measures `--version`, `--help` and a plan. `processor` is the CPU time of the command and all its children.
+"""Measures the time until the first line, the first result and the end of a command (`python -m tests.bench.start`).
+On ten small partitions, a run without Spark, a run with it, and a dry run alternate, after one run of each to warm up.
+Also measures `--version`, `--help` and a plan. `processor` is the CPU time of the command and all its children.
 """
 
 from __future__ import annotations

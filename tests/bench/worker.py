@@ -38,7 +38,7 @@ _CORES = os.sched_getaffinity(0)
 
 
 class Worker:
-    """Starts the process at its first use; `ask` returns the answer to one request."""
+    """Starts the process; `ask` sends one request to it, and returns the answer."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -108,7 +108,7 @@ class MemoryFiles(FileSystem):
 
 
 class TimedFreeing(Freeing):
-    """Adds the time for which a replacement waits until all space is freed to that of removals."""
+    """Adds to the seconds of `unlink` the time for which a replacement waits until all space is freed."""
 
     def __init__(self, files: TimedFiles, threads: int) -> None:
         super().__init__(files, threads)
@@ -173,7 +173,7 @@ def task_of(
 
 def whole_task(log_dir: str, cores: int = 0, **settings: int) -> dict[str, Any]:
     """Measure all work after the survey: read, verify, write, fsync, prove, replace, and write the checkpoint. The
-    process uses that many cores, or all if the number is 0.
+    process uses `cores` cores, or all if this is 0.
     """
     os.sched_setaffinity(0, sorted(_CORES)[: cores or None])
     task = task_of(log_dir, **settings)
@@ -201,7 +201,7 @@ def whole_task(log_dir: str, cores: int = 0, **settings: int) -> dict[str, Any]:
 
 
 def kernels_alone(log_dir: str, **settings: int) -> dict[str, Any]:
-    """Measure map and write phase of a log in memory: checksum, hash, map, decide, build, index. Nothing is written."""
+    """Measure the map and write phases on a log in memory: checksum, hash, map, decide, build, index; write nothing."""
     task = task_of(log_dir, **settings)
     files = MemoryFiles(Path(task.partition_path))
     # No output is on disk, so none is proven. (A Mock instead of the lambda would keep `files` in memory.)

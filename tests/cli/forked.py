@@ -31,8 +31,8 @@ CLOSED = "closed"
 def keytail(
     *arguments: str | Path, streams: Mapping[int, int | str] | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line. `streams` maps standard descriptors to paths, descriptors or CLOSED; other streams are
-    captured.
+    """Run the command line, and return its result. `streams` maps standard descriptors to paths, descriptors or CLOSED;
+    other streams are captured.
     """
     words = list(map(str, arguments))
     _load_kernels()

@@ -58,7 +58,7 @@ def offsets(partition: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("version", "retention_ms", "stay"),
+    ("version", "retention_ms", "retained"),
     [
         (None, 0, list(range(9))),
         ("3.1", 0, list(range(9))),
@@ -68,7 +68,7 @@ def offsets(partition: Path) -> list[int]:
     ],
 )
 def test_before_kafka_3_1_file_times_are_used_and_no_horizon_is_written(
-    run: Run, logs: Path, version: str | None, retention_ms: int, stay: list[int]
+    run: Run, logs: Path, version: str | None, retention_ms: int, retained: list[int]
 ) -> None:
     by_file_time = version not in (None, "3.1")
     more = ["--topic-config", f"t:delete.retention.ms={retention_ms}"]
@@ -78,11 +78,11 @@ def test_before_kafka_3_1_file_times_are_used_and_no_horizon_is_written(
         done = run("compact", "--log-dirs", logs, *CONFIG, "--execute", "--output", "json", *more)
     assert rows_of(done)["t-0"]["status"] == "compacted"
     assert (NOTE in plan.stderr, NOTE in done.stderr) == (by_file_time, by_file_time)
-    assert offsets(logs / "t-0") == stay
+    assert offsets(logs / "t-0") == retained
     has_horizon = {bool(batch.attributes & HORIZON) for batch in left(logs / "t-0")}
     assert has_horizon == ({False} if by_file_time else {True})
     if by_file_time:
-        removed = 9 - len(stay)
+        removed = 9 - len(retained)
         row = rows_of(done)["t-0"]
         assert (row["tombstones_removed"], row["markers_removed"]) == (removed // 2, removed // 2)
 

@@ -38,7 +38,7 @@ def test_flags_come_from_fields_and_from_functions_that_make_fields() -> None:
     assert [flag.default for flag in flags.values()] == [None, False, 1]
 
 
-def test_only_some_fields_are_flags_of_a_command() -> None:
+def test_flags_can_be_limited_to_some_fields() -> None:
     assert list(flags_of(Request, only=("greeting",))) == ["name", "loud"]
 
 

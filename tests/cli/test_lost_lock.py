@@ -49,7 +49,7 @@ class LosesLock(FileSystem):
     """A file system on which another process replaces the lock file as soon as `is_time` returns true for the
     operations so far.
 
-    `after` has the changes that follow, each with the name of its file.
+    `before` and `after` have the changes before and after that, each with the name of its file.
     """
 
     def __init__(self, log_dir: Path, is_time: Callable[[list[Operation]], bool]) -> None:

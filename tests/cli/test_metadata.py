@@ -193,7 +193,7 @@ def test_the_previous_segment_is_checked_if_the_last_is_truncated_in_its_first_b
 
 
 def append_later(log_dir: Path, name: str, *, written_ms: int, modified_ms: int) -> Path:
-    """Append a batch with a timestamp to a partition, and set the file's modification time."""
+    """Append a batch written at `written_ms` to a partition, set the file's modification time, and return its path."""
     path = max((log_dir / name).glob("*.log"))
     end = records_of(log_dir / name)[-1].offset + 1
     with path.open("ab") as file:
@@ -253,13 +253,13 @@ def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_trusted(run: Run, lo
     rows, _ = plan(run, log_dir, "--metadata-is-current")
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
-    assert statuses(rows)["orders-0"] == "would-compact", "no metadata may be required if the settings are given"
+    assert statuses(rows)["orders-0"] == "would-compact", "given settings must be sufficient without metadata"
 
 
 def test_the_metadata_log_of_a_migrated_broker_is_trusted(
     run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
 ) -> None:
-    """A broker that was migrated from ZooKeeper to KRaft keeps version=0: 4.3.1 starts on it, and writes it again."""
+    """A broker migrated from ZooKeeper to KRaft keeps version=0 in meta.properties, and Kafka 4.3.1 accepts it."""
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\ndirectory.id=y\n")
     rows, message = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
@@ -328,7 +328,7 @@ def test_internal_topics_expire_with_the_settings_of_the_metadata_log(run: Run, 
     given = ("--topic-config", "__consumer_offsets:cleanup.policy=delete", "--topic-config", "retention.ms=1")
     rows = rows_of(run(*flags, *given))
     assert set(statuses(rows).values()) == {"refused"}
-    assert "the given cleanup.policy, retention.ms cannot replace it" in rows[names[0]]["error"]
+    assert "the given cleanup.policy, retention.ms cannot replace that log" in rows[names[0]]["error"]
 
 
 def test_settings_that_no_topic_overrides_require_the_file_of_the_broker(
@@ -367,7 +367,7 @@ def test_doctor_reports_whether_settings_are_known(run: Run, log_dir: Path, log:
         return dict(row)
 
     assert row()["found"].startswith(f"metadata as of offset {log.end_offset - 1}")
-    assert "start and stop this broker" in row()["remedy"], "the metadata log, which is years old, must cause a remedy"
+    assert "start and stop this broker" in row()["remedy"], "a metadata log that is years old must have a remedy"
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     assert row()["status"] == "warn"
     assert "is not used" in row()["found"]
@@ -406,7 +406,7 @@ def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
         assert named in row["found"]
 
 
-def test_internal_segment_bytes_and_1_mib_cause_no_warning(run: Run, log_dir: Path, log: MetadataLog) -> None:
+def test_segment_bytes_of_1_mib_and_internal_ones_cause_no_warning(run: Run, log_dir: Path, log: MetadataLog) -> None:
     log.append(model.topic_config("orders", "segment.bytes", "1048576")).no_ops(1000)
     _, message = plan(run, log_dir, "--topic-config", "orders:internal.segment.bytes=300")
     assert "segment.bytes" not in message
@@ -478,7 +478,7 @@ def test_a_changed_byte_in_the_metadata_log_never_leads_to_another_plan(
     for at in (*range(0, 200, 13), len(data) // 2, len(data) - 1):
         log.log_path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
         damaged, _ = plan(run, log_dir)
-        # The checksum of a batch does not cover its leader epoch, which has no meaning here.
+        # The checksum of a batch does not cover its leader epoch, which a plan does not use.
         assert damaged == rows or set(statuses(damaged).values()) == {"refused"}, at
 
 
@@ -550,7 +550,7 @@ def test_compact_needs_no_topic_names_on_the_host_of_a_stopped_broker(
 
 
 def newer(data: bytes) -> bytes:
-    """Return the record with version 9, and a field after the known ones."""
+    """Return the record with version 9 and an additional field at its end."""
     return data[:2] + b"\x09" + data[3:] + b"\x01\x02"
 
 

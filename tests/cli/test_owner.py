@@ -1,6 +1,6 @@
 """Commands that root starts on log dirs of another user work as that user.
 
-Root's rights are used only for paths outside the log dirs that the caller named.
+Root's rights are used only for paths that the caller named outside the log dirs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.owned import (
 
 pytestmark = ROOT_ONLY
 
-SAID = f"started as root; working as user id {BROKER}, the owner of"
+NOTE = f"started as root; working as user id {BROKER}, the owner of"
 COMPACT = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
 EXPIRE = ("--topics-have-no-overrides", "--now", "1800000000000")
 LONGEST_S = 120
@@ -108,18 +108,18 @@ def test_commands_work_as_the_owner_and_write_to_a_directory_that_only_root_can_
         ("audit", "--replica", case.log_dir, "--replica", case.own / "saved", "--report", case.private / "audit"),
     ]
     for command in runs:
-        # Two of the commands start a new interpreter, and load modules while they work as the owner.
+        # Two of the commands run in a new interpreter, which loads modules while it works as the owner.
         done = (owned.keytail if command[0] in ("compact", "verify") else keytail)(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
-        assert done.stderr.count(SAID) == 1, (command, done.stderr)
+        assert done.stderr.count(NOTE) == 1, (command, done.stderr)
     for name in ("rebuild-index", "compact", "verify"):
         assert json.loads((case.private / f"{name}--rows-file").read_text())
         assert "<html" in (case.private / f"{name}--report").read_text()
     [run_id] = {item.name for item in backup.iterdir()}
     undone = keytail("undo", "--originals", backup, "--run", run_id, "--execute")
-    assert (undone.returncode, undone.stderr.count(SAID)) == (0, 1), undone.stderr
+    assert (undone.returncode, undone.stderr.count(NOTE)) == (0, 1), undone.stderr
     expired = keytail("expire", *given, *config, *EXPIRE, "--execute", "--unsafe-clock")
-    assert SAID in expired.stderr
+    assert NOTE in expired.stderr
     forgotten = keytail("undo", "--originals", backup, "--run", run_id, "--forget", "--execute")
     assert forgotten.returncode == 0, forgotten.stderr
     assert not (backup / run_id).exists()
@@ -141,7 +141,7 @@ def test_a_ledger_is_written_to_a_directory_that_only_root_can_write(case: Case)
     assert foreign(case.private, 0) == []
 
 
-def test_the_copy_of_compact_output_dir_belongs_to_the_owner(case: Case) -> None:
+def test_the_files_in_an_output_dir_belong_to_the_owner(case: Case) -> None:
     done = keytail("compact", "--log-dirs", case.log_dir, *COMPACT, "--output-dir", case.own / "copy", "--execute")
     assert done.returncode == 0, done.stderr
     assert (case.own / "copy" / "orders-0").is_dir()
@@ -166,7 +166,7 @@ def test_directories_that_the_owner_cannot_write_are_refused_before_any_work(cas
     assert snapshot(case.home) == before
 
 
-def test_links_that_the_owner_planted_are_not_followed(case: Case) -> None:
+def test_symbolic_links_of_the_owner_are_not_followed(case: Case) -> None:
     secret = case.secret()
     (case.log_dir / "cleaner-offset-checkpoint").symlink_to(secret)
     partition = case.log_dir / "orders-0"
@@ -186,7 +186,7 @@ def test_links_that_the_owner_planted_are_not_followed(case: Case) -> None:
     ):
         done = keytail(*command)
         assert "KNOWN-TO-ROOT" not in done.stdout + done.stderr, command
-        assert SAID in done.stderr
+        assert NOTE in done.stderr
     assert secret.read_text() == "KNOWN-TO-ROOT\n"
     assert secret.stat().st_uid == 0
 
@@ -213,7 +213,7 @@ def test_a_log_dir_of_root_with_partitions_of_another_user_is_processed_as_that_
     case.log_dir.chmod(0o755)
     done = keytail("verify", "--log-dirs", case.log_dir)
     assert done.returncode == 0, done.stderr
-    assert SAID in done.stderr
+    assert NOTE in done.stderr
 
 
 def test_a_log_dir_that_its_owner_cannot_reach_is_refused(case: Case) -> None:
@@ -301,7 +301,7 @@ def test_workers_of_a_compaction_run_as_the_owner_and_end_with_a_killed_driver(c
         assert len(workers) >= 2, "the run ended too early"
         for pid in (run.pid, *workers):
             ids = ids_of(Path(f"/proc/{pid}/status").read_text())
-            # The thread may be importing, with root's ids for file access.
+            # The fourth of the ids, that of file access, is root's while the thread imports modules.
             assert (ids["Uid"][:3], ids["Gid"][:3], ids["Groups"]) == ([0, BROKER, 0], [0, BROKER, 0], [BROKER])
     finally:
         run.send_signal(signal.SIGKILL)
@@ -311,8 +311,8 @@ def test_workers_of_a_compaction_run_as_the_owner_and_end_with_a_killed_driver(c
 
 @pytest.mark.long
 def test_numba_reads_no_settings_from_the_owners_directory(case: Case) -> None:
-    """Numba looks for a settings file in the current directory; with one of the keys, it writes a file when the process
-    ends.
+    """Numba looks for a settings file in the current directory; with the key chrome_trace, it writes that file when the
+    process ends.
     """
     secret = case.secret()
     (case.log_dir / ".numba_config.yaml").write_text(f"chrome_trace: {secret}\ndisable_jit: 1\n")
@@ -339,20 +339,20 @@ def test_a_backup_of_another_user_changes_nothing_in_a_log_dir_of_root(case: Cas
 
 
 def test_a_directory_of_root_with_partitions_of_the_broker_is_processed_as_the_broker(case: Case) -> None:
-    """An example is a mount point to which the broker's group may write; created files belong to the broker."""
+    """The directory can be a mount point that the broker's group can write to; keytail's files belong to the broker."""
     os.chown(case.log_dir, 0, BROKER)
     case.log_dir.chmod(0o775)
     os.chown(case.log_dir / "replication-offset-checkpoint", 0, BROKER)
     done = keytail("compact", "--log-dirs", case.log_dir, *COMPACT, "--execute", "--output", "json")
     assert done.returncode == 0, done.stderr
-    assert SAID in done.stderr
+    assert NOTE in done.stderr
     assert (case.log_dir / "cleaner-offset-checkpoint").stat().st_uid == BROKER
 
 
 def test_a_log_dir_that_is_missing_when_its_owner_is_determined_ends_the_run(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It could reappear immediately, and would then be processed as root."""
+    """The directory could reappear immediately, and would then be processed as root."""
     away = case.home / "away"
     looks = iter(range(100))
 

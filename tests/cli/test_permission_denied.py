@@ -69,7 +69,7 @@ def test_every_command_refuses_a_partition_with_a_file_that_it_may_not_read(home
             for text in (f"{name}", "mode 0000", f"works as user id {BROKER}", "chown, chmod", "[permission-denied]"):
                 assert text in row["error"], (command, row["error"])
             assert "findings" not in row or not row["findings"]
-        if command[0] not in ("compact", "expire"):  # not selected; its retention is not known
+        if command[0] not in ("compact", "expire"):  # compact does not select it; expire does not know its retention
             assert rows[f"orders-{len(CLOSED)}"]["status"] != "refused", command
     assert {item.name for item in own.rglob("*")} & {*closed} == set()
     after = snapshot(log_dir)
@@ -118,7 +118,7 @@ def _access_check(log_dir: Path) -> dict[str, str]:
     return next(row for row in rows if row["check"] == f"{log_dir}: access")
 
 
-def test_files_of_a_group_that_the_user_is_not_in_are_refused_by_the_plan_too(home: Path) -> None:
+def test_a_plan_and_a_run_refuse_files_of_a_group_that_the_user_is_not_in(home: Path) -> None:
     log_dir = home / "logs"
     for item in (log_dir / "orders-0", *(log_dir / "orders-0").iterdir()):
         os.chown(item, BROKER, OTHER)

@@ -244,7 +244,7 @@ def test_every_command_has_the_flags_for_progress(command: str) -> None:
     assert "--log-format" in reported
 
 
-def test_contradicting_and_meaningless_flags_are_refused(tmp_path: Path) -> None:
+def test_invalid_flags_of_progress_are_refused(tmp_path: Path) -> None:
     both = keytail("plan", "--log-dirs", str(tmp_path), "--quiet", "--verbose")
     assert (both.returncode, both.stdout) == (2, "")
     assert "--quiet and --verbose cannot be combined" in both.stderr
@@ -323,7 +323,7 @@ def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
 
 @pytest.mark.long
 def test_every_phase_is_reported_as_json(log_dir: Path) -> None:
-    """The log dir is the one that the previous test compacted, or unchanged."""
+    """The previous test has compacted the log dir, unless this test runs alone."""
     how = ("--throttle", "2m", "--verbose", "--log-format", "json")
     done = keytail("compact", "--log-dirs", str(log_dir), *COMPACT, *how)
     assert done.returncode == 0, done.stderr
@@ -338,7 +338,7 @@ def test_every_phase_is_reported_as_json(log_dir: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "closed"])
 def test_a_run_whose_output_cannot_be_written_continues(kind: str, log_dir: Path) -> None:
-    """Even with a full disk or a closed terminal, the rows and the status are those of any run."""
+    """If standard error is a full disk or a closed pipe, the rows and the status are the same as otherwise."""
     command = ("verify", "--log-dirs", log_dir, "--output", "json", "--verbose")
     unaffected = keytail(*command)
     assert "orders-0 " in unaffected.stderr

@@ -1,5 +1,5 @@
-"""`--quarantine-report`: all partitions that were left unchanged, in machine-readable form, written completely or not
-at all.
+"""The file of `--quarantine-report` lists all partitions that were left unchanged, and is written completely or not at
+all.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_a_report_that_cannot_be_written_at_the_end_is_reported(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "r"]
 
 
-def test_the_report_is_written_even_if_the_file_of_rows_cannot_be(
+def test_the_report_is_written_even_if_the_file_of_rows_fails(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = quarantine.write_whole
@@ -188,7 +188,7 @@ def test_rows_in_json_do_not_contain_the_report(logs: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["verify"], ["rebuild-index"], COMPACT])
 def test_all_rows_are_written_to_a_file(logs: Path, tmp_path: Path, arguments: list[str]) -> None:
-    """The file has the bytes of standard output, whether or not rows are printed there."""
+    """The file has the bytes that `--output json` prints, even if a table is printed."""
     both = [*arguments, "--log-dirs", str(logs), "--rows-file", str(tmp_path / "rows")]
     answer = run([*both, "--output", "json", "--quarantine-report", str(tmp_path / "bad")])
     assert (tmp_path / "rows").read_bytes() == answer.out

@@ -48,7 +48,7 @@ def test_places_of_damage_are_never_grouped(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("text", "number"), [("dirty ratio 0.25", 0.25), ("1,200 bytes.", 1200.0), ("of Kafka 4.3.1", None)]
 )
-def test_the_numbers_of_a_reason_are_extracted(text: str, number: float | None) -> None:
+def test_numbers_in_a_reason_are_extracted(text: str, number: float | None) -> None:
     assert rows._numbers(text) == ([] if number is None else [number])
 
 

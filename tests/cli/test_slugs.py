@@ -24,7 +24,7 @@ from tests.log_dirs import random_records, write_log_dir
 
 LOOKS_LIKE_ONE = "a [unknown-topic-settings]"
 SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
-# The errors differ in their kind: from a listing, with a path, and caused by other errors.
+# The errors are of several kinds: of a listing, with a path, and caused by other errors.
 EXPECTED = {
     ("plan", *SETTINGS): ["not-a-regular-file"],
     ("compact", *SETTINGS, "--execute", "--shared-storage"): ["not-a-regular-file"],

@@ -60,7 +60,7 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def start(command: list[str], tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
-    """Start a command. SIGINT works even if a shell runs the tests in the background, and has therefore disabled it."""
+    """Start a command and return its process, which SIGINT stops even if a shell runs the tests in the background."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -92,7 +92,7 @@ def inode_of(path: Path) -> int | None:
 
 
 def group_members(group: int) -> list[int]:
-    """Return the processes of a process group."""
+    """Return the ids of the processes of a process group, without zombies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -168,7 +168,7 @@ def test_after_ctrl_c_between_passes_the_run_reports_its_progress_and_the_next_r
     inode = first.stat().st_ino
     began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)  # the first pass is done
-    longest_s = max(20, time.monotonic() - began_s)  # on a busy machine, not longer than the run has taken so far
+    longest_s = max(20, time.monotonic() - began_s)  # on a busy machine, the time that the first pass took
     time.sleep(random.Random(SEED).uniform(0, 1))
     os.killpg(run.pid, signal.SIGINT)
     rows, seconds = ended(run)
@@ -215,7 +215,7 @@ def test_spark_submit_stops_on_a_signal(to_group: bool, log_dir: Path, tmp_path:
     if to_group:
         assert "interrupted by SIGINT" in errors
         assert "Exception" not in errors, "the JVM, which got the signal at the same time, must print nothing"
-    else:  # its session is stopped during the run, which may fail before the driver detects the end of the JVM
+    else:  # the JVM stops its session, so that the run may fail before the driver detects the end of the JVM
         assert "interrupted by SIGTERM" in errors or "safe to start the broker" in errors
     assert "Traceback" not in errors
     check_left(log_dir, before)
@@ -252,7 +252,7 @@ def test_a_run_whose_jvm_is_killed_reports_its_progress(log_dir: Path, tmp_path:
 @pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
 def test_a_stopped_import_leaves_no_files(tmp_path: Path) -> None:
-    """Its tasks create files continuously, and Spark gives them seconds before it kills them."""
+    """The tasks of the import create files continuously, and Spark waits for seconds before it kills them."""
     print("seed", SEED)
     chance = random.Random(SEED)
     table = pa.table({"key": [b"%d" % n for n in range(3000)], "value": [chance.randbytes(1000) for _ in range(3000)]})
@@ -285,7 +285,7 @@ def test_a_stopped_import_leaves_no_files(tmp_path: Path) -> None:
 
 
 def stop_after(count: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a Ctrl-C after this number of calls."""
+    """Return a function that calls the given one this number of times, and then raises Stopped as Ctrl-C does."""
     calls = iter(range(count))
 
     def stopping_function(*given: Any, **named: Any) -> Any:
@@ -381,7 +381,7 @@ def test_the_rows_of_a_run_whose_spark_has_ended_are_printed(capfd: pytest.Captu
     status, out, err = result_of(problem, capfd, execute=True)
     assert status == 1
     assert [row["status"] for row in json.loads(out)] == ["compacted", "skipped"]
-    assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is complete" in err
+    assert "session was stopped: 1 compacted, 1 skipped. Partitions that are reported as done are complete" in err
 
 
 def test_a_signal_while_an_error_is_printed_causes_one_message(
@@ -401,7 +401,7 @@ def test_a_signal_while_an_error_is_printed_causes_one_message(
     assert "interrupted by SIGTERM. Nothing in a log dir was changed" in err
 
 
-@pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it ended before the check"])
+@pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends during the run", "it ended before the run"])
 def test_the_end_of_the_parent_is_signalled_only_during_the_run(
     seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

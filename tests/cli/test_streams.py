@@ -1,6 +1,6 @@
 """Runs whose output is lost: closed descriptors, a full disk, a closed pipe.
 
-Their work and exit status are those of any run, and no output is written to another file.
+Their work and exit status are those of a run with output, and no output is written to another file.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def rows_of(file: Path) -> list[tuple[str, int, str, int]]:
 @pytest.mark.long
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_run_without_output_has_the_same_files_and_status(damaged: bool, tmp_path: Path) -> None:
-    """With each kind of lost output, and with rows as a table and as JSON, the files, rows and status are those of any
-    run.
+    """With each kind of lost output, and with rows as a table and as JSON, the files, rows and status are those of a
+    run with output.
     """
 
     def compacted(name: str, output: str, redirection: str | None) -> tuple[int, dict[str, bytes], object, str]:
-        """Run in a separate process if streams must be closed before Python starts."""
+        """Return status, files, rows and errors of a run, in a new process if Python must start with closed streams."""
         log_dir = write_logs(tmp_path / name / "logs")
         if damaged:
             damage(log_dir)
@@ -138,7 +138,7 @@ def test_a_read_only_command_reports_lost_output(log_dir: Path) -> None:
         assert keytail("verify", "--log-dirs", log_dir / "none", streams=streams).returncode == 2
 
 
-# Opens streams as the command line does, and records each file that gets the number of a standard stream.
+# Runs the command line, and records each file that gets the descriptor of a standard stream.
 OPENING = """
 import os, sys
 real, notes = os.open, sys.argv[1]

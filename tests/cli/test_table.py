@@ -40,7 +40,7 @@ REQUEST = {
 
 
 def screens() -> Iterator[tuple[str, Command, type[Any], dict[str, Any]]]:
-    """Yield each kind of row that a command prints as a table, with the request for it."""
+    """Yield (name, command, type of row, request) of each table that a command prints."""
     of_some: dict[str, list[tuple[type[Any], dict[str, Any]]]] = {
         "history": [(RunRow, {}), (PartitionRow, {"partitions": ["a-0"]}), (MaintainRow, {"maintain": True})],
         "undo": [(UndoRow, {}), (BackedUpRun, {"is_list": True})],
@@ -119,7 +119,7 @@ def test_no_command_truncates_or_breaks_names_and_statuses(
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_on_a_terminal_lines_end_between_words(screen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This includes sentences, which are one line if the output is not a terminal."""
+    """Sentences are also divided between words. If the output is not a terminal, each sentence is one line."""
     command, kind, request = SCREENS[screen]
     why = ErrorText("the partition is moving: run `keytail plan --log-dirs /var/lib/kafka,/mnt/kafka`, then again")
     rows = [

@@ -19,7 +19,7 @@ from tests.owned import BROKER, ROOT_ONLY, give, open_directory
 pytestmark = ROOT_ONLY
 
 SEGMENT = f"{0:020d}.log"
-REMEDY = "Give this file or directory the owner and mode of those beside it (chown, chmod)"
+REMEDY = "Give this file or directory the owner and mode of the files beside it (chown, chmod)"
 OF_FILE = f"it belongs to user root (uid 0), mode 0600, and keytail works as user id {BROKER}"
 OF_DIRECTORY = f"it belongs to user root (uid 0), mode 0700, and keytail works as user id {BROKER}"
 

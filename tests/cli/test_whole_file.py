@@ -52,7 +52,7 @@ def _dangling_link(path: Path) -> None:
 
 
 def _device(path: Path) -> None:
-    """Create a separate device, if the user may: the test must not be able to replace a device of the machine."""
+    """Create a separate device, so that no device of the machine can be replaced. Only root can do this."""
     try:
         os.mknod(path, 0o666 | 0o020000, os.makedev(1, 3))
     except PermissionError:
@@ -135,7 +135,7 @@ def test_a_directory_that_becomes_a_link_into_a_log_dir_does_not_get_the_file(tm
 @pytest.mark.parametrize("flag", ["--report", "--rows-file", "--quarantine-report"])
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout"])
 def test_no_flag_replaces_a_device(run: Run, log_dir: Path, flag: str, path: str) -> None:
-    """This is checked first: otherwise a run as root would replace /dev/null by a regular file."""
+    """The path is checked before the run, because root could replace /dev/null with a regular file."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "replace", lambda *_, **__: pytest.fail("a device would have been replaced"))
         result = run("verify", "--log-dirs", log_dir, flag, path)

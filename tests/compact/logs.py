@@ -77,7 +77,7 @@ def _random_batch(rng, offset, now_ms, keys, codecs, keyless, producers):
 
 
 def _longer(varint: bytes) -> bytes:
-    """Encode the same number with an overlong varint; readers accept up to 5 bytes for lengths."""
+    """Return an overlong varint of the same number; readers accept up to 5 bytes for lengths."""
     return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
 
 

@@ -13,7 +13,7 @@ from tests.reference.batches import Batch, Rec, decode_log, encode_batch
 
 @dataclass(frozen=True)
 class Round:
-    """The counters of one round of cleaning."""
+    """The offsets, the time and the settings of one round of cleaning."""
 
     first_dirty: int
     end: int
@@ -69,7 +69,7 @@ def _is_retained(record: Rec, batch: Batch, round_: Round, newest: dict[bytes, i
 
 
 def rebuild(batch: Batch, records: Sequence[Rec], horizon: int | None, **changes) -> bytes:
-    """Return a batch with the source's header fields and other records; `changes` are fields of `encode_batch`."""
+    """Return a batch with the source's header fields and other records; `changes` are arguments of `encode_batch`."""
     fields = {
         "base_offset": batch.base_offset,
         "last_offset": batch.last_offset,

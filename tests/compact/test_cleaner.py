@@ -385,7 +385,7 @@ def test_an_index_at_its_limit_closes_the_output(tmp_path):
         assert index_files(log, base, 0) == (read(path, file.name), times)
 
 
-def test_with_delete_in_the_policy_an_output_spans_at_most_a_segments_age(tmp_path):
+def test_with_delete_in_the_policy_an_output_spans_at_most_segment_ms(tmp_path):
     segments, offset = [], 0
     for age_ms in (5000, 4000, 3000, 2000):
         log = encode_batch([Rec(offset, NOW - age_ms, b"%d" % offset, b"v")])

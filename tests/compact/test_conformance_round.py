@@ -123,7 +123,7 @@ def test_a_tombstone_of_any_timestamp_is_retained_until_its_horizon(tmp_path: Pa
 
 
 def test_segments_from_the_uncleanable_offset_on_are_not_changed(tmp_path: Path) -> None:
-    """17: their files are unchanged, and their records supersede no other record."""
+    """17: the files of these segments are unchanged, and their records supersede no other record."""
     log = Log(tmp_path, {0: one(0) + one(1), 2: one(2) + one(3)}, 4)
     untouched = Path(log.path, f"{2:020d}.log")
     before = (untouched.read_bytes(), os.stat(untouched).st_ino, os.stat(untouched).st_mtime_ns)
@@ -163,7 +163,7 @@ def test_duplicates_inside_one_batch_are_removed(tmp_path: Path, codec: int) -> 
 def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: int
 ) -> None:
-    """35: batches larger than a chunk, or than a lower max.message.bytes of today, are cleaned."""
+    """35: batches larger than a chunk, or than a max.message.bytes that was lowered later, are cleaned."""
     small = functools.partial(SegmentReader, chunk_bytes=200, arena_bytes=200)
     monkeypatch.setattr(cleaner, "SegmentReader", small)
     noise = random.Random(1)
@@ -174,7 +174,7 @@ def test_batches_larger_than_buffers_and_the_topics_limit_are_cleaned(
 
 
 def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
-    """33: aborted data is not decompressed, so that a chunk of it needs no memory for 40 MB."""
+    """33: aborted data is not decompressed, so a chunk of such data needs no memory for its 40 MB."""
     peaks = []
     # a first round to warm up
     for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):
@@ -200,8 +200,8 @@ def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
 
 
 def test_empty_segments_are_merged_across_any_span(tmp_path: Path) -> None:
-    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes are always added, so that they do not
-    accumulate.
+    """38, 39: a group spans at most 2^31 - 1 offsets, but segments without bytes are always added to it, so that such
+    segments do not accumulate.
     """
     bases = [0, 10, 2**32, 2**33]
     log = Log(tmp_path, {0: one(0, b"a"), 10: b"", 2**32: b"", 2**33: one(2**33, b"b")}, 2**33 + 5)
@@ -219,7 +219,7 @@ def batch_rows(*rows: tuple[int, int, int, int]) -> np.ndarray:
     return table
 
 
-def test_entries_are_added_after_more_than_the_interval(tmp_path: Path) -> None:
+def test_index_entries_are_added_after_more_bytes_than_the_interval(tmp_path: Path) -> None:
     """67: an entry is added after more bytes than the interval, and never for the first batch; the time index gets a
     last entry.
     """

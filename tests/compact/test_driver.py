@@ -236,7 +236,7 @@ class Checkpoints(FileSystem):
 
 
 def test_the_checkpoints_of_a_bundle_are_written_once_for_each_log_dir(tmp_path: Path) -> None:
-    """They are written after all segments of the bundle are in place."""
+    """The checkpoints are written after all segments of the bundle are in place."""
     one, first = make(tmp_path / "one", count=3)
     two, second = make(tmp_path / "two", count=2)
     fs = Checkpoints()

@@ -1,4 +1,4 @@
-"""Several threads leave the bytes, the results and the errors of one."""
+"""Several threads leave the same bytes, results and errors as one thread."""
 
 from __future__ import annotations
 
@@ -114,8 +114,7 @@ def damage(rng: random.Random, task: CleaningTask, segment: SegmentFacts, times:
 
 @pytest.mark.parametrize("case", range(draws(120)))
 def test_the_error_is_the_first_in_the_order_of_the_log(case: int, small: None, tmp_path: Path) -> None:
-    """With one thread it depends on timing whether an error just behind a full map is found: the map is not full here.
-    """
+    """The map is not full here: with one thread, timing decides whether an error just behind a full map is found."""
     rng = random.Random(chance().randrange(2**32) + case)
     task = some_task(rng, tmp_path)
     while not any(segment.log_bytes for segment in task.segments):
@@ -151,7 +150,7 @@ def test_passes_in_threads_leave_what_one_pass_leaves(case: int, small: None, tm
 
 
 def plain_task(tmp_path: Path, **fields: Any) -> CleaningTask:
-    """Return the task of a log of which each batch keeps some records."""
+    """Return the task of a log in which each batch keeps some records."""
     log = random_log(random.Random(5), NOW, segments=9)
     facts = write_log(str(tmp_path / "t-0"), log.segments)
     for segment in log.segments:
@@ -162,7 +161,7 @@ def plain_task(tmp_path: Path, **fields: Any) -> CleaningTask:
 
 
 def in_wrong_order(items: Generator[Any, None, None], work: Callable[[Any], Any], threads: int) -> Any:
-    """Exchange neighbours, except the ends of segments."""
+    """Yield the results of `side_by_side` with neighbours exchanged, except at the ends of segments."""
     done = list(side_by_side(items, work, threads))
     for k in range(len(done) - 1):
         if all(getattr(item, "source", True) for item in done[k : k + 2]):
@@ -199,7 +198,7 @@ def test_a_proof_is_divided_within_segments(
 
 
 def _only_in_parts(real: Any, monkeypatch: pytest.MonkeyPatch, fs: Any, spec: Any, so_far: Any) -> Any:
-    """Prove without the walk that is the last resort."""
+    """Prove in parts, and fail if one thread has to walk everything again."""
     with monkeypatch.context() as patch:
         patch.setattr("keytail.compact.proof.prove._prove_groups", lambda proof: pytest.fail("one walk"))
         return real(fs, spec, so_far)
@@ -209,7 +208,7 @@ def _only_in_parts(real: Any, monkeypatch: pytest.MonkeyPatch, fs: Any, spec: An
 def test_a_wrong_guess_makes_the_proof_one_walk(
     field: str, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The result is the same, because the state of each part is compared with that of the part before it."""
+    """The result is the same, because the state in which a part begins is compared with the end of the part before."""
     task = plain_task(tmp_path)
     one = outcome(task, 1)
     found, walks = in_parts.boundaries_of, []

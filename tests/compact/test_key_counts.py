@@ -124,7 +124,7 @@ def test_counts_are_retained_when_the_map_grows() -> None:
 
 @pytest.mark.parametrize("memory", [4 << 20, (1 << 26) + 7, 3 << 30])
 def test_counting_does_not_require_fan_out_earlier(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof's table is full before a counting map."""
+    """With the same memory, the proof's table is full before a counting map is."""
     monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # do not allocate the memory of the map
     assert memory >= MIN_MEMORY_BYTES
     assert OffsetMap(memory, counting=True).max_entries > most_keys(memory)
@@ -142,7 +142,7 @@ def test_a_count_does_not_exceed_its_maximum() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=200), st.integers(1, 8))
 def test_counts_of_parts_without_common_keys_are_added(written: list[tuple[int, int]], most: int) -> None:
-    """Each key is in one part. The key with the most records in a part need not be that of the whole."""
+    """Each key is in one part. The key with the most records in a part need not be the hottest of all parts."""
     records = [(b"%d" % key, place) for place, (key, _) in enumerate(written)]
     parts = []
     for part in range(4):
@@ -176,7 +176,7 @@ def test_the_hottest_keys_of_a_log_are_counted(
     """Logs use all codecs, are read in one or several chunks, and may have more keys than fit into the map. Counting
     does not change the output.
 
-    In a round of several passes, the first pass counts for all.
+    In a round of several passes, the first pass counts the keys for all passes.
     """
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
@@ -261,7 +261,7 @@ def test_more_keys_than_one_task_can_map_are_counted_by_fan_out(tmp_path: Path) 
 
 
 def test_only_the_chunks_of_the_hottest_keys_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No segment is read before that with the last record of the key."""
+    """No segment is read before the segment with the key's last record."""
     task = replace(some_log(tmp_path / "t-0", keys=300), hottest_keys=1)
     read: list[int] = []
 

@@ -101,7 +101,7 @@ def compressed(size_bytes, batch_records, value_bytes):
 
 
 def bomb(codec, values, value_bytes, keys):
-    """Return a batch between two small ones that decompresses to more than a gigabyte, with few records or many."""
+    """Return a batch that decompresses to more than a gigabyte, with few records or many, between two small batches."""
     if value_bytes:
         parts = value_records([b"k%d" % (n % keys) for n in range(values)], value_bytes)
     else:
@@ -124,12 +124,12 @@ SHAPES = {
     "a batch of records of 60 MiB": partial(bomb, ZSTD, 20, 60 << 20, 7),
     "a batch of a million records": partial(bomb, ZSTD, 1_000_000, 0, 1000),
 }
-# These cover chunks, decompressed blocks and batches in pieces, like the other shapes.
+# These two shapes cover chunks, decompressed blocks and batches in pieces, like the others.
 IN_CI = ("batches of 100", "a batch of 50 KB that decompresses to 1.1 GiB")
 
 
 def clean_in_a_process(directory, data, log_end_offset, **overrides):
-    """Run one round over a segment of these bytes in a separate process, and return its private memory."""
+    """Run one round over a segment of these bytes in a separate process, and return what `one_round` reports."""
     path = directory / "t-0"
     path.mkdir()
     data.tofile(path / f"{0:020d}.log")

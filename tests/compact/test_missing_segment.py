@@ -76,7 +76,7 @@ def test_index_files_below_the_log_start_or_inside_a_segment_are_accepted(run: R
 
 
 def test_a_partition_with_a_snapshot_at_the_start_of_a_gap_is_compacted(run: Run, log_dir: Path) -> None:
-    """A follower was stopped while its leader was compacted: the gap begins at its log end offset at the stop."""
+    """A follower was stopped while its leader was compacted: the gap begins where the follower's log ended then."""
     remove(log_dir, 200, SEGMENT_FILES)
     partition = log_dir / "orders-0"
     closed_ns = (partition / f"{100:020d}.timeindex").stat().st_mtime_ns

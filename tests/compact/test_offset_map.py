@@ -91,7 +91,7 @@ def test_a_full_map_rejects_even_a_known_key_and_still_finds_its_keys():
     assert get(offset_map, [(1, 1), (2, 2), (9, 9)]) == [0, 1, -1]
 
 
-def test_a_look_up_ends_in_a_table_without_a_free_slot():
+def test_a_lookup_ends_in_a_table_without_a_free_slot():
     from keytail.kernels import offset_map as kernels
 
     slots = np.zeros(4, kernels.SLOT)

@@ -1,5 +1,5 @@
-"""Rounds of several passes write the bytes of a single pass, for any bound, and each pass is proven before it is
-installed.
+"""Rounds of several passes write the bytes of a single pass, for any limit of scratch space, and each pass is proven
+before it is installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def files_of(path: str | Path) -> dict[str, tuple[bytes, int]]:
 
 
 def run_passes(task: CleaningTask, fs: FileSystem = LOCAL) -> list[CleaningResult]:
-    """Run and install all passes; between them, remove files as the driver does."""
+    """Run and install all passes, remove files between passes as the driver does, and return the results."""
     results = []
     while True:
         result = clean_partition(fs, replace(task, attempt=str(len(results))))
@@ -156,7 +156,7 @@ def test_only_dirty_records_of_later_passes_justify_removals_and_they_must_be_re
 
 
 def test_aborted_records_of_later_passes_justify_no_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which marker ends the transaction of a batch is decided by its last offset."""
+    """The last offset of a batch decides which marker ends the batch's transaction."""
     producer = {"producer_id": 1, "producer_epoch": 0}
     later = [
         encode_batch([rec(10, b"a"), rec(11, b"b")], base_sequence=0, transactional=True, **producer),
@@ -190,7 +190,7 @@ def test_a_pass_refuses_state_that_has_changed_since_the_previous_pass(tmp_path:
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
-    """Make the rewriter drop the batches at these offsets, or copy those at negative offsets."""
+    """Make the rewriter drop the batches at these offsets, or copy the batch at n if -n is given."""
     decide_rows = Rewriter._decide_rows
 
     def wrong(self: Rewriter, chunk: Any, *arguments: int) -> Any:

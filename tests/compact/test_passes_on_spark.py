@@ -49,7 +49,7 @@ def clean_here(task: CleaningTask, attempt: str) -> CleaningResult:
 
 
 def in_passes(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
-    """Write a log of three groups, one for each closed segment."""
+    """Write logs of three groups, one for each closed segment; return the log dir and the tasks."""
     log_dir, tasks = make(path, count=count)
     config = replace(CONFIG, segment_bytes=1)
     return log_dir, [replace(task, config=config, grouping="kafka", map_memory_bytes=1 << 20) for task in tasks]

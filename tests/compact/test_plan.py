@@ -42,7 +42,7 @@ def segment(base, log_bytes=100, *, index=8, time_index=12, largest=1000, first=
 
 
 def partition(segments=None, **given):
-    """Return segments of 100 bytes at 0, 10 and 20 and an active one at 30 with 5 offsets, after a clean shutdown."""
+    """Return a partition, cleanly shut down, with segments of 100 bytes at 0, 10, 20 and an active one of 5 offsets."""
     fields = {
         "topic": "orders",
         "partition": 0,
@@ -164,7 +164,7 @@ def test_unclean_shutdown_bounds_cleaning_by_the_recovery_point():
 
 
 def test_with_a_checkpoint_above_the_recovery_point_nothing_is_cleaned():
-    """A round also rewrites the clean section, so none may run if the dirty section starts above the bound."""
+    """A round also rewrites the clean section, so no round may run if the dirty section starts above that point."""
     facts = partition(clean_shutdown=False, recovery_point=5, cleaner_checkpoint=20)
     assert not select(facts, COMPACT, NOW, force=True).eligible
 
@@ -373,7 +373,7 @@ def test_small_differences_and_states_that_a_flag_allows_are_not_refused():
     assert refusals(partition(high_watermark=None), COMPACT, "", NOW, high_watermark="log-end") == []
 
 
-def test_all_reasons_are_reported_at_once():
+def test_all_reasons_are_reported_together():
     decision = decide(partition(high_watermark=None, problems=("x",)), COMPACT, UNKNOWN, Rules(NOW), policy_known=False)
     assert decision.status == "refused"
     assert decision.error.startswith("x; topic config unknown")

@@ -95,7 +95,7 @@ def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path)
 
 
 def test_each_setting_that_a_compaction_requires_must_be_known(run: Run, log_dir: Path) -> None:
-    """A given setting implies nothing about the others."""
+    """A setting that is given implies nothing about other settings."""
     rests_on = {
         "cleanup.policy": "compact", "delete.retention.ms": "1", "min.compaction.lag.ms": "0",
         "remote.storage.enable": "false", "max.compaction.lag.ms": "9", "min.cleanable.dirty.ratio": "0",
@@ -311,8 +311,8 @@ def test_commands_that_read_no_logs_load_no_log_code(arguments: list[str]) -> No
 
 @pytest.mark.parametrize("outside", [-3, 100_000])
 def test_a_checkpoint_outside_the_log_is_corrected_if_nothing_is_due(run: Run, log_dir: Path, outside: int) -> None:
-    """CONFORMANCE.md 54: it is set to the log start offset for any ratio. The entry of a topic that is not compacted is
-    retained.
+    """CONFORMANCE.md 54: the checkpoint is set to the log start offset for any ratio. The entry of a topic that is not
+    compacted is retained.
     """
     path = log_dir / "cleaner-offset-checkpoint"
     path.write_text(f"0\n3\norders 0 {outside}\norders 1 400\nusers 0 {outside}\n")

@@ -215,7 +215,7 @@ def test_18_33_the_directory_is_synced_between_the_steps_of_a_replacement__depar
 def test_18_35_bytes_after_the_last_batch_of_an_inactive_segment_are_reported_with_their_position__departed_from(
     tail: bytes, tmp_path: Path
 ) -> None:
-    """Decision 1: they may be preallocated zeros or an incomplete batch."""
+    """Decision 1: these bytes may be preallocated zeros or an incomplete batch."""
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     log = home / "t-0" / f"{2:020d}.log"
     size = log.stat().st_size
@@ -307,8 +307,8 @@ def test_with_time_retention_a_segment_contains_records_of_one_age_only(
 
 
 def test_empty_segments_of_any_age_do_not_accumulate(tmp_path: Path) -> None:
-    """CONFORMANCE.md 39 and decision 15: a segment without bytes counts as the latest, so that retention would stop
-    there.
+    """CONFORMANCE.md 39 and decision 15: a segment without bytes counts as the latest one, so that retention would
+    stop at it.
     """
     ages = {0: 9, 2: 6, 4: 3}
     aged = {base: [one(base, b"k", NOW - hours * HOUR_MS)] for base, hours in ages.items()}

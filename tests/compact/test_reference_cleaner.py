@@ -82,7 +82,7 @@ def test_a_full_map_stops_inside_a_batch_even_at_a_known_key():
 
 
 def test_a_full_map_at_a_batch_start_ends_after_the_last_complete_batch():
-    """CONFORMANCE.md 8: gaps below that batch are in the mapped range, later ones are not."""
+    """CONFORMANCE.md 8: gaps below the batch that does not fit are in the mapped range, later gaps are not."""
     source = seg(0, batch(rec(0, "a"), last_offset=6), batch(rec(9, "b")))
     assert build_map([source], 0, 100, 1) == ({b"a": 0}, 6)
 
@@ -225,7 +225,7 @@ def test_with_log_append_time_rewritten_timestamp_deltas_are_0():
 
 
 def test_a_partial_round_retains_records_above_its_end():
-    """CONFORMANCE.md 13: they are unchanged, except for a delete horizon if one is a tombstone."""
+    """CONFORMANCE.md 13: these records are unchanged; their batch gets a delete horizon if one is a tombstone."""
     beyond = batch(rec(2, "a"), rec(3, "a"), rec(4, None, b"keyless"))
     with_null = batch(rec(5, "a", None))
     source = seg(0, batch(rec(0, "a"), rec(1, "b")), beyond, with_null)

@@ -225,8 +225,8 @@ def test_the_proof_accepts_a_removed_tombstone_only_below_the_limit(first_dirty:
 
 
 def test_the_proof_rejects_a_marker_removed_above_the_limit(tmp_path: Path) -> None:
-    """The example of proof/test_transactions.py passes if the limit is above all removals; with limit 0, the removed
-    marker is rejected.
+    """The example of proof/test_transactions.py passes if the limit is above all removals; with limit 0, the removal of
+    the marker is rejected.
     """
     for number, example in enumerate((transactional_example, legacy_example)):
         case = example()

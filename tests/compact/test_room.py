@@ -45,7 +45,7 @@ class Filling(FileSystem):
 
 @pytest.fixture(scope="module")
 def log_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Write log dirs with partitions of random sizes, some with large indexes, as of active segments."""
+    """Write log dirs with partitions of random sizes, some with large indexes, as active segments have."""
     chance = random.Random(7)
     found = []
     for number in range(4):

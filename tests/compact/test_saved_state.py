@@ -27,7 +27,7 @@ def task(tmp_path: Path) -> CleaningTask:
 
 
 def with_replaced_file(task: CleaningTask, data: bytes) -> CleanFile:
-    """Replace a saved file by `data`, and its digest in the result of the task."""
+    """Replace a saved file with `data`, and its digest in the result of the task."""
     file = save_state(LOCAL, task, names.PROOF, 7)
     Path(task.scratch_path, file.name).write_bytes(data)
     return replace(file, size_bytes=len(data), digest_hex=hashlib.blake2b(data).hexdigest())

@@ -119,7 +119,7 @@ def test_totals_are_printed_below_the_table_and_beside_json(run: Run, log_dir: P
 def test_the_reason_why_only_a_part_of_a_partition_is_cleaned_is_reported(
     run: Run, log_dir: Path, tmp_path: Path
 ) -> None:
-    """This must be known before the broker is stopped, because later a transaction can be neither ended nor aborted."""
+    """The reason must be known before the broker is stopped: later no transaction can be ended or aborted."""
     producer = ProducerEntry(
         producer_id=7, epoch=3, last_sequence=0, last_offset=250, offset_delta=0, timestamp_ms=BASE_MS,
         coordinator_epoch=0, current_txn_first_offset=250,

@@ -118,7 +118,7 @@ def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0)
 @settings(deadline=None, max_examples=draws(300))
 @given(logs(), st.randoms(use_true_random=False))
 def test_the_tracker_equals_the_model_after_any_rounds(events: list[Event], rng: random.Random) -> None:
-    """CONFORMANCE.md 29 to 31: valid indexes are used for any removals of earlier rounds."""
+    """CONFORMANCE.md 29 to 31: valid indexes are used, whatever earlier rounds have removed."""
     events, entries = cleaned(events, rng)
     table = table_of(events)
     tracker = TransactionTracker(entry_array(entries), 0)

@@ -98,7 +98,7 @@ def test_the_newest_value_of_a_setting_that_affects_no_removal_is_used() -> None
     assert effective("t", topics=topics).value("internal.segment.bytes") == 8
 
 
-def test_only_dynamic_settings_of_a_broker_are_used() -> None:
+def test_only_settings_that_a_broker_can_change_dynamically_are_used() -> None:
     values = {
         "log.retention.hours": ["1"],  # Kafka reads only log.retention.ms
         "log.dirs": ["/tmp"],

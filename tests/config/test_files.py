@@ -68,7 +68,7 @@ def test_a_value_of_a_config_provider_is_refused() -> None:
         ({"log.dirs": "/b,,/c,"}, ("/b", "/c")),
     ],
 )
-def test_log_dirs_are_read_in_kafkas_order(texts, dirs) -> None:
+def test_log_dirs_takes_precedence_over_log_dir(texts, dirs) -> None:
     assert log_dirs(from_broker(texts, "f")) == dirs
 
 

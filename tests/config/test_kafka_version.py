@@ -45,7 +45,7 @@ def test_contradicting_signs_give_several_versions() -> None:
 
 
 def test_a_migration_to_kraft_keeps_version_0() -> None:
-    """Observed with 4.3.1; a disk that was added later has version 1."""
+    """Observed with Kafka 4.3.1. A log dir that was added later has version 1."""
     found = infer(Signs(features={"metadata.version": 26}, has_metadata_log=True, meta_versions=frozenset({0, 1})))
     assert found.sentence == "4.1 or later"
     assert "before a migration to KRaft" in text(found)

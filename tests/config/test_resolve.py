@@ -70,7 +70,7 @@ def test_settings_of_another_topic_are_ignored() -> None:
     assert not resolved.overrides_known
 
 
-def test_the_flag_makes_all_settings_known_except_the_policy() -> None:
+def test_topics_have_no_overrides_makes_all_settings_known_but_the_policy() -> None:
     assert effective("orders", topics={"orders": {}}).overrides_known
     stated = effective("orders", topics_have_no_overrides=True)
     assert stated.unknown(KEYS) == ("cleanup.policy", *(key.name for key in BROKER_KEYS))
@@ -189,8 +189,8 @@ def test_an_invalid_value_that_is_overridden_is_still_an_error() -> None:
         ("orders:log.cleaner.delete.retention.ms=5", "Did you mean delete.retention.ms?"),
         ("xyzzy=5", "unknown topic config xyzzy"),
         ("cleanup.policy=compact", "--topic-config TOPIC:cleanup.policy=compact"),
-        ("orders:producer.id.expiration.ms=5", "Give it without a topic"),
-        ("log.dirs=/data", "Give it in the file given by --config"),
+        ("orders:producer.id.expiration.ms=5", "Give this setting without a topic"),
+        ("log.dirs=/data", "Give this setting in the file given by --config"),
         ("delete.retention.ms", "use [TOPIC:]key=value"),
         ("orders:=5", "use [TOPIC:]key=value"),
         (":delete.retention.ms=5", "use [TOPIC:]key=value"),

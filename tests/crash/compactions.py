@@ -67,7 +67,7 @@ class Log:
 
     `k:v` is a record, `k:-` a tombstone, `!` a delete horizon that has passed, `@7` producer 7, and `+3` a gap before
     the batch. `T7` is data of a transaction of producer 7; `t7` is the same, but the producer has expired at the end;
-    `C7` and `A7` are its markers. A transaction without a marker is open at the end.
+    `C7` and `A7` are its COMMIT and ABORT markers. A transaction without a marker is open at the end.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Runs an action, and checks the states after a stop before each of its file operations. Then lets each operation fail
+"""Runs an action, and checks the states after a stop before each of its file operations. Then makes each operation fail
 in a separate run, and checks the states after that.
 
 Each stop and each fault has several states: the directory as it is, after a power cut that loses all unsynced changes,
@@ -185,7 +185,7 @@ def for_every_fault(
     """Like `for_every_stop`, but every operation, including reads, fails in turn with each plausible error.
 
     Without KEYTAIL_FAULTS=all a `share` of the faults is tried, selected by `seed`. The action must succeed despite the
-    fault, raise OSError or KeytailError, or return `Failed`. The text must name the operation and the file, and no
+    fault, raise OSError or KeytailError, or return `Failed`. The error must name the operation and the file, and no
     descriptor may remain open. Afterwards, no name may end in one of `scratch`, unless the fault prevents the removal.
     `again(fs, root)` is run after a failed fsync, whose data is never written.
     """
@@ -230,14 +230,14 @@ def _new_states(
     fault: Fault | None = None,
 ) -> list[State]:
     """Return the new states after a stop at this point, without writing them to a disk."""
-    strategies: list[tuple[str, Tree]] = [
+    kinds: list[tuple[str, Tree]] = [
         ("as it is", fs.as_it_is()),
         ("power cut", fs.power_cut()),
         *((f"partial power cut {i}", fs.partial_power_cut(rng, in_order=True)) for i in range(partial_cuts)),
         *((f"unordered power cut {i}", fs.partial_power_cut(rng, in_order=False)) for i in range(2 * partial_cuts)),
     ]
     states = []
-    for strategy, tree in strategies:
+    for kind, tree in kinds:
         counts.states += 1
         # the last state must also pass the checks of a completed action
         digest = f"{digest_of_tree(tree)} {ended}"
@@ -245,7 +245,7 @@ def _new_states(
             counts.seen.add(digest)
             counts.distinct_states += 1
             states.append(
-                State(work_dir / "left", f"{label}, {strategy}", tuple(fs.operations), ended, fault, tree)
+                State(work_dir / "left", f"{label}, {kind}", tuple(fs.operations), ended, fault, tree)
             )
     return states
 

@@ -13,7 +13,7 @@ from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every
 from tests.crash.recorder import RecordingFileSystem
 from tests.crash.trees import Tree, digest_of_content, read_tree, remove_tree, write_tree
 
-RECOVERIES_EXPLORED =  1  # if KEYTAIL_SOAK is not set
+RECOVERIES_EXPLORED = 1  # if KEYTAIL_SOAK is not set
 SCRATCH = (".clean", ".tmp")
 
 
@@ -39,7 +39,7 @@ class Explorer:
     """Visits each state once. States that differ only in scratch files, which are never read, count as one.
 
     A recovery is the first part of a run, and ends in one of a few states. All stops in second runs are covered by
-    stops in each recovery, and stops in the rest of the run from each recovered state.
+    stops in each recovery, and by stops in the rest of the run from each recovered state.
     """
 
     log_dir: LogDir
@@ -69,7 +69,7 @@ class Explorer:
         self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", self.partial_cuts)
 
     def explore_faults(self) -> None:
-        """Let each operation of a run fail in turn, and each operation of recoveries from some of the states after a
+        """Make each operation of a run fail in turn, and each operation of recoveries from some of the states after a
         stop.
         """
         origin, run = self._begin()

@@ -10,10 +10,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# The first writes half of the data and fails; the second writes half, and is called again for the rest.
+# SHORT_WRITE writes half of the data and fails. PARTIAL_WRITE writes half, and the caller writes the rest.
 SHORT_WRITE, PARTIAL_WRITE = "half is written, then ENOSPC", "half is written at a time"
-# The first returns half of the data, and is called again for the rest; the second returns half, and then the end of the
-# file.
+# PARTIAL_READ returns half of the data, and the caller reads the rest. CUT returns half, and then the end of the file.
 PARTIAL_READ, CUT = "half is read at a time", "the file was truncated"
 PARTIAL = {PARTIAL_WRITE, PARTIAL_READ}
 
@@ -44,13 +43,13 @@ FAULTS_OF: dict[str, tuple[str, ...]] = {
     "free_bytes": ("EIO",),
 }
 LASTING = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE")
-# Written data has its space, so that it can be synced on a full disk.
+# The space of written data is already allocated, so that it can be synced on a full disk.
 _NOT_FULL = {"fsync"}
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. `kind` is the name of an errno, or one of the descriptions above."""
+    """A fault. `kind` is the name of an errno, or SHORT_WRITE, PARTIAL_WRITE, PARTIAL_READ, or CUT."""
 
     kind: str
     lasting: bool = False

@@ -1,4 +1,4 @@
-"""Small partition directories with replacements that are ready to be committed, and checks of all states until then.
+"""Small partition directories with replacements that are ready to be committed, and checks of the states of a commit.
 The outputs are given: these tests check which bytes a broker finds, not which records are retained.
 """
 

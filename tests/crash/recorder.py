@@ -1,4 +1,4 @@
-"""A file system that can stop before any operation or let it fail, and compute the state after a power cut.
+"""A file system that can stop before any operation or make it fail, and compute the state after a power cut.
 
 Contents are durable since the last fsync of their file, and names since the last fsync of their directory. Operations
 are also executed in a real directory, so that the code under test reads its own changes.
@@ -42,7 +42,7 @@ class _File:
 
 @dataclass
 class _Dir:
-    """A directory. `pending` are functions that apply the changes since the last fsync to its names."""
+    """A directory. `pending` has a function for each change of its names since the last fsync."""
 
     now: dict[str, _Node] = field(default_factory=dict)
     durable: dict[str, _Node] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class RecordingFileSystem(FileSystem):
     """Records all changes. Everything under `root` counts as durable at the start; changes elsewhere are refused.
 
     `stop_at(n)` stops before changing operation n (0 is the first); `torn` first executes half of a write. `fail_at(n,
-    fault)` lets call n fail, where reads also count. `before_each` is called before every changing operation;
+    fault)` makes call n fail; reads are counted as well. `before_each` is called before every changing operation;
     `as_it_is` and the power cuts then return the state after a stop at this point or, while a write is `torn`, after
     half of that write. `tree` is the content of `root`, if the caller knows it.
     """
@@ -93,7 +93,7 @@ class RecordingFileSystem(FileSystem):
         return self
 
     def repair(self) -> None:
-        """Let no further operation fail."""
+        """End the fault: no further operation fails."""
         self._fault = None
 
     def close_all(self) -> None:

@@ -1,5 +1,5 @@
 """Stops before every file operation of appends, rolls, flushes and a close. After a recovery, a broker has all flushed
-data, and the first part of the rest (log/append/APPEND.md, "After a log was not closed").
+data, and a prefix of the rest (log/append/APPEND.md, "After a log was not closed").
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def test_after_a_fault_the_log_is_correct_or_accepts_no_batches(fast_dir: Path) 
 
 
 @pytest.mark.interop
-def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """The log begins there even without data, although no checkpoint has its log start offset."""
+def test_a_new_log_begins_at_the_offset_at_which_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+    """This is so even without data, and although no checkpoint has the log start offset."""
     opened: list[int] = []  # the number of operations until the log was open
 
     def action(fs: RecordingFileSystem, root: Path) -> None:

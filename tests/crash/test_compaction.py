@@ -78,7 +78,7 @@ MAX_CUTS = "merges"
 IN_CHECK = "several groups, and producers that must stay known"
 RANDOM = 20 if SOAK else 1
 NAMES = [*SHAPES, *(f"random {number}" for number in range(RANDOM))]
-# These have several groups with different contents; each run draws one.
+# These log dirs have several groups with different contents; each run of the tests draws one.
 ALIKE = [
     "tombstones in later groups than what they delete", "empty outputs", "the first dirty offset inside a segment",
     "transactions across groups: committed, aborted, and one open", "random 0",
@@ -167,8 +167,8 @@ class NextRuns:
     """Caches the results of next runs: a run begins with a recovery, and recoveries end in few states.
 
     There is one run for each recovered state and each set of kinds of files before the recovery. Other states with the
-    same kinds of files are equal to the byte after the recovery, so that their result is the same; KEYTAIL_SOAK=1 runs
-    them all.
+    same kinds of files are equal to the byte after the recovery, so that their result is the same. With KEYTAIL_SOAK=1,
+    there is a run for each of them.
     """
 
     ends: dict[tuple[object, ...], tuple[Found, str]] = field(default_factory=dict)

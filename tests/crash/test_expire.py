@@ -1,4 +1,4 @@
-"""Stops before every file operation of `expire`, and lets each one fail. No data to be retained is lost, a broker
+"""Stops before every file operation of `expire`, and makes each one fail. No data to be retained is lost, a broker
 serves the log as before or as after the run, and the next run, or a broker, completes the removal. The states in the
 table of EXPIRE.md are also tested.
 """
@@ -216,7 +216,7 @@ class FullDisk(FileSystem):
 @pytest.mark.interop
 @pytest.mark.parametrize("name", ["by time", "all"])
 def test_kafka_starts_after_every_stop(name: str, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """Kafka's loader finds the log of before or after the run, and Kafka's retention completes the removal."""
+    """Kafka's loader finds the log as it was before or is after the run; Kafka's retention completes the removal."""
     case = CASES[name]
 
     def check(state: State) -> None:

@@ -1,5 +1,5 @@
-"""Stops before every file operation of an import, and lets each one fail. A broker finds the complete import or none of
-it, the state of producers is not lost, and after the next run the partition has the import once.
+"""Stops before every file operation of an import, and makes each one fail. A broker finds the complete import or none
+of it, the state of producers is not lost, and after the next run the partition has the imported records once.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def test_kafka_finds_a_complete_import_or_none_after_every_stop(
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    """Checked by Kafka's own loader; also, runs after a start of a broker on the remaining files."""
+    """Kafka's own loader checks each state, as a broker that starts. The next run then begins on its files."""
     case, counts = CASES[name], Counts("import, opened by Kafka")
     before, after = expected_logs(case, tmp_path)
     known = producers_of(tmp_path / "whole", case, kafka)
@@ -278,7 +278,7 @@ def segment_files(case: Case, root: Path, number: int) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_every_stop_of_the_second_run(
+def test_a_broker_finds_a_complete_import_or_none_after_every_stop_of_the_second_run(
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
 ) -> None:

@@ -1,4 +1,4 @@
-"""Stops runs out of place before every file operation, and lets each one fail.
+"""Stops runs out of place before every file operation, and makes each one fail.
 
 The target is empty, or is the output of an earlier run after which one partition of the source has changed. In every
 state, bytes and times of the source are unchanged, no broker can start on an incomplete target, and each partition in
@@ -55,7 +55,7 @@ SETTINGS = (
 
 
 def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = None) -> list[ResultRow]:
-    """Run as the command does, in this process."""
+    """Run as the command does, in this process, and return the rows."""
     request = Request(
         partition_filter=PartitionFilter(log_dirs=(str(root / "logs"),)),
         configuration=Configuration(from_command_line(SETTINGS), topics_have_no_overrides=True),
@@ -76,7 +76,7 @@ def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = 
 @contextlib.contextmanager
 def _here(fs: FileSystem) -> Iterator[None]:
     with (
-        # faults of locks are tested by tests/log/test_lock.py
+        # `tests/log/test_lock.py` tests the faults of locks.
         patch.object(steps, "hold", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark(1)),

@@ -1,4 +1,4 @@
-"""Lets each call to an object store fail in turn, once or permanently. Partitions with an output record are complete,
+"""Makes each call to an object store fail in turn, once or permanently. Partitions with an output record are complete,
 no broker can start on an incomplete target, and after the next run the objects are those of an undisturbed run. CI
 tries a fifth of the calls, selected by the seed; `make crash` tries all.
 """
@@ -90,7 +90,7 @@ class _Object(io.BytesIO):
 
 
 def send(root: Path, remote: Memory, scratch: Path) -> list[ResultRow] | str:
-    """Run, and return the rows, or the text of the exception."""
+    """Run out of place with `remote` as the object store. Return the rows, or the text of the exception."""
     with (
         patch.object(object_store, "_connected", lambda uri: (remote, "bucket/backup")),
         patch.object(Target, "entries", Target._entries),

@@ -1,4 +1,4 @@
-"""Stops before every file operation of compactions with a pass for each group, and lets each one fail. The states
+"""Stops before every file operation of compactions with a pass for each group, and makes each one fail. The states
 between passes also occur in a compaction in one pass, so the checks are the same: promises 1 and 2 hold for a broker,
 no checkpoint is above the cleaned segments, and the next run has the result of the reference model.
 """

@@ -114,7 +114,7 @@ def test_every_stop_of_a_rebuild_leaves_valid_files(fast_dir: Path, capsys: pyte
         for base in BASES:
             stem = f"{base:020d}"
             if f"{stem}.index" in found and f"{stem}.index" not in before:
-                for suffix in (".timeindex", ".txnindex"):  # not rebuilt by a broker beside a `.index`
+                for suffix in (".timeindex", ".txnindex"):  # a broker with an `.index` does not rebuild these
                     assert found.get(stem + suffix) == after.get(stem + suffix), stem + suffix
         assert found == after or not state.action_ended
         run(LOCAL, state.root, "r2")

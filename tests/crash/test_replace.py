@@ -136,8 +136,8 @@ class _FewLinks:
 
 @pytest.mark.parametrize("links", [1, 2])
 def test_no_stop_loses_a_record_if_the_file_system_refuses_hard_links(links: int, fast_dir: Path) -> None:  # noqa: F811
-    """The links created before are removed, and this is synced, before a rename: beside a `.log` with its final name, a
-    broker would use them as rebuilt indexes, and remove the other index files.
+    """Links created before the refusal are removed, and the directory is synced, before a rename: beside a `.log` with
+    its final name, a broker would use them as rebuilt indexes, and remove the other index files.
     """
     partition = CASES["one by itself, with a transaction index that is retained"]
 
@@ -206,7 +206,7 @@ NextRuns = dict[str, list[bool]]  # by digest, the checked results of recoveries
 
 def recover_completely(partition: Partition, root: Path, settled: NextRuns) -> list[bool]:
     """Recover, and check that no other files remain, sources are unchanged or replaced, and a second recovery changes
-    nothing.
+    nothing. Return for each part whether its sources are replaced.
     """
     recover(LOCAL, str(root / PARTITION))
     digest = digest_of(root)

@@ -1,6 +1,6 @@
-"""Stops before every file operation of a compaction that first rolls the active segments, and lets each one fail. After
-every stop, a broker finds the log unchanged, rolled or compacted; the next run has the result of the reference model on
-a rolled log.
+"""Stops before every file operation of a compaction that first rolls the active segments, and makes each one fail.
+After every stop, a broker finds the log unchanged, rolled or compacted; the next run has the result of the reference
+model on a rolled log.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ SHARE = 0.3
 CUT = {0: log_of(range(10)), 10: log_of(range(10, 15))}
 HOLE = {**CUT, 20: log_of(range(20, 30)), 30: log_of(range(30, 34))}
 CASES = {
-    "segments behind it": Torn(),
+    "segments after it": Torn(),
     "in the last segment": Torn({base: log for base, log in torn_logs().items() if base <= 10}, (10, 15)),
     "nothing of the segment is valid": Torn({**torn_logs(), 10: bytes(400)}, (10, 20), {**CHECKPOINTS, **{
         "recovery-point-offset-checkpoint": 10}}),

@@ -1,4 +1,4 @@
-"""Stops before every file operation of compactions with backups, and of their undo, and lets each one fail.
+"""Stops before every file operation of compactions with backups, and of their undo, and makes each one fail.
 
 After every stop of a compaction, undo restores bytes, times and checkpoint of the previous files. After every stop of
 an undo, a broker loses no record, and another undo has the result of an undisturbed one. KEYTAIL_SOAK=1 tries more of
@@ -76,7 +76,7 @@ def run_undo(fs: FileSystem, root: Path, run_id: str = "r1") -> list[UndoRow]:
 
 
 def undo_all(fs: FileSystem, root: Path) -> Failed:
-    # faults of locks are tested by tests/log/test_lock.py
+    # `tests/log/test_lock.py` tests the faults of locks.
     with patch("keytail.undo.driver.hold", lambda *_: contextlib.nullcontext()):
         rows = run_undo(fs, root)
     return Failed(tuple(row.error for row in rows if row.status not in ("undone", "clean")))
@@ -120,7 +120,7 @@ def test_every_state_of_a_compaction_can_be_undone(
             assert all((entry_of(state.root, log) / MANIFEST).exists() for log in log_dir.logs)
         for log in log_dir.logs:
             log.check_loaded(load_alike(logs / log.name))
-        log_dir.recover(LOCAL, logs)  # without a backup, the model of a broker finds the previous files
+        log_dir.recover(LOCAL, logs)  # if no backup has begun, the model of a broker finds the previous files
         started = (state.root / KEPT / "r1").exists()
         rows = {row.name: row for row in (run_undo(LOCAL, state.root) if started and any_entry(state.root) else [])}
         found = tree(logs)

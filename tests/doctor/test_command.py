@@ -1,7 +1,7 @@
-"""`keytail doctor`; a run after `doctor --warm` calls no kernel with types that were not compiled.
+"""`keytail doctor`, and a run after `doctor --warm`, which calls no kernel with types that were not compiled.
 
-With KEYTAIL_EMPTY_CACHE=1 the test begins with an empty cache, which takes a minute, and checks that the run compiles
-nothing.
+With KEYTAIL_EMPTY_CACHE=1 the test of this begins with an empty cache, which takes a minute, and checks that the run
+compiles nothing.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def test_log_dirs_are_checked(run: Run, tmp_path: Path) -> None:
     of = {name.removeprefix(str(log_dir)): row for name, row in rows.items() if name.startswith(str(log_dir))}
     assert list(of) == ["", ": owner", ": access", ": storage", ": lock"]
     assert {row["status"] for row in of.values()} == {"ok"}
-    assert "1 partitions, stopped cleanly" in of[""]["found"]
-    assert {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")} == before, "doctor may not change any file"
+    assert "1 partition, stopped cleanly" in of[""]["found"]
+    assert {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")} == before, "doctor must not change any file"
     with hold([str(log_dir)]):
         held = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
     assert held[f"{log_dir}: lock"]["status"] == "warn"

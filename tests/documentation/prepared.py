@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tests.golden import unpack
 
 LOG_DIR = "var/lib/kafka"
-_SPOILED = "00000000000000000000"
+_FIRST = "00000000000000000000"
 
 
 def place(name: str, root: Path, golden: Path) -> None:
@@ -50,8 +50,8 @@ def _crashed(root: Path, golden: Path) -> None:
     """
     log_dir = _broker(root, golden)
     (log_dir / ".kafka_cleanshutdown").unlink()
-    (log_dir / "none-0" / f"{_SPOILED}.index").unlink()
-    index = log_dir / "zstd-0" / f"{_SPOILED}.timeindex"
+    (log_dir / "none-0" / f"{_FIRST}.index").unlink()
+    index = log_dir / "zstd-0" / f"{_FIRST}.timeindex"
     index.write_bytes(bytes(index.stat().st_size))
     last = sorted((log_dir / "lz4-0").glob("*.log"))[-1]
     data = last.read_bytes()
@@ -64,7 +64,7 @@ def _crashed(root: Path, golden: Path) -> None:
 
 def _damaged(root: Path, golden: Path) -> None:
     """Create a broker with one flipped bit in one batch."""
-    _flip_a_bit(_broker(root, golden) / "gzip-0" / f"{_SPOILED}.log", 2000)
+    _flip_a_bit(_broker(root, golden) / "gzip-0" / f"{_FIRST}.log", 2000)
 
 
 def _flip_a_bit(path: Path, byte: int) -> None:
@@ -81,7 +81,7 @@ def _replicas(root: Path, golden: Path) -> None:
     """
     for name in ("broker-1", "broker-2", "broker-3"):
         shutil.copytree(golden, root / "mnt" / name, copy_function=shutil.copy2)
-    _flip_a_bit(root / "mnt/broker-2/gzip-0" / f"{_SPOILED}.log", 2000)
+    _flip_a_bit(root / "mnt/broker-2/gzip-0" / f"{_FIRST}.log", 2000)
     removed = sorted((root / "mnt/broker-3/none-1").glob("*.log"))[1]
     for path in removed.parent.glob(f"{removed.stem}.*"):
         path.unlink()

@@ -50,12 +50,12 @@ class Host:
     root: Path
     golden: Path
     known: dict[str, str] = field(default_factory=dict)
-    given: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
 
     def run(self, command: str) -> tuple[str, int]:
         """Run the command, and return the output on both streams, and the exit status."""
-        for theirs, ours in self.known.items():
-            command = command.replace(theirs, ours)
+        for on_page, actual in self.known.items():
+            command = command.replace(on_page, actual)
         command = _PATHS.sub(f"{self.root}/", command)
         words = shlex.split(command, comments=True)
         if words[0] == "keytail" and not re.search(r"(?<!\\)[|<>;&$]", re.sub(r"'[^']*'", "", command)):
@@ -74,10 +74,10 @@ class Host:
 
     def learn(self, page: str, printed: str) -> None:
         """Assign the new ids of runs on the page to those in the output, in the order of their occurrence."""
-        new = [item for item in dict.fromkeys(_ID.findall(printed)) if item not in self.given]
-        theirs = [item for item in dict.fromkeys(_ID.findall(page)) if item not in self.known]
-        self.given += new
-        self.known |= dict(zip(theirs, new, strict=False))
+        new = [item for item in dict.fromkeys(_ID.findall(printed)) if item not in self.seen]
+        on_page = [item for item in dict.fromkeys(_ID.findall(page)) if item not in self.known]
+        self.seen += new
+        self.known |= dict(zip(on_page, new, strict=False))
 
 
 def run_block(block: Block, host: Host) -> str:

@@ -49,7 +49,7 @@ def test_the_pages_have_links() -> None:
     assert sum("#" in link for link in links) >= 8
 
 
-# Pages that name modules of an earlier state, as they state; and names of invented examples.
+# Pages that, as they state, name modules of earlier versions; and names in invented examples.
 _OF_EARLIER_STATES = ("tests/MUTATION.md", "CHANGES.md")
 _EXAMPLES = ("file.py", "broken.py", "query.py", "JOBS/compact.py")
 _FILE = re.compile(r"(?<![\w./-])(?:\.\./)*([\w-][\w./-]*\.(?:py|md))\b(?![\w/])")

@@ -26,8 +26,8 @@ PRINTED = " sensitive=false synonyms={}"  # printed by kafka-configs.sh after a 
 
 
 def run_expire(run: Run, log_dir: Path, *more: str, known: bool = True) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Run `expire` with `more` and with all settings that retention requires; those that no topic overrides come from
-    the broker's file.
+    """Return exit status and rows of `expire` with `more` and with all settings that retention requires; those that no
+    topic overrides come from the broker's file.
     """
     properties = log_dir.parent / "server.properties"
     properties.write_text("log.retention.hours=168\n")
@@ -226,8 +226,8 @@ def test_the_retention_of_the_broker_is_not_assumed(run: Run, log_dir: Path) -> 
 
 
 def test_settings_are_read_from_a_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """In Kafka's output format, all overrides are known; in the format of lines, all except a policy that is not among
-    them. Settings that the output does not have are those of the broker, whose policy was not given.
+    """If the file has the output of kafka-configs.sh, all overrides are known; if it has one setting per line, a policy
+    that is not listed is unknown. Settings that are not listed are those of the broker, whose policy is not given.
     """
     file = tmp_path / "topics"
     file.write_text(
@@ -252,7 +252,7 @@ def test_settings_are_read_from_a_file(run: Run, log_dir: Path, tmp_path: Path) 
 def test_a_policy_missing_from_the_output_is_not_assumed(
     run: Run, log_dir: Path, tmp_path: Path, header: str
 ) -> None:
-    """The output was truncated or filtered, or the broker's dynamic default is effective, which is not read."""
+    """The output was truncated or filtered, or the topic has the broker's dynamic default, which is not read."""
     file = tmp_path / "topics"
     file.write_text(f"{header} configs for topic orders are:\n  retention.ms=1{PRINTED}\n")
     before = snapshot(log_dir)
@@ -317,7 +317,7 @@ def test_a_corrupt_partition_does_not_stop_the_others(run: Run, log_dir: Path) -
 
 
 def test_an_index_of_zeros_is_reported_and_not_trusted(run: Run, log_dir: Path) -> None:
-    """A broker takes 1970 for the time of the segment, and deletes it immediately."""
+    """A broker would assume that the segment is from 1970, and delete it immediately."""
     assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0  # creates the snapshots too
     wrong = log_dir / "orders-0" / f"{200:020d}.timeindex"
     wrong.write_bytes(bytes(1200))
@@ -347,7 +347,7 @@ def test_an_index_time_in_the_future_does_not_retain_a_segment(run: Run, log_dir
     assert bases(log_dir / "orders-0") == [200, 300]
 
 
-def test_beside_a_broker_the_rows_of_a_dry_run_are_marked(run: Run, log_dir: Path) -> None:
+def test_rows_of_a_dry_run_while_a_broker_runs_are_marked(run: Run, log_dir: Path) -> None:
     (log_dir / ".kafka_cleanshutdown").unlink()
     (log_dir / "recovery-point-offset-checkpoint").write_text("0\n1\norders 0 100\n")
     with hold([str(log_dir)]):

@@ -191,7 +191,7 @@ def test_epochs_begin_at_the_log_start(steps: list[tuple[int, int]], start: int)
         epoch, offset = epoch + more + 1, offset + further + 1
         entries.append((epoch, offset))
     found = epochs_from(entries, start)
-    for at in range(start, 70):  # the same epoch applies to each offset that is left
+    for at in range(start, 70):  # the same epoch applies to each offset that remains
         assert max([e for e, s in found if s <= at], default=-1) == max([e for e, s in entries if s <= at], default=-1)
     assert all(s >= start for _, s in found)
     starts = [s for _, s in found]
@@ -253,7 +253,7 @@ def test_tasks_have_the_end_of_their_segments() -> None:
 
 
 def found(claims: list[int], truth: list[int], retention_ms: int = 2 * DAY_MS, **more: int | None) -> list[object]:
-    """Return the findings for segments with the ages in days `claims` by their indexes and `truth` by their logs."""
+    """Return the findings for segments that are `claims` days old by their indexes, and `truth` days by their logs."""
     facts = facts_of([replace(seg, time_ms=NOW_MS - days * DAY_MS) for seg, days in zip(FOUR, claims, strict=True)], 40)
     facts = replace(facts, segments=tuple(segment._replace(**more) for segment in facts.segments))  # type: ignore[arg-type]
     retention = Retention(retention_ms=retention_ms)

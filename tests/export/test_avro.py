@@ -1,4 +1,4 @@
-"""Avro in Confluent's framing, decoded into columns, compared with the values that were encoded."""
+"""Decodes Avro in Confluent's wire format into columns, and compares these with the values that were encoded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from keytail.errors import UsageProblem
-from keytail.export import driver as story
+from keytail.export import driver as export_driver
 from keytail.export.avro import AvroSchemas, read_schemas
 from keytail.export.columns import Undecodable, decode
 from keytail.export.command import format_of
@@ -56,7 +56,7 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def plain(schema: Any) -> Any:
-    """Return the schema without logical types except decimals, because the inputs are numbers and texts."""
+    """Return the schema without logical types other than decimal: their values are encoded as numbers or text."""
     if isinstance(schema, list):
         return [plain(item) for item in schema]
     if isinstance(schema, dict):
@@ -84,7 +84,7 @@ def decoded(values: Sequence[bytes | None], of: AvroSchemas) -> Any:
 
 
 def random_order(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the input and the expected output."""
+    """Return an order as it is encoded, and as it is expected to be decoded."""
     def place() -> dict[str, float]:
         return {"x": rng.random(), "y": rng.randrange(100) / 4}
 
@@ -187,7 +187,7 @@ def test_schemas_without_a_table_type_are_refused(tmp_path: Path, text: str, why
         ("avro", ["17=/nowhere.avsc"], "cannot be read"),
     ],
 )
-def test_conflicting_flags_are_refused(name: str, given: list[str] | None, why: str) -> None:
+def test_wrong_flags_of_formats_are_refused(name: str, given: list[str] | None, why: str) -> None:
     with pytest.raises(UsageProblem, match=why):
         format_of("key", name, given)
 
@@ -196,8 +196,8 @@ def test_conflicting_flags_are_refused(name: str, given: list[str] | None, why: 
 def test_a_table_of_avro_keys_and_values_is_exported(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys are distinguished by their bytes: as for the broker's cleaner, the same key in two schemas is two keys."""
-    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
+    """Keys are compared by their bytes, as by the broker's cleaner: one id encoded with two schema ids is two keys."""
+    monkeypatch.setattr(export_driver, "session_of_run", lambda *_, **__: SparkEngine(spark))
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     key = {"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}
     item, other = framed(key, {"id": 1}), framed(key, {"id": 1}, number=18)

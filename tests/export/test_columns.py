@@ -1,4 +1,4 @@
-"""Records as Arrow batches, compared with the same records read by plain Python, without Spark."""
+"""Compares Arrow batches of the latest records with a reference model in plain Python, without Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows_of(log: GrowingLog, formats: Formats | None = None) -> list[dict[str, A
 
 
 @pytest.mark.parametrize("most", [1, 400, 1 << 22])
-def test_random_logs_equal_the_model(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_random_logs_equal_the_model(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result does not depend on how records are split into batches and joined."""
     monkeypatch.setattr(arrow, "BATCH_BYTES", most)
     monkeypatch.setattr(cut, "__defaults__", (most,))
@@ -80,7 +80,7 @@ def test_header_names_are_those_that_a_consumer_receives(tmp_path: Path) -> None
     assert row["headers"] == [{"key": "a\ufffd", "value": None}, {"key": "", "value": b""}]
 
 
-def test_times_outside_the_range_of_a_table_are_an_error(tmp_path: Path) -> None:
+def test_a_timestamp_outside_the_range_of_a_table_is_an_error(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(3), tmp_path / "logs")
     log.append_records([Rec(0, 2**62, b"k", b"x")])
     log.write()
@@ -107,13 +107,13 @@ DECODERS: dict[
 @pytest.mark.parametrize("name", [name for name in get_args(FormatName) if name != "avro"])
 def test_formats_are_those_of_the_serializers_of_kafka(name: FormatName) -> None:
     """Nulls remain null, and the first invalid record is reported."""
-    dull, good, bad = DECODERS[name]
+    decoder, good, bad = DECODERS[name]
     rng = random.Random(name)
     values = [rng.choice([*good, None]) for _ in range(200)]
     offsets = np.arange(1000, 1000 + len(values))
     array = decode(BytesColumn(*bytes_arrays(values)), Format(name), offsets, "value")
     array.validate(full=True)
-    assert array.to_pylist() == [None if value is None else dull(value) for value in values]
+    assert array.to_pylist() == [None if value is None else decoder(value) for value in values]
     for data in bad:
         for at in (0, 77, 199):
             broken = [*values[:at], data, *values[at + 1 :], data]

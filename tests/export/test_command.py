@@ -1,4 +1,4 @@
-"""`keytail export` through the command line: the rows and errors before Spark starts, and those of a dry run."""
+"""The rows and errors that `keytail export` prints before it starts Spark, and those of a dry run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from keytail.cli.selection import PartitionFilter
 from keytail.cli.stopping import Stopped
 from keytail.errors import Refused
-from keytail.export import driver as story
+from keytail.export import driver as export_driver
 from keytail.export.columns import table_columns
 from keytail.export.command import ExportRow, Request, exit_status, show_rows
 from keytail.export.delta_table import TableState, _state_of, read_state
@@ -32,11 +32,11 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: Any, **__: Any) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(story, "session_of_run", started)
+    monkeypatch.setattr(export_driver, "session_of_run", started)
 
 
 def test_a_dry_run_reports_its_plan_and_changes_nothing(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """A dry run may also be made while a broker holds the lock of the log dir."""
+    """A dry run is possible while a broker holds the lock of the log dir."""
     before = snapshot(log_dir)
     with hold([str(log_dir)]):
         result = run("export", "--log-dirs", log_dir, "--to", tmp_path / "lake", "--topic", "or.*", "--output", "json")
@@ -90,8 +90,8 @@ def only_row(log: GrowingLog, tmp_path: Path, **flags: Any) -> ExportRow:
 
 
 def test_an_export_ends_at_the_first_unreplicated_or_uncommitted_record(tmp_path: Path) -> None:
-    """Records that a replica may lack, and transactions that are open or end above the exported offset, are left for a
-    later export.
+    """A later export reads records that a replica may lack, and transactions that are open or end above the exported
+    offset.
     """
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 5, b"a", b"x"), Rec(1, 5, b"b", b"x")])
@@ -115,7 +115,7 @@ def test_an_export_ends_at_the_first_unreplicated_or_uncommitted_record(tmp_path
     assert only_row(log, tmp_path, high_watermark="log-end").end_offset == 5
 
 
-def test_an_unexpected_partition_is_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_partition_that_moves_to_another_log_dir_is_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
     (log_dir / f"orders-0.{'a' * 32}-future").mkdir()
     result = run("export", "--log-dirs", log_dir, "--to", tmp_path / "lake", "--output", "json")
     assert result.exit_code == 3
@@ -131,7 +131,7 @@ def test_a_stopped_run_reports_its_exported_partitions(
         rows["orders-1"] = replace(rows["orders-1"], status="exported")
         raise Stopped(15)
 
-    monkeypatch.setattr(story, "_execute", stopped)
+    monkeypatch.setattr(export_driver, "_execute", stopped)
     result = run("export", "--log-dirs", log_dir, "--to", tmp_path / "lake", "--execute", "--output", "json")
     assert result.exit_code == 143
     rows = rows_of(result)
@@ -182,7 +182,7 @@ def test_a_table_contains_its_export_state(tmp_path: Path) -> None:
     first = json.loads(state.as_metadata())
     assert _state_of(json.dumps(first)) == state
     del first["columns"]
-    assert _state_of(json.dumps(first)) == state, "exports of older versions have the first columns"
+    assert _state_of(json.dumps(first)) == state, "an older version, which wrote no columns, had these"
     later = changed.with_partitions({1: Exported(1, 0)})
     commit(place, 6, "WRITE", later)
     assert read_state(str(place)) == later
@@ -202,7 +202,7 @@ PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no topic id": ({"topic_id": None}, "incremental", ""),
     "a shorter log": ({"log_end_offset": 99, "stable_offset": 99}, "full", "the log ends at offset 99"),
     "another leader": ({"epochs": ((1, 0), (3, 50), (4, 99))}, "full", "another leader has written offset 99"),
-    "another leader since": ({"epochs": ((1, 0), (3, 50), (4, 100))}, "incremental", ""),
+    "another leader after the export": ({"epochs": ((1, 0), (3, 50), (4, 100))}, "incremental", ""),
     "no epochs": ({"epochs": ()}, "incremental", ""),
     "expired": ({"log_start_offset": 11}, "full", "log start offset has moved from 10 to 11"),
     "compacted up to the end": ({"cleaner_checkpoint": 100}, "incremental", ""),

@@ -18,9 +18,8 @@ from chispa import assert_df_equality
 
 from keytail.cli.selection import PartitionFilter
 from keytail.errors import CorruptLog, KeytailError
-from keytail.export import columns, on_spark
-from keytail.export import delta_table as story_table
-from keytail.export import driver as story
+from keytail.export import columns, delta_table, on_spark
+from keytail.export import driver as export_driver
 from keytail.export.command import ExportRow, Request
 from keytail.export.driver import export
 from keytail.export.formats import Format, Formats
@@ -43,7 +42,7 @@ def rng() -> random.Random:
 
 @pytest.fixture(autouse=True)
 def one_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "session_of_run", lambda *_, **__: SparkEngine(spark))
+    monkeypatch.setattr(export_driver, "session_of_run", lambda *_, **__: SparkEngine(spark))
 
 
 def run(
@@ -94,7 +93,7 @@ def logs_of(rng: random.Random, tmp_path: Path, count: int = 2, **fields: Any) -
     return logs
 
 
-def test_random_traffic_equals_the_model(spark: Any, tmp_path: Path, rng: random.Random) -> None:
+def test_tables_of_random_traffic_equal_the_model(spark: Any, tmp_path: Path, rng: random.Random) -> None:
     logs = logs_of(rng, tmp_path)
     assert statuses(run(tmp_path, *logs)) == [("exported", "full")] * 2
     assert table(spark, tmp_path) == expected(*logs)
@@ -107,7 +106,7 @@ def test_random_traffic_equals_the_model(spark: Any, tmp_path: Path, rng: random
         rows = run(tmp_path, *logs)
         assert all(row.status in ("exported", "clean") and row.way != "full" for row in rows), rows
         assert table(spark, tmp_path) == expected(*logs)
-    for log in logs:  # for a range without a value Delta makes no commit, which would contain the end offset
+    for log in logs:  # an export without rows makes no Delta commit, which would record its end offset
         log.settle()
         log.append_records([dataclasses.replace(record, value=b"last") for record in log.random_records(3)])
         log.write()
@@ -124,7 +123,7 @@ def test_random_traffic_equals_the_model(spark: Any, tmp_path: Path, rng: random
 
 
 def compacted_past(log: GrowingLog) -> None:
-    """Append records past the exported offset, with tombstones that the following compactions remove."""
+    """Append tombstones after the exported offset, and compact the log until they are removed."""
     log.settle()
     log.append_records([Rec(log.end, log.now_ms, b"k1", None), Rec(log.end + 1, log.now_ms, b"k1", None)])
     for _ in range(3):
@@ -173,7 +172,7 @@ def test_a_kill_leaves_the_old_or_the_new_state(
     between = before | expected(new)
     kills = [("write", False, before), ("write", True, between), ("merge", False, between), ("merge", True, both)]
     for step, is_done, left in kills:
-        real = getattr(story_table, step)
+        real = getattr(delta_table, step)
 
         def killed(*arguments: Any, real: Any = real, is_done: bool = is_done, **fields: Any) -> None:
             if is_done:
@@ -181,7 +180,7 @@ def test_a_kill_leaves_the_old_or_the_new_state(
             raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(story_table, step, killed)
+            patch.setattr(delta_table, step, killed)
             with pytest.raises(Killed):
                 run(tmp_path, old, new)
         assert table(spark, tmp_path) == left, (step, is_done)
@@ -190,7 +189,7 @@ def test_a_kill_leaves_the_old_or_the_new_state(
 
 
 def test_rows_written_but_not_committed_are_not_visible(spark: Any, tmp_path: Path) -> None:
-    """A first run was killed between writing its files and its commit."""
+    """The first run was killed after it had written its files, and before it committed them."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.grow(10)
     log.write()
@@ -306,7 +305,7 @@ def test_the_state_at_a_time_is_exported(spark: Any, tmp_path: Path, rng: random
     for flags in ({}, {"as_of_offset": end + 1}, {"as_of_timestamp": "5"}):
         [row] = run(tmp_path, log, to=f"at-{end}", **flags)
         assert (row.status, "Give another --to" in row.error) == ("refused", True)
-    log.now_ms += 10**6  # later than all earlier ones, whether the producer or the broker sets the timestamp
+    log.now_ms += 10**6  # later than all earlier timestamps, whether the producer or the broker sets them
     log.append_records([Rec(log.end, log.now_ms, b"late", b"x")])
     log.write()
     moment = str(log.now_ms)

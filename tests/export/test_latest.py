@@ -1,5 +1,5 @@
-"""The latest state of a partition, compared with a fold in plain Python, with any memory for the map, any slices and
-passes.
+"""Compares the latest records of a partition with a reference model in plain Python, for various sizes of the map and
+of slices.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def expected(log: GrowingLog, end: int | None = None) -> dict[bytes | None, Rec]
 
 @pytest.mark.long
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_random_logs_equal_the_model(
+def test_latest_records_of_random_logs_equal_the_model(
     in_pieces: bool, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fold may continue an earlier export, follow several compactions, and end at any offset."""
+    """The range may begin at the end of an earlier export, follow several compactions, and end at any offset."""
     if in_pieces:
         read_in_pieces(monkeypatch)
     for number in range(LOGS):
@@ -140,7 +140,7 @@ def test_wrong_transaction_indexes_do_not_override_the_log(
 
 
 def test_aborted_data_before_the_end_of_an_earlier_export_is_not_exported(tmp_path: Path) -> None:
-    """Its marker is after that end, as if the high watermark had been below the end of the transaction."""
+    """The abort marker is after that end, as when the high watermark was below the end of the transaction."""
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append_records([Rec(0, 1, b"a", b"old")])
     log.append_records([Rec(1, 1, b"a", b"aborted")], 1)
@@ -158,8 +158,9 @@ def test_a_gap_in_the_range_is_detected(tmp_path: Path) -> None:
     log.append_records([Rec(0, 1, b"a", b"x")])
     log.append_records([Rec(1, 1, b"a", b"x"), Rec(3, 1, b"b", b"x")])
     log.append_records([Rec(6, 1, b"c", b"x")])
+    log.append_records([Rec(9, 1, b"c", b"x")])
     log.write()
-    ends = {(0, 1): False, (0, 2): True, (4, 7): True, (6, 7): False, (0, 7): True}
+    ends = {(0, 1): False, (0, 2): True, (4, 7): True, (6, 7): False, (0, 7): True, (6, 9): True, (4, 6): True}
     for (start, end), gap in ends.items():
         assert find_latest(LOCAL, task_of(log, start, end)).has_gap == gap, (start, end)
 
@@ -226,8 +227,8 @@ def test_only_segments_with_latest_records_have_slices(tmp_path: Path) -> None:
 
 
 def test_damage_in_the_active_segment_is_corrupt_below_the_end(rng: random.Random, tmp_path: Path) -> None:
-    """Batches that a broker was writing may be torn, but not a batch before the requested end, and no batch is skipped
-    because of it.
+    """A batch after the requested end may be incomplete, because a broker is writing it. A damaged batch before the end
+    is an error, and no other batch is skipped because of it.
     """
     log = GrowingLog(rng, tmp_path)
     for _ in range(20):
@@ -237,7 +238,7 @@ def test_damage_in_the_active_segment_is_corrupt_below_the_end(rng: random.Rando
     data = file.read_bytes()
     file.write_bytes(data + bytes(30))
     assert set(folded(task_of(log))) == set(log.latest())
-    # No byte after the last batch shows where it should end.
+    # The last batch is not damaged: nothing after it shows where it should end.
     [chunk] = SegmentReader(LOCAL).chunks(str(file), len(data))
     last = int(chunk.table["position"][-1])
     for _ in range(20):
@@ -248,5 +249,5 @@ def test_damage_in_the_active_segment_is_corrupt_below_the_end(rng: random.Rando
             state = folded(task_of(log))
         except CorruptLog:
             continue
-        # No checksum covers the offset and epoch of a batch; if these are changed, all batches are read.
+        # No checksum covers the offset and leader epoch of a batch; if only these are changed, all batches are read.
         assert set(state) == set(log.latest())

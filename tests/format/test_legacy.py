@@ -41,7 +41,7 @@ timestamps = st.one_of(st.just(-1), st.integers(-(2**63), 2**63 - 1), st.integer
 
 @st.composite
 def messages(draw: Any) -> tuple[int, list[Rec], bytes]:
-    """Draw (magic, records, bytes) of a message, plain or compressed, with one inner magic or both."""
+    """Draw magic, records and bytes of a message, plain or compressed; compressed messages have one magic or both."""
     magic = draw(st.integers(0, 1))
     offset = draw(st.one_of(st.integers(0, 9), st.integers(0, 2**62)))
     records = []
@@ -167,7 +167,7 @@ def test_rows_of_a_chunk_equal_the_batches_of_the_model(cases: list[Any], small_
         assert used == size[first:done][wanted[first:done]].sum()
         if done == len(table):
             return
-    raise AssertionError("an arena that holds any one message never came to an end")
+    raise AssertionError("with room for each single message, not all messages were transcoded")
 
 
 K = Rec(50, 1000, b"a", b"1")

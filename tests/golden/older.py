@@ -130,7 +130,7 @@ def write_log_dir(version: str, log_dir: Path, work_dir: Path) -> dict[str, Any]
 
 
 def _records(rng: random.Random, number: int) -> list[tuple[int, bytes, bytes | None]]:
-    """Return the records of one batch, with unordered timestamps, some of them repeated, and a tenth tombstones."""
+    """Return the records of a batch: timestamps are unordered, and some repeated; a tenth are tombstones."""
     return [
         (
             START_MS + number * 1000 + rng.randrange(0, 3000, 50),

@@ -1,4 +1,4 @@
-"""Logs written by Kafka 2.8.2 and 3.6.2 have no problems, damage to them is found or harmless, and look-ups return the
+"""Logs written by Kafka 2.8.2 and 3.6.2 have no problems, damage to them is found or harmless, and lookups return the
 brokers' answers.
 """
 
@@ -46,7 +46,7 @@ def tasks_of(facts: PartitionFacts) -> list[SegmentTask]:
 
 
 def batches_of(path: Path) -> list[tuple[int, Batch]]:
-    """Return the byte position and the batch, in order."""
+    """Return (byte position, batch) of each batch, in order."""
     data, found, at = path.read_bytes(), [], 0
     for batch in decode_any_log(data):
         found.append((at, batch))
@@ -128,7 +128,7 @@ def test_indexes_of_older_brokers_divide_segments_into_slices(
 
 
 @pytest.mark.parametrize(("version", "topic"), ALL)
-def test_look_ups_return_the_answers_of_the_broker(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
+def test_lookups_return_the_answers_of_the_broker(version: str, topic: str, log_dirs: dict[str, Path]) -> None:
     facts = facts_of(log_dirs[version], f"{topic}-0")
     for name, at_ms, answer in older.answers(version)["times"]:
         if name == topic:

@@ -1,7 +1,6 @@
-"""The contents of the golden topics: their configuration, and the traffic that generate.py sends, from a seed.
+"""The contents of the golden topics: their configuration, and the traffic that generate.py sends, drawn from a seed.
 
-Times are fixed (November 2023), except in topics that need the present. generate.py sends the traffic, and the broker
-adds the rest.
+Times are fixed (November 2023), except in topics that need the current time. The broker adds its own ids and times.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ def topics(now_ms: int) -> list[Topic]:
     return [
         Topic(
             "cleaned-horizon-ahead",
-            "cleaned once by the broker's cleaner; its tombstones stay for ten years; then more traffic",
+            "cleaned once by the broker's cleaner; its tombstones are retained for ten years; then more traffic",
             _compact(32_768, delete_retention_ms=FOREVER_MS, **cleaned),
             tombstones=0.1,
             sent_to=(0, 1),
         ),
         Topic(
             "cleaned-horizon-past",
-            "cleaned once by the broker's cleaner; its tombstones may go now; then more traffic",
+            "cleaned once by the broker's cleaner; its tombstones may be removed now; then more traffic",
             _compact(32_768, delete_retention_ms="1000", **cleaned),
             tombstones=0.1,
             codecs=("none", "zstd"),
@@ -79,7 +78,7 @@ def topics(now_ms: int) -> list[Topic]:
         ),
         Topic(
             "idempotent",
-            "three idempotent producers that go on over a restart, and one whose sequence wraps to 0",
+            "three idempotent producers that continue after a restart, and one whose sequence wraps to 0",
             _compact(24_576),
             producers=("idempotent-1", "idempotent-2", "idempotent-3"),
             codecs=("none", "none", "snappy"),

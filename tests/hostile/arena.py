@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 _PAGE = mmap.PAGESIZE
-_OURS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # not shared with forked processes
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # not shared with forked processes
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -20,7 +20,7 @@ class Arena:
 
     def __init__(self, size_bytes: int) -> None:
         self._bytes = -(-size_bytes // _PAGE) * _PAGE
-        self._memory = np.frombuffer(mmap.mmap(-1, self._bytes + 2 * _PAGE, flags=_OURS), np.uint8)
+        self._memory = np.frombuffer(mmap.mmap(-1, self._bytes + 2 * _PAGE, flags=_PRIVATE), np.uint8)
         for at in (0, self._bytes + _PAGE):
             address = ctypes.c_void_p(self._memory.ctypes.data + at)
             if _libc.mprotect(address, ctypes.c_size_t(_PAGE), 0) != 0:

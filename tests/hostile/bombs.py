@@ -20,7 +20,7 @@ from tests.reference.varints import encode_varint
 
 @functools.cache
 def bomb(codec: int, size_bytes: int) -> bytes:
-    """Return about `size_bytes` zeros, in Kafka's framing; for snappy, whose ratio is 1 to 21, at most 64 MiB."""
+    """Return about `size_bytes` compressed zeros in Kafka's framing; for snappy, with ratio 1 to 21, at most 64 MiB."""
     if codec == GZIP:
         return gzip.compress(bytes(size_bytes), 9, mtime=0)
     if codec == SNAPPY:

@@ -23,7 +23,7 @@ _METADATA_DIR = "__cluster_metadata-0"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Undamaged bytes by kind. `records` has values of the coordinators' topics and of the metadata log, by topic."""
+    """Undamaged bytes by kind. Records are those of the coordinators' topics and values of the metadata log."""
 
     logs: tuple[bytes, ...]
     metadata_logs: tuple[bytes, ...]

@@ -62,7 +62,7 @@ class Case:
     """A log dir at `root`/logs, and files at `root`/outside that no command may change."""
 
     root: Path
-    story: list[str]
+    damages: list[str]
     as_nobody: bool = False
     meddle: Callable[[], None] | None = None  # changes files while they are read
     meddle_at: int = 0
@@ -77,7 +77,7 @@ class Case:
 
 
 def make(rng: random.Random, root: Path, of: Corpus) -> Case:
-    """Create a valid log dir, and damage it in up to three ways."""
+    """Create a valid log dir, damage it in up to three ways, and return it."""
     shutil.rmtree(root, ignore_errors=True)
     case = Case(root, [])
     case.logs.mkdir(parents=True)
@@ -102,7 +102,7 @@ def make(rng: random.Random, root: Path, of: Corpus) -> Case:
     if any(strategy in _LAST for strategy in strategies):
         strategies = [strategy for strategy in strategies if strategy is not changing]
     for strategy in strategies:
-        case.story.append(strategy.__name__)
+        case.damages.append(strategy.__name__)
         with contextlib.suppress(OSError):  # earlier damage may make a later one impossible
             strategy(rng, case, of)
     return case
@@ -411,16 +411,16 @@ COMMON = ["--output", "json"]
 
 
 def check(seed: int, number: int, root: Path, of: Corpus) -> str:
-    """Check one directory with all commands, and return its kind of damage."""
+    """Check one directory with some of the commands, and return its first kind of damage."""
     rng = random.Random(f"{seed}/directory/{number}")
     case = make(rng, root, of)
     try:
         with _as_nobody(case):
             _check(rng, case)
     except Exception as problem:
-        problem.add_note(f"directory {number}: {', '.join(case.story)}")
+        problem.add_note(f"directory {number}: {', '.join(case.damages)}")
         raise
-    return case.story[0] if case.story else "sound"
+    return case.damages[0] if case.damages else "sound"
 
 
 @contextlib.contextmanager
@@ -453,14 +453,14 @@ def _check(rng: random.Random, case: Case) -> None:
         ["lookup", "--log-dirs", logs, "--timestamp", str(NOW - 9_000), *COMMON],
         ["verify", "--log-dirs", logs],
     ]  # fmt: skip
-    before = _quietly(lambda: tree(case.root))
+    before = _as_root(lambda: tree(case.root))
     for arguments in rng.sample(read_only, rng.choice((1, 1, 2, 4))):
         answer = _run(arguments, case)
         _judge(answer, arguments)
     if rng.random() < 0.3:
         _dump(rng, case)
     if case.meddle is None:
-        after = _quietly(lambda: tree(case.root))
+        after = _as_root(lambda: tree(case.root))
         expect(before == after, f"a command that only reads changed {_difference(before, after)}")
     writing = [
         ["compact", "--log-dirs", logs, "--topics-have-no-overrides", "--topic-config", "t:cleanup.policy=compact",
@@ -473,8 +473,8 @@ def _check(rng: random.Random, case: Case) -> None:
         _act(arguments, case)
 
 
-def _quietly(action: Callable[[], Any]) -> Any:
-    """Run as root, if root started this process."""
+def _as_root(action: Callable[[], Any]) -> Any:
+    """Return the result of `action`, called as root if root started this process."""
     user = os.geteuid()
     if user == NOBODY:
         os.seteuid(0)
@@ -534,21 +534,21 @@ def _is_open_dir(case: Case) -> bool:
 
 
 def _act(arguments: list[str], case: Case) -> None:
-    """Run a command that changes files, and check what it changed, and that it lost nothing."""
-    before = _quietly(lambda: tree(case.root))
-    hidden = {name: _quietly(lambda name=name: hidden_keys(case.logs / name)) for name in (SPOILED, BYSTANDER)}
+    """Run a command that changes files, and check what it changed, and that no record is lost."""
+    before = _as_root(lambda: tree(case.root))
+    hidden = {name: _as_root(lambda name=name: hidden_keys(case.logs / name)) for name in (SPOILED, BYSTANDER)}
     leftovers = {path.split(os.sep)[1] for path in before if any(word in path for word in _STAGES)}
-    records = {name: _quietly(lambda name=name: records_of(case.logs / name)) for name in (SPOILED, BYSTANDER)}
+    records = {name: _as_root(lambda name=name: records_of(case.logs / name)) for name in (SPOILED, BYSTANDER)}
     answer = _run(arguments, case)
     _judge(answer, arguments)
-    after = _quietly(lambda: tree(case.root))
+    after = _as_root(lambda: tree(case.root))
     rows = answer.rows() if answer.status != 2 else []
     status = {f"{row['topic']}-{row['partition']}": row["status"] for row in rows}
     ends = {f"{row['topic']}-{row['partition']}": row.get("end_dirty_offset") for row in rows}
     if case.meddle is None:
         _check_owned(before, after, status, arguments)
         for name in (SPOILED, BYSTANDER):
-            found = _quietly(lambda name=name: records_of(case.logs / name))
+            found = _as_root(lambda name=name: records_of(case.logs / name))
             if name in leftovers:  # as in a broker, a completed replacement supersedes its sources
                 continue
             if arguments[0] == "compact":

@@ -33,7 +33,7 @@ from tests.run.kernel_steps import run_all
 BATCH = 4000
 STUCK_S = 30.0  # CPU time
 IDLE = 20  # a multiple of STUCK_S in wall-clock time, after which an input is considered to wait forever
-MEMORY_BYTES = 2 << 30  # more than a process uses after the warm-up
+MEMORY_BYTES = 2 << 30  # in addition to what a process uses after the warm-up
 _NUMBER = struct.Struct("q")
 
 
@@ -43,18 +43,18 @@ class Tally:
 
     inputs: collections.Counter[str] = field(default_factory=collections.Counter)
     defects: dict[str, list[int]] = field(default_factory=dict)
-    stories: dict[str, str] = field(default_factory=dict)
+    tracebacks: dict[str, str] = field(default_factory=dict)
 
-    def add_defect(self, key: str, number: int, scenario: str) -> None:
+    def add_defect(self, key: str, number: int, trace: str) -> None:
         self.defects.setdefault(key, []).append(number)
-        self.stories.setdefault(key, scenario)
+        self.tracebacks.setdefault(key, trace)
 
     def __str__(self) -> str:
         lines = [
             f"{sum(self.inputs.values()):,} inputs: " + ", ".join(f"{k} {v:,}" for k, v in self.inputs.most_common())
         ]
         for key, numbers in self.defects.items():
-            lines += [f"DEFECT {key}: {len(numbers)} inputs, first {min(numbers)}", self.stories[key]]
+            lines += [f"DEFECT {key}: {len(numbers)} inputs, first {min(numbers)}", self.tracebacks[key]]
         return "\n".join([*lines, f"{len(self.defects)} defects"])
 
 
@@ -172,7 +172,7 @@ class _Child:
 
 
 def parsers(root: str) -> One:
-    """Return a runner of the parsers, with the shares that `targets` defines."""
+    """Return a function that runs a parser on an input; `targets` defines the share of each parser."""
     from tests.hostile.corpus import corpus
     from tests.hostile.parsers import targets
 
@@ -191,7 +191,7 @@ def parsers(root: str) -> One:
 
 
 def directories(root: str) -> One:
-    """Return a runner for whole log dirs, on the fastest available file system."""
+    """Return a function that checks a whole log dir, on the fastest available file system."""
     from tests.hostile.corpus import corpus
     from tests.hostile.directories import one_of
 

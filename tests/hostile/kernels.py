@@ -66,7 +66,7 @@ def drive(data: bytes, rng: random.Random) -> None:
 
 
 def _index(raw: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Return the valid rows, from a table for exactly that number or one less."""
+    """Return the rows of the valid batches, from a table with room for exactly that number, or for one less."""
     out = np.zeros(4, np.int64)
     probe = np.empty(max(1, len(raw) // 17), BATCH_TABLE)
     batches.index_batches(raw, len(raw), 0, -1, probe, out)
@@ -216,7 +216,7 @@ def _records(raw: np.ndarray, table: np.ndarray, rng: random.Random) -> None:
 
 
 def _some_by_bits(raw, arena, table, where, start, size, found, row, rng) -> None:  # type: ignore[no-untyped-def]
-    """Scan the same batch with only some records selected: these must be equal."""
+    """Scan the same batch with only some records selected, and check that the selected records are the same."""
     n = len(found)
     bits = np.frombuffer(rng.randbytes((n + 7) // 8), np.uint8)
     first_bit = np.full(len(table), -1, np.int64)

@@ -1,6 +1,6 @@
 """Damages valid bytes according to their format, by a seed and a number, which together determine the result.
 
-The checksum of damaged bytes is often corrected, so that its check does not find the damage, and the parsers get it.
+The checksum of damaged bytes is often corrected, so that the damage is not found by the checksum, but by the parsers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.hostile.bombs import bomb
 from tests.reference import codecs
 from tests.reference.varints import encode_varint, encode_varlong
 
-MAX_BYTES = 48 << 10  # the limit of a damaged log: small logs test as much, and faster
+MAX_BYTES = 48 << 10  # the largest size of a damaged log: small logs test as much in less time
 LIMITS_8 = (0, 1, 2, 3, 4, 5, 6, 7, 127, 128, 255)
 LIMITS_16 = (0, 1, -1, -2, 5, 6, 7, 8, 0x10, 0x20, 0x30, 0x40, 0x60, 0x7F, 2**15 - 1, -(2**15))
 LIMITS_32 = (0, 1, -1, -2, 13, 14, 16, 17, 48, 49, 50, 63, 64, -64, -65, 8191, 8192, 1 << 20, 1 << 24, 1 << 28,
@@ -69,7 +69,7 @@ def split(log: bytes) -> list[bytes]:
     return parts + ([log[at:]] if at < len(log) else [])
 
 
-def signed(batch: bytes) -> bytes:
+def with_checksum(batch: bytes) -> bytes:
     """Return the batch with a correct checksum and otherwise unchanged bytes."""
     if len(batch) > 21 and batch[16] >= 2:
         return batch[:17] + struct.pack(">I", crc_wheel.crc32c(batch[21:])) + batch[21:]
@@ -151,7 +151,7 @@ class Mutator:
         strategy = rng.choice(_OF_A_BATCH)
         spoiled = strategy(rng, parts[at])
         if rng.random() < 0.75:
-            spoiled = signed(spoiled)
+            spoiled = with_checksum(spoiled)
         parts[at] = spoiled
         return b"".join(parts)
 
@@ -235,7 +235,7 @@ def _spoil_message(rng: random.Random, message: bytes) -> bytes:
             inner = codecs.decompress(codec, message[at:])
             inner_parts = split(inner)
             k = rng.randrange(len(inner_parts))
-            inner_parts[k] = signed(rng.choice((flip_bits, set_field, _spoil_message))(rng, inner_parts[k]))
+            inner_parts[k] = with_checksum(rng.choice((flip_bits, set_field, _spoil_message))(rng, inner_parts[k]))
             if rng.random() < 0.2:
                 rng.shuffle(inner_parts)
             packed = codecs.compress(codec, b"".join(inner_parts))

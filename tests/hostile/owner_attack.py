@@ -65,7 +65,7 @@ def attack(rng: random.Random, log_dir: Path, backups: Path, outside: list[Path]
         lambda: _swap_directory(rng, log_dir, outside),
         lambda: _swap_file(rng, log_dir, outside),
         lambda: _plant(rng, log_dir, outside),
-        lambda: _replace_what_is_made(rng, log_dir, outside),
+        lambda: _replace_a_new_file(rng, log_dir, outside),
         lambda: _edit_manifest(rng, sorted(backups.rglob("manifest.json"))),
         lambda: _edit_manifest(rng, sorted(log_dir.glob("*/*.prepared.*"))),
     ]
@@ -120,7 +120,7 @@ def _plant(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
     planted.unlink()
 
 
-def _replace_what_is_made(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
+def _replace_a_new_file(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
     """Replace a new file or directory immediately with a link."""
     folder = rng.choice([log_dir, *_partitions(log_dir)])
     before = set(os.listdir(folder))

@@ -27,7 +27,7 @@ from keytail.run.tasks import run_attempt
 from keytail.verify.task import verify_partition
 from tests.hostile.directories import run
 from tests.hostile.in_memory import InMemory
-from tests.hostile.mutator import signed
+from tests.hostile.mutator import with_checksum
 from tests.hostile.parsers import DIR, LOG, read_log
 from tests.reference import metadata
 from tests.reference.batches import Rec, encode_batch
@@ -38,7 +38,7 @@ MAX = 2**63 - 1
 
 
 def with_offset(batch: bytes, offset: int) -> bytes:
-    """Change the offset, which the checksum does not cover."""
+    """Return the batch with another base offset, which the checksum does not cover."""
     return struct.pack(">q", offset) + batch[8:]
 
 
@@ -60,7 +60,7 @@ def test_a_batch_with_an_offset_beyond_the_largest_is_damage_for_every_reader(ba
 
 def test_the_largest_possible_offsets_are_read() -> None:
     found = read_log(with_offset(TWO, MAX - 2))
-    assert not isinstance(found, CorruptLog)
+    assert isinstance(found, list)
     assert [rec.offset for rec in found] == [MAX - 2, MAX - 1]
 
 
@@ -104,7 +104,7 @@ def test_leading_zeros_of_a_number_are_ignored() -> None:
         assert read_offsets(InMemory({path: f"0\n1\nt 0 {text}\n".encode()}), path) == {("t", 0): value}
 
 
-def test_a_metadata_batch_with_two_billion_offsets_needs_no_memory() -> None:
+def test_a_metadata_batch_with_two_billion_offsets_needs_little_memory() -> None:
     path = f"/logs/__cluster_metadata-0/{0:020d}.log"
     log = encode_batch([Rec(0, T0, None, metadata.topic("t", 1))], last_offset=2**31 - 1)
     before = _peak_kib()
@@ -128,14 +128,14 @@ def dumped(log: bytes) -> tuple[bool, list[str]]:
 
 @pytest.mark.parametrize("magic", [3, 127, 200])
 def test_a_dump_reports_an_unknown_magic_byte(magic: int) -> None:
-    wrong, message = dumped(signed(ONE[:16] + bytes([magic]) + ONE[17:]))
+    wrong, message = dumped(with_checksum(ONE[:16] + bytes([magic]) + ONE[17:]))
     assert wrong
     assert any("magic" in text for text in message)
 
 
 def test_a_dump_reports_bytes_after_a_batch_without_records() -> None:
     empty = encode_batch([], base_offset=0, last_offset=0) + b"x"
-    assert dumped(signed(empty[:8] + struct.pack(">i", len(empty) - 12) + empty[12:]))[0]
+    assert dumped(with_checksum(empty[:8] + struct.pack(">i", len(empty) - 12) + empty[12:]))[0]
 
 
 def test_a_dump_reports_a_wrong_checksum_of_an_inner_message() -> None:
@@ -146,7 +146,7 @@ def test_a_dump_reports_a_wrong_checksum_of_an_inner_message() -> None:
 
 
 def test_a_sparse_file_of_any_size_needs_little_memory(tmp_path: Path) -> None:
-    """A sparse file can have any size, and needs hardly any space."""
+    """A file above MAX_SMALL_BYTES is refused without being read."""
     for size_bytes in (MAX_SMALL_BYTES + 1, 1 << 40):
         file = tmp_path / "checkpoint"
         file.touch()
@@ -185,7 +185,7 @@ def test_names_that_are_not_text_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [2**62, 2**62 + 1, 2**63 - 3])
 def test_a_proof_reports_the_place_of_an_invalid_offset(tmp_path: Path, offset: int) -> None:
-    """The proof looked for an output after the last one."""
+    """The proof looked for an output segment after the last one, and failed with a traceback."""
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     for base, log in ((0, ONE), (1, with_offset(ONE, offset)), (7, b"")):

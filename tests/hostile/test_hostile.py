@@ -86,7 +86,7 @@ def test_the_runner_reports_crashes_hangs_memory_and_errors() -> None:
 
 
 def test_access_before_or_after_guarded_memory_ends_the_process() -> None:
-    """Access beyond it ends the process."""
+    """An arena has an inaccessible page before and after its memory."""
 
     def beyond(seed: int, number: int) -> str:
         array = Arena(100).put(b"guarded", in_front=number == 1)

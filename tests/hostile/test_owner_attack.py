@@ -45,7 +45,7 @@ def test_no_file_outside_the_log_dirs_is_changed_or_read(fast_dir: Path) -> None
 
 
 def one_attack(seed: str, here: Path) -> int:
-    """Return the number of commands that completed."""
+    """Run commands during an attack, check the files, and return the number of commands that completed."""
     rng = random.Random(seed)
     log_dir, backups, of_root = here / "logs", here / "backups", here / "of-root"
     outside = [here / "closed", here / "open"]

@@ -1,5 +1,4 @@
-"""Small log dirs and records to import into them in this process: the work of the driver and its tasks, without Spark.
-"""
+"""Small log dirs, and imports into them that do the work of the driver and its tasks in this process, without Spark."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def some_records(count: int, base_offset: int) -> list[Rec]:
 
 
 def log_of(offsets: Sequence[int], leader_epoch: int = 0) -> bytes:
-    """Return batches of two records each."""
+    """Return the bytes of batches of two records each."""
     batches = []
     for at in range(0, len(offsets), 2):
         records = [Rec(o, 1_000_000 + o, f"key-{o}".encode(), b"value") for o in offsets[at : at + 2]]
@@ -137,7 +136,7 @@ class Case:
         return written
 
     def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> ImportPlan:
-        """Import into the partition, as a run with `--execute` does."""
+        """Import into the partition, as a run with `--execute` does, and return the plan."""
         plan = self.plan(fs, root)
         if plan.record is not None:
             finish(fs, plan, run_id)

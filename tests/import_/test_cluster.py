@@ -1,4 +1,4 @@
-"""Imports on a standalone cluster of two workers whose tasks are killed, lost with their executor, or copied: the
+"""Imports on a standalone cluster of two workers, whose tasks are killed, lost with their executor, or run twice: the
 partitions equal those of an undisturbed run, byte for byte.
 """
 
@@ -37,7 +37,7 @@ SORTED = ("--sort-by", "timestamp")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """Write 14 MB, which give slices of 4 MiB, with fixed timestamps, so that two runs write the same."""
+    """Write 14 MB, which are several slices, with fixed timestamps, so that two runs write the same bytes."""
     path = tmp_path_factory.mktemp("source") / "s.parquet"
     keys = [b"key-%d" % (n * 7919 % 997) for n in range(RECORDS)]
     values = [b"%d:" % n + b"v" * 1000 for n in range(RECORDS)]
@@ -65,7 +65,7 @@ def files(logs: Path) -> dict[str, bytes]:
     return {str(path.relative_to(logs)): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
 
 
-# In each case, a task that reads and a task that writes wait for their copies, because two tasks run at a time.
+# In each case, at most one task that reads and one that writes wait for a copy, because only two tasks run at a time.
 IN_SOAK = [
     ("read-1:worker,write-1:executor", ()),
     ("read-0:slow,write-2:slow", ()),
@@ -81,8 +81,8 @@ def test_a_disturbed_import_equals_an_undisturbed_one(
     how: str, flags: tuple[str, ...], source: Source, undisturbed: dict[str, bytes], two_workers: Cluster,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """The import id is fixed, because the order is part of it: sorted by time, the records have the same order as
-    unsorted.
+    """The import id is given, because it would depend on `--sort-by`. Sorting by the timestamps of the source does not
+    change its order.
     """
     logs = log_dir(tmp_path / "logs")
     rows, notes = run(two_workers, source, logs, tmp_path / "notes", how, *flags)
@@ -90,7 +90,7 @@ def test_a_disturbed_import_equals_an_undisturbed_one(
         step, _, kind = item.partition(":")
         workers = [name.rpartition(".")[2] for name in notes if name.startswith(f"{step}.s")]
         assert len(workers) >= 2, f"no task was disturbed: {notes}"
-        if kind != "worker":  # the executor restarts a worker
+        if kind != "worker":  # a killed worker is restarted by the same executor
             assert len(set(workers)) >= 2, f"two attempts ran in one executor: {notes}"
     assert [row["status"] for row in rows] == ["imported"] * PARTITIONS, rows
     assert not is_held(str(logs))
@@ -100,7 +100,7 @@ def test_a_disturbed_import_equals_an_undisturbed_one(
 
 
 def run(
-    made: Cluster, source: Source, logs: Path, notes: Path, how: str, *flags: str
+    cluster: Cluster, source: Source, logs: Path, notes: Path, how: str, *flags: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
     notes.mkdir()
     settings = {
@@ -117,9 +117,9 @@ def run(
             source.path, "--topic", "orders", "--log-dirs", str(logs), "--segment-bytes", str(SEGMENT_BYTES),
             "--import-id", IMPORT_ID, "--single-replica", "--topic-id", TOPIC_ID, "--partition-count", str(PARTITIONS),
             "--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=delete", "--execute", "--output",
-            "json", "--master", made.url, *flags,
+            "json", "--master", cluster.url, *flags,
         ],
-        env=made.environment(settings), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        env=cluster.environment(settings), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), sorted(path.name for path in notes.iterdir())

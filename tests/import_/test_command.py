@@ -49,7 +49,7 @@ KNOWN += ("--topic-config", "order:cleanup.policy=delete")
 MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "no such topic": (("--topic", "order", *KNOWN), "no partition of topic order"),
     "an invalid topic name": (("--topic", "or/ders", *KNOWN), "invalid topic name"),
-    "two statements about replicas": (
+    "two flags about replicas": (
         ("--topic", "orders", *KNOWN, "--single-replica", "--replica-log-dirs", "/x"),
         "cannot be combined",
     ),
@@ -59,7 +59,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a new topic without its id": (
         ("--topic", "new", *KNOWN, "--partition-count", "2"), "--topic-id"
     ),
-    "a broker's own replica": (
+    "a replica's log dir that does not exist": (
         ("--topic", "orders", *KNOWN, "--replica-log-dirs", "/no/such/dir"), "no such log dir"
     ),
     "an unknown format": (("--topic", "orders", "--format", "avro"), "avro"),
@@ -126,12 +126,12 @@ def test_an_invalid_source_is_refused_before_spark_starts(name: str, run: Run, l
     [
         ("table.parquet", ("--sort-by", "key")),
         ("table.parquet", ("--master", "local[2]")),
-        ("many", ()),  # a column that only one file has, so Spark is needed
+        ("many", ()),  # only one of the files has the column `value`
         ("lines.json", ("--format", "json")),
         ("delta", ("--format", "delta")),
     ],
 )
-def test_other_sources_are_imported_with_spark(
+def test_spark_is_started_for_sources_that_only_spark_reads(
     which: str, arguments: tuple[str, ...], run: Run, log_dir: Path, tmp_path: Path
 ) -> None:
     write_sources(tmp_path)
@@ -209,7 +209,7 @@ def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) 
     assert "message format" not in result.stderr and "Spark was started" in repr(result.exception)
 
 
-def test_an_import_beside_a_broker_is_refused(run: Run, log_dir: Path) -> None:
+def test_an_import_while_a_broker_runs_is_refused(run: Run, log_dir: Path) -> None:
     arguments = ("import", "file:/s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--execute")
     with hold([str(log_dir)]):
         result = run(*arguments)
@@ -258,7 +258,7 @@ def test_other_replicas_must_be_given_or_excluded(log_dir: Path, tmp_path: Path)
     assert len(refused(target(log_dir, {0: (1,), 1: (3,)}))) == 1
 
 
-def test_the_settings_in_the_metadata_log_are_effective(log_dir: Path) -> None:
+def test_partitions_and_topic_id_are_those_of_the_metadata_log(log_dir: Path) -> None:
     of = target(log_dir, dict.fromkeys(range(4), (1,)))
     assert (of.n_partitions, [partition.number for partition in of.partitions]) == (4, [0, 1, 2, 3])
     assert [len(partition.entries) for partition in of.partitions] == [1, 1, 0, 0]
@@ -277,7 +277,7 @@ def test_codec_and_level_are_those_of_the_topic_unless_a_flag_sets_them(log_dir:
     assert with_type().codec(None) == ("none", None)
     assert with_type("compression.type=zstd", "compression.zstd.level=7").codec(None) == ("zstd", 7)
     assert with_type("compression.type=zstd").codec("gzip") == ("gzip", None)
-    assert with_type("compression.type=lz4").codec(None) == ("lz4", None), "level 9 is Kafka's name for the fast level"
+    assert with_type("compression.type=lz4").codec(None) == ("lz4", None), "Kafka's level 9 of lz4 is the fast level"
     assert with_type("compression.type=uncompressed").codec(None) == ("none", None)
 
 

@@ -286,8 +286,8 @@ def test_records_that_a_topic_refuses_are_refused_and_nothing_else_is_imported(
 
 
 def write_by_the_protocol(table: Path) -> None:
-    """Write a table as Delta's protocol specifies: two commits add a file each, and a third one replaces both files by
-    one without the deleted rows.
+    """Write a table as Delta's protocol specifies: two commits add a file each, and a third one replaces both files
+    with one without the deleted rows.
     """
     (table / "_delta_log").mkdir(parents=True)
     types = {"key": "string", "value": "binary", "timestamp": "long"}
@@ -333,7 +333,7 @@ def run_with_jars(command: list[str]) -> None:
     """Run a command in a separate process, because Delta's jars must be present when the JVM starts. The first run
     downloads them.
 
-    Delta divides the state of a table, and Spark divides groups, into 50 and 200 tasks; here few tasks are sufficient.
+    By default, Delta uses 50 tasks for the state of a table, and Spark 200 for a shuffle; here two are sufficient.
     """
     few = ("spark.databricks.delta.snapshotPartitions=2", "spark.sql.shuffle.partitions=2")
     arguments = " ".join([*(f"--conf {item}" for item in few), "pyspark-shell"])

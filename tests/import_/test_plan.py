@@ -1,4 +1,4 @@
-"""Imports: the plan, the contents of segments, and the use of the record of an earlier run."""
+"""The plan of an import, the contents of its segments, and the import record of an earlier run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_unreadable_record_is_corrupt(data: bytes, tmp_path: Path) -> None:
         (((0, 0),), 0, ((0, 0),)),
         (((0, 0), (3, 15)), 3, ((0, 0), (3, 15))),
         (((0, 0),), 3, ((0, 0), (3, 15))),
-        (((0, 0), (2, 15)), 3, ((0, 0), (3, 15))),  # epoch 2 has no records and never will
+        (((0, 0), (2, 15)), 3, ((0, 0), (3, 15))),  # epoch 2 has no records and will get none
     ],
 )
 def test_a_replica_gets_the_missing_epochs(before, epoch, after) -> None:
@@ -206,7 +206,7 @@ def test_an_uncertain_state_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_batches_at_the_start_of_the_import_are_not_mistaken_for_it(tmp_path: Path) -> None:
-    """The import was stopped after the roll and before the commit; then a broker led the partition."""
+    """The import was stopped after the roll and before the commit; then a broker appended batches of another leader."""
     root = made(BEHIND, tmp_path)
     write_segment(partition(root), 15, log_of([15, 16], 7), "")
     (partition(root) / "keytail-import").write_bytes(ImportRecord("one", 15, 39, (15,), 1, 24, "begun").encode())
@@ -229,7 +229,7 @@ def found(root: Path) -> list[Rec]:
     return all_records([batch for log in logs for batch in decode_log(log.read_bytes())])
 
 
-def test_segments_end_by_size_and_contain_the_given_records(tmp_path: Path) -> None:
+def test_segments_end_at_the_size_limit_and_contain_the_given_records(tmp_path: Path) -> None:
     records = some_records(200, 0)
     writer, root = write(tmp_path, records, pieces=7)
     written = writer.finish()
@@ -326,7 +326,7 @@ def test_a_created_partition_is_as_a_broker_creates_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_any_records_are_read_back_from_any_state(name: str, tmp_path: Path) -> None:
+def test_imported_records_are_read_back_from_any_initial_state(name: str, tmp_path: Path) -> None:
     case, rng = CASES[name], random.Random(name)
     root = made(case, tmp_path)
     plan = case.plan(LOCAL, root)

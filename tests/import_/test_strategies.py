@@ -105,7 +105,7 @@ def test_all_strategies_give_the_same_bytes(
     kind = rng.choice((pa.binary(), pa.string()))
     expected: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     sizes = [rng.randrange(1, 500), 0, rng.randrange(1, 2000)]
-    # in the order of their URIs
+    # the files in the order of their URIs
     for number, name in enumerate(sorted(["b", "a %c", "ä"] if odd_names else ["b", "a c", "a+@~d"])):
         rows = random_rows(rng, sizes[number])
         write_file(folder / f"{name}.parquet", rows, rng, times, kind)
@@ -144,7 +144,7 @@ def test_all_strategies_give_the_same_bytes(
 
 
 def split_with_python(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[Any, ...]]]]:
-    """Return what the tasks of all slices pack, in order: partition, task, and records."""
+    """Return (partition, task, records) of each cell that the tasks pack, in the order of the source."""
     columns = {name: name for name in pq.read_schema(path).names}
     slices = cut([_look_into(str(path), columns)], 1)
     cells = []
@@ -214,7 +214,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
     columns = {"key": "key", "value": "value"}
     [item] = cut([_look_into(str(path), columns)], 1)
     os.utime(path, (1, 1))
-    with pytest.raises(Refused, match="size or modification time of the file differ from those that the driver found"):
+    with pytest.raises(Refused, match="the file has another size or modification time than when"):
         list(pack_slice(item, columns, PARTITIONS, ()))
 
 

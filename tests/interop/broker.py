@@ -1,7 +1,7 @@
 """A Kafka broker for tests, of version 4.3.1 or another: one KRaft node on 127.0.0.1, at free ports.
 
-`Broker` formats a log dir if needed, starts on it, returns the lines of its log, and stops by SIGTERM to its own
-process. broker_client.py contains Kafka's clients for it.
+`Broker` formats a log dir if needed, starts on it, returns the lines of its log, and stops it with SIGTERM.
+broker_client.py contains Kafka's clients for it.
 """
 
 from __future__ import annotations

@@ -16,33 +16,33 @@ from tests.reference.indexing import index_files
 TIMED = (".log", ".index", ".timeindex")
 
 
-def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[str]:
+def differences(kafka: Path, keytail: Path, *, index_interval_bytes: int) -> list[str]:
     """Return every difference as text; an empty list means that the directories contain the same result."""
-    theirs, own = sorted(os.listdir(kafka)), sorted(os.listdir(ours))
+    theirs, own = sorted(os.listdir(kafka)), sorted(os.listdir(keytail))
     found = []
     if theirs != own:
-        only_kafka, only_ours = sorted(set(theirs) - set(own)), sorted(set(own) - set(theirs))
-        found.append(f"files: only Kafka's {only_kafka}, only keytail's {only_ours}")
+        only_kafka, only_keytail = sorted(set(theirs) - set(own)), sorted(set(own) - set(theirs))
+        found.append(f"files: only Kafka's {only_kafka}, only keytail's {only_keytail}")
     both = [name for name in theirs if name in own]
     logs = [name for name in both if name.endswith(".log")]
     for name in logs:
-        found += _segment_differences(kafka, ours, name.removesuffix(".log"), index_interval_bytes)
+        found += _segment_differences(kafka, keytail, name.removesuffix(".log"), index_interval_bytes)
     for name in both:
-        if not name.endswith(TIMED) and (kafka / name).read_bytes() != (ours / name).read_bytes():
+        if not name.endswith(TIMED) and (kafka / name).read_bytes() != (keytail / name).read_bytes():
             found.append(f"{name}: bytes differ")
     # Kafka opened its copy, which changes the indexes of the active segment.
     active = max(logs, default="").removesuffix(".log")
     for name in both:
         if name.endswith(TIMED) and not (name.startswith(active) and not name.endswith(".log")):
-            times = (kafka / name).stat().st_mtime_ns, (ours / name).stat().st_mtime_ns
+            times = (kafka / name).stat().st_mtime_ns, (keytail / name).stat().st_mtime_ns
             if times[0] != times[1]:
                 found.append(f"{name}: mtime of Kafka's {times[0]} ns, of keytail's {times[1]} ns")
     return found
 
 
-def _segment_differences(kafka: Path, ours: Path, stem: str, index_interval_bytes: int) -> list[str]:
+def _segment_differences(kafka: Path, keytail: Path, stem: str, index_interval_bytes: int) -> list[str]:
     log, index, time_index = (
-        ((kafka / (stem + suffix)).read_bytes(), (ours / (stem + suffix)).read_bytes()) for suffix in TIMED
+        ((kafka / (stem + suffix)).read_bytes(), (keytail / (stem + suffix)).read_bytes()) for suffix in TIMED
     )
     if log[0] == log[1]:
         pairs = zip(TIMED[1:], (index, time_index), strict=True)
@@ -65,7 +65,7 @@ def _batch_differences(
             found.append(f"{where}: not compressed, and the bytes differ")
     if len(theirs) != len(own):
         extra = [batch.base_offset for batch in (theirs[len(own) :] or own[len(theirs) :])]
-        found.append(f"{stem}.log: Kafka's has {len(theirs)} batches, ours {len(own)}; only on one side: {extra}")
+        found.append(f"{stem}.log: Kafka's has {len(theirs)} batches, keytail's {len(own)}; only on one side: {extra}")
     return found
 
 

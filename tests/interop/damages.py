@@ -115,7 +115,7 @@ def wrong_length(rng: random.Random, partition: Path) -> Damage | None:
     return Damage(("size", "cut", "cut-active", "checksum", "record"), log, position, _recovery_truncates(log))
 
 
-def cut_file(rng: random.Random, partition: Path) -> Damage | None:
+def truncated_file(rng: random.Random, partition: Path) -> Damage | None:
     chosen = _batch(rng, partition)
     if chosen is None:
         return None
@@ -124,7 +124,7 @@ def cut_file(rng: random.Random, partition: Path) -> Damage | None:
     return Damage(("cut", "cut-active"), log, position, _recovery_truncates(log))
 
 
-def zeros_behind(rng: random.Random, partition: Path) -> Damage | None:
+def zeros_after(rng: random.Random, partition: Path) -> Damage | None:
     log = _pick(rng, partition, ".log")
     if log is None:
         return None
@@ -296,7 +296,7 @@ def snapshot_bit(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def snapshot_entry(rng: random.Random, partition: Path) -> Damage | None:
-    """Change a field of an entry. Each field can be derived from the log, if the log was never cleaned."""
+    """Change a field of an entry. Each field can be derived from the log, if the log has never been cleaned."""
     file = _pick(rng, partition, ".snapshot", least_bytes=56)
     if file is None:
         return None
@@ -362,7 +362,7 @@ def high_watermark_beyond(rng: random.Random, partition: Path) -> Damage | None:
 
 
 ANYWHERE = (
-    flipped_bit, wrong_length, cut_file, zeros_behind, wrong_max_timestamp, wrong_record_count, index_position,
+    flipped_bit, wrong_length, truncated_file, zeros_after, wrong_max_timestamp, wrong_record_count, index_position,
     index_offset, time_entry, zeroed_time_index, lost_index, snapshot_bit, epochs_line, fatal_name,
     log_start_beyond, high_watermark_beyond,
 )  # fmt: skip

@@ -155,7 +155,7 @@ def _shrunk(
 
 
 def _signature(problem: Exception) -> tuple[str, str]:
-    """Return the text of a failure without numbers."""
+    """Return the type of a failure, and the beginning of its text without numbers."""
     text = str(problem).partition("\n")[0]
     return type(problem).__name__, re.sub(r"[0-9]+", "", text)[:40]
 

@@ -208,7 +208,7 @@ def step_batch(
     delete_horizon_ms: int | None = None,
     transactional: bool = False,
 ) -> dict[str, Any]:
-    """Return one batch to append. Records are (timestamp, key, value[, headers]) tuples, or Record if offsets matter.
+    """Return a step that appends one batch. Records are (timestamp, key, value[, headers]), or Record to set offsets.
 
     `producer` is (id, epoch, base sequence). As a leader, the default, Kafka assigns offsets, and applies the topic's
     timestamp type and compression. As a `follower`, it appends the batch unchanged; offsets with gaps,
@@ -236,9 +236,7 @@ def step_marker(
     transaction_version: int = 0,
     leader_epoch: int = 0,
 ) -> dict[str, Any]:
-    """Return a transaction marker, "COMMIT" or "ABORT". With version 2, its epoch must be greater than that of the
-    data.
-    """
+    """Return a step that appends a marker, "COMMIT" or "ABORT". With version 2, its epoch must exceed the data's."""
     return {
         "marker": {
             "type": kind,
@@ -260,7 +258,7 @@ def step_raw(batches: bytes, leader_epoch: int = 0) -> dict[str, Any]:
 
 
 def step_roll(base_offset: int | None = None) -> dict[str, Any]:
-    """Return a roll: a new segment begins at the log end offset, or at `base_offset`, which is higher."""
+    """Return a step that begins a new segment at the log end offset, or at `base_offset`, which is higher."""
     return {"roll": True if base_offset is None else base_offset}
 
 
@@ -274,8 +272,7 @@ def step_delete_records(log_start_offset: int) -> dict[str, Any]:
 
 
 class Kafka:
-    """The harness: a JVM with Kafka's classes. Commands on a partition take its directory `<topic>-<n>` and `_options`.
-    """
+    """The harness: a JVM with Kafka's classes. Commands take the directory of a partition, and those of `_options`."""
 
     def __init__(self, *, heap: str = "512m", compiler: str = "quick") -> None:
         """Create a harness. `compiler="full"` is for benchmarks: the JVM's best compiler instead of the one that starts
@@ -507,7 +504,7 @@ class Kafka:
         if not line:
             status = process.wait()
             self._process = None  # so that the next request starts a new JVM
-            raise RuntimeError(f"the JVM died with status {status} in {request['command']}: {self._last_words()}")
+            raise RuntimeError(f"the JVM died with status {status} in {request['command']}: {self._end_of_stderr()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise KafkaError(answer["error"], answer["messages"])
@@ -520,7 +517,7 @@ class Kafka:
             )
         return self._process
 
-    def _last_words(self) -> str:
+    def _end_of_stderr(self) -> str:
         self._stderr.seek(0)
         return self._stderr.read()[-2000:].decode(errors="replace")
 

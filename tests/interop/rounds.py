@@ -34,8 +34,8 @@ CHOICE = (
     "rewrite_checkpoint",
 )
 
-# By parts of the text of Kafka's exceptions, what the other side may do in that case: keytail, or the reference model,
-# which raises ValueError.
+# By parts of the text of Kafka's exceptions, the outcomes that are allowed on the other side: "right" (a correct
+# result), the name of keytail's exception or, ValueError, that of the reference model.
 NO_ROOM = ("IllegalArgumentException", "Attempt to append to a full")
 OLD_EMPTIED = ("IllegalStateException", "Empty batches are only supported for magic v2")
 THROWN: dict[tuple[str, str], tuple[str, ...]] = {
@@ -151,10 +151,10 @@ class Case:
             # Kafka makes a deleted value visible again, which the proof forbids (DECISIONS.md 17).
             if not self._forbidden_revival(refusal, now):
                 raise
-            self.seen["refused: a deleted value would come back"] += 1
+            self.seen["refused: a deleted value would be visible again"] += 1
             return False
         self._compare(theirs, outcome, now)
-        self.seen["rounds that wrote groups in rounds"] += outcome.rounds > 1
+        self.seen["rounds that wrote groups in several passes"] += outcome.rounds > 1
         self._check_served(now)
         self._count(theirs, now)
         self.checkpoint = theirs.end_offset if theirs.cleaned else self.checkpoint
@@ -219,14 +219,14 @@ class Case:
             return False
         if min(theirs.end_offset, outcome.end_offset) >= outcome.choice["first_uncleanable_offset"]:
             return False
-        self.seen["rounds that a full map ended elsewhere"] += 1
+        self.seen["rounds that a full map ended at another offset"] += 1
         return True
 
     def _again(self, again: Again, now: Circumstances) -> None:
         """Check promise 4: a second run at the same clock changes nothing, unless the map limited the round."""
         before = _contents(self.ours)
         if again(self.ours, now):
-            self.seen["rounds cut short by the map"] += 1
+            self.seen["rounds that a full map ended early"] += 1
         elif before != _contents(self.ours):
             raise Difference("a second run at the same clock changed something")
         else:

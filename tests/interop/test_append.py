@@ -33,7 +33,7 @@ from tests.reference.codecs import GZIP, LZ4, SNAPPY, ZSTD
 LOGS = int(os.environ.get("KEYTAIL_APPEND_LOGS", "60"))
 HOUR_MS = 3_600_000
 MAX_MESSAGE_BYTES = 700
-# With these exceptions, Kafka refuses a batch after it may have rolled the segment; with all others, before.
+# Kafka may roll the segment before it throws one of these exceptions, but not before it throws any other.
 AFTER_A_ROLL = ("InvalidProducerEpochException", "InvalidTxnStateException", "OutOfOrderSequenceException")
 
 
@@ -79,7 +79,7 @@ class Writer:
         rng = self.rng
         # The order in a snapshot depends on the slots of a broker's hash table, which some ids share. None of 64 slots
         # has more than seven ids: with eight, keytail's order may differ
-        # (test_producers_that_share_a_slot_are_equal_in_another_order).
+        # (test_snapshots_of_producers_that_share_a_slot_differ_only_in_order).
         ids = [1, 2, 17, 33, 4001, 2**31, 2**32 + 1, 2**40 + 16, 65536, 131072, *range(90, 110)]
         ids = rng.choice([ids, range(0, 40_000, 1000), range(0, 28 * 16, 16), range(40)])
         self.senders = [Sender(producer_id) for producer_id in rng.sample(ids, rng.randint(1, rng.choice([16, 26])))]
@@ -191,7 +191,7 @@ class Writer:
         self.end = records[-1].offset + 1
         data = self.batch(records, sender, self.epoch)
         if sender is not None:
-            # it has offset gaps: sent again, it would be recognised as a duplicate by its sequences
+            # The batch may have offset gaps. If sent again, it would be recognised as a duplicate by its sequences.
             sender.sent.clear()
         return data
 
@@ -269,8 +269,8 @@ class Writer:
         self.refused(encode_batch([Rec(0, 5, b"k", self.rng.randbytes(MAX_MESSAGE_BYTES))]), "leader")
 
     def do_larger_than_a_segment(self) -> None:
-        """Send a batch larger than a segment, if its epoch was recorded since the start: without batches, an epoch is
-        lost at a start.
+        """Send a batch larger than a segment, if its epoch was recorded since the log was opened: an epoch without
+        batches is lost when the log is opened.
         """
         since = next(n for n, step in enumerate(reversed(self.steps)) if "open" in step)
         if any(step.get("as") == "leader" and step.get("good", True) for step in self.steps[len(self.steps) - since :]):
@@ -471,7 +471,7 @@ def test_random_logs_have_the_bytes_of_kafka_after_every_step(kafka: Kafka, fast
 
 
 @pytest.mark.interop
-def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
+def test_snapshots_of_producers_that_share_a_slot_differ_only_in_order(kafka: Kafka, fast_dir: Path) -> None:
     """Their order in the snapshot is a departure, which log/append/APPEND.md explains under "Producers"."""
     ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]
     batches = [
@@ -488,7 +488,7 @@ def test_producers_that_share_a_slot_are_equal_in_another_order(kafka: Kafka, fa
     name = f"{len(ids):020d}.snapshot"
     wanted, found = (parse_snapshot((path / name).read_bytes()) for path in (theirs, ours))
     assert {entry.producer_id: entry for entry in found} == {entry.producer_id: entry for entry in wanted}
-    assert found != wanted, "the orders are equal, so this is no departure"
+    assert found != wanted, "the orders are equal, so this is not a departure"
     again = kafka.request({"command": "append_watched", "dir": str(ours), "clock_ms": CLOCK_MS, "configs": {},
                            "steps": [*steps, {"close": 1}]})  # fmt: skip
     offsets = [answer["first_offset"] for answer in again["steps"][1:-1]]

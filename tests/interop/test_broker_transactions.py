@@ -254,7 +254,7 @@ def _before(scenario: Story, client: BrokerClient) -> None:
 
 
 def _times_for_lookups(client: BrokerClient) -> list[int]:
-    """Write records of which all but a quarter and the last ones are superseded; return times for look-ups."""
+    """Write records of which all but a quarter and the last ones are superseded; return times for lookups."""
     count, step_ms = 4_000, 60_000
     chance = random.Random(SEED)
     for first in range(0, count, 20):

@@ -50,7 +50,7 @@ NEVER_MISSED = (
     "records without a key dropped",
     "segments that span 2^31 offsets",
     "second runs that changed nothing",
-    "rounds that wrote groups in rounds",
+    "rounds that wrote groups in several passes",
 )
 IN_PASSES = 0.15  # the share of rounds with a scratch limit, which take much longer
 PLAIN: dict[str, Any] = {}

@@ -1,5 +1,4 @@
-"""`expire` removes the same segments as Kafka's retention, on random logs at a fixed clock; the rest is equal to the
-byte.
+"""`expire` removes the same segments as Kafka's retention, on random logs at a fixed clock; all other files are equal.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_log_append_time_is_the_time_of_the_clock(kafka: Kafka, fast_dir: Path) 
     assert kafka.load(fast_dir / "t-0", configs=configs).records[0].timestamp_ms == NOW + 7
 
 
-def test_a_round_retains_the_latest_of_each_key(kafka: Kafka, fast_dir: Path) -> None:
+def test_a_round_retains_the_latest_record_of_each_key(kafka: Kafka, fast_dir: Path) -> None:
     partition = fast_dir / "orders-0"
     steps = [step_batch([(NOW, key, value)]) for key, value in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3"))]
     kafka.append(partition, [*steps, step_roll(), step_batch([(NOW, b"b", b"4")])], configs=SMALL)

@@ -52,9 +52,8 @@ def run(name: str, log_dir: Path, *flags: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def ours(log_dir: Path) -> dict[str, tuple[bytes, int]]:
-    """Return all files except the metadata log: a broker that is also a controller opens it before it takes the lock.
-    """
+def files_under_lock(log_dir: Path) -> dict[str, tuple[bytes, int]]:
+    """Return all files except those of the metadata log, which a controller opens before it takes the lock."""
     return {name: facts for name, facts in snapshot(log_dir).items() if not name.startswith("__cluster_metadata-0/")}
 
 
@@ -82,14 +81,14 @@ def test_a_broker_and_a_run_exclude_each_other(tmp_path_factory: pytest.TempPath
     for path in (log_dir / f"{INDEXED[0]}-{INDEXED[1]}").glob("*.index"):
         path.unlink()
     with paused_rebuild(log_dir) as rows:
-        before = ours(log_dir)
+        before = files_under_lock(log_dir)
         with pytest.raises(RuntimeError, match="ended with status"):
             Broker(log_dir, root / "too-early").start()
         assert "Failed to acquire lock on file .lock" in (root / "too-early" / "broker.log").read_text()
         second = run("rebuild-index", log_dir, "--execute")
         assert second.returncode == 1
         assert "the log dir is in use by another keytail run" in second.stderr
-        assert ours(log_dir) == before
+        assert files_under_lock(log_dir) == before
     assert {row.status for row in rows} == {"sound", "rebuilt"}
     assert (log_dir / ".lock").exists()
     broker = Broker(log_dir, root / "work")

@@ -1,4 +1,4 @@
-"""Look-ups by keytail compared with offsetsForTimes and fetches of a real broker, on golden and on random logs.
+"""Lookups by keytail compared with offsetsForTimes and fetches of a real broker, on golden and on random logs.
 
 The random logs have timestamps out of order, all codecs, and both timestamp types. Some are compacted by Kafka's own
 cleaner. Others have index files that are missing, empty or full of zeros when the broker starts; keytail predicts the
@@ -109,7 +109,7 @@ def _random_topics(rng: random.Random, client: BrokerClient) -> None:
 
 
 def _damage(partition: Path, damage: str, rng: random.Random) -> None:
-    """Remove or damage index files of the first closed segment, and of each other one with a probability."""
+    """Remove or damage index files of the first closed segment and, with some probability, of each other one."""
     for number, log in enumerate(sorted(partition.glob("*.log"))[:-1]):
         if number and rng.random() < 0.4:
             continue
@@ -180,7 +180,7 @@ def _predicted(result: Lookup) -> tuple[int, int] | None:
     return _answer(result)
 
 
-def test_look_ups_by_time_equal_those_of_the_broker(story: Story) -> None:
+def test_lookups_by_time_equal_those_of_the_broker(story: Story) -> None:
     compared = found = 0
     for partition, results in story.reported_times.items():
         own = dict(zip(story.times[partition], map(_predicted, results), strict=True))
@@ -199,7 +199,7 @@ def test_fetches_begin_at_the_same_offset_as_those_of_the_broker(story: Story) -
     assert any(gaps)  # some requested records were removed by compaction
 
 
-def test_look_ups_beside_the_running_broker_equal_its_own(story: Story) -> None:
+def test_lookups_beside_the_running_broker_equal_its_own(story: Story) -> None:
     for partition, results in story.beside_times.items():
         assert [_predicted(result) for result in results] == story.broker_times[partition], partition
     assert story.beside_offsets == story.broker_offsets

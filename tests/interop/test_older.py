@@ -15,7 +15,7 @@ pytestmark = pytest.mark.interop
 
 
 @pytest.mark.parametrize("version", older.VERSIONS)
-def test_look_ups_through_old_indexes_are_correct(kafka: Kafka, version: str, tmp_path: Path) -> None:
+def test_lookups_through_old_indexes_are_correct(kafka: Kafka, version: str, tmp_path: Path) -> None:
     log_dir = older.unpack(version, tmp_path)
     for topic in (*older.topics_of(version), "transactional"):
         asked = [(at_ms, answer) for name, at_ms, answer in older.answers(version)["times"] if name == topic]

@@ -873,7 +873,7 @@ def test_an_incomplete_last_batch_after_a_clean_shutdown_is_damage__departed_fro
     with pytest.raises(CorruptLog) as corrupt:
         pair.our_round(now)
     assert corrupt.value.byte_position == size and pair.unchanged()
-    (pair.ours / ".kafka_cleanshutdown").unlink()  # after a crash, an incomplete batch is no damage
+    (pair.ours / ".kafka_cleanshutdown").unlink()  # after a crash, an incomplete batch is not damage
     _, result = pair.our_round(now)
     assert result is not None
 

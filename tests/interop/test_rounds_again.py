@@ -70,7 +70,7 @@ class Again:
         raise AssertionError(f"the files still change after {MAX_ROUNDS} rounds")
 
     def _look(self) -> None:
-        """Read the segments that were cleaned; the others get new file times."""
+        """Read only the segments that were cleaned, because the others get new file times."""
         paths = sorted((self.case.ours / "t-0").glob("*.*index")) + sorted((self.case.ours / "t-0").glob("*.log"))
         end = self.case.checkpoint or 0
         self.files = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths if int(path.stem) < end}

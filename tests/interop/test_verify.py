@@ -128,7 +128,7 @@ def test_each_damage_is_found_at_its_position(kafka: Kafka, fast_dir: Path, clea
     print(f"found {dict(done)}; Kafka agreed on {dict(agreed)}")
     if not cleaned and logs >= 12:
         never = [d.__name__ for d in [*damages.ANYWHERE, *damages.NEVER_CLEANED] if not done[d.__name__]]
-        assert not never, f"these damages were impossible in all random logs: {never}"
+        assert not never, f"these kinds of damage were impossible in all random logs: {never}"
 
 
 def _is(finding: Finding, made: damages.Damage) -> bool:

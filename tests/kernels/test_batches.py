@@ -48,14 +48,14 @@ def test_rows_equal_those_of_the_model(seed):
     for row, batch in zip(table, decode_log(data), strict=True):
         assert row["position"] == 1000 + batch.position
         assert row["control_type"] == -1 and row["coordinator_epoch"] == -1 and row["magic"] == 2
-        for ours, theirs in [
+        for column, field in [
             ("size_bytes", "size"), ("base_offset", "base_offset"), ("last_offset", "last_offset"),
             ("leader_epoch", "leader_epoch"), ("crc", "crc"), ("attributes", "attributes"),
             ("base_timestamp_ms", "base_timestamp"), ("max_timestamp_ms", "max_timestamp"),
             ("producer_id", "producer_id"), ("producer_epoch", "producer_epoch"),
             ("base_sequence", "base_sequence"), ("record_count", "record_count"),
         ]:  # fmt: skip
-            assert row[ours] == getattr(batch, theirs), ours
+            assert row[column] == getattr(batch, field), column
 
 
 def test_markers_have_type_and_coordinator_epoch():

@@ -129,7 +129,7 @@ def test_no_batch_begins_at_or_after_the_stop():
 
 
 def broken(what, row):
-    """Return three records, one of which is invalid."""
+    """Return the columns of three records, of which record `row` is invalid."""
     columns = arrays(records_of([(5, b"key", b"value", [(b"h", b"x"), (b"i", None)])] * 3))
     timestamps, keys, values, headers = columns
 
@@ -196,7 +196,7 @@ def test_records_without_a_timestamp_are_encoded():
 
 @pytest.mark.long
 def test_sizes_beyond_32_bits_are_refused():
-    """No byte of the value is read: the length alone is refused."""
+    """The length alone is the reason: no byte of the value is read."""
     data = np.zeros(0, np.uint8)
     huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (2**33,), (1,))
     huge.flags.writeable = False

@@ -132,13 +132,13 @@ def test_code_is_loaded_from_a_read_only_folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """Create a cache with the code of `add`."""
+    """Return a cache with the code of `add`."""
     cache = tmp_path_factory.mktemp("filled") / "cache"
     assert _run(_USE, KEYTAIL_CACHE_DIR=str(cache)).stdout.split()[2] == "0"
     return cache
 
 
-STRATEGIES = [
+UNTRUSTED = [
     ("", "another user's"),
     ("*", "another user's"),
     ("*", "writable for others"),
@@ -148,7 +148,7 @@ STRATEGIES = [
     ("*/*/a_kernel*.nbc", "another user's"),
     ("*/*/a_kernel*.nbc", "writable for its group"),
 ]
-# Has the effect of a separate process for each cache, by executing again the module that looks for the cache.
+# Executes the module that looks for the cache again for each cache, which has the effect of separate processes.
 _USE_EACH = """
     import importlib, json, os, sys
     import numpy as np
@@ -169,33 +169,32 @@ _USE_EACH = """
 
 @pytest.fixture(scope="module")
 def used(filled, tmp_path_factory):
-    """Return, by location and strategy, the path that is not trusted, and the results of a process that uses the cache.
-    """
+    """Return by (location, reason): the path that is not trusted, and the results of a process that uses the cache."""
     paths, caches = {}, {}
-    for which, strategy in [*STRATEGIES, ("", "")]:
-        cache = caches[which, strategy] = tmp_path_factory.mktemp("ways") / "cache"
+    for which, reason in [*UNTRUSTED, ("", "")]:
+        cache = caches[which, reason] = tmp_path_factory.mktemp("ways") / "cache"
         shutil.copytree(filled, cache)
         [path] = cache.glob(which) if which else [cache]
-        paths[which, strategy] = path
-        if strategy == "another user's":
+        paths[which, reason] = path
+        if reason == "another user's":
             if os.geteuid() == 0:
                 os.chown(path, 65534, 65534)
-        elif strategy:
-            path.chmod(path.stat().st_mode | (0o002 if strategy == "writable for others" else 0o020))
+        elif reason:
+            path.chmod(path.stat().st_mode | (0o002 if reason == "writable for others" else 0o020))
     command = [sys.executable, "-c", textwrap.dedent(_USE_EACH), json.dumps([str(cache) for cache in caches.values()])]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=600)
     results = dict(zip(caches, json.loads(done.stdout), strict=True))
     assert results["", ""] == [10, 1, []]
-    return {key: (paths[key], *results[key]) for key in STRATEGIES}
+    return {key: (paths[key], *results[key]) for key in UNTRUSTED}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("which", "way"), STRATEGIES)
-def test_code_that_others_can_have_written_is_not_loaded(which, way, used):
+@pytest.mark.parametrize(("which", "reason"), UNTRUSTED)
+def test_code_that_others_can_have_written_is_not_loaded(which, reason, used):
     """Loading compiled code would run it."""
-    if way == "another user's" and os.geteuid() != 0:
+    if reason == "another user's" and os.geteuid() != 0:
         pytest.skip("only root can give files to other users")
-    path, total, hits, messages = used[which, way]
+    path, total, hits, messages = used[which, reason]
     assert (total, hits) == (10, 0)
     [text] = messages
     assert "the cache of compiled kernels is not used" in text
@@ -242,7 +241,7 @@ def _has_open(process: subprocess.Popen, path: Path) -> bool:
 
 @pytest.fixture
 def while_another_compiles(filled, tmp_path):
-    """Yield a cache without code, whose lock of `add` this process holds, and a function that saves the code."""
+    """Yield a cache without code, its held lock of `add`, and functions that save the code and free the lock."""
     cache = tmp_path / "cache"
     shutil.copytree(filled, cache)
     [lock] = cache.glob("*/*/a_kernel.add-*.lock")
@@ -341,7 +340,7 @@ def _allow(top, of_folders, of_files):
 
 
 @pytest.mark.long
-def test_the_folder_belongs_to_the_user(tmp_path):
+def test_the_default_folder_is_in_the_home_of_the_user(tmp_path):
     result = _run(_USE, HOME=str(tmp_path), KEYTAIL_CACHE_DIR="", XDG_CACHE_HOME="")
     assert result.stdout.split()[0].startswith(f"{tmp_path}/.cache/keytail/"), result.stderr
 
@@ -380,5 +379,5 @@ def test_kernels_release_the_gil():
     assert any(ticks_during_a_kernel() > 5 for _ in range(20))
 
 
-def test_division_by_zero_follows_c():
+def test_division_by_zero_gives_infinity_as_in_c():
     assert np.isinf(_divide(1.0, 0.0))

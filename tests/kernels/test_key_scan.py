@@ -1,4 +1,4 @@
-"""Keys hashed during the walk: the same hashes as in two steps, and the same error code for every damaged batch."""
+"""Keys are hashed while records are scanned: the hashes and error codes are those of two separate steps."""
 
 import numpy as np
 import pytest
@@ -70,12 +70,12 @@ def test_keys_equal_those_of_records_that_are_scanned_and_hashed(logs, from_offs
 
 @settings(deadline=None, max_examples=draws(300))
 @given(st.lists(rec_strategy, min_size=1, max_size=4), st.data())
-def test_damaged_records_have_the_code_of_the_other_reader(batch, data):
+def test_damaged_records_have_the_error_code_of_the_record_scan(batch, data):
     block = bytearray(encode_batch([Rec(i, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]))
     for _ in range(data.draw(st.integers(1, 3))):
         block[data.draw(st.integers(61, len(block) - 1))] = data.draw(st.integers(0, 255))
     raw = guarded(bytes(block))
-    # The damage is below a valid checksum: the table is that of the undamaged batch.
+    # The damage has a valid checksum: the table is that of the undamaged batch.
     table = np.zeros(1, BATCH_TABLE)
     table["size_bytes"], table["last_offset"], table["record_count"] = len(block), len(batch) - 1, len(batch)
     table["magic"] = 2

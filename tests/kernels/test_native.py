@@ -159,7 +159,7 @@ _PRINT_BOTH = """
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Create a folder that these tests share, because compiling the functions again takes seconds."""
+    """Return a folder that tests share, because compiling the functions again takes seconds."""
     return str(tmp_path_factory.mktemp("cache"))
 
 

@@ -1,5 +1,5 @@
-"""Blocks that are decompressed inside a kernel: the result is that of `format/compression.py`; others are
-left to it.
+"""A kernel decompresses a block to the result of `format/compression.py`, or leaves the block to that
+module.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _open_block(tools, codec, data, out):
 
 
 def opened(decoder: int, packed: bytes, room: int) -> bytes | None:
-    """Decompress a block in the kernel; the memory after the block and after the output is inaccessible."""
+    """Return a block as decompressed by the kernel, or None if it is not. Memory after each array is inaccessible."""
     out = guarded(bytes(room))
     n = int(_open_block(decoders.tools, decoder, guarded(packed), out))
     return None if n == wheels.NOT_PLAIN else out[:n].tobytes()

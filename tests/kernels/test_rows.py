@@ -11,7 +11,7 @@ from tests.chance import chance
 
 
 def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
-    """Return (rule, whether bits decide, decision, whether an empty batch is retained, whether tombstones expire)."""
+    """Return (rule, whether it is BY_BITS, decision, whether an empty batch is retained, whether tombstones expire)."""
     by_file, control = bool(facts[kernels.BY_FILE_TIME]), bool(row["attributes"] & CONTROL)
     horizon = bool(row["attributes"] & DELETE_HORIZON) and not by_file
     mapped = facts[kernels.FIRST_DIRTY] <= row["base_offset"] and row["last_offset"] <= facts[kernels.LATEST_OFFSET]

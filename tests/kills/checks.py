@@ -49,7 +49,7 @@ TABLE: list[Kills] = []
 
 def check_killed(log_dir: LogDir, root: Path, started: Found, kills: Kills) -> Found:
     """Check promises 1 and 2 for what a broker would find, that no checkpoint is above the cleaned segments, and that
-    the lock is free.
+    the lock is free. Return what a broker would find.
     """
     _wait_until_free(root)
     found, run = find(log_dir, root), expect(log_dir, started)

@@ -1,5 +1,5 @@
-"""Runs in a forked child that is killed at a random moment, which takes only milliseconds per kill. The complete
-command `compact` is run: locks, decisions, recovery, bundles from several threads, tasks, replacement and checkpoint.
+"""Runs of `compact` in forked children that are killed at random moments: a kill takes only milliseconds. The complete
+command is run: locks, decisions, recovery, bundles from several threads, tasks, replacement and checkpoint.
 Functions for workers of Spark are called in the same process.
 """
 
@@ -44,7 +44,7 @@ class SlowFileSystem(FileSystem):
 def compact_here(
     log_dir: LogDir, root: Path, *, fs: FileSystem = LOCAL, max_scratch_bytes: int | None = None
 ) -> list[ResultRow]:
-    """Run `keytail compact --execute` in this process, two tasks at a time."""
+    """Run `keytail compact --execute` in this process, two tasks at a time, and return the rows."""
     configuration = read_configuration(None, topic_config(log_dir), topics_have_no_overrides=True)
     request = Request(
         PartitionFilter((str(root),)), configuration, execute=True, now_ms=NOW, unsafe_clock=True, force=True,

@@ -18,7 +18,7 @@ def random_log_dir(rng: random.Random, *, sizes: tuple[int, ...], value_bytes: i
 
 
 def small_log_dir(rng: random.Random) -> LogDir:
-    """Return one of the log dirs of tests/crash, also with transactions, or a random one of up to four partitions."""
+    """Return a log dir of tests/crash, some of which have transactions, or a random one of up to four partitions."""
     if rng.random() < 0.25:
         return SHAPES[rng.choice(sorted(SHAPES))]
     sizes = tuple(rng.randint(3, 7) for _ in range(rng.randint(1, 4)))

@@ -1,4 +1,4 @@
-"""Real runs, each in a separate session, of which one process or all are killed."""
+"""Real runs, each in a separate session. One process of a run, or all of them, are killed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Run:
 
 
 def start(flags: Sequence[str], work_dir: Path, *, submitted: bool = False, name: str = "compact") -> Run:
-    """Start a run on two cores."""
+    """Start a run on two cores, and return it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -26,7 +26,7 @@ from tests.kills.forks import SlowFileSystem, compact_here, run_in_child
 from tests.kills.logs import small_log_dir
 
 KILLS = int(os.environ.get("KEYTAIL_KILLS", "20"))
-KILLS_A_LOG_DIR = 12
+KILLS_PER_LOG_DIR = 12
 PAUSE_S = 0.0003
 OPENED_BY_KAFKA = 10  # every tenth state
 
@@ -129,7 +129,7 @@ def _kill_over_one(
     check_ended(log_dir, root, start)
     undisturbed = contents(root)
     missing = wanted - kills.killed
-    for _ in range(min(KILLS_A_LOG_DIR, missing) if missing > 0 else KILLS_A_LOG_DIR):
+    for _ in range(min(KILLS_PER_LOG_DIR, missing) if missing > 0 else KILLS_PER_LOG_DIR):
         shutil.rmtree(root)
         shutil.copytree(origin, root)
         started, is_second = start, False

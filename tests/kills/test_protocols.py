@@ -75,7 +75,7 @@ def test_expired_segments_are_removed_in_order(
         test_expire.test_no_stop_or_fault_of_expire_loses_retained_data(name, fast_dir, capsys)
 
 
-@pytest.mark.parametrize("name", [test_prepared.IN_CHECK, "random 0"])
+@pytest.mark.parametrize("name", [test_prepared.ALWAYS, "random 0"])
 def test_a_preparation_is_committed_or_discarded(
     name: str,
     fast_dir: Path,  # noqa: F811

@@ -33,29 +33,29 @@ SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex")
 def test_a_broker_finds_the_appended_records_after_every_step(tmp_path: Path) -> None:
     for number in range(LIVES):
         seed = f"{SEED}/{number}"
-        life = Life(random.Random(seed), tmp_path / str(number))
+        partition = RandomPartition(random.Random(seed), tmp_path / str(number))
         for step in range(5 * STEPS):
-            if step >= STEPS and life.kills:  # on a fast machine, all runs may end before their kills
+            if step >= STEPS and partition.kills:  # on a fast machine, all runs may end before their kills
                 break
             try:
-                life.step()
-                life.check()
+                partition.step()
+                partition.check()
             except AssertionError as error:
-                scenario = ", ".join(life.story)
+                steps = ", ".join(partition.history)
                 raise AssertionError(
-                    f"KEYTAIL_SEED={SEED}, life {number}, step {step} ({scenario}): {error}"
+                    f"KEYTAIL_SEED={SEED}, partition {number}, step {step} ({steps}): {error}"
                 ) from error
-        print(f"life {number} of seed {SEED}: {', '.join(life.story)}")
-        assert life.kills, "no run was killed"
+        print(f"partition {number} of seed {SEED}: {', '.join(partition.history)}")
+        assert partition.kills, "no run was killed"
 
 
 @dataclass
-class Life:
+class RandomPartition:
     """One partition, its steps so far, and the log that a broker must find."""
 
     rng: random.Random
     log_dir: Path
-    story: list[str] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
     kills: int = 0
     run_s: float = 0.0
 
@@ -65,7 +65,7 @@ class Life:
         self.write()
 
     def write(self) -> None:
-        """Append as a broker that is then killed, which leaves no `.kafka_cleanshutdown`."""
+        """Write the log as a killed broker leaves it, without `.kafka_cleanshutdown`."""
         self.log.write()
         (self.log_dir / ".kafka_cleanshutdown").unlink()
 
@@ -90,7 +90,7 @@ class Life:
         return max([min(loader.load(self.log.path).segments), *(int(line.split()[2]) for line in lines)])
 
     def append(self) -> None:
-        self.story.append("append")
+        self.history.append("append")
         self.start_broker()
         self.log.grow(self.rng.randint(1, 30))
         if self.rng.random() < 0.5:
@@ -129,7 +129,7 @@ class Life:
         if kill_after_s is None:
             self.run_s = time.monotonic() - started_s
         self.kills += killed
-        self.story.append(f"{command}{' killed' if killed else ''}")
+        self.history.append(f"{command}{' killed' if killed else ''}")
         if not killed and kill_after_s is None:
             left = [path.name for path in self.log.path.iterdir() if path.suffix in (".swap", ".clean", ".deleted")]
             assert not left, f"scratch files remain: {left}"

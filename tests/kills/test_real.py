@@ -35,7 +35,7 @@ KILLS = int(os.environ.get("KEYTAIL_REAL_KILLS", "1"))
 VICTIMS = (("driver", "submitted driver"), ("jvm", "submitted jvm"), ("group",))
 MOMENTS = ("tasks run", "tasks run", "a group is replaced", "a checkpoint has moved")
 THROTTLE = ("--throttle", "4m")
-REAL_RUN_AFTER = 10  # one in ten of the next runs; the others are run in this process
+REAL_RUN_AFTER = 10  # one in ten runs after a kill is a real one; the others run in this process
 
 
 @pytest.mark.one_of("a kill of a run with Spark")
@@ -88,7 +88,7 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
             kills.ended += 1
             return
         kills.killed += 1
-        if victim.endswith("jvm"):  # the driver runs on: it reports the loss, and removes scratch files
+        if victim.endswith("jvm"):  # the driver continues: it reports the loss, and removes scratch files
             left = check_orphan(run, log_dir, root, started, kills)
         else:
             run.process.wait()
@@ -141,7 +141,7 @@ def kill_victim(victim: str, run: Run) -> bool:
 
 
 def check_orphan(run: Run, log_dir: LogDir, root: Path, started: Found, kills: Kills) -> Found:
-    """Check that a driver whose JVM was killed reports this, and leaves no scratch files and no lock."""
+    """Check that a driver whose JVM was killed reports this and leaves no scratch files or lock. Return its files."""
     status = run.end()
     left = check_killed(log_dir, root, started, kills)
     if (left.files(), left.checkpoints) != _all_done(log_dir, started):

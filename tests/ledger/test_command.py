@@ -49,7 +49,7 @@ def test_two_concurrent_runs_create_and_share_a_ledger(run: Run, tmp_path: Path)
     assert sorted(row["log_dirs"][0] for row in known) == sorted(map(str, log_dirs))
     for (out, err), log_dir in zip(reported, log_dirs, strict=True):
         [row] = [row for row in known if row["log_dirs"] == [str(log_dir)]]
-        assert f"--run {row['run_id']}" in err, "the run must print its id in the ledger"
+        assert f"--run {row['run_id']}" in err, "the run must print the id that it has in the ledger"
         assert "found io.delta" not in err, "Ivy must print nothing"
         rows = {(row["topic"], row["partition"]): row for row in json.loads(out)}
         _, *of_run = history(run, ledger, "--run", row["run_id"].rpartition("-")[2])

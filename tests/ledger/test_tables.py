@@ -192,7 +192,7 @@ def test_after_a_kill_at_any_point_the_ledger_is_correct_and_the_next_run_comple
         moved = checkpoint(log_dir)
         for name, row in reported.items():
             if row.status == "compacted":
-                assert ("t", int(name[2:])) in moved, f"at {at}: reported as done, but not done"
+                assert ("t", int(name[2:])) in moved, f"at {at}: compacted, but the checkpoint has not moved"
             else:
                 assert row.status == "interrupted"
         for task in tasks:
@@ -255,8 +255,8 @@ def test_an_outcome_that_cannot_be_recorded_changes_the_exit_status_and_is_later
     assert {row.status for row in partitions(path, "one").values()} == {"interrupted"}
     monkeypatch.setattr(LedgerTable, "_write", write)
     monkeypatch.setattr(Ledger, "conclude", conclude)
-    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "it has other log dirs"
-    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "it is on another host"
+    assert repair(Ledger(engine, path, "two"), [str(tmp_path / "other")]) == 0, "the run has other log dirs"
+    assert repair(Ledger(engine, path, "two", host="another"), [str(log_dir)]) == 0, "the run is of another host"
     assert repair(Ledger(engine, path, "two"), [str(log_dir)]) == 3
     reported = partitions(path, "one")
     for row in rows:
@@ -409,8 +409,8 @@ def test_both_readers_return_the_same_rows(spark: Any, path: str) -> None:
 def test_spark_and_deltalake_write_the_same_tables(
     engine: SparkEngine, spark: Any, tmp_path: Path, by_spark: bool
 ) -> None:
-    """It does not matter which of them creates the tables, adds a column, appends, or completes runs that the other
-    one left open.
+    """It does not matter which of them creates the tables, appends, or records that runs of the other one were
+    interrupted.
     """
     path, log_dir = str(tmp_path / "ledger"), tmp_path / "logs"
     log_dir.mkdir()
@@ -458,7 +458,7 @@ def test_spark_maintains_tables_of_deltalake_and_deltalake_continues(
 
 
 def test_an_append_of_the_other_writer_is_not_repeated(spark: Any, path: str) -> None:
-    """Both number appends in the same way, and read the numbers of the other."""
+    """Spark and deltalake number appends in the same way, and each of them reads the other's numbers."""
     stamp = Stamp("one", "here", 0)
     for writer in (spark, None, spark):
         LedgerTable(writer, path, "runs", "one").append([{**stamp.fields(), "event": "intent"}])
@@ -496,7 +496,7 @@ def test_maintenance_removes_old_days_and_merges_files(
     assert [item.status for item in others] == ["would-maintain"] * 2
     assert (row.status, row.rows, row.removed_rows, row.files_before) == ("would-maintain", 5, 1, 5)
     assert len(read_rows(path, "runs", {})) == 5
-    # the other tables are maintained in the same way, and take as long
+    # the other tables are maintained in the same way, which takes as long
     monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
     [row] = maintain(engine, path, today, 30, execute=True)
     assert (row.status, row.removed_rows, row.files_before, row.files_after) == ("maintained", 1, 5, 2)

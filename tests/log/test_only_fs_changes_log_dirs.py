@@ -1,4 +1,4 @@
-"""The check in tests/conftest.py detects changes of log dirs by other modules than log/fs.py."""
+"""The check in tests/conftest.py detects changes of log dirs by modules other than log/fs.py."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _cached(path: Path) -> np.ndarray:
 
 
 def _prepare(path: Path, wanted: set[int]) -> np.ndarray:
-    """Cache about these pages, as a broker's readers would, and return those that are cached."""
+    """Cache these pages, as a broker's readers would, and return which pages are then cached."""
     fd = os.open(path, os.O_RDWR)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)

@@ -92,7 +92,7 @@ def test_a_signal_in_the_callers_thread_is_raised_at_once() -> None:
 
 
 def test_an_error_of_the_generator_is_not_lost_while_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller's thread comes for the next result while another thread stores the error."""
+    """The caller's thread requests the next result while another thread stores the error."""
     is_stored = threading.Event()
 
     class SlowFuture(Future[int]):

@@ -66,7 +66,7 @@ def test_the_steps_of_explain_are_numbered(run: Run, log_dir: Path) -> None:
 
 def test_a_record_that_is_not_found_is_reported(run: Run, log_dir: Path) -> None:
     (log_dir / "users-0" / f"{100:020d}.index").unlink()
-    for flags, status, says in (
+    for flags, status, message in (
         (("--offset", "400"), "none", "400 is the log end offset"),
         (("--offset", "401"), "out-of-range", "a broker rejects the fetch as out of range"),
         (("--timestamp", str(BASE_MS + 10**6)), "none", "no segment has a timestamp at or after"),
@@ -74,7 +74,7 @@ def test_a_record_that_is_not_found_is_reported(run: Run, log_dir: Path) -> None
     ):
         result = run("lookup", "--log-dirs", log_dir, "--partitions", "users-0", *flags)
         assert result.exit_code == 0
-        assert says in result.stdout
+        assert message in result.stdout
         row = rows_of(run("lookup", "--log-dirs", log_dir, "--partitions", "users-0", *flags, "--output", "json"))
         assert row["users-0"]["status"] == status
 
@@ -101,7 +101,7 @@ def test_damage_is_reported_beside_the_answers_of_other_partitions(run: Run, log
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         ((), "Give one of --offset and --timestamp"),
         (("--offset", "1", "--timestamp", "1"), "--offset and --timestamp cannot be combined"),
@@ -111,10 +111,10 @@ def test_damage_is_reported_beside_the_answers_of_other_partitions(run: Run, log
         (("--offset", "1", "--partitions", "order-0"), "Did you mean orders-0?"),
     ],
 )
-def test_wrong_usage_is_refused(flags: tuple[str, ...], says: str, run: Run, log_dir: Path) -> None:
+def test_wrong_usage_is_refused(flags: tuple[str, ...], message: str, run: Run, log_dir: Path) -> None:
     result = run("lookup", "--log-dirs", log_dir, *flags, "--output", "json")
     assert result.exit_code == 2
-    assert says in result.stderr
+    assert message in result.stderr
     assert result.stdout == ""
 
 

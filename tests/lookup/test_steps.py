@@ -1,4 +1,4 @@
-"""Look-ups by offset and time, compared with a reference model that reads everything, on valid, damaged and live files.
+"""Lookups by offset and time, compared with a reference model that reads everything, on valid, damaged and live files.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Damage = Callable[[Path, Files, random.Random], Files | None]
 
 @pytest.fixture(autouse=True, params=["large chunks", "tiny chunks"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use tiny chunks, so that there is a boundary between any two batches."""
+    """Run each test with large chunks, and with tiny ones, so that there is a boundary between any two batches."""
     if request.param == "tiny chunks":
         monkeypatch.setattr(search, "_CHUNK_BYTES", 200)
 
 
 def write_segment(partition: Path, segment: Files, interval: int) -> Files:
-    """Write the segment's files, and return those on which a look-up is based."""
+    """Write the segment's files, and return those on which a lookup is based."""
     index, time_index = index_files(segment.log, segment.base_offset, interval)
     stem = partition / f"{segment.base_offset:020d}"
     for suffix, data in ((".log", segment.log), (".index", index), (".timeindex", time_index)):
@@ -60,7 +60,7 @@ def survey(partition: Path, *, log_start: int | None = None, clean: bool = True)
 
 
 def random_segments(rng: random.Random, partition: Path, *, drop_active: bool = False) -> tuple[list[Files], int, int]:
-    """Write the files of a random log, and return them with its start and end; offsets are missing throughout."""
+    """Write the files of a random log with gaps in its offsets. Return them, and the start and end of the log."""
     while True:
         log = random_log(rng, NOW, codecs=(0, 1, 2, 3, 4), max_gap=3)
         segments = log.segments[:-1] if drop_active else log.segments
@@ -196,7 +196,7 @@ def _wrong_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
 
 
 def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
-    """Write an offset below the segment, or after later ones; the timestamps, which select the segment, are valid."""
+    """Write an offset below the segment, or above later ones. The timestamps, which select the segment, are valid."""
     entries = [list(entry) for entry in struct.iter_unpack(">qi", file.time_index)]
     if entries:
         entries[0][1] = -1 if len(entries) == 1 else 2**31 - 1
@@ -244,7 +244,7 @@ def test_wrong_indexes_are_reported_and_not_trusted(damage: Damage, tmp_path: Pa
 
 
 def write_three_segments(partition: Path, damage: Damage) -> Path:
-    """Write offsets and times 0 to 59, with the second batch damaged and an earlier file time."""
+    """Write three segments with offsets and times 0 to 59, damage the second one, and return their directory."""
     partition.mkdir(parents=True)
     for base in (0, 20, 40):
         batches = [encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(base, base + 20)]
@@ -281,7 +281,7 @@ def test_every_step_is_printed_with_its_numbers(tmp_path: Path) -> None:
     pairs = [[Rec(n, NOW + n, b"k", b"v"), Rec(n + 1, NOW + n, b"k", b"v")] for n in range(0, 20, 2)]
     log = b"".join(map(encode_batch, pairs))
     size = len(log) // 10
-    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # entries: 11 at batch 5, and the last time
+    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # index: offset 11, batch 5; time index: the last time
     write_segment(partition, Files(20, encode_batch([Rec(21, NOW + 99, b"k", None)]), b"", NOW), 4 * size)
     facts = survey(partition)
     reported = lookup_offset(LOCAL, facts, 19).steps
@@ -323,7 +323,7 @@ def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     assert not lookup_offset(LOCAL, facts, offset - 1).notes
 
 
-def test_only_damage_in_batches_that_a_look_up_reads_is_an_error(tmp_path: Path) -> None:
+def test_only_damage_in_batches_that_a_lookup_reads_is_an_error(tmp_path: Path) -> None:
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)
     log = b"".join(encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(3))

@@ -23,15 +23,15 @@ RECORDS = 120  # per partition, in three segments of four batches
 def place(name: str, root: Path, cache: Path) -> None:
     """Write the place `name` into the directory `root`, whose former contents are removed.
 
-    A place is built only once, in `cache`, with the path `root`, and copied from there.
+    A place is built only once, at `root`, and copied to `cache`; later calls copy it from there.
     """
-    kept = cache / name
-    if not kept.exists():
+    cached = cache / name
+    if not cached.exists():
         _empty(root)
         PLACES[name](root)
-        shutil.copytree(root, kept, copy_function=shutil.copy2)
+        shutil.copytree(root, cached, copy_function=shutil.copy2)
     _empty(root)
-    shutil.copytree(kept, root, copy_function=shutil.copy2, dirs_exist_ok=True)
+    shutil.copytree(cached, root, copy_function=shutil.copy2, dirs_exist_ok=True)
 
 
 def _empty(root: Path) -> None:
@@ -41,7 +41,7 @@ def _empty(root: Path) -> None:
 
 
 def _logs(root: Path, names: tuple[str, ...] = ("orders-0", "orders-1", "users-0"), at: str = "logs") -> Path:
-    """Write a log dir of a cleanly stopped broker, without a metadata log."""
+    """Write a log dir of a cleanly stopped broker, without a metadata log, and return its path."""
     records = {name: random_records(number, RECORDS, 12) for number, name in enumerate(names)}
     log_dir = write_log_dir(root / at, records, segments=3)
     _set_times(log_dir)
@@ -125,7 +125,7 @@ def _two_log_dirs(root: Path) -> None:
 
 
 def _replicas(root: Path) -> None:
-    """Write three brokers. On b, records have another epoch; on c, a record is missing and a batch is damaged."""
+    """Write three log dirs: b has a batch of another epoch; c lacks users-0 and record 15, and has a damaged batch."""
     for name in "abc":
         log_dir = _logs(root, ("orders-0", "orders-1", "users-0"), name)
         (log_dir / "cleaner-offset-checkpoint").write_text("0\n0\n")

@@ -30,7 +30,7 @@ from keytail.log.fs import FileSystem
 from keytail.main.main import app
 from tests.main.places import NOW_MS, place
 
-HOST = "/HOST"  # the directory of its place in a recorded command
+HOST = "/HOST"  # in a recorded command, the directory of the place
 FREE_BYTES = 64 << 30
 # Tables are padded and folded by the lengths of paths, so the length of the root must not depend on where it is.
 ROOT_LENGTH = 120
@@ -46,7 +46,7 @@ _VARIES = (
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),
 )
 _PROGRESS = re.compile(r"(?:^keytail: \[\d+/\d+\] .*\n?)+", re.MULTILINE)
-# Only in the output of commands with Spark, whose workers have the clock of the real host, and of Delta tables.
+# Only in the output of commands with Spark, whose workers use the real clock, and of commands with Delta tables.
 _VARIES_ON_SPARK = (
     (re.compile(r'("(?:start|end)_ms": )\d+'), r"\1TIME"),
     (re.compile(r" +(?:\d+\.\d s|\d+ min \d+ s)$", re.MULTILINE), "  TIME"),
@@ -174,7 +174,7 @@ def printed(words: list[str], columns: int) -> str:
 
 
 def _normalized(text: str, root: Path | None = None, on_spark: bool = False) -> str:
-    if root is not None:  # even if a table has folded it
+    if root is not None:  # even if a table has divided the path into lines
         text = re.sub(r"(?:\n *)?".join(map(re.escape, str(root))), HOST, text)
     for pattern, word in (*_VARIES, *(_VARIES_ON_SPARK if on_spark else ())):
         text = pattern.sub(word, text)

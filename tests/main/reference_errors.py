@@ -44,8 +44,8 @@ _KINDS = {
     "UsageProblem": ("Wrong usage", "The exit status is 2; nothing was started."),
     "KeytailError": (
         "Failed",
-        "The machine or another program caused an error. The row has the status `failed`. What is reported as done is "
-        "complete, and the same command continues from there.",
+        "The machine or another program caused an error. The row has the status `failed`. Partitions that are reported "
+        "as done are complete, and the same command continues with the others.",
     ),
 }
 

@@ -24,7 +24,7 @@ def test_the_module_that_downloads_jars_can_be_run() -> None:
     assert "fetch() missing 1 required positional argument" in done.stderr
 
 
-def test_the_old_register_is_the_same_function() -> None:
+def test_the_old_module_of_the_data_source_has_the_same_objects() -> None:
     from keytail.source import data_source
     from keytail.spark import source
 

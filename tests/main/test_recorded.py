@@ -30,7 +30,7 @@ from tests.main.recording import HOST, fix_terminal, printed, root_in, text_of
 
 RECORDED = Path(__file__).with_name("recorded")
 WIDTHS = (80, 120)
-# `dump` prints lines as Kafka's tool; deltalake's runtime, which the others need, does not survive a fork.
+# `dump` prints lines as Kafka's tool does; deltalake's runtime, which the others need, does not survive a fork.
 NOT_ON_A_TERMINAL = {"dump", "history", "report", "downtime"}
 LINES = ([], ["--version"], ["compat"], ["--nosuch"])
 
@@ -38,7 +38,7 @@ LINES = ([], ["--version"], ["compat"], ["--nosuch"])
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return the root of the places, and the directory from which they are copied, after compiling the kernels: a run
-    that compiles them would print it.
+    that compiles kernels would print messages about that.
     """
     compile_kernels(None, lambda line: None)
     return root_in(tmp_path_factory.mktemp("recorded")), tmp_path_factory.mktemp("places")
@@ -66,8 +66,8 @@ def test_help_is_as_recorded(command: str, columns: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("columns", (60, *WIDTHS))
 @pytest.mark.parametrize("command", ["keytail", *COMMANDS])
-def test_help_is_whole_at_any_width(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that is wider is an example, which a reader may copy."""
+def test_help_is_complete_and_fits_any_width(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only examples, which a reader may copy, may be wider."""
     fix_terminal(monkeypatch)
     shown, _, _ = printed([*([] if command == "keytail" else [command]), "--help"], columns).partition(" Examples:")
     assert "\u2026" not in shown
@@ -96,7 +96,7 @@ def test_output_with_spark_is_as_recorded(name: str, folders: tuple[Path, Path],
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - NOT_ON_A_TERMINAL))
-def test_on_a_terminal_only_single_words_are_wider(command: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_only_single_words_are_wider_than_a_terminal(command: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     """Each run draws one of the recorded cases and a width of the terminal."""
     draw = chance()
     width = draw.choice((60, 80, 120))

@@ -34,8 +34,8 @@ def test_the_page_of_rows_is_generated_from_the_program() -> None:
     assert ROWS.read_text() == reference_rows.page(), "run `make reference`"
 
 
-def test_words_in_brackets_are_not_lost_from_helps() -> None:
-    """Only styles are markup, not for example the brackets in keytail[report]."""
+def test_words_in_brackets_are_not_lost_from_help_texts() -> None:
+    """Styles are markup; other words in brackets, as in keytail[report], are text."""
     group = typer.main.get_command(app)
     helps = [help for command in group.commands.values()  # type: ignore[attr-defined]
              for help in (command.help, *(parameter.help for parameter in command.params)) if help]  # fmt: skip
@@ -46,14 +46,14 @@ def test_words_in_brackets_are_not_lost_from_helps() -> None:
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.rows])
 def test_every_field_of_a_row_is_documented(name: str) -> None:
-    """This includes the fields of the items in its lists, but not fields that no output has."""
+    """Fields of NOT_IN_JSON, which no output has, are not documented."""
     [section] = [item for item in ROWS.read_text().split("\n## ") if f"`{name}`" in item.partition("\n")[0]]
     for row in COMMANDS[name].rows.values():
         listed = set(re.findall(r"^\| `([\w.\[\]]+)` \|", section, re.MULTILINE))
         assert {field.name for field in dataclasses.fields(row)} - set(NOT_IN_JSON) <= listed
 
 
-def test_every_command_and_flag_has_a_help() -> None:
+def test_every_command_and_flag_has_a_help_text() -> None:
     page = PAGE.read_text()
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for command in COMMANDS:
@@ -101,7 +101,7 @@ def test_the_nearest_name_is_suggested_for_a_misspelt_one(words: list[str], near
 
 
 ERRORS = PAGE.with_name("ERRORS.md")
-# The remedies of the others are in their rows or in the lines above, or their text is sufficient.
+# Messages without a remedy: it is in the row or in the lines above, or the message is sufficient.
 WITHOUT_REMEDY = 9
 
 
@@ -121,7 +121,7 @@ def test_reported_errors_are_found_on_the_page() -> None:
 
 
 @pytest.mark.long
-def test_every_refusal_has_a_remedy() -> None:
+def test_few_errors_have_no_remedy() -> None:
     raised = [error for error in reference_errors.errors() if error.is_raised and error.kind != "UsageProblem"]
     without = {item.text for item in raised if not item.remedy}
     assert len(without) <= WITHOUT_REMEDY, without

@@ -30,7 +30,7 @@ def test_commands_are_suggested_for_a_word_with_their_meaning(word: str, command
     assert commands_meant(word, ALSO_CALLED) == commands
 
 
-def test_no_word_is_the_name_of_a_command() -> None:
+def test_no_synonym_is_the_name_of_a_command() -> None:
     for name, words in ALSO_CALLED.items():
         assert name not in words
         assert not set(words) & set(COMMANDS)
@@ -63,7 +63,7 @@ def test_a_dry_run_is_the_default_or_not_needed(command: str, flag: str, run: Ru
         ("compact", "--xyzzy", ""),
     ],
 )
-def test_a_flag_is_suggested_for_one_with_its_meaning(command: str, flag: str, text: str, run: Run) -> None:
+def test_a_flag_is_suggested_for_another_one_with_its_meaning(command: str, flag: str, text: str, run: Run) -> None:
     assert about_flag(flag, FLAGS[command], FLAGS).endswith(text)
     for arguments in ([flag], [f"{flag}=1"]):
         result = run(command, *arguments)

@@ -68,7 +68,7 @@ def as_model_entries(entries: np.ndarray) -> list[Aborted]:
 
 
 def in_parts(rng: random.Random, events: list[Event], known: np.ndarray, log_start: int) -> list[np.ndarray]:
-    """Split the log into parts, each read in chunks."""
+    """Split the log at random into parts, each read in chunks, and return the rows that are needed of each part."""
     cuts = sorted(rng.randint(0, len(events)) for _ in range(rng.choice([0, 1, 3, 10])))
     parts = []
     for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
@@ -113,7 +113,7 @@ def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyP
 
 
 def test_the_state_of_a_part_is_small() -> None:
-    """Of a long transaction, only the first batch and the marker are stored; of many committed ones, a few rows per
+    """Only the first batch and the marker of a long transaction are stored, and of many committed ones a few rows per
     producer.
     """
     data = [Event("data", 1, n, n) for n in range(1000)]

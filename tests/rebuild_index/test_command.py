@@ -21,7 +21,7 @@ from tests.reference.indexing import index_files
 
 @pytest.fixture
 def sound(run: Run, log_dir: Path) -> Path:
-    """Create the log dir with the snapshots that a broker would have left."""
+    """Return a log dir with the snapshots that a broker would have left."""
     assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0
     (log_dir / ".lock").unlink()
     return log_dir
@@ -198,7 +198,7 @@ def test_damage_that_is_not_truncated_has_a_reason_and_an_effective_remedy(
     assert run_rebuild(run, sound, *chosen, "--execute", "--truncate")[1]["orders-1"]["status"] == "sound"
 
 
-def test_beside_a_broker_the_end_of_the_log_is_not_checked(run: Run, sound: Path) -> None:
+def test_the_end_of_the_log_is_not_checked_while_a_broker_runs(run: Run, sound: Path) -> None:
     (sound / ".kafka_cleanshutdown").unlink()
     active = sound / "orders-0" / f"{300:020d}.log"
     active.write_bytes(active.read_bytes()[:-7])

@@ -56,7 +56,7 @@ class RecordingEngine(SparkEngine):
 
 
 def test_spark_writes_what_one_process_writes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are bundles of few partitions, slices by indexes of another interval, and a corrupt partition."""
+    """A bundle has at most two partitions, slices begin at index entries of another interval, and t-3 is corrupt."""
     names = {f"t-{n}": random_records(n, 300 + 40 * n) for n in range(4)}
     dirs = [write_log_dir(tmp_path / which, names, segments=2) for which in ("here", "spark")]
     monkeypatch.setattr(rebuild, "BUNDLE_PARTITIONS", 2)

@@ -40,7 +40,7 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[tuple[int, i
 
 
 def as_a_broker(entries: list[tuple[int, int]], batches: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """Assign an entry for each newer epoch, and then call truncateFromEnd, as Kafka's LeaderEpochFileCache does."""
+    """Return the entries after assigning newer epochs and truncating the end, as in Kafka's LeaderEpochFileCache."""
     cache = list(entries)
     for epoch, base in batches:
         if epoch >= 0 and (not cache or epoch > cache[-1][0]):

@@ -21,7 +21,7 @@ BASE = 1000
 
 
 def made(task: SegmentTask, result: SegmentResult) -> tuple[bytes, bytes]:
-    """Return the contents of the two files after the run."""
+    """Return the contents of the offset index and the time index after the run."""
     files = []
     for verdict in result.files:
         name = verdict.clean.name if verdict.clean else f"{task.base_offset:020d}{verdict.suffix}"
@@ -51,7 +51,7 @@ def test_missing_files_are_rebuilt_as_by_the_model(tmp_path: Path, interval: int
 
 @pytest.mark.parametrize("case", range(draws(60)))
 def test_joined_slices_equal_one_pass(tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index that divides the segment may be exact, that of a restarted broker, or that of another interval."""
+    """The index that divides the segment may be exact, of a restarted broker, of another interval, or damaged."""
     rng = random.Random(f"{SEED} {case}")
     monkeypatch.setattr(indexes, "CHUNK_BYTES", rng.choice([100, 700, 1 << 20]))
     log = random_segment(rng, BASE, batches=rng.randint(1, 120), equal=rng.random() < 0.3)

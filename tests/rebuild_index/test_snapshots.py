@@ -106,7 +106,7 @@ def test_the_snapshots_that_a_broker_needs_are_rebuilt() -> None:
     assert wanted_snapshots([0, 5, 9], 0, 12, clean_shutdown=True) == (5, 9, 12)
     assert wanted_snapshots([0, 5, 9], 0, 9, clean_shutdown=True) == (5, 9)
     assert wanted_snapshots([0, 5, 9], 0, 12, clean_shutdown=False) == (5, 9)
-    # a broker deletes the others when it starts
+    # a broker that starts deletes snapshots that are not above the log start offset
     assert wanted_snapshots([0, 5, 9], 5, 12, clean_shutdown=True) == (9, 12)
     assert wanted_snapshots([0], 0, 0, clean_shutdown=True) == ()
 

@@ -88,7 +88,7 @@ def test_losses_are_reported(tmp_path: Path) -> None:
     assert (reported.cleaner_checkpoint, reported.high_watermark, reported.acknowledged_until) == (None, None, None)
     item = Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]})
     item.make(tmp_path / "one")
-    reported = plan(tmp_path / "one")  # zeros do not show what they replaced, but the high watermark does
+    reported = plan(tmp_path / "one")  # zeros do not show how many offsets they replaced, but the high watermark does
     assert (reported.lost_end, reported.acknowledged_until) == (33, 33)
     Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]}, checkpoints=low).make(tmp_path / "unknown")
     assert (plan(tmp_path / "unknown").lost_end, plan(tmp_path / "unknown").acknowledged_until) == (15, None)
@@ -193,7 +193,7 @@ def test_random_damage_is_truncated_at_the_same_byte_as_by_a_broker(tmp_path: Pa
         victim = rng.choice([base for base in logs if logs[base]] or [80])
         log = logs[victim]
         if log and rng.random() < 0.5:
-            batch = rng.choice(decode_log(log))  # a batch whose offset may be any at which a broker would split
+            batch = rng.choice(decode_log(log))  # the byte is after the base offset, which no checksum covers
             logs[victim] = flipped(log, batch.position + rng.randrange(8, batch.size))
         else:
             logs[victim] = log[: rng.randint(0, len(log))] + rng.randbytes(rng.randint(0, 90))

@@ -171,7 +171,7 @@ def encode_marker(
 
 
 def decode_log(data: bytes, *, check_crc: bool = True) -> list[Batch]:
-    """Decode all batches of a segment's bytes. Raises ValueError, with the byte position, for anything else."""
+    """Decode a segment's bytes, all of which must be valid batches. Raises ValueError, with a byte position, if not."""
     data = bytes(data)
     return list(_decode_again(data, check_crc)) if len(data) < SMALL_LOG_BYTES else _decode_log(data, check_crc)
 

@@ -299,8 +299,8 @@ def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, 
     if legacy and settings.keep_magic:
         is_whole = len(kept) == len(batch.records)
         return raw if is_whole and is_uniform(batch, raw) else rebuilt_wrapper(batch, kept)
-    holds_null = any(record.value is None for record in kept)
-    set_horizon = horizon is None and (holds_null or (batch.control and discardable))
+    has_null = any(record.value is None for record in kept)
+    set_horizon = horizon is None and (has_null or (batch.control and discardable))
     if settings.by_file_time:
         set_horizon, horizon = False, None
     if len(kept) == len(batch.records) and not set_horizon and not legacy:

@@ -1,6 +1,6 @@
 """The five codecs in Kafka's framing, with other libraries and calls than `keytail.format.compression`.
 
-Each must read what the other writes. The snappy reader is plain Python.
+Each of the two modules must read what the other writes. The snappy reader is plain Python.
 """
 
 from __future__ import annotations

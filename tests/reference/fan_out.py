@@ -26,13 +26,13 @@ class Key:
 
 
 def noted(records: Iterable[tuple[bytes, int, str]]) -> dict[bytes, Key]:
-    """Combine all records (hash, offset, fate). A PRESENT record may occur again with its final fate."""
-    actions: dict[bytes, dict[int, str]] = {}
-    for key, offset, action in records:
-        of_key = actions.setdefault(key, {})
+    """Return what the records (hash, offset, fate) say about each key. PRESENT records may recur with a final fate."""
+    fates: dict[bytes, dict[int, str]] = {}
+    for key, offset, fate in records:
+        of_key = fates.setdefault(key, {})
         if of_key.get(offset, PRESENT) == PRESENT:
-            of_key[offset] = action
+            of_key[offset] = fate
     return {
         key: Key(max(of_key), of_key[max(of_key)], any(f == KEPT for o, f in of_key.items() if o < max(of_key)))
-        for key, of_key in actions.items()
+        for key, of_key in fates.items()
     }

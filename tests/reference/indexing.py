@@ -1,7 +1,7 @@
 """The offset and time index of a segment in plain Python, from the bytes of its log alone.
 
-These are the indexes that a broker's append and recovery give a segment that was written without interruption. Shares
-no code with keytail.
+A segment that was written without interruption has these indexes, after a broker's appends and after its recovery.
+Shares no code with keytail.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Loaded:
 
 
 def load(partition_dir: Path) -> Loaded:
-    """Load a partition directory. Raises BrokerDoesNotStart."""
+    """Load a partition directory. Raises BrokerDoesNotStart if the loader of a broker would raise an exception."""
     files = _files(partition_dir)
     _drop_unfinished(files)
     _make_room_for_swaps(files)
@@ -104,7 +104,7 @@ def load_before_3(
 
 
 def _replace_overlapped(files: dict[str, bytes], base: int, *, empty_overlaps: bool) -> None:
-    """Replace the segments that a `.log.swap` file overlaps with it; its indexes are rebuilt."""
+    """Put a `.log.swap` file in the place of the segments that it overlaps; its indexes are rebuilt."""
     log = files.pop(f"{base:020d}.log.swap")
     end = _next_offset(base, log)
     for other in [_number(name) for name in files if name.endswith(".log")]:
@@ -124,7 +124,7 @@ def _next_offset(base: int, log: bytes) -> int:
 
 
 def _drop_unfinished(files: dict[str, bytes]) -> None:
-    """Run pass 1."""
+    """Pass 1: delete `.deleted` and `.cleaned` files, and the swap files from the lowest `.cleaned` number on."""
     for name in list(files):
         if name.endswith(".deleted") and not name.endswith(".checkpoint.deleted"):
             del files[name]
@@ -140,7 +140,7 @@ def _drop_unfinished(files: dict[str, bytes]) -> None:
 
 
 def _make_room_for_swaps(files: dict[str, bytes]) -> None:
-    """Run pass 2, which removes files of any type by their number."""
+    """Pass 2: delete the files, of any type, whose numbers are in the range of offsets of the swap files."""
     low, high = None, None
     for name in [name for name in files if name.endswith(".log.swap")]:
         base = _number(name)
@@ -156,7 +156,7 @@ def _make_room_for_swaps(files: dict[str, bytes]) -> None:
 
 
 def _open_segments(files: dict[str, bytes]) -> Loaded:
-    """Run pass 4."""
+    """Pass 4: open the segments."""
     bases = {_number(name): name for name in files if name.endswith(".log")}
     for name in files:
         if name.endswith((*SEGMENT_SUFFIXES, ".snapshot")):

@@ -1,4 +1,4 @@
-"""Look-ups by offset and by time in plain Python, from the bytes of logs and time indexes alone.
+"""Lookups by offset and by time in plain Python, from the bytes of logs and time indexes alone.
 
 No offset index is used: reading from the start of a segment must have the same result as reading from an index entry.
 """

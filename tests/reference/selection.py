@@ -52,7 +52,7 @@ def _joins(todo, k, first_uncleanable, segment_bytes, segment_index_bytes):
 def selection(
     facts, config, now_ms, *, force=False, from_log_start=False, high_watermark="checkpoint", unstable=None
 ):
-    """Return a dictionary of the numbers in `keytail.compact.plan.Selection`, and `eligible`."""
+    """Return a dictionary with the numbers of `keytail.compact.plan.Selection`, and with `eligible`."""
     segments, start, end = facts.segments, facts.log_start_offset, facts.log_end_offset
     active = segments[-1].base_offset
     inactive = segments[:-1]

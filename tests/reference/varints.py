@@ -65,8 +65,7 @@ def _decode_groups(data: bytes, at: int, most_bytes: int) -> tuple[int, int]:
 
 
 def crc32c(data: bytes) -> int:
-    """Return CRC-32C (Castagnoli), final value, with the C code of the wheel, because tests build logs of many
-    megabytes.
+    """Return CRC-32C (Castagnoli), computed by the C code of a wheel, because tests build logs of many megabytes.
 
     tests/reference/test_batches.py compares it with its definition, `hashing.crc32c`.
     """

@@ -1,7 +1,7 @@
 """A headless Chromium without a network, and its reports about pages.
 
-It is Debian's `chromium` (apt-get install chromium), or the program in $CHROMIUM. Without it, its tests are skipped
-with the reason, or fail if KEYTAIL_NO_SKIP=1.
+It is Debian's `chromium` (apt-get install chromium), or the program in $CHROMIUM. If it is missing, tests in a
+browser are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _FLAGS = (
     "--proxy-server=127.0.0.1:9", "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr",
 )  # fmt: skip
 
-# Every page is in a frame of each width; media queries use the frame as the window. The results replace the title of
-# the page, which is then dumped.
+# Every page is in a frame of each width; media queries use the frame as the window. The results replace the body of
+# this document, which is then dumped.
 _PROBE = """<!doctype html><meta charset="utf-8"><body><script>
 const pages = %(pages)s, widths = %(widths)s, found = [];
 const look = (frame, number, width) => {

@@ -45,7 +45,7 @@ def test_pages_have_no_errors_in_a_browser(theme: browser.Theme, pages: dict[str
 
 
 def test_the_browser_would_have_reported_errors(tmp_path: Path) -> None:
-    """The checks of the test above fail if a page has errors."""
+    """A page with errors has the results for which the test above fails."""
     wrong = (
         "<!doctype html><title>t</title><header></header><h1>h</h1><div style='width: 2000px'>w</div>"
         "<script src='http://127.0.0.1:9/x.js'></script><script>throw new Error('told')</script>"

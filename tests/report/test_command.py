@@ -231,7 +231,7 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_pages_of_inspections_and_plans_contain_no_keys(run: Run, tmp_path: Path) -> None:
-    """This applies even to the example of a difference: the raw rows contain a hash of it."""
+    """This includes the example of a difference that an audit finds: the raw rows contain hashes of it."""
     log_dir, partitions = secret_log_dir(tmp_path / "a")
     other = {name: [replace(record, value=b"quokka!") if record.offset % 50 == 7 else record for record in records]
              for name, records in partitions.items()}  # fmt: skip
@@ -432,7 +432,7 @@ def test_runs_of_a_ledger_are_shown(run: Run, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("flags", [("--run", "x", "--since", "1970-01-01"), ("--since", "yesterday")])
-def test_contradicting_flags_of_report_are_refused(flags: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+def test_wrong_flags_of_report_are_refused(flags: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     assert run("report", "--ledger", "/l", *flags, tmp_path / "page.html").exit_code == 2
 
 

@@ -114,7 +114,7 @@ def test_the_verdict_follows_from_the_statuses(
     assert html.escape(words, quote=True) in page(found)
 
 
-def test_the_page_beside_a_running_broker_does_not_mention_a_start() -> None:
+def test_the_page_of_a_running_broker_does_not_mention_a_start() -> None:
     lost = Finding("error", "the file ends inside a batch", start_loses=True)
 
     def verdict_of(live: bool) -> str:
@@ -358,7 +358,7 @@ def test_a_page_reports_that_each_key_has_one_record() -> None:
     assert "sha256sum" not in text
 
 
-def test_a_page_without_counts_reports_it_only_if_they_were_requested() -> None:
+def test_missing_key_counts_are_reported_only_if_they_were_requested() -> None:
     empty = counted(0, counts_of([], "t", 0))
     for rows in ([empty], [refused("users", 0)], []):
         assert 'id="keys"' not in page(report_of(rows))

@@ -1,9 +1,9 @@
 """A standalone Spark cluster of two workers on this machine, for tests of behaviour that only a cluster has.
 
 Master and workers are separate processes, with one core each, started from the Spark of the installed pyspark. They
-listen only on the loopback address. The workers use different names for it, because Spark runs no copy of a slow task
-on the host of the first attempt. The second worker has its own mounts and host name if the system allows a test to
-create such namespaces; a path can then have other contents there (`Cluster.elsewhere`).
+listen only on the loopback address. The workers use different names for it, because Spark runs no speculative copy
+of a task on the host of its first attempt. The second worker has its own mounts and host name if the system allows a
+test to create such namespaces; a path can then have other contents there (`Cluster.elsewhere`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Cluster:
         return {**SECURE, "spark.authenticate.secret": self.secret}
 
     def _conf(self, name: str, settings: Mapping[str, str]) -> Path:
-        """Write a file that replaces spark-defaults.conf, without empty settings.
+        """Write a file that replaces spark-defaults.conf, without empty settings, and return its path.
 
         A folder for SPARK_CONF_DIR would be on the class path, and no JVM could then use the archive of its classes.
         """

@@ -4,11 +4,11 @@
     spark.executorEnv.KEYTAIL_DISTURBED  read-1:executor,write-0:late
     spark.executorEnv.KEYTAIL_NOTES      DIRECTORY
 
-`read-1` is the task of an import that reads slice 1, `write-0` the one that writes partition 0, identified by the
-names of their scratch files. Its first attempt is disturbed when it has written the first part of such a file: for
-`worker` and `executor` these processes are killed, `slow` waits until another attempt has closed its file, `late`
-until the run has imported the partition, and then continues writing. With `slowly` every attempt waits before each
-write. Every attempt leaves an empty file in the directory.
+`read-1` is the task of an import that reads slice 1, and `write-0` the one that writes partition 0; the names of their
+scratch files identify them. The first attempt is disturbed after its first write to such a file: `worker` and
+`executor` kill these processes. With `slow` the attempt waits until another attempt has closed its file, with `late`
+until the run has imported the partition; then it continues. With `slowly` every attempt waits before each write. Every
+attempt leaves an empty file in the directory.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def wait_for(there: Callable[[], bool]) -> None:
 
 
 def executor() -> int:
-    """Return the process id of the JVM above this worker and its daemon."""
+    """Return the process id of the executor's JVM, the parent of this worker's daemon."""
     pid = os.getppid()
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -1,4 +1,4 @@
-"""Engines for tests, which run tasks in the process of the test, on the driver's thread."""
+"""An engine for tests, which runs tasks in the process of the test, on the driver's thread."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Runs all operations that read or write logs on small logs of every kind: batches of every codec, transactions,
-messages of old formats, damage. run/kernels.json lists the kernels that they call.
+messages of old formats, damage. run/kernels.json lists the kernels that these operations call.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _new_partition(home: str, topic: str) -> str:
 
 
 def _transactional_partition(home: str) -> str:
-    """Create a partition with committed and aborted transactions, and with batches without a producer id."""
+    """Create a partition with committed and aborted transactions, and batches without a producer; return its path."""
     path = _directory(home, "warm-transactions")
     with PartitionLog.open(path, now_ms=_NOW_MS) as log:
         for n in range(6):
@@ -152,7 +152,7 @@ def _marker(offset: int, producer_id: int, kind: ControlType) -> bytes:
 
 def _old_partition(home: str) -> str:
     """Create a partition with messages of magic 0 and 1, and two segments of batches at its end; without these two
-    segments, no segment could lose all its records."""
+    segments, no segment could lose all its records. Return the path of the partition."""
     path = _directory(home, "warm-old")
     like = LOCAL.stat(home)
     for base in (0, 20):
@@ -247,7 +247,7 @@ def _compact(path: str) -> None:
 
 
 def _many_keys(home: str) -> str:
-    """Create a partition with more keys than the initial table of a map can hold."""
+    """Create a partition with more keys than the initial table of a map can hold, and return its path."""
     path = _directory(home, "warm-keys")
     with PartitionLog.open(path, now_ms=_NOW_MS) as log:
         for part in range(4):

@@ -1,6 +1,6 @@
-"""Writes run/kernels.json: `python -m tests.run.list_kernels`, after a change of a kernel's arguments.
+"""Writes run/kernels.json. Run `python -m tests.run.list_kernels` after a change of a kernel's arguments.
 
-If KEYTAIL_CACHE_DIR is an empty folder, the seconds are measured again; otherwise those of the present list are kept.
+If KEYTAIL_CACHE_DIR is an empty folder, the seconds are measured again; otherwise the present list's seconds are kept.
 """
 
 from __future__ import annotations
@@ -73,13 +73,12 @@ def calls() -> Calls:
                 name = f"{kernel.py_func.__module__.removeprefix('keytail.kernels.')}:{kernel.__name__}"
                 for signature in kernel.signatures:
                     found.setdefault((name, json.dumps([*map(spec_of, signature)])), set()).add(command)
-    # A kernel that other commands call too is not rare.
+    # A kernel that other commands also call is not rare.
     return {key: commands - {kernels.RARE} or commands for key, commands in found.items()}
 
 
 def _measured() -> dict[tuple[str, str], float]:
-    """Return the processor seconds that each kernel takes, in the order of the steps; kernels follow those that they
-    call.
+    """Return the CPU seconds of the compilation of each kernel, without that of kernels that earlier steps compiled.
     """
     seconds: dict[tuple[str, str], float] = {}
     for info in pkgutil.walk_packages(keytail.kernels.__path__, "keytail.kernels."):

@@ -2,8 +2,8 @@
 
     python -m tests.run.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
 
-NOTES is a directory: each attempt of a task leaves an empty file there. HOW specifies by partition what happens, such
-as `1:slow`, or `1:executor,2:worker` for processes that are killed. Prints the rows as JSON, and the settings.
+NOTES is a directory: each attempt of a task leaves an empty file there. With HOW `1:slow`, the task of partition 1
+waits for its copy; `1:executor,2:worker` kills processes. Prints the rows and spark.speculation as JSON.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 def clean_disturbed(
     notes: str, how: dict[str, str], tasks_per_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
 ) -> CleaningResult:
-    """Clean a partition; one that is named in `how` is disturbed when the first attempt has written everything."""
+    """Clean a partition, and return the result. If it is in `how`, its first attempt is disturbed after its writes."""
     number = str(task.partition)
     (Path(notes) / f"{number}.{attempt}.{os.getppid()}").touch()
     result = clean_partition(LOCAL, replace(task, attempt=attempt, map_memory_bytes=1 << 20))
     if number in how and is_first(Path(notes) / f"{number}.first"):
-        if how[number] == "slow":  # waits until a copy of this task has ended
+        if how[number] == "slow":  # wait until a copy of this task has ended
             wait_for((Path(notes) / f"{number}.done").exists)
         elif how[number] == "worker":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -52,17 +52,17 @@ def main() -> None:
     master, log_dir, notes, how, speculation = sys.argv[1:]
     if speculation == "forced":
         CORRECTNESS.update(DUPLICATES)
-    badly = dict(item.split(":") for item in how.split(","))
-    compaction.clean_on_worker = partial(clean_disturbed, notes, badly)  # type: ignore[assignment]
+    disturbances = dict(item.split(":") for item in how.split(","))
+    compaction.clean_on_worker = partial(clean_disturbed, notes, disturbances)  # type: ignore[assignment]
     settings: dict[str, str] = {}
     real = workers.session_of_run
 
-    def noted(*args, **more):
+    def record_settings(*args, **more):
         engine = real(*args, **more)
         settings.update(dict(engine.session.sparkContext.getConf().getAll()))
         return engine
 
-    workers.session_of_run = noted  # type: ignore[assignment]
+    workers.session_of_run = record_settings  # type: ignore[assignment]
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = compaction.Request(
         PartitionFilter((log_dir,)), configuration, execute=True, master=master, grouping="kafka"

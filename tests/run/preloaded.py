@@ -2,8 +2,8 @@
 
     spark.python.daemon.module  tests.run.preloaded
 
-Spark's own daemon imports nothing, because libraries that start threads may not survive a fork. Those of keytail start
-theirs when they are first used, which is in the worker.
+Spark's own daemon imports nothing, because libraries that start threads may not survive a fork. keytail's libraries
+start their threads when they are first used, which is in a worker.
 """
 
 from __future__ import annotations

@@ -69,5 +69,5 @@ def on_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
+    with cluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started

@@ -1,7 +1,7 @@
 """A standalone cluster of two workers: duplicates of slow tasks, tasks that are run again, a lost executor, and a host
 that sees other files.
 
-Each disturbed run has one complete result, equal to that of an undisturbed run.
+Each disturbed run has one complete result, in which the latest record of each key is retained.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_a_disturbed_run_has_one_complete_result(
 def test_a_disturbed_fan_out_has_one_complete_result(
     how: str, speculation: str, two_workers: Cluster, tmp_path: Path
 ) -> None:
-    """A lost executor loses the key runs that it made for others, and copies of tasks write the same runs again."""
+    """A lost executor loses the key runs that it wrote for other tasks, and copies of tasks write the same key runs."""
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(5, 900)})
     before = records_of(log_dir / "orders-0")
     driver = "tests.compact.fan_out.on_cluster"
@@ -87,12 +87,12 @@ def test_a_disturbed_fan_out_has_one_complete_result(
 
 
 def run(
-    made: Cluster, log_dir: Path, notes: Path, how: str, speculation: str, *, driver: str = "tests.run.on_cluster"
+    cluster: Cluster, log_dir: Path, notes: Path, how: str, speculation: str, *, driver: str = "tests.run.on_cluster"
 ) -> tuple[dict[str, Any], list[str]]:
     notes.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", driver, made.url, str(log_dir), str(notes), how, speculation],
-        env=made.environment({"spark.speculation": "true"}), cwd=ROOT,
+        [sys.executable, "-m", driver, cluster.url, str(log_dir), str(notes), how, speculation],
+        env=cluster.environment({"spark.speculation": "true"}), cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
     answer = run_driver(two_workers, "tests.run.on_hosts", str(tmp_path / "notes"), *map(str, log_dirs.values()))
     for name, log_dir in log_dirs.items():
         rows = answer[str(log_dir)]
-        if name == "alike":  # in this copy, files that are only read are equal
+        if name == "alike":  # verify only reads, and what it reads is equal in this copy
             assert {status for status, _ in rows.pop("verify").values()} == {"suspect"}, "one index must be missing"
         for command, by_partition in rows.items():
             # In a copy with equal logs, an index that a task needs may be missing.
@@ -149,13 +149,13 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
     new = after.keys() - before.keys()
     assert all(path.endswith(".clean") for path in new)
     assert {path.split("/")[0] for path in new} <= {"alike", "older"}, (
-        "new files may be only in copies with the planned segments"
+        "new files may only be in copies that have the planned segments"
     )
 
 
-def run_driver(made: Cluster, module: str, *arguments: str) -> dict[str, Any]:
+def run_driver(cluster: Cluster, module: str, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", module, made.url, *arguments], env=made.environment(), cwd=ROOT,
+        [sys.executable, "-m", module, cluster.url, *arguments], env=cluster.environment(), cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

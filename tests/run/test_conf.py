@@ -21,7 +21,7 @@ OWN_NAMES = ("spark.executorEnv.", "spark.kubernetes.driver.volumes.", "spark.ku
              "spark.yarn.appMasterEnv.", "spark.kubernetes.driverEnv.", "spark.kubernetes.node.selector.")  # fmt: skip
 
 
-# Spark reads this key by name; it is not in the list of entries.
+# Spark reads this key by name; it has no entry in Spark's list of keys.
 BY_NAME = {"spark.local.dir"}
 
 
@@ -54,7 +54,7 @@ def test_other_users_of_the_hosts_have_no_access() -> None:
 
 @pytest.mark.spark
 def test_spark_knows_every_key_and_reads_every_value(tmp_path: Path) -> None:
-    """Submit an application with the file: a value of the wrong type makes it fail."""
+    """Submit an application with the configuration file: a value of the wrong type makes the application fail."""
     wanted = settings()
     keys = sorted(wanted.keys() | named_keys(CONF.read_text()) | named_keys(PAGE.read_text()))
     done = submit("--master", "local[1]", str(Path(__file__).with_name("print_settings.py")), *keys)

@@ -151,17 +151,17 @@ def test_a_failure_caused_by_a_signal_is_reported_as_the_signal(monkeypatch: pyt
 def test_under_spark_submit_the_driver_waits_for_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
-    reported = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    terminating = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Stopped), stoppable(), contextlib.ExitStack() as run:
         session.session_of_run(run, None, submitted=True)
-        reported.start()
+        terminating.start()
         raise java_error()
     monkeypatch.setattr(ended, "_LONGEST_END_S", 0.1)
     await_signal()  # returns although there is no signal
 
 
 def ends_in_pass(number: int, log_dir: Path, task: CleaningTask) -> Any:
-    """Return the driver of a run whose Spark ends during the job of a pass, after the worker has written a file."""
+    """Return the driver of a run whose Spark ends after `number` passes, when the next one has written its files."""
     rounds_run: list[CleaningTask] = []
 
     def bundle(tasks: list[CleaningTask], function: Any, **_: Any) -> Any:
@@ -176,7 +176,7 @@ def ends_in_pass(number: int, log_dir: Path, task: CleaningTask) -> Any:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_run_reports_how_far_it_came_and_leaves_no_scratch_files(number: int, tmp_path: Path) -> None:
+def test_a_run_whose_spark_ends_reports_its_progress_and_leaves_no_scratch_files(number: int, tmp_path: Path) -> None:
     log_dir, [task] = in_passes(tmp_path / "logs")
     driver = ends_in_pass(number, log_dir, task)
     with pytest.raises(SparkEnded):
@@ -191,17 +191,17 @@ def test_a_run_reports_how_far_it_came_and_leaves_no_scratch_files(number: int, 
 
 
 def test_files_of_a_dead_attempt_are_removed_but_not_the_saved_state(tmp_path: Path) -> None:
-    """They are removed before the task is run again, which otherwise could use more space than was reserved."""
+    """The files are removed before the task is run again, which could otherwise use more space than was reserved."""
     log_dir, [task] = in_passes(tmp_path / "logs")
     seen: list[tuple[set[str], set[str]]] = []
 
     def bundle(tasks: list[CleaningTask], function: Any, *, before_again: Any, **_: Any) -> Any:
         [item] = tasks
-        handed = {item.saved_state.survivors.name, item.saved_state.proof.name} if item.saved_state else set()
+        saved = {item.saved_state.survivors.name, item.saved_state.proof.name} if item.saved_state else set()
         lost = run_attempt(clean_here, item, "dead")
         assert lost.value is not None
         before_again(item)
-        seen.append(({path.name for path in log_dir.rglob("*.clean")}, handed))
+        seen.append(({path.name for path in log_dir.rglob("*.clean")}, saved))
         return [run_attempt(clean_here, item, f"a{len(seen)}")]
 
     driver = ends_in_pass(9, log_dir, task)
@@ -209,11 +209,11 @@ def test_files_of_a_dead_attempt_are_removed_but_not_the_saved_state(tmp_path: P
     [row] = driver.run()
     assert row.status == "compacted", row
     assert len(seen) == 3
-    assert all(there == handed for there, handed in seen), seen
+    assert all(there == saved for there, saved in seen), seen
 
 
 def test_output_of_a_jvm_about_its_stop_is_not_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output from just before, while the signal was on its way to the driver, is not forwarded either."""
+    """Output from just before the stop, when the driver has not yet got the signal, is not forwarded either."""
     monkeypatch.setattr(jvm_log, "HELD_BACK_S", 2.0)
     reader, jvm = os.pipe()
     out, real = os.pipe()
@@ -238,7 +238,7 @@ def test_output_of_a_jvm_about_its_stop_is_not_forwarded(monkeypatch: pytest.Mon
     os.close(out)
 
 
-def test_the_output_of_the_jvm_is_read_even_if_ours_cannot_be_written() -> None:
+def test_the_output_of_the_jvm_is_read_even_if_it_cannot_be_forwarded() -> None:
     """Otherwise the JVM would block forever on a full pipe."""
     reader, jvm = os.pipe()
     nobody, real = os.pipe()

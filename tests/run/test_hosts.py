@@ -61,7 +61,7 @@ def add(partition: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [touch, shorten, remove, add, shutil.rmtree])
-def test_other_segments_are_refused_with_path_and_host(log_dir: Path, change: Any) -> None:
+def test_segments_that_differ_are_refused_with_path_and_host(log_dir: Path, change: Any) -> None:
     partition = log_dir / "orders-0"
     seen = seen_logs(LOCAL, str(partition))
     assert seen.segments == 4
@@ -72,7 +72,7 @@ def test_other_segments_are_refused_with_path_and_host(log_dir: Path, change: An
         refuse_other_logs(LOCAL, str(partition), seen)
 
 
-def test_a_task_of_verify_checks_the_files_first_but_not_beside_a_broker(log_dir: Path) -> None:
+def test_a_task_of_verify_checks_the_files_first_unless_a_broker_may_run(log_dir: Path) -> None:
     path = str(log_dir / "orders-0")
     seen = seen_logs(LOCAL, path)
     assert verify_on_worker(VerifyTask(path, 1, seen=seen), "a").counts.segments == 4
@@ -90,7 +90,7 @@ def test_the_error_for_a_missing_file_names_the_host_that_wrote_it(tmp_path: Pat
         refuse_unseen(LOCAL, str(tmp_path), ["one", "two"], "far")
 
 
-def test_a_slice_is_not_read_from_other_files(log_dir: Path) -> None:
+def test_a_slice_of_a_changed_segment_is_refused(log_dir: Path) -> None:
     [task] = [task for task in _segment_tasks(log_dir) if task.base_offset == 100]
     part = spark_rebuild.Slice(0, task.log_bytes)
     assert spark_rebuild.do(LOCAL, spark_rebuild.Work(task, part), "a").batches == 10

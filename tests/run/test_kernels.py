@@ -117,10 +117,10 @@ def test_without_a_cache_a_warning_is_printed_and_the_processes_share_one_until_
 def test_the_time_left_is_estimated_from_the_kernels_compiled_so_far() -> None:
     expected = [8.0, 4.0, 2.0, 2.0]
     assert kernels._left_s(expected, {}, 2, 100.0) is None
-    # The second kernel took 20 s of 4: factor 5. The first has 40 - 20 s left, the others 10 s each.
+    # The second kernel took 20 s instead of 4 s: factor 5. The first has 40 - 20 s left, the others 10 s each.
     assert kernels._left_s(expected, {1: 20.0}, 2, 20.0) == pytest.approx(20.0)
     assert kernels._left_s(expected, {1: 20.0}, 2, 25.0) == pytest.approx((15 + 5 + 10) / 2)
-    # The third took 6 s of 2: factor 26 / 6 in all.
+    # The third took 6 s instead of 2 s: factor 26 / 6 in all.
     assert kernels._left_s(expected, {1: 20.0, 2: 26.0}, 2, 26.0) == pytest.approx(8 * 26 / 6 - 26)
     assert kernels._left_s(expected, {1: 20.0, 2: 26.0}, 2, 90.0) == 0.0
     assert kernels._left_s(expected, {0: 30.0, 1: 20.0, 2: 26.0, 3: 31.0}, 2, 31.0) == 0.0
@@ -136,7 +136,7 @@ def test_the_time_left_is_estimated_from_the_kernels_compiled_so_far() -> None:
 def test_on_an_evenly_slower_machine_the_time_left_is_exact_except_for_one_kernel(
     expected: list[float], workers: int, factor: float
 ) -> None:
-    """With several workers it is a lower limit, because some of them may have nothing to do at the end."""
+    """With several workers the estimate is a lower limit, because some of them may have nothing to do at the end."""
     free_s, ends_s = [0.0] * workers, []
     for seconds in expected:
         worker = free_s.index(min(free_s))
@@ -225,7 +225,7 @@ def test_a_signal_while_this_process_compiles_is_raised_afterwards(tmp_path: Pat
         def send():
             while not glob.glob(f"{jit.CACHE_FOLDER}/*/batches.index_batches*.lock"):
                 time.sleep(0.001)
-            while not batches.index_batches.overloads:  # all the time that it compiles
+            while not batches.index_batches.overloads:  # repeatedly while the kernel is compiled
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.001)
         threading.Thread(target=send, daemon=True).start()

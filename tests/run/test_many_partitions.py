@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 PARTITIONS = 2400
 SEGMENTS = 4
-OPERATIONS_A_PARTITION = 20  # the listing, the epochs, the end of the last segment; the same number for forty segments
+MAX_OPERATIONS = 20  # per partition: its listing, epochs, and last segment's end; with forty segments, it is the same
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_several_processes_return_the_same_rows_with_few_operations(
     assert several == item
     assert {row.status for row in item} == {"would-compact", "skipped"}
     assert {row.way for row in item} == {"packed", None}
-    assert fs.counts.total() / PARTITIONS < OPERATIONS_A_PARTITION
+    assert fs.counts.total() / PARTITIONS < MAX_OPERATIONS
 
 
 def test_a_row_is_passed_unchanged_from_another_process() -> None:
@@ -70,7 +70,7 @@ def test_a_row_is_passed_unchanged_from_another_process() -> None:
 
 
 @pytest.mark.parametrize("most_drawn", [0, 1])
-def test_rows_are_printed_as_objects(
+def test_rows_are_printed_as_json_objects(
     most_drawn: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rows, "MAX_DRAWN", most_drawn)

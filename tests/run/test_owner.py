@@ -1,4 +1,4 @@
-"""Spark on log dirs of another user, started as root: the JVM runs as root, and its workers act as the owner there."""
+"""Spark started as root on log dirs of another user: the JVM runs as root, and its workers work as that user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.owned import (
 
 pytestmark = [pytest.mark.spark, ROOT_ONLY]
 
-SAID = f"started as root; working as user id {BROKER}, the owner of"
+NOTE = f"started as root; working as user id {BROKER}, the owner of"
 COMPACT = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
 REPOSITORY = Path(__file__).parents[2]
 
@@ -111,7 +111,7 @@ def test_a_fan_out_writes_a_ledger_that_only_root_can_read(case: Case) -> None:
     (case.log_dir / "orders-0" / "00000000000000000000.index").unlink()
     rebuilt = keytail("rebuild-index", *flags)
     assert rebuilt.returncode == 0, rebuilt.stderr
-    assert rebuilt.stderr.count(SAID) == 1
+    assert rebuilt.stderr.count(NOTE) == 1
     done = keytail("compact", *COMPACT, *flags, "--fan-out", "always", "--report", case.private / "report.html")
     assert done.returncode == 0, done.stderr
     reported = keytail("history", "--ledger", case.private / "ledger", "--output", "json")
@@ -133,7 +133,7 @@ def test_verify_and_audit_on_spark_do_not_follow_the_owners_links(case: Case) ->
             ("audit", "--replica", case.log_dir, "--replica", replica),
         ):
             done = keytail(*command, "--master", "local[2]", "--output", "json")
-            assert SAID in done.stderr
+            assert NOTE in done.stderr
             rows = {row["partition"]: row["status"] for row in json.loads(done.stdout)}
             assert rows[1] in ("sound", "alike"), done.stdout
             assert rows[0] not in ("sound", "alike")
@@ -160,7 +160,7 @@ def test_an_export_is_written_and_continued_in_a_directory_that_only_root_can_wr
     ],
 )
 def test_an_import_reads_files_that_only_root_can_read(case: Case, kind: str, more: tuple[str, ...]) -> None:
-    """Tasks read Parquet with a master on Spark, and the driver does without one; JSON is read by Spark's JVM."""
+    """With a master, Spark's tasks read Parquet; without one, the driver does. Spark's JVM reads JSON."""
     source = case.private / f"source.{kind}"
     if kind == "parquet":
         keys = pyarrow.array([b"key-%d" % n for n in range(100)])
@@ -216,5 +216,5 @@ def test_a_job_of_spark_submit_works_as_the_owner(case: Case) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     assert {row["status"] for row in json.loads((case.private / "rows.json").read_text())} == {"compacted"}
-    assert done.stderr.count(SAID) == 1
+    assert done.stderr.count(NOTE) == 1
     assert foreign(case.log_dir, BROKER) == []

@@ -1,4 +1,4 @@
-"""Worker processes without Spark: they give the same guarantees as with Spark, and no worker outlives its driver."""
+"""Worker processes without Spark: they give the same guarantees as Spark's, and no worker outlives its driver."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_no_process_outlives_close() -> None:
     with Processes(2) as workers:
         pids = [pid for pid in workers.run([0.05] * 4, work.nap) if pid]
         forker = workers._forker
-    assert not any(map(_is_alive, [*pids, forker])), "close() must wait for them, because they hold the driver's locks"
+    assert not any(map(_is_alive, [*pids, forker])), "close() must wait for processes, which hold the driver's locks"
 
 
 def test_workers_ignore_signals_to_the_process_group(workers: Processes) -> None:

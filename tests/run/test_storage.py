@@ -64,7 +64,7 @@ def test_by_default_half_of_the_free_space_is_used() -> None:
     assert space.fits({space.device("/b"): 500}), "each file system must be counted separately"
     space.release({item: 300})
     assert space.fits({item: 500})
-    assert not space.fits({item: 501}), "a partition that needs more must not fit at once"
+    assert not space.fits({item: 501}), "a partition must not use more than half of the free space"
     assert space.for_passes(item, 100) == 500
     assert space.for_passes(item, 700) == 700, "a larger group must get the space that it needs"
     assert space.for_passes(item, 1001) is None

@@ -25,9 +25,9 @@ JOB = ROOT / "jobs" / "compact.py"
 
 
 def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run spark-submit as an operator types it: in an activated environment, or with only SPARK_HOME set.
+    """Run spark-submit in an activated environment, or with only SPARK_HOME set, and return its result.
 
-    The interpreter of driver or workers is not specified.
+    As usual for an operator, the interpreter of driver and workers is not specified.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -49,7 +49,7 @@ def log_dir(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", partitions)
 
 
-def test_the_job_compacts_the_same_as_the_command_line(log_dir: Path) -> None:
+def test_the_job_compacts_like_the_command_line(log_dir: Path) -> None:
     before = {n: records_of(log_dir / f"orders-{n}") for n in range(3)}
     flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--output", "json"]
     flags.append("--topics-have-no-overrides")
@@ -69,7 +69,7 @@ def test_the_job_compacts_the_same_as_the_command_line(log_dir: Path) -> None:
 
 
 @pytest.mark.soak("the compact job; tests/test_jobs.py; tests/import_/test_driver.py")
-def test_the_import_job_writes_the_same_as_the_command_line(tmp_path: Path) -> None:
+def test_the_import_job_imports_like_the_command_line(tmp_path: Path) -> None:
     keys = [b"%d" % number for number in range(500)]
     pq.write_table(pa.table({"key": keys, "value": keys}), tmp_path / "orders.parquet", row_group_size=100)
     logs = write_log_dir(tmp_path / "logs", {})

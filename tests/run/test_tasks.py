@@ -70,9 +70,9 @@ def test_a_killed_worker_fails_only_its_own_payload(engine: SparkEngine, tmp_pat
     assert type(problem) is KeytailError
     assert "killed twice" in problem.what
     assert "--map-memory" in (problem.remedy or "")
-    assert len(list(tmp_path.glob("2.*"))) == 2, "it must run twice: with its job, then alone"
+    assert len(list(tmp_path.glob("2.*"))) == 2, "the payload must run twice: with its job, then alone"
     assert [number for number, _ in again] == [0, 1, 2, 3, 4], "files of every payload of the lost job must be removed"
-    assert dict(again)[2] == 1, "its files must be removed before it runs again"
+    assert dict(again)[2] == 1, "the files of its first attempt must be removed before the second"
 
 
 def test_a_task_whose_worker_is_killed_once_succeeds(engine: SparkEngine, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def _side_by_side(*runs: Callable[[], None]) -> None:
 
 
 def test_each_run_has_its_own_output_style(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its threads use it too, even after the other run sets another one."""
+    """The threads of a run use its output style, too, even after the other run has set another one."""
     both = threading.Barrier(2)
 
     def run(how: OutputStyle, text: str) -> None:
@@ -167,7 +167,7 @@ def test_silencing_one_jvm_does_not_silence_another() -> None:
 def test_a_jvm_whose_start_was_interrupted_ends_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that starts the JVM continues, and so do other child processes."""
+    """The thread that starts the JVM continues, and other child processes do not end."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     other = subprocess.Popen(["sleep", "60"])
     jvm = Jvm()

@@ -1,4 +1,4 @@
-"""The driver receives the progress of its own tasks while they run, and a task never fails because of it."""
+"""The driver receives the progress of its own tasks while they run, and no task fails because it is reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def watch(reports: list[TaskProgress]) -> Iterator[Watch]:
 
 
 def read_slowly(path: str, attempt: str) -> int:
-    """Read `path` twice in 1.2 s, slowly enough to report progress even on a slow machine."""
+    """Read `path` twice, 1.2 s apart, so that even a slow machine reports progress; return the number of bytes."""
     with sending_progress(path, attempt, "first"):
         size = len(LOCAL.read_at(path, 0, 1000))
         with meter.during("second"):
@@ -131,9 +131,9 @@ def test_tasks_of_spark_report_their_progress(
     time.sleep(0.2)
     assert len(reports) == before
     store = spark._jsparkSession.sparkContext().statusStore()
-    ours = {"compact t-0 and 1 more", "unwatched"}
-    jobs = [job for job in _all_of(store.jobsList(None)) if _text(job.description()) in ours]
-    assert {_text(job.description()) for job in jobs} == ours
+    descriptions = {"compact t-0 and 1 more", "unwatched"}
+    jobs = [job for job in _all_of(store.jobsList(None)) if _text(job.description()) in descriptions]
+    assert {_text(job.description()) for job in jobs} == descriptions
     for job in jobs:
         stage = store.lastStageAttempt(int(job.stageIds().head()))
         assert _text(stage.description()) == _text(job.description())

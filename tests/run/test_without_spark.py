@@ -35,7 +35,7 @@ NAMES = ("orders-0", "orders-1", "orders-2", "users-0")
 
 
 def make(path: Path) -> Path:
-    """Write three partitions: one damaged, one with leftovers of a killed run, and one that is not compacted."""
+    """Write a sound partition, a damaged one, one with a file of a killed run, and one that is not compacted."""
     log_dir = write_log_dir(path, {name: random_records(SEED + n, 400) for n, name in enumerate(NAMES)})
     damaged = log_dir / "orders-1" / f"{100:020d}.log"
     data = bytearray(damaged.read_bytes())
@@ -104,7 +104,7 @@ def test_a_signal_to_the_process_group_stops_a_run_between_passes(
     inode = first.stat().st_ino
     began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)
-    longest_s = max(10, time.monotonic() - began_s)  # on a busy machine, not longer than the run has taken so far
+    longest_s = max(10, time.monotonic() - began_s)  # on a busy machine, the time that the first pass took
     os.killpg(run.pid, signal_number)
     rows, seconds = ended(run)
     errors = (tmp_path / "stderr").read_text()

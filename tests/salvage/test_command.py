@@ -103,7 +103,7 @@ def test_a_target_in_the_log_dir_of_another_broker_is_a_usage_error(run: Run, lo
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["meta.properties"]
 
 
-def test_salvage_is_refused_beside_a_broker(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_salvage_is_refused_while_a_broker_runs(run: Run, log_dir: Path, tmp_path: Path) -> None:
     with lock.hold([str(log_dir)]):
         done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--output", "json")
     assert done.exit_code == 1

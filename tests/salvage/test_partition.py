@@ -1,5 +1,5 @@
 """All kinds of damage in random logs: undamaged batches are saved, damaged ones are not, and the list of losses is
-right.
+correct.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def random_log(rng: random.Random, *, compacted: bool, sizes: Sequence[int] = (0
 
 
 def damage(rng: random.Random, data: bytes) -> bytes:
-    """Apply one kind of damage that a checksum detects, which excludes damage to only the offset and the leader epoch.
-    """
+    """Return the data with one kind of damage that a checksum detects: in more than the offset and the leader epoch."""
     batches = [data[batch.position : batch.position + batch.size] for batch in decode_log(data)]
     while True:
         out = _damage(rng, data)
@@ -111,7 +110,7 @@ def _damage(rng: random.Random, data: bytes) -> bytes:
         case 5:
             out[at:at] = rng.randbytes(size)
         case 6:
-            out[at:at] = data[max(0, at - size) : at]  # a part, repeated
+            out[at:at] = data[max(0, at - size) : at]  # a part is repeated
         case 7:
             out += bytes(size)
         case 8 if batches:
@@ -130,7 +129,7 @@ def write(path: Path, contents: dict[int, bytes]) -> None:
 
 
 def salvage(path: Path, to: Path | None, fs: FileSystem = LOCAL, **facts: int) -> Salvage:
-    """Salvage the partition in `path`, with these `facts` about its log dir."""
+    """Salvage the partition in `path`, with these `facts` about its log dir, and return the result."""
     topic, _, number = path.name.rpartition("-")
     key = (topic, int(number))
     known = [{key: facts[name]} if name in facts else {} for name in ("cleaner", "recovery", "start", "high_watermark")]
@@ -164,8 +163,8 @@ def seeded(number: int) -> random.Random:
 
 
 def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict[int, list[bytes]]) -> None:
-    """Compare the losses: their bytes are exactly those that were not saved, and their offsets exactly those between
-    saved neighbours.
+    """Check that the bytes of the losses are exactly those that were not saved, and their offsets exactly those
+    between neighbouring saved batches.
     """
     bases = sorted(contents)
     lost: set[int] = set()
@@ -283,7 +282,7 @@ def test_a_healthy_partition_is_saved_with_the_same_bytes(number: int, tmp_path:
     assert times == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "to" / "t-0").glob("*.log")}
 
 
-# Single facts
+# Single kinds of damage
 
 
 def _batch(offset: int, count: int = 2, value: bytes | None = None, **fields) -> bytes:
@@ -350,8 +349,7 @@ def test_the_longer_of_two_ranges_in_the_wrong_order_is_saved(tmp_path: Path) ->
 
 
 def test_batches_inside_a_damaged_batch_of_valid_length_are_not_saved(tmp_path: Path) -> None:
-    """They may be values of its records, because the records of a topic may contain segments of logs.
-    """
+    """They may be values of its records, because records may contain segments of other logs."""
     inner = _batch(3, 1) + _batch(4, 1)
     outer = bytearray(_batch(2, 4, value=inner))
     outer[70] ^= 1
@@ -399,7 +397,7 @@ def test_a_search_that_takes_too_long_is_ended_and_reported(
 
 @pytest.mark.parametrize("codec", [0, 3])
 def test_records_that_contradict_their_header_are_damaged(codec: int, tmp_path: Path) -> None:
-    """Their checksum is valid, because the program that wrote the batch was wrong."""
+    """The checksum of the batch is valid, because the program that wrote the batch was wrong."""
     lying = _batch(2, 3, codec=codec, record_count=2)
     found = scan(tmp_path, _batch(0) + lying + _batch(5))
     assert bases_of(found) == [0, 5]
@@ -475,7 +473,7 @@ def simple_chain(rows: list[tuple[int, int]]) -> int:
     return max(best)
 
 
-def test_the_chain_is_a_longest_increasing_one() -> None:
+def test_a_longest_chain_of_increasing_offsets_is_saved() -> None:
     rng = seeded(0)
     for _ in range(200):
         rows = [(base := rng.randrange(40), base + rng.randrange(4)) for _ in range(rng.randint(2, 30))]
@@ -657,7 +655,7 @@ def test_a_topic_id_that_cannot_be_written_is_not_an_error_of_the_source(tmp_pat
 
 
 class Stops(FileSystem):
-    """Stops before change number `left`."""
+    """Raises KeyboardInterrupt before change number `left`, and at each change after it."""
 
     left = 0
 

@@ -1,5 +1,5 @@
-"""The driver of a test on a cluster: reads a log dir through `kafka-log`, and prints what was found, and by which host,
-as JSON.
+"""The driver of a test on a cluster: reads a log dir through `kafka-log`, and prints the numbers of rows, tasks, and
+distinct offsets as JSON.
 
 python -m tests.source.on_cluster MASTER LOG_DIR
 """

@@ -111,7 +111,7 @@ def _tables(log: GrowingLog) -> list[np.ndarray]:
 
 
 def test_old_formats_are_read(rng: random.Random, tmp_path: Path, spark: Any) -> None:
-    """As for a consumer, a message of magic 0 has the time -1, and no timestamp type."""
+    """A message of magic 0 has timestamp -1 and timestamp type -1, as a consumer receives it."""
     log = GrowingLog(rng, tmp_path, "old")
     log.grow(20, old=True)
     log.write()
@@ -168,7 +168,7 @@ def _arrow(options: Any, columns: Mapping[str, Any] = RECORD_COLUMNS) -> Any:
 
 
 def offsets(path: Path, *, records: bool = True, **options: object) -> dict[tuple[str, int], list[int]]:
-    """Read with the code that tasks run, without Spark."""
+    """Return the offsets of each partition, read with the code that tasks run, without Spark."""
     columns = "topic,partition,offset" if records else "topic,partition,base_offset"
     given = {"logDirs": str(path), "columns": columns} | {name: str(value) for name, value in options.items()}
     parsed = parse_options(given, records=records)
@@ -300,7 +300,7 @@ def test_a_damaged_batch_is_reported_with_its_position(spark: Any, rng: random.R
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"topics": "a"}, "unknown option topics. Did you mean topic?"),
         ({}, "exactly one of the options topic, topicPattern and assign is required, but 0 are given"),
@@ -325,10 +325,10 @@ def test_a_damaged_batch_is_reported_with_its_position(spark: Any, rng: random.R
         ({"assign": "[1]"}, "is not a JSON object: "),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, str], says: str) -> None:
+def test_wrong_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageProblem) as caught:
         parse_options({"logDirs": "/x", **options})
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_options_of_batches_are_checked() -> None:
@@ -337,7 +337,7 @@ def test_options_of_batches_are_checked() -> None:
 
 
 def test_bounds_have_the_precedence_of_sparks_kafka_source() -> None:
-    """The order is that of Spark's Kafka source: one time, then times of partitions, then offsets."""
+    """A time for all partitions takes precedence over times of partitions, and these over offsets."""
     given = {"logdirs": "/x", "TOPIC": "a", "startingoffsets": "earliest", "endingOffsets": '{"a": {"0": 7}}'}
     options = parse_options(given)
     assert (options.start, options.end) == (Bound(False, EARLIEST), Bound(False, of={("a", 0): 7}))
@@ -348,7 +348,7 @@ def test_bounds_have_the_precedence_of_sparks_kafka_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "why"),
     [
         ({"topic": "a,c"}, "c not found in the log dirs"),
         ({"topicPattern": "x.*"}, "no topic matches topicPattern"),
@@ -359,10 +359,10 @@ def test_bounds_have_the_precedence_of_sparks_kafka_source() -> None:
         ({"topic": "a", "columns": "headers"}, "Set includeHeaders to true"),
     ],
 )
-def test_missing_topics_and_partitions_are_reported(options: dict[str, str], says: str, logs: list[GrowingLog]) -> None:
+def test_missing_topics_and_partitions_are_reported(options: dict[str, str], why: str, logs: list[GrowingLog]) -> None:
     with pytest.raises(KeytailError) as caught:
         offsets(logs[0].log_dir, **({"columns": "offset"} | options))
-    assert says in str(caught.value)
+    assert why in str(caught.value)
 
 
 def test_a_schema_of_other_types_is_refused(spark: Any, logs: list[GrowingLog]) -> None:

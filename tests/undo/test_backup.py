@@ -268,8 +268,7 @@ def test_other_directories_are_never_removed(log_dir: Path, name: str) -> None:
 
 
 def _as_in_a_log_dir(root: Path) -> Path:
-    """Return a parent of log dirs, given by mistake: `<directory>/<log dir>/<topic>-<partition>` looks like a backup.
-    """
+    """Return a partition of a log dir: `<directory>/<log dir>/<topic>-<partition>` looks like an entry of a backup."""
     Partition(SEGMENTS, GROUPS).make(root / "logs")
     entry = root / "logs" / PARTITION
     for file in entry.iterdir():
@@ -300,7 +299,7 @@ def _below_a_log_dir(root: Path) -> Path:
 
 
 def _look_alike_manifest(root: Path) -> Path:
-    """Return another directory of the same form, for example `~/projects/web-2/manifest.json`."""
+    """Return a directory of another program with the form of an entry, such as `~/projects/web-2/manifest.json`."""
     entry = root / "projects" / "web-2"
     entry.mkdir(parents=True)
     (entry / MANIFEST).write_text('{"version": 1, "run_id": "projects", "topic": "web", "partition": 2}')
@@ -348,7 +347,7 @@ def _with_a_link_inside(root: Path) -> Path:
     return entry
 
 
-NOT_OURS = {
+NOT_BACKUPS = {
     "a partition of a log dir": (_as_in_a_log_dir, "it contains meta.properties"),
     "a partition of a copy of a log dir": (_in_a_copy_without_meta_properties, "not a backup created by keytail"),
     "a partition of a log dir with a marker": (_with_a_marker_in_a_log_dir, "it contains meta.properties"),
@@ -370,11 +369,11 @@ def _all_of(root: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-@pytest.mark.parametrize("state", NOT_OURS)
+@pytest.mark.parametrize("state", NOT_BACKUPS)
 def test_only_directories_with_the_marker_are_removed(tmp_path: Path, state: str) -> None:
-    make, why = NOT_OURS[state]
+    make, why = NOT_BACKUPS[state]
     entry = make(tmp_path)
-    if state == "a manifest of another partition":  # the marker alone is sufficient
+    if state == "a manifest of another partition":  # with the marker, the directory would be removed
         (entry.parent / MARKER).unlink()
     before = _all_of(tmp_path)
     with pytest.raises(Refused, match=why) as refused:

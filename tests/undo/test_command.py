@@ -1,6 +1,4 @@
-"""`keytail compact --keep-originals` and `keytail undo` through the command line; the functions for Spark are called in
-this process.
-"""
+"""`keytail compact --keep-originals` and `keytail undo` through the command line, without Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def compact(run: Run, log_dir: Path, *more: str | Path) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return the rows, and the id of the run."""
+    """Compact with a backup, and return the rows and the id of the run."""
     flags: tuple[str, ...] = ("--execute", "--unsafe-clock", "--force", "--map-memory", "1m", "--output", "json")
     flags = (*flags, "--keep-originals")
     if "--now" not in more:
@@ -67,7 +65,7 @@ def statuses(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def everything(log_dir: Path) -> dict[str, tuple[Any, ...]]:
-    """Return bytes, times, modes and owners of all files; of the cleaner's checkpoint, the entries."""
+    """Return bytes, times, modes and owners of all files, but only the entries of the cleaner's checkpoint."""
     found: dict[str, tuple[Any, ...]] = {}
     for name, (data, mtime_ns) in snapshot(log_dir).items():
         facts = (log_dir / name).stat()
@@ -213,7 +211,7 @@ def test_backups_are_listed_and_removed(run: Run, log_dir: Path) -> None:
     }
 
 
-def test_unchanged_files_are_not_backed_up(run: Run, log_dir: Path) -> None:
+def test_a_partition_that_is_not_compacted_has_no_backup(run: Run, log_dir: Path) -> None:
     damaged = log_dir / "orders-1" / f"{50:020d}.log"
     data = bytearray(damaged.read_bytes())
     data[100] ^= 1
@@ -345,7 +343,7 @@ def test_copies_on_another_file_system_are_restored(run: Run, log_dir: Path) -> 
 
 @pytest.mark.parametrize("limit", [(), ("--max-scratch-bytes", "100m")])
 def test_copies_are_counted_in_the_space_check(run: Run, log_dir: Path, limit: tuple[str, ...]) -> None:
-    """Scratch files for the largest partition fit, and so do links, but not copies in addition."""
+    """The free space is enough for scratch files of the largest partition and for links, but not also for copies."""
     before = everything(log_dir)
     size = sum(len(data) for name, (data, *_) in before.items() if name.startswith("orders-0"))
     free = (1 << 20) + int(1.1 * size)

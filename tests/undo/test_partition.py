@@ -31,7 +31,7 @@ from tests.reference.loader import load
 MTIME_NS = 1_700_000_000_123_456_789
 ACTIVE = 40
 SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 36), 36: (), ACTIVE: range(40, 42)}
-# Merged; split, with an index of aborted transactions; ended below the base offset of a source; emptied.
+# A merge; a split with an index of aborted transactions; an output that ends below the base offset of a source.
 GROUPS = (
     Group((0, 10), (1, 4, 12)),
     Group((20,), (21, 22, 25), txn_index(25), (24,)),
@@ -197,7 +197,7 @@ def test_appended_segments_are_unchanged(tmp_path: Path) -> None:
     assert offsets == [*range(36), *range(40, 66)]
 
 
-def test_undo_keeps_snapshots_at_no_segment(tmp_path: Path) -> None:
+def test_undo_keeps_snapshots_that_belong_to_no_segment(tmp_path: Path) -> None:
     scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.path / f"{17:020d}.snapshot").write_bytes(NO_PRODUCERS)
     scenario.undo()
@@ -205,7 +205,7 @@ def test_undo_keeps_snapshots_at_no_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("base", [20, 30])
-def test_snapshots_that_a_broker_removed_below_the_log_start_are_no_difference(tmp_path: Path, base: int) -> None:
+def test_snapshots_that_a_broker_removed_below_the_log_start_are_not_a_difference(tmp_path: Path, base: int) -> None:
     scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.path / f"{base:020d}.snapshot").unlink()
     scenario.undo()
@@ -238,7 +238,7 @@ def compact_again(scenario: Scenario) -> None:
     write_segment(scenario.path, 0, log_of((4, 12)), "")
 
 
-# Changes that a broker, or anyone else, may have made since, and the report of each.
+# Changes that a broker, or anyone else, may have made since the run, and the report of each.
 DIFFERENCES: dict[str, tuple[Callable[[Scenario], object], str]] = {
     "a flipped bit": (
         lambda s: flip(s.path / f"{0:020d}.log"), "the contents of 0{20}.log differ from those after the run"
@@ -299,7 +299,7 @@ def test_groups_that_the_run_did_not_reach_must_be_unchanged(tmp_path: Path, nam
 
 @pytest.mark.parametrize("entry", ["orders 0 0", "orders 0 -1"])
 def test_an_equivalent_log_start_is_not_a_difference(tmp_path: Path, entry: str) -> None:
-    """A broker drops entries that its first segment makes unnecessary."""
+    """A broker removes log start offsets that are not above the base offset of the first segment."""
     scenario = Scenario(tmp_path, len(GROUPS))
     (scenario.logs / "log-start-offset-checkpoint").write_text(f"0\n1\n{entry}\n")
     assert scenario.decide().differences == ()
@@ -405,7 +405,7 @@ def random_partition(rng: random.Random) -> Partition:
 
 @pytest.mark.parametrize("number", range(draws(20)))
 def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
-    """Whatever was replaced is restored, and any change of one of its files prevents that."""
+    """All replaced files are restored, and a change of any file below the active segment prevents that."""
     rng = random.Random(f"{SEED} {number}")
     partition = random_partition(rng)
     done = rng.randint(0, len(partition.groups))
@@ -423,12 +423,12 @@ def test_random_partitions_are_restored(tmp_path: Path, number: int) -> None:
     assert scenario.cleaned == 10
 
 
-def test_in_an_empty_directory_all_files_are_reported_missing() -> None:
+def test_an_undo_without_groups_is_done() -> None:
     manifest = Manifest("r1", "t", 0, "/d", 1, 10, None, 10, None, (), (), ())
     assert decide(manifest, PartitionState({}, None, None, ())).is_done
 
 
-# By row of the table: the steps that are done, and the first group for which the backup is used.
+# By row of the table of states: the parts that have the files from before the run.
 ROWS = {1: "all", 2: "all", 3: "newest", 4: "none", 5: "none", 6: "none", 7: "none", 8: "newest", 9: "newest",
         10: "all", 11: "all", 12: "as before"}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A segment that is missing in the middle of a log is found by other files, and no cleaned log is reported."""
+"""A segment that is missing in the middle of a log is detected, and a gap that a cleaner left is not reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SUFFIXES = (".log", ".index", ".timeindex", ".snapshot")
 
 
 def write(path: Path, records: Sequence[Rec] = ()) -> Path:
-    """Write segments of 100 offsets each, at 0 to 500, as brokers since 2.8 leave them; nothing was ever compacted."""
+    """Write six segments of 100 offsets, as brokers since 2.8 leave them without a compaction, and return the path."""
     write_partition(path, records or random_records(1, END), segments=6)
     for base in (*range(100, END, 100), END):
         (path / f"{base:020d}.snapshot").write_bytes(encode_snapshot([]))
@@ -85,7 +85,7 @@ def test_a_snapshot_of_a_followers_shutdown_is_only_a_warning(log: Path) -> None
     assert (warning.kind, warning.severity) == ("segment-perhaps-missing", "warning")
     assert "audit" in warning.remedy
     (log / f"{300:020d}.snapshot").rename(log / f"{350:020d}.snapshot")
-    assert [kind for kind, *_ in found(log, compacted)] == ["segment-missing"], "batches end at 300"
+    assert [kind for kind, *_ in found(log, compacted)] == ["segment-missing"], "no follower stopped at 350"
     (log / f"{300:020d}.timeindex").touch()
     assert {kind for kind, *_ in found(log, compacted)} == {"segment-missing"}, "a shutdown creates no index file"
 
@@ -97,7 +97,7 @@ def test_a_segment_without_a_trace_is_found_if_every_other_offset_has_its_record
     assert "offsets 300 to 399 have no batch" in missing.what
     assert missing.severity == "warning" and not missing.start_loses
     remove(log, 400)
-    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "must be one gap"
+    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "there must be one gap for both segments"
 
 
 @pytest.mark.parametrize("clean_shutdown", [True, False])
@@ -110,7 +110,7 @@ def test_a_copy_without_checkpoints_is_checked_by_its_log(log: Path, clean_shutd
     assert "offsets-missing" not in {kind for kind, *_ in found(log, Claims(clean_shutdown))}, "cleaned logs have gaps"
 
 
-# States of a healthy log although offsets in its middle have no batch.
+# States of a log that may be healthy although offsets in its middle have no batch.
 HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
     "below the cleaner checkpoint": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
     "below the log start": (lambda d: remove(d, 300), replace(KNOWN, log_start=400)),
@@ -169,7 +169,7 @@ def test_records_that_a_cleaner_would_retain_are_no_evidence(tmp_path: Path) -> 
     assert found(log) == [], "records above the gap are no evidence"
 
 
-def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
+def test_no_gap_is_reported_while_a_broker_runs(log: Path) -> None:
     remove(log, 300)
     assert found(log, live=True) == []
 
@@ -179,8 +179,7 @@ def test_beside_a_broker_nothing_is_reported(log: Path) -> None:
 def test_no_cleaned_log_is_reported_as_missing_a_segment(
     gone: list[int], cleaner: int, tmp_path_factory: Any
 ) -> None:
-    """With a cleaner checkpoint, segments whose records were all removed are not reported, at any checkpoint.
-    """
+    """Segments whose records were all removed are not reported, whatever the cleaner checkpoint is."""
     log = write(tmp_path_factory.mktemp("cleaned") / "orders-0")
     for number in gone:
         remove(log, number * 100)
@@ -198,7 +197,7 @@ def test_golden_logs_have_no_findings_even_without_the_cleaner_checkpoint(tmp_pa
             assert not kinds & ABOUT_GAPS, entry.path
 
 
-def test_the_findings_have_a_remedy() -> None:
+def test_findings_about_gaps_have_a_remedy() -> None:
     for kind in ABOUT_GAPS:
         assert "put them back" in KINDS[kind].remedy
         assert "offsets" in KINDS[kind].what

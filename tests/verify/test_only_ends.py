@@ -24,8 +24,8 @@ from tests.verify import test_task as of_files
 from tests.verify import test_truths as of_truths
 
 Found = list[tuple[str, str, int | None]]
-# Findings that require the batches before: entries that are not the last ones of their files, transactions, and the
-# producers in snapshots.
+# Damage that only a scan of all batches finds: in entries before the last one of a file, in transactions, and in the
+# producers of snapshots.
 NEEDS_ALL = {
     "position off by one", "offset off by one", "wrong timestamp in a time entry", "wrong offset in a time entry",
     "missing entry", "entry without a marker", "wrong producer in an entry", "entry begins late",
@@ -137,7 +137,7 @@ def test_a_missing_segment_is_found(tmp_path: Path) -> None:
 
 
 def test_offsets_without_a_trace_of_their_segment_are_not_reported(tmp_path: Path) -> None:
-    """This would require the records at every offset, and their keys."""
+    """To report them, the records at every offset, and their keys, would have to be read."""
     log = of_missing.write(tmp_path / "orders-0")
     of_missing.remove(log, 300)
     assert [kind for kind, _, _ in found(log, of_missing.KNOWN)] == ["offsets-missing"]

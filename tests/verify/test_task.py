@@ -139,7 +139,7 @@ def _put(at: int, new: bytes):
 
 
 def _fixed(at: int, new: bytes):
-    """Change bytes, and give the batch a valid checksum again."""
+    """Return a function that changes bytes of a batch, and gives it a valid checksum again."""
 
     def change(data: bytes) -> bytes:
         data = _put(at, new)(data)
@@ -292,7 +292,7 @@ def test_each_damage_to_other_files_is_found(tmp_path, name):
         assert finding.remedy
 
 
-def test_an_empty_directory_has_no_findings(tmp_path):
+def test_a_directory_without_a_segment_is_one_finding(tmp_path):
     assert _kinds(_verify(tmp_path)) == ["no-segment"]
 
 

@@ -127,7 +127,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[tuple[str, str, int | Non
     ),
     "entry begins late": (lambda d: _aborted(d, 10, [(0, OTHER, 4, 10, 11)]), [("txn-first-offset", TXN1, 0)]),
     "entry begins early": (lambda d: _aborted(d, 10, [(0, OTHER, 2, 10, 11)]), []),
-    "stable offset behind its marker": (
+    "stable offset after its marker": (
         lambda d: _aborted(d, 10, [(0, OTHER, 3, 10, 12)]),
         [("txn-stable-offset", TXN1, 0)],
     ),
@@ -393,9 +393,9 @@ def test_files_of_another_owner_are_one_finding_for_each_type(tmp_path: Path) ->
     ]
 
 
-def test_beside_a_broker_only_findings_of_both_scans_are_reported(tmp_path: Path) -> None:
+def test_while_a_broker_runs_only_findings_of_two_scans_are_reported(tmp_path: Path) -> None:
     class Swapping(FileSystem):
-        """The cleaner replaces one of the listed indexes, a different one in each scan."""
+        """A file system on which a cleaner replaces an index in each scan, each time another one."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -417,7 +417,7 @@ def test_beside_a_broker_only_findings_of_both_scans_are_reported(tmp_path: Path
     assert [f.kind for f in verify_partition(LOCAL, str(tmp_path), live=True)] == ["index-position"]
 
 
-def test_a_log_dir_is_checked_once(tmp_path: Path) -> None:
+def test_foreign_directories_and_unreadable_checkpoints_are_found(tmp_path: Path) -> None:
     _write(tmp_path / "t-0", _segments())
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "remote-log-index-cache").mkdir()

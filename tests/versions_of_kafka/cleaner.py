@@ -115,7 +115,7 @@ class CaseOfVersion(Case):
             )
 
     def _without_last(self, found: list[Any], expected: list[Any], last_offset: int) -> list[Any]:
-        """Return `found` without an emptied batch at the end of the range that is not expected."""
+        """Return `found` without an emptied batch at the end of the range, unless `expected` has it, too."""
         for number, batch in enumerate(found):
             if isinstance(batch, dict) and batch["last_offset"] == last_offset and not batch["records"]:
                 if batch in expected:

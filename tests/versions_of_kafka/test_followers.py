@@ -1,4 +1,4 @@
-"""Logs of followers, which append all batches of a fetch at once: `verify` finds no problem, and look-ups are correct.
+"""Logs of followers, which append all batches of a fetch at once: `verify` finds no problem, and lookups are correct.
 """
 
 from __future__ import annotations

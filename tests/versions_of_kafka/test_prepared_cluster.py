@@ -1,7 +1,7 @@
 """Compactions that are prepared and committed on each broker of a cluster of three in turn, while clients write.
 
 Producers are idempotent or transactional, some transactions abort, and one is open during many restarts. Cleaners and
-retention of the brokers work on some topics, and segments roll. How much is written before each step is drawn. Some
+retention of the brokers work on some topics, and segments roll. The amount written before each step is random. Some
 preparations and commits are killed, and the broker may start on what they left. After each restart the broker must
 fetch only what follows its log end, and consumers must get what was written. At the end `audit` compares the replicas.
 """

@@ -1,7 +1,7 @@
 """Rounds of keytail compared with the cleaner classes of older versions, on the random logs of tests/interop.
 
-KEYTAIL_FUZZ_LOGS sets the number of logs per version, KEYTAIL_SEED repeats a run, and KEYTAIL_FUZZ_LOG runs only that
-log.
+KEYTAIL_FUZZ_LOGS sets the number of logs per version, KEYTAIL_SEED repeats a run, and KEYTAIL_FUZZ_LOG runs only the
+log of that number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m keytail.app.cli`, which is `python -m keytail` now."""
+"""The former module name of the command line: `python -m keytail.app.cli` is now `python -m keytail`."""
 
 from keytail.main.main import app, main, run_as_job
 

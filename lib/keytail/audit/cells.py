@@ -62,7 +62,7 @@ def _narrow(column: np.ndarray) -> tuple[bytes, bytes]:
 
 
 def _wide(data: bytes, at: int) -> tuple[np.ndarray | int, int]:
-    """Return the column that begins at byte `at`, and the position of its end."""
+    """Return the column that begins at byte `at`, or the only value in it, and the position of its end."""
     rows, least, width = _HEAD.unpack_from(data, at)
     at += _HEAD.size
     if width == 0:

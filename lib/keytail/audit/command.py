@@ -31,7 +31,7 @@ Examples = Annotated[int, o.run_flag(
 
 
 def _replicas(replica: Replicas = None) -> tuple[str, ...]:
-    """Return the replicas. A process that was started as root works as the owner of their log dirs from now on."""
+    """Return the replicas. A process that was started as root works as the owner of these log dirs from now on."""
     work_as_owner(LOCAL, (), directories_of(replica or ()))
     return tuple(replica or ())
 

@@ -36,8 +36,8 @@ assert len(REASONS) == reasons.REASONS
 class ReplicaLog:
     """One replica of a partition as it was listed. `segments`: base offset, bytes and mtime in ns of each segment.
 
-    `cleaned_to` is its entry in `cleaner-offset-checkpoint`; 0 if there is no entry, None if there is no such file.
-    `epochs`: leader epochs with their start offsets.
+    `cleaned_to` is the replica's entry in `cleaner-offset-checkpoint`; 0 if there is no entry, None if there is no such
+    file. `epochs`: leader epochs with their start offsets.
     """
 
     name: str
@@ -55,11 +55,11 @@ class ReplicaLog:
 
 
 def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
-    """Return the range of offsets to compare, as (start, end); it is empty if start >= end. It begins at the first
-    offset that two replicas should have.
+    """Return the range of offsets to compare, as (start, end); the range is empty if start >= end. The range begins at
+    the first offset that two replicas should have.
 
-    It ends at the smallest log end offset, since that replica has yet to fetch later records, or at the largest high
-    watermark if that is lower, since records above it may be truncated.
+    The range ends at the smallest log end offset, since the replica with this end has yet to fetch later records, or at
+    the largest high watermark if that is lower, since records above it may be truncated.
     """
     starts = sorted(replica.log_start_offset for replica in replicas)
     end = min(replica.log_end_offset for replica in replicas)
@@ -92,13 +92,13 @@ def cleaning_limits(
     replicas: Sequence[ReplicaLog], shown: Sequence[int], first_removable: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each replica, the offset below which cleaning may have removed records, and the last offset of a
-    record that may have superseded them. Both are int64[2, replicas]: row 0 is known, row 1 is possible.
+    record that may have superseded them. Both arrays are int64[2, replicas]: row 0 is known, row 1 is possible.
 
     `shown`: the offset to which the log of each replica shows that it was cleaned (`shown_cleaned_to`).
     `first_removable`: the first offset at which the log shows that it was not cleaned: the offset of a record without a
     key, or of a record whose key has an older record. A replica that lost its disk may have fetched a log that another
-    replica had cleaned. The replica's own log shows to which offset this is known; it is possible to the highest offset
-    to which any replica was cleaned.
+    replica had cleaned. The replica's own log shows up to which offset this is known; it is possible up to the highest
+    offset to which any replica was cleaned.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
     highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))

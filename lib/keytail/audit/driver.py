@@ -1,7 +1,7 @@
-"""Audits the chosen partitions: compares their replicas record by record. It only reads, and takes no lock.
+"""Audits the chosen partitions: compares their replicas record by record. The command only reads, and takes no lock.
 
-Each small partition is audited by one task, on Spark or in a child process; a large one by tasks on all hosts. This
-module schedules the tasks; audit/stages.py compares the replicas.
+Each small partition is audited by one task, on Spark or in a child process; a large partition is audited by tasks on
+all hosts. This module schedules the tasks; audit/stages.py compares the replicas.
 """
 
 from __future__ import annotations

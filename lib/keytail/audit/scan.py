@@ -56,8 +56,7 @@ class FromAllShards:
 @dataclass(frozen=True)
 class AuditTask:
     """One partition to be audited, for tasks on workers. `spans`: offset ranges in which shards search for records that
-    replicas have in common. `from_all` is set only in a second pass.
-    """
+    replicas have in common. `from_all` is set only in a second pass."""
 
     topic: str
     partition: int
@@ -148,7 +147,7 @@ class _Scan:
 
     def cells(self) -> Iterator[Cell]:
         position, last = 0, self._base - 1
-        is_next = True  # whether the next batch follows the one that ends at `last`
+        is_next = True  # whether the next batch follows the batch that ends at `last`
         while position < self._size_bytes:
             try:
                 for chunk in self._reader.chunks_without_prefetch(self._path, self._size_bytes, start=position):
@@ -161,7 +160,7 @@ class _Scan:
                     position = chunk.position + len(good.raw)
                     if len(good.table) < len(chunk.table):
                         raise CorruptLog(
-                            "batches of this file, or of this file and the next one, have the same offsets",
+                            "batches of this file, or of this file and the next file, have the same offsets",
                             path=self._path,
                             byte_position=position,
                             slug="overlapping-batches",
@@ -205,8 +204,8 @@ class _Scan:
         return resumed
 
     def _batch_after(self, at: int) -> tuple[int | None, int]:
-        """Return position and first offset of the batch after the batch at `at`; (None, 0) if its size does not lead to
-        a valid batch."""
+        """Return position and first offset of the batch after the batch at `at`; (None, 0) if the size of the batch at
+        `at` does not lead to a valid batch."""
         prefix = self._fs.read_at(self._path, at, 12)
         if len(prefix) < 12:
             return None, 0

@@ -1,7 +1,7 @@
 """Implements the second stage of an audit: compares one shard of keys of all replicas, and explains missing records.
 
-A record's key determines its shard, so the shard also has the records that supersede or delete it. It also has the
-transactions of some of the producers.
+A record's key determines its shard, so the shard also has the records that supersede or delete the record. A shard also
+has the transactions of some of the producers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _NO_MARKERS = np.empty((0, 3), np.int64)
 class ShardFindings:
     """The findings of one shard. `lost`: offset, mask of the replicas that lack the record, and the record's words.
     `elsewhere`: examples of offsets at which replicas have different records. `in_span`: for each of the spans of
-    AuditTask, whether replicas have a common record in it. `records`, `shown` and `first_removable` are by replica, the
-    latter two as in `cleaning_limits`; `first_removable` follows from the records of this shard.
+    AuditTask, whether replicas have a common record in the span. `records`, `shown` and `first_removable` are by
+    replica, the latter two as in `cleaning_limits`; `first_removable` follows from the records of this shard.
 
     `needs_all_shards`: missing records can be explained only with the facts of all shards (`FromAllShards`).
     """
@@ -131,7 +131,8 @@ class _Parts:
 
 
 def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Count the offsets of this shard at which replicas have different records, and return up to MAX_LOST of them."""
+    """Count this shard's offsets with different records, by kind; return the counts and up to MAX_LOST of the
+    offsets."""
     places, begin, end = parts.joined()
     counts = np.zeros(differences.PLACE_KINDS, np.int64)
     differing = np.empty((MAX_LOST, 3), np.int64)
@@ -244,8 +245,7 @@ class _Shard:
 
     def _needs_all_shards(self) -> bool:
         """Return whether there are transactions, or a replica without a checkpoint lacks a record above the offset to
-        which its log shows cleaning.
-        """
+        which its log shows cleaning."""
         if (self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any():
             return True
         offsets = self.entries[self.missing_at, entries.OFFSET]

@@ -21,7 +21,7 @@ from keytail.run.shuffle import Cell
 
 
 class Stages(Protocol):
-    """Runs a stage: shuffles its cells to shards, and processes the cells of each shard in their order."""
+    """Runs a stage: shuffles the cells to shards, and processes the cells of each shard in their order."""
 
     def shuffle(
         self,
@@ -58,9 +58,9 @@ class Alone:
 
 @dataclass
 class Audit:
-    """The findings about one partition. `records`: the number of records of each replica; `common`: the number that two
-    or more replicas have; `shown`: the offset up to which the log of each replica shows that it was cleaned.
-    """
+    """The findings about one partition. `records`: the number of records of each replica; `common`: the number of
+    records that two or more replicas have; `shown`: the offset up to which the log of each replica shows that it was
+    cleaned."""
 
     first_offset: int
     end_offset: int
@@ -131,8 +131,7 @@ def _together(
 
 def _add_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
     """Add examples of lost records. At an offset where replicas have different records, that difference is reported
-    instead.
-    """
+    instead."""
     elsewhere: set[int] = set()
     for finding in findings:
         elsewhere.update(found["offset"] for found in finding.elsewhere)

@@ -1,4 +1,4 @@
-"""The cluster that log dirs belong to, as described by the metadata log in them."""
+"""Describes the cluster that log dirs belong to, by the metadata log in these log dirs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ GIVE_SETTINGS = (
 class Cluster:
     """The cluster that the log dirs belong to, as described by their metadata log.
 
-    `problem` is the reason why the log gives no information; then `metadata` is None. `is_absent`: there is no metadata
-    log. `mode` is derived from that log, from `meta.properties` or from the broker's file.
+    `problem` is the reason why the metadata log gives no information; then `metadata` is None. `is_absent`: there is no
+    metadata log. `mode` is derived from the metadata log, from `meta.properties` or from the broker's file.
     """
 
     broker: int = -1
@@ -44,8 +44,8 @@ class Cluster:
         return f"metadata log at offset {self.metadata.as_of_offset}"
 
     def sentence(self, now_ms: int, instead: str = GIVE_SETTINGS) -> str:
-        """Return a message about the metadata log, with a warning if it is old; without a metadata log, the reason, and
-        `instead`: where the settings of topics come from.
+        """Return a message about the metadata log, with a warning if it is old. If it gives no information, return the
+        reason and `instead`, a sentence about where the settings of topics come from.
         """
         if self.metadata is None:
             return self.problem + f". {instead}"
@@ -57,7 +57,7 @@ class Cluster:
             types = ", ".join(map(str, at.unknown_types))
             message += (
                 f". Warning: records of type {types} are ignored, because this release does not know them: if they "
-                "concern topics, the settings used here may not be the effective ones. Update keytail"
+                "concern topics, the settings used here may not be the effective settings. Update keytail"
             )
         if not self.is_old(now_ms):
             return message
@@ -72,7 +72,7 @@ class Cluster:
         return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - OLD_MS
 
     def topics(self, topic: str) -> Mapping[str, Layer]:
-        """Return the layer of settings of `topic`, if the metadata has one."""
+        """Return the layer of settings of `topic` by its name; empty if the metadata does not have the settings."""
         at = self.metadata
         if at is None or topic not in at.topics or topic in at.uncertain_topics:
             return {}
@@ -94,7 +94,7 @@ class Cluster:
         )
 
     def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
-        """Raise Refused if a broker that starts would move the partition's directory away."""
+        """Raise Refused if a broker that starts would rename the partition's directory, because it is stray."""
         if self.metadata is None or entry.topic in self.metadata.uncertain_topics:
             return
         why = self._stray(fs, entry)

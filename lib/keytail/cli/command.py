@@ -1,7 +1,7 @@
 """Defines `Command`, the declaration of a command. Each command's folder has one in its `command.py`.
 
-It has the command's flags (the fields of its request), the rows that it returns, their statuses, the exit status, the
-next step and examples. The command line, its help, completion, and the pages REFERENCE and ROWS are generated from it.
+A declaration has the command's flags (the fields of its request), rows, statuses, exit status, next step and examples.
+The command line, its help, completion, and the pages REFERENCE and ROWS are generated from the declarations.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def extras_of_flags(request: Any) -> Needs:
 class Command:
     """One command. `run` names a function by a string; it is imported when the command runs, so that --help is fast.
 
-    `run` (`module:function`) is called with a request. It returns rows; or it prints its result itself, and returns the
-    exit status. With `reports_rows`, it also has a parameter `on_row`, which it calls with each finished row, so that
-    the report of a run that ends early has these rows.
+    The function `run` (`module:function`) is called with a request. It returns rows, or prints its result itself and
+    returns the exit status. With `reports_rows`, it also has a parameter `on_row`, which it calls with each finished
+    row, so that the report of a run that ends early has these rows.
 
     `show`, `below`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `title` and
     `log_dirs` with the request.
@@ -67,9 +67,9 @@ class Command:
     statuses: Mapping[str, Status] = field(default_factory=dict)
     exits: Mapping[int, str] = field(default_factory=dict)  # exit statuses that have another meaning for this command
     show: Callable[[Sequence[Any], Any], None] | None = None  # prints the rows as a table
-    below: Callable[[Sequence[Any], Any], Below] = _nothing  # returns what the rows do not contain
+    below: Callable[[Sequence[Any], Any], Below] = _nothing  # returns facts that the rows do not contain
     next_step: Callable[[Sequence[Any], Any], str] = _empty
-    shows_next_step: bool = False  # `show` prints it among the rows, where no flag can suppress it
+    shows_next_step: bool = False  # `show` prints the next step among the rows, where no flag can suppress it
     exit_status: Callable[[Sequence[Any], Any], int] | None = None
     output: type[Any] | None = RowsOutput  # a class of cli/output_options.py with the flags for the output
     reads_records: bool = False  # the command has --max-record-bytes

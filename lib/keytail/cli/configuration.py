@@ -1,4 +1,4 @@
-"""The configuration of a run: settings of topics from flags, files and the metadata log."""
+"""Defines the configuration of a run: settings of topics from flags, files and the metadata log."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Configuration:
         return self.for_compaction(topic)[0]
 
     def for_compaction(self, topic: str) -> tuple[Resolved, CompactionConfig]:
-        """Return the same as `of`, and the CompactionConfig derived from it. The result is cached for the other
-        partitions of the topic, which usually follow.
+        """Return the effective settings of `topic`, as `of` does, and the CompactionConfig derived from them. The
+        result is cached for the other partitions of the topic, which are usually processed next.
         """
         found = self._resolved.get(topic)
         if found is None:
@@ -107,7 +107,7 @@ class Configuration:
 
     @property
     def by_file_time(self) -> bool:
-        """Return whether tombstones and markers are removed as before Kafka 3.1 (CLEANING.md 16)."""
+        """Whether tombstones and markers are removed by file time, as before Kafka 3.1 (CLEANING.md 16)."""
         return self.broker_version is not None and self.broker_version.cleans_by_file_time
 
     def _resolve(self, topic: str) -> Resolved:
@@ -168,7 +168,7 @@ def _read(path: str, flag: str, remedy: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         if is_denied(error):
-            remedy = "Run as a user that may read it, or change its owner or mode (chown, chmod)"
+            remedy = "Run as a user that may read the file, or change its owner or mode (chown, chmod)"
         raise UsageProblem(
             f"{flag} cannot be read: {error.strerror}", path=path, remedy=remedy, slug="unreadable-settings-file"
         ) from error

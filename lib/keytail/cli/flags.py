@@ -43,7 +43,7 @@ class _Input:
 
 
 def flags_of(source: Callable[..., Any], only: Collection[str] = ()) -> dict[str, inspect.Parameter]:
-    """Return the flags of a request's class, by name, as parameters of the function from which Typer derives them.
+    """Return the flags of a request's class by name, as parameters of a function from which Typer derives flags.
 
     `only` names the fields whose flags are wanted; empty: all fields. A flag that several functions need is declared by
     each of them, and is listed at the first of these fields.

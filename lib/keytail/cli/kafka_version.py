@@ -15,13 +15,13 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts
 
-# Maximum number of partitions that are examined: a sample, so that the search takes a moment even with 100,000.
+# Maximum number of partitions that are examined: a sample, so that the search is fast even for 100,000 partitions.
 _MAX_PARTITIONS = 200
 _MAGIC_AT = 16
 
 
 def infer_kafka_version(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluster | None) -> Inferred:
-    """Return the versions that may have written these log dirs. Unreadable files are ignored."""
+    """Return the Kafka versions that may have written these log dirs, with the evidence. Ignores unreadable files."""
     meta_versions: set[int] = set()
     has_directory_id = False
     clean_shutdown_has_json: set[bool] = set()

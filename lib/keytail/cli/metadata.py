@@ -1,8 +1,8 @@
 """Adds the metadata log in the log dirs to the configuration.
 
 The log is read before anything is decided; with --execute, under the locks. If a metadata log cannot be read, or may be
-older than the last changes of settings, the settings of topics are unknown, for the reason given, unless the command
-line gives them.
+older than the last changes of settings, the settings of topics are unknown, unless they are given by flags; a message
+has the reason.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def with_metadata(
     """Return the configuration, extended by the settings in the metadata log of these log dirs.
 
     A cluster that the configuration already has is not read again. Reports on standard error which metadata is used, or
-    why none is, and topics of `--topic-configs` that the log dirs do not have. `now_ms` is the time from which the
-    log's age is computed; None uses the system clock. `is_reported`: an earlier call has reported all of this.
+    why none is used, and topics of `--topic-configs` that the log dirs do not have. `now_ms` is the time from which the
+    log's age is computed (None: the clock). `is_reported`: an earlier call has made this report.
     """
     cluster = configuration.cluster or read_cluster(fs, log_dirs, configuration)
     cluster = replace(cluster, mode=_mode(fs, log_dirs, configuration, cluster))
@@ -142,7 +142,7 @@ def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMeta
         age = duration_text(appended.time_ms - metadata.as_of_ms)
         raise Refused(
             f"the metadata log {metadata.path} is not used: its newest record, of {ms_text(metadata.as_of_ms)}, is "
-            f"{age} older than what a broker appended to {appended.path} at {ms_text(appended.time_ms)}",
+            f"{age} older than data that a broker appended to {appended.path} at {ms_text(appended.time_ms)}",
             remedy=_ASSERT_CURRENT,
             slug="stale-metadata-log",
         )
@@ -174,7 +174,7 @@ def _meta_properties(fs: FileSystem, log_dirs: Sequence[str]) -> dict[str, MetaP
 
 
 def _broker(properties: Mapping[str, MetaProperties], broker: Mapping[str, Setting]) -> int:
-    """Return the broker's id. Raises Refused if its log dirs and its properties file do not agree on one."""
+    """Return the broker's id. Raises Refused unless the log dirs and the properties file have exactly one id."""
     message = {found.node_id: path for path, found in properties.items() if found.node_id is not None}
     in_file = _value(broker, "node.id")
     if isinstance(in_file, int):

@@ -1,4 +1,4 @@
-"""Flags that several commands have, each declared once: name, help, and the conversion of its text to a value.
+"""Declares each flag that several commands have: its name, its help, and the conversion of its text to a value.
 
 Values are only parsed here; the command checks them against the machine (a missing directory, a wrong clock).
 """
@@ -67,7 +67,7 @@ def panel(title: str | None) -> Callable[..., Any]:
     """Return a function that declares a flag in this panel of the help."""
 
     def flag(usage: str, about: str, kind: Any = None, **more: Any) -> Any:
-        """`usage` is as in the help: `--map-memory SIZE`; SIZE means bytes. `kind` is a Literal with the values."""
+        """Declare a flag. `usage` is as in the help: `--map-memory SIZE` (bytes); `kind` is a Literal of the values."""
         names = [part for part in usage.split() if part.startswith("-")]
         metavar = usage.removeprefix(" ".join(names)).strip()
         if kind is not None:

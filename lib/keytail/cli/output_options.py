@@ -1,4 +1,4 @@
-"""The flags for the output of a command: its rows, files beside the rows, and messages on standard error."""
+"""Declares the flags for the output of commands: rows, files beside the rows, and messages on standard error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MessageFlags:
     )] = "text"
 
     def apply(self) -> None:
-        """Set how this process reports. Raises UsageProblem if the flags contradict each other."""
+        """Set the output style of this process. Raises UsageProblem if the flags contradict each other."""
         set_output_style(OutputStyle(self.quiet and not self.verbose, self.verbose, self.log_format == "json"))
         if self.quiet and self.verbose:
             raise UsageProblem(
@@ -73,7 +73,7 @@ class RecordFlags:
     )] = None
 
     def apply(self) -> None:
-        """Set the limit for this process and the processes that it starts."""
+        """Set the limit for a record's size in this process and in the processes that it starts."""
         if self.max_record_bytes is not None:
             os.environ[MAX_RECORD_VARIABLE] = str(max(self.max_record_bytes, 1))
 

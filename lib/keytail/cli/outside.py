@@ -1,5 +1,4 @@
-"""Checks that a directory named by a flag is outside of every log dir: inside, it would keep a broker from starting.
-"""
+"""Checks that a directory named by a flag is outside of every log dir, where it would keep a broker from starting."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def refuse_unsuitable(
         raise UsageProblem(
             f"the parent directory of {flag} does not exist",
             path=parent,
-            remedy=f"Create it, or give another {flag}",
+            remedy=f"Create that directory, or give another {flag}",
             slug="no-parent-directory",
         )
     if fs.exists(path) and not fs.stat(path).is_dir:
@@ -39,7 +38,7 @@ def refuse_in_log_dirs(
 ) -> None:
     """Raise UsageProblem if `path` (absolute, links resolved) is in or above one of `log_dirs`, or in any log dir.
 
-    `may_be_log_dir`: it may be another log dir itself.
+    `may_be_log_dir`: the path itself may be another log dir.
     """
     remedy = "Give a directory elsewhere: a broker does not start on a log dir that contains other directories"
     for log_dir in map(os.path.realpath, log_dirs):

@@ -1,6 +1,6 @@
-"""Progress output: a live view on a terminal, lines at a limited rate elsewhere.
+"""Prints progress to standard error: a live view on a terminal, lines at a limited rate elsewhere.
 
-It is written to standard error; standard output has only rows.
+Standard output has only rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
-# Up to this number of partitions, each gets a line when it ends; with more, only those that failed or took long.
+# Up to this number of partitions, each gets a line when it ends; above it, only those that failed or took long.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Reasons with fewer characters are printed for each partition.
@@ -49,7 +49,7 @@ READ_IN_AN_EXPORT = 2.0
 
 
 class Reporter:
-    """Counts partitions and bytes as they end. It is a context manager; `done` may be called from any thread.
+    """Counts partitions that have ended, and reports progress. A context manager; all threads may call `done`.
 
     `sizes` has the name and the bytes of each partition; `reads` is how often each byte is read on average.
     """
@@ -66,7 +66,7 @@ class Reporter:
         self._clock = clock
         self._start_s = self._last_line_s = clock()
         self._lock = threading.RLock()
-        self._reported: dict[tuple[str, str], str] = {}  # the first partition with a status and a reason
+        self._reported: dict[tuple[str, str], str] = {}  # by status and reason: the first partition with them
         self._over = threading.Event()
         self._held = contextlib.ExitStack()
         self._bar: _Live | None = None
@@ -141,8 +141,8 @@ class Reporter:
             self.report_progress_if_due()
 
     def _reason(self, name: str, status: str, detail: str) -> str:
-        """Return a reason without its remedy, which the row has. In text output, a long reason for a refusal is printed
-        for the first partition that has it; lines of other partitions name that partition.
+        """Return a reason without its remedy, which the row has. In text output, a long reason for a refusal is
+        returned only for the first partition that has it; for other partitions, the name of that partition.
         """
         reason = without_remedy(detail)
         if output_style().as_json or kind_of(status) != "not done" or len(reason) < _LONG_CHARACTERS:

@@ -1,8 +1,8 @@
-"""`--quarantine-report FILE`: the refused, corrupt, damaged and failed partitions, for programs that handle them.
+"""Writes `--quarantine-report FILE`: the refused, corrupt, damaged and failed partitions, for programs.
 
 The file has a JSON array with one object per partition: what is wrong, the place in machine-readable form, and possible
-remedies. It is written whole or not at all, outside of every log dir. guide/undo-and-salvage.md describes what to do
-with it ("A partition is damaged"). `--rows-file FILE`, with all rows, is written in the same way.
+remedies. The file is written whole or not at all, outside of every log dir. guide/undo-and-salvage.md describes its use
+("A partition is damaged"). `--rows-file FILE`, with all rows, is written in the same way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def place_of(problem: KeytailError) -> Place:
 def writing_row_files(
     path: str | None, log_dirs: Sequence[str], rows_file: str | None = None, fs: FileSystem = LOCAL
 ) -> Iterator[list[Any]]:
-    """Yield a list for rows, and write both files when the command exits.
+    """Yield a list for rows, and write the quarantine report (`path`) and the rows file when the command exits.
 
     Each file is written even if the other cannot be; a failure is printed, and gives exit status 1 if the run itself
     has status 0. If a run was stopped, or Spark ended, the rows of the exception are written to `rows_file` only.
@@ -84,7 +84,7 @@ def writing_row_files(
 
 
 def _write(what: str, path: str, write: Callable[[TextIO], object]) -> bool:
-    """Write a file and return True. If that fails, report it and return False."""
+    """Write a file, and return True. If that fails, report the error, and return False."""
     try:
         write_whole(path, write)
     except (KeytailError, OSError) as problem:
@@ -94,7 +94,7 @@ def _write(what: str, path: str, write: Callable[[TextIO], object]) -> bool:
 
 
 def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
-    """Return the report's object for one row."""
+    """Return the object of the quarantine report for one row."""
     places = _places(row)
     problems = [{"file": place.path, **{name: getattr(place, name) for name in _PLACE_FIELDS}} for place in places]
     helps = []
@@ -123,8 +123,8 @@ def _places(row: Any) -> list[Place]:
 
 
 def remedies_of(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
-    """Return the keys of CORRUPT_HELP that apply. `truncate` applies only to an incomplete tail after a crash;
-    `salvage` is always last."""
+    """Return the keys of CORRUPT_HELP that apply to a damaged partition. `truncate` applies only to an incomplete tail
+    after a crash; `salvage` is always last."""
     return ["re-fetch", *(["truncate"] if _is_torn_tail(fs, row, places) else []), "salvage"]
 
 

@@ -1,6 +1,6 @@
-"""Log dirs of other replicas, as given by `--replica [NAME=]DIR[,DIR]`, and their contents.
+"""Lists the log dirs of other replicas, as given by `--replica [NAME=]DIR[,DIR]`, and the partitions in them.
 
-They are only read: nothing in them is created, changed or locked. Their brokers may be running.
+These log dirs are only read: nothing in them is created, changed or locked. Their brokers may be running.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Replica:
     by_partition: dict[tuple[str, int], tuple[LogDirFacts, PartitionEntry]] = field(repr=False)
 
     def find(self, topic: str, partition: int) -> tuple[LogDirFacts, PartitionEntry] | None:
-        """Return the directory of the partition, or None if this broker does not host it."""
+        """Return log dir and directory of the partition, or None if this broker does not host the partition."""
         return self.by_partition.get((topic, partition))
 
 

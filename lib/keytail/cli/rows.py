@@ -1,4 +1,4 @@
-"""Output of results: a JSON array for programs, a table with totals and next steps for people.
+"""Prints results: a JSON array for programs, a table with totals and next steps for people.
 
 Rows are written to standard output, all other output (progress, notes, errors) to standard error. Messages for people
 are printed by these consoles or by `console.print_message`, which escape control characters.
@@ -41,7 +41,7 @@ def output_console() -> Console:
 
 
 class _Visible(Console):
-    """Escapes control characters of names; styles are markup, which produces its own control characters."""
+    """A console that escapes control characters in texts. Styles, given as markup, still produce control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(_visible_lines(text), **options)
@@ -96,7 +96,7 @@ def print_json(rows: Iterable[Any]) -> None:
 
 
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
-    """Write the fields of rows, except those that `error` contains as text (run/rows.py), and the slugs of `error`."""
+    """Write a JSON array with the fields (`fields_of`) of each row."""
     rows = list(rows)
     if len(rows) > MAX_DRAWN:  # one row per line takes a tenth of the time, and less memory
         encode = json.JSONEncoder(default=asdict).encode
@@ -110,7 +110,7 @@ def write_json(rows: Iterable[Any], file: TextIO) -> None:
 
 
 def fields_of(row: Any) -> dict[str, Any]:
-    """Return the fields of a row as `--output json` has them."""
+    """Return the fields of a row by name as in `--output json`, with the slugs of its `error`."""
     found: dict[str, Any] = {}
     for name in row.__dataclass_fields__:
         if name not in NOT_IN_JSON:
@@ -171,10 +171,10 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return (partitions, status, reason) of each group, most serious first.
+    """Return (partitions, status, reason) of each group of rows with equal reasons, most serious first.
 
-    Reasons that differ only in numbers and in the partition's own name count as equal, and the one with the largest
-    numbers is shown. Reasons of failures must also have equal numbers, which are places in files.
+    Reasons that differ only in numbers and in the partition's own name count as equal, and the reason with the largest
+    numbers is returned. Reasons of failures must also have equal numbers, which are places in files.
     """
     order = {"failed": 0, "not done": 1}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}

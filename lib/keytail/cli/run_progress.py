@@ -1,4 +1,4 @@
-"""The progress of a run, as reported by its tasks: what is done, and which partition has the most left to read."""
+"""Computes the progress of a run from reports of its tasks: the bytes done, and the partition with the most left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InFlight:
     name: str
     started_s: float
     phase: str = ""
-    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt; a fan-out has several
+    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt; a fan-out has several attempts
     # Attempts in progress, with the time of their last report.
     open_attempts: dict[str, float] = field(default_factory=dict)
 
@@ -33,7 +33,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The partition in progress that has the most left to read."""
+    """The partition in progress that has the most bytes left to read. `share` of its bytes have been read."""
 
     name: str
     phase: str
@@ -42,8 +42,8 @@ class Slowest:
 
 
 class RunProgress:
-    """The progress of a run, from reports of its tasks. `reads`: how often each byte of a partition is read. Not
-    thread-safe."""
+    """The progress of a run, from reports of its tasks; not thread-safe. `reads`: how often each byte is read on
+    average."""
 
     def __init__(self, sizes: Sequence[tuple[str, int]], reads: float) -> None:
         self.partitions = len(sizes)

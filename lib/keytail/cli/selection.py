@@ -62,7 +62,7 @@ def filter_from_flags(
     also_read: Sequence[str] = (),
 ) -> PartitionFilter:
     """Return the selection given by flags. If this process was started as root, it works as the owner of the log dirs
-    from here on; `also_read` are log dirs of other brokers.
+    from then on. `also_read` are log dirs of other brokers that this owner must be able to read.
     """
     paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
     work_as_owner(LOCAL, paths, also_read)
@@ -127,7 +127,7 @@ def _check_patterns(partition_filter: PartitionFilter) -> None:
 def matching_partitions(
     partition_filter: PartitionFilter, surveyed: Sequence[LogDirFacts]
 ) -> tuple[tuple[LogDirFacts, PartitionEntry], ...]:
-    """Return the selected partitions of listed log dirs. Raises UsageProblem like `select_partitions`."""
+    """Return the selected partitions in `surveyed`, each with its log dir. Raises the errors of `select_partitions`."""
     _check_patterns(partition_filter)
     entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
     _check_named("--partitions", partition_filter.partitions, (f"{e.topic}-{e.partition}" for _, e in entries))

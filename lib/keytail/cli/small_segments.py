@@ -1,4 +1,4 @@
-"""Finds topics whose `segment.bytes` is too small for Kafka 4.1 and later, which do not start with it."""
+"""Finds topics whose `segment.bytes` is too small for Kafka 4.1 and later, which do not start with such a setting."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REMEDY = f"Before an upgrade to Kafka 4.1 or later, set segment.bytes to {SEGMEN
 
 
 def small_segments(configuration: Configuration) -> str:
-    """Return a message with the topics whose value is too small, or the broker's default for topics without their own
-    value; empty if there are none."""
+    """Return a message with the topics whose value is too small, and whether the broker's default is; "" if no value is
+    too small."""
     found = list(_found(configuration))
     if not found:
         return ""
@@ -37,7 +37,7 @@ def _found(configuration: Configuration) -> Iterator[str]:
 
 
 def _candidates(configuration: Configuration) -> set[str]:
-    """Return topics with a small value in any layer: usually no topic has one, so few are resolved."""
+    """Return topics with a small value in any layer. Usually there are none, so that few topics are resolved."""
     cluster = configuration.cluster.metadata if configuration.cluster is not None else None
     topics: set[str] = set()
     if cluster is not None:

@@ -1,4 +1,4 @@
-"""The statuses of rows. Each command declares its statuses in its Command; many commands share `FAILURES`."""
+"""Defines the kinds of rows' statuses. A command declares its statuses in its Command; many share `FAILURES`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def is_failure(status: str) -> bool:
 
 
 def style_of(status: str) -> str:
-    """Return the style in which rich prints a status; empty: none."""
+    """Return the style in which rich prints a status; "" for no style."""
     return _STYLES.get(kind_of(status), "")
 
 

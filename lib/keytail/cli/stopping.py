@@ -1,5 +1,5 @@
-"""Ends a run in order after SIGINT or SIGTERM: a replacement is finished, locks are released, scratch files are
-removed.
+"""Ends a run in an orderly way after SIGINT or SIGTERM: a replacement in progress is finished, locks are released, and
+scratch files are removed.
 
 A signal raises `Stopped` in the main thread, where context managers and `finally` clean up. A second signal soon after
 only prints that the run is stopping. If stopping takes too long, SIGKILL is safe, too: the next run cleans up.
@@ -26,7 +26,7 @@ _is_stoppable = threading.Event()
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was stopped by signal `number`. `rows` are its rows, None if it ended before it had any."""
+    """The run was stopped by signal `number`. `rows` are the rows of the run; None if it had no rows yet."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

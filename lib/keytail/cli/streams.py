@@ -38,7 +38,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-READER_GONE = 141  # the status that a shell reports for a program whose reader (`head`) has ended
+READER_GONE = 141  # the exit status that a shell reports for a program whose reader (`head`) has ended
 
 
 def end_of_output(status: int, *, changes: bool) -> int:

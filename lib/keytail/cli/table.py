@@ -1,4 +1,4 @@
-"""Prints rows as a table, with the columns that a command declares, and the sentences below it."""
+"""Prints rows as a table, with the columns that a command declares, and the sentences below the table."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
 def print_remarkable(
     title: str, columns: Sequence[Column[R]], rows: Sequence[R], is_plain: Callable[[R], bool]
 ) -> list[R]:
-    """Do the same as `print_rows`, but only count plain rows if they are more than a few and --verbose is not given.
-    Return the rows that are printed."""
+    """Print rows as `print_rows` does; if more than a few are plain, and --verbose is not given, only count the plain
+    rows. Return the rows that are printed."""
     plain = [row for row in rows if is_plain(row)]
     if len(plain) <= _MAX_PLAIN or output_style().verbose:
         print_rows(title, columns, rows)
@@ -173,7 +173,7 @@ def _width(text: str) -> int:
 
 
 def print_below(rows: Sequence[Any], more: Sequence[str] = ()) -> None:
-    """Print what follows a table, as one paragraph: the reason of each row that has one, then sentences (markup)."""
+    """Print one paragraph below a table: the error of each row that has one, then the sentences `more` (markup)."""
     print_paragraph([(row.name, row.status, row.error) for row in rows if row.error], more)
 
 

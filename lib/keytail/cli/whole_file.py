@@ -31,7 +31,7 @@ _REMEDY = "Give a new name, or the name of a regular file; for rows on standard 
 
 
 def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
-    """Raise UsageProblem if two flags, each with its file, name the same file: only the last one would remain."""
+    """Raise UsageProblem if two flags of `files` name the same file: only the file written last would remain."""
     flags: dict[str, str] = {}
     for flag, path in files.items():
         if path is not None and (other := flags.setdefault(os.path.realpath(path), flag)) != flag:
@@ -70,7 +70,7 @@ def refuse_file(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -
 
 
 def _not_a_regular_file(path: str, directory: int | None = None) -> str:
-    """Return a description of the file of this name; empty for a regular file, and if there is none."""
+    """Return a description of the file of this name; "" for a regular file, and if no such file exists."""
     try:
         mode = os.stat(path, dir_fd=directory, follow_symlinks=False).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -83,8 +83,8 @@ def write_whole(path: str, write: Callable[[TextIO], object]) -> None:
     """Pass a temporary file beside `path` to `write`, sync it, and rename it to `path`. On failure no temporary file is
     left.
 
-    Raises Refused if something other than a regular file has the name by then, UsageProblem if its directory is in a
-    log dir by then.
+    Raises Refused if something other than a regular file has the name by then, and UsageProblem if the file's directory
+    is in a log dir by then.
     """
     above, name = os.path.split(os.path.abspath(path))
     directory = os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -106,7 +106,7 @@ def _write_in(directory: int, name: str, path: str, write: Callable[[TextIO], ob
             os.fsync(file.fileno())
         if kind := _not_a_regular_file(name, directory):
             raise Refused(
-                f"the file would replace {kind}, which has its name by now",
+                f"the file would replace {kind} of the same name",
                 path=path,
                 remedy=_REMEDY,
                 slug="output-file-not-regular",

@@ -1,4 +1,4 @@
-"""Details of a partition that the page of a report shows: too many for a table row."""
+"""The details of a partition that the page of a report shows, and that a row of a table does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MAX_PARTS = 48
 
 
 class Part(NamedTuple):
-    """Adjacent segments. `records` and `records_kept` are None if they were not counted."""
+    """Some adjacent segments: the base offset of the first, how many they are, their bytes, their largest timestamp,
+    and their records before and after a round, which are None if they were not counted."""
 
     base_offset: int
     segments: int
@@ -33,11 +34,11 @@ class Part(NamedTuple):
 class Detail:
     """Details of one partition before a round and, if a round was done, of that round.
 
-    `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are its segments, in
+    `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are the segments, in
     order, merged into at most MAX_PARTS. `keys` is the number of keys in the map; `dirty_records` is the number of
     mapped records, counted in whole segments and including control records. The horizons are the earliest and the
-    latest time after which a round may remove tombstones or markers of `horizon_batches` batches. `key_counts`, if keys
-    were counted, are the counts of the mapped records.
+    latest time after which a round may remove tombstones or markers of `horizon_batches` batches. `key_counts` (None:
+    keys were not counted) are the KeyCounts of the mapped records.
     """
 
     clean_bytes: int | None = None
@@ -77,8 +78,8 @@ def detail_of_result(
     phases_s: Mapping[str, float],
     key_counts: KeyCounts | None = None,
 ) -> Detail:
-    """Return the details of a finished round: `sources` and `phases_s` are of all its passes, `key_counts` of the first
-    pass, `result` of the last pass.
+    """Return the details of a finished round: `sources` and `phases_s` are from all of its passes, `key_counts` is from
+    the first pass, `result` from the last one.
     """
     known = {source.segment: source for source in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))
@@ -100,8 +101,8 @@ def detail_of_result(
 
 
 def parts_of(segments: Sequence[SegmentFacts], known: Mapping[int, SourceCounts] | None = None) -> tuple[Part, ...]:
-    """Divide the segments into at most MAX_PARTS parts, all but the last with the same number of segments. A part has
-    counts if all its segments have them.
+    """Return the segments divided into at most MAX_PARTS parts, all but the last with the same number of segments. A
+    part has counts if all of its segments have counts in `known`, by number of the segment.
     """
     a_part = max(1, -(-len(segments) // MAX_PARTS))
     parts = []

@@ -1,6 +1,7 @@
-"""Decides for every chosen partition whether it is to be compacted; a dry run ends here.
+"""Decides for every chosen partition whether it is to be compacted; a dry run does nothing else.
 
-`keytail compact` and jobs/compact.py under spark-submit run the same code. Imports no kernels: a plan needs none.
+`keytail compact` and jobs/compact.py under spark-submit run the same code. Most plans need no kernels, so this module
+imports none by itself.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
-    """Return the log dirs that are in use, and report what --roll-active assumes about them."""
+    """Return the log dirs whose broker is running, and report what --roll-active assumes about these log dirs."""
     running = frozenset(item.path for item in log_dirs if not item.clean_shutdown and is_held(item.path, fs))
     if running:
         print_message(
@@ -92,7 +93,7 @@ def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Makes the rows of a plan. `free_bytes` has the free space of each log dir's file system."""
+    """Creates the rows of a plan. `free_bytes` has the free space of each log dir's file system."""
 
     fs: FileSystem
     configuration: Configuration
@@ -102,7 +103,7 @@ class _Rows:
     free_bytes: Mapping[str, int]
 
     def row(self, log_dir: LogDirFacts, entry: PartitionEntry) -> ResultRow:
-        """Plan from a listing, and again with all facts if the listing does not show that there is room."""
+        """Return the row of a partition, planned from a listing or, if scratch space may be lacking, from a survey."""
         request = self.request
         planned = refused_unless_owner(self.fs, self._planned(log_dir, entry, by_listing=not request.in_detail))
         problem = None

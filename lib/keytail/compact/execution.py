@@ -185,7 +185,7 @@ def _plan_resolved(
 
 
 def _repair_checkpoints(fs: FileSystem, chosen: SelectedPartitions, planned: Iterable[Planned]) -> None:
-    """Set checkpoints outside their logs to the first dirty offset, even for partitions where no round is due."""
+    """Set checkpoints that are outside of their logs to the first dirty offset, even if no round is due."""
     repaired: dict[str, dict[tuple[str, int], int]] = {}
     for plan in planned:
         if plan.repaired_checkpoint is not None:

@@ -40,8 +40,8 @@ class Expected:
 def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory_bytes: int) -> Expected:
     """Return the estimate for a partition whose `selection` is due.
 
-    Strategy "maybe fan-out": the dirty section has more offsets than the map has room for keys; usually it has fewer
-    keys than offsets, and one task suffices. "packed": the partition is small, and runs in one job with others.
+    Strategy "maybe fan-out": the dirty section has more offsets than the map has room for keys; usually a section has
+    fewer keys than offsets, and one task suffices. "packed": the partition is small, and shares a job with others.
     """
     below = [segment for segment in segments if segment.base_offset < selection.first_uncleanable_offset]
     scratch_bytes = int(sum(segment.log_bytes for segment in below) * _INDEX_SHARE) + _MARGIN_BYTES
@@ -58,10 +58,10 @@ def _seconds(segments: int, dirty_bytes: int, clean_bytes: int) -> float:
 
 def gain_per_s(sizes: Sequence[tuple[int, int]], first_dirty_offset: int) -> float:
     """Return the bytes that compacting a partition is expected to reclaim per second, as far as that is known without
-    reading it. `sizes` are the base offsets and bytes of the segments that are cleaned.
+    reading the log. `sizes` has pairs of base offset and bytes of the segments that are cleaned.
 
-    The dirty section counts as gain: a topic whose keys are overwritten is as large after a round as its clean section
-    was. For a partition that was never compacted, no better estimate is known.
+    The size of the dirty section is taken as the gain: a topic whose keys are overwritten is as large after a round as
+    its clean section was before. For a partition that was never compacted, no better estimate is known.
     """
     dirty = [base for base, _ in sizes if base <= first_dirty_offset]
     begin = max(dirty, default=0)  # the segment that contains the first dirty offset
@@ -77,7 +77,7 @@ def fits_surely(expected: Expected, segments: int, segment_index_bytes: int, roo
 
 
 def most_keys(selection: Selection) -> int:
-    """Return an upper bound of the number of keys: the number of offsets in the dirty section. A listing gives no lower
-    bound that always holds.
+    """Return an upper bound of the number of keys: the number of offsets in the dirty section. A listing gives no
+    tighter bound that always holds.
     """
     return max(selection.first_uncleanable_offset - selection.first_dirty_offset, 0)

@@ -1,7 +1,7 @@
 """Cleans one partition in one call, in this process: for scripts and for examining what a round does.
 
-The command line does the same on Spark for many partitions, and handles locks, settings and the cleaner checkpoint
-(`compact/planning.py`). Here these are the caller's responsibility.
+The command line does the same for many partitions, and handles locks, settings and the cleaner checkpoint
+(`compact/planning.py`). `compact` leaves these to its caller.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def compact(
     message_format: MessageFormat = "unknown",
     fs: FileSystem = LOCAL,
 ) -> CleaningResult | None:
-    """Clean a surveyed partition if a round is due, and replace its segments; return None if no round is due.
+    """Clean a surveyed partition and replace its segments; return the result, or None if no round is due.
 
     `config` must be the topic's configuration. Raises Refused for the same reasons as a planned run, and for messages
     of magic 0 and 1 if the caller does not give their `message_format`. The caller must set the cleaner checkpoint to

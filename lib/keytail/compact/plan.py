@@ -50,9 +50,9 @@ _LIFTED_BY: dict[Limit, str] = {
 class Selection:
     """The section of one partition that a round would clean, and whether a round is due.
 
-    `limit` is the rule that ends the section, `why` describes it with numbers. `blocker` is the reason, with numbers,
-    why no round is due, or empty; `remedy` states what to do about it, or that there is nothing to do.
-    `rewrite_checkpoint`: the checkpoint is outside the log, and is corrected even if no round runs.
+    `limit` is the rule that ends the section, `why` describes this end with numbers. `blocker` is the reason, with
+    numbers, why no round is due ("" if one is `eligible`); `remedy` states what to do about the reason, or that there
+    is nothing to do. `rewrite_checkpoint`: the checkpoint is outside the log, and is corrected even if no round runs.
     """
 
     first_dirty_offset: int
@@ -76,9 +76,7 @@ class Selection:
 
     @property
     def held_back(self) -> str:
-        """The rule that ends the section of a due round before the active segment, with a remedy; empty if there is
-        none.
-        """
+        """The rule that ends the section of a due round before the active segment, with a remedy; "" if none does."""
         if not self.eligible or self.limit == "active segment":
             return ""
         return f"cleaned only up to offset {self.first_uncleanable_offset}: {self.why}. {_LIFTED_BY[self.limit]}"
@@ -95,8 +93,8 @@ class Decision:
 
 
 def settings_of_compaction(*, force: bool = False) -> tuple[str, ...]:
-    """Return Kafka's names of the settings that must be known to compact a topic. With `force`, any dirty ratio is
-    accepted.
+    """Return Kafka's names of the settings that must be known to compact a topic: with `force`, only those that
+    determine what is removed.
     """
     return _REMOVES_BY if force else (*_REMOVES_BY, *_DUE_BY)
 
@@ -105,10 +103,12 @@ _base_offset = attrgetter("base_offset")
 
 
 def segments_between(segments: Sequence[SegmentFacts], from_offset: int, to_offset: int) -> tuple[int, int]:
-    """Return the index range [a, b) of the segments with a base in [largest base <= from_offset, to_offset).
+    """Return the index range [a, b) of the segments from the one that contains `from_offset` to the last one with a
+    base offset below `to_offset`.
 
-    Equal offsets give an empty range, even inside a segment. With no base at or below `from_offset`, the range starts
-    at the first segment. Kafka's LogSegments.values does the same.
+    Equal offsets give an empty range, even inside a segment. If no base is at or below `from_offset`, the range starts
+    at the first segment. Kafka's LogSegments.values returns the same segments. Raises ValueError if the range ends
+    before its start.
     """
     if to_offset < from_offset:
         raise ValueError(f"segment range ends at {to_offset}, before its start {from_offset}")
@@ -125,7 +125,7 @@ def group_segments(
     segment_bytes: int,
     segment_index_bytes: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Return index ranges [a, b) of the segments to merge, over all segments based below `end_offset`.
+    """Return the groups of segments to merge, as index ranges [a, b), of the segments that begin below `end_offset`.
 
     Groups are formed greedily, in ascending order, by sizes before cleaning, as in Kafka's Cleaner.groupSegmentsBySize:
     a sum may equal its limit, and a segment of 0 bytes is merged whatever the span of offsets.
@@ -246,9 +246,9 @@ def _first_uncleanable(
     high_watermark: HighWatermark,
     unstable: Unstable | None,
 ) -> tuple[int, Limit, str]:
-    """Return the segment base where cleaning ends, the rule that decides it, and its description with numbers.
+    """Return the segment base where cleaning ends, the rule that ends it, and a description of this rule with numbers.
 
-    If several rules end at the same segment, the active segment takes precedence, because waiting does not help there.
+    If several rules end at the same segment, the active segment takes precedence, because waiting does not help then.
     """
     active_base = facts.segments[-1].base_offset
     start = facts.log_start_offset
@@ -296,7 +296,8 @@ def _round_down(segments: Sequence[SegmentFacts], offset: int) -> int:
 
 
 def _is_overdue(segments: Sequence[SegmentFacts], first_dirty: int, max_compaction_lag_ms: int, now_ms: int) -> bool:
-    """Return whether the first batch of a dirty inactive segment is older than the maximum lag; ignores times 0 and -1.
+    """Return whether the first batch of a dirty inactive segment, if its time is above 0, is older than the maximum
+    lag.
     """
     cut_ms = now_ms - max(max_compaction_lag_ms, 0)
     if cut_ms <= 0:
@@ -353,7 +354,7 @@ def decide(
     policy_known: bool,
     unstable: Unstable | None = None,
 ) -> Decision:
-    """Return the partition's status in a plan. A known policy without `compact` gives "skipped", before any refusal.
+    """Return the decision for a partition. A known policy without `compact` gives "skipped", before any refusal.
 
     `unknown` is as in `refusals`. `policy_known`: cleanup.policy was read or given.
     """

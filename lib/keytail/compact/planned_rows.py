@@ -17,7 +17,8 @@ FOR_EXECUTE = "for --execute"
 
 
 def row_of(planned: Planned, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
-    """Return the row. `executed`: the run has corrected checkpoints; if False, it only plans to."""
+    """Return the row of a planned partition, with the estimate `expected`, if given. `executed`: a checkpoint outside
+    the log has been corrected; if False, --execute would correct it."""
     decision = planned.decision
     selection = decision.selection
     segments, size_bytes = planned.segments_and_bytes
@@ -48,7 +49,7 @@ def row_of(planned: Planned, *, executed: bool = False, expected: Expected | Non
 
 
 def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
-    """Return the row of a plan; `in_detail`: with the details for a report."""
+    """Return the row of a partition in a plan; `in_detail`: with the details for a report."""
     row = with_active_segment(row_of(planned, expected=planned.expected(map_memory_bytes)), planned)
     if any(map(is_prepared, planned.facts.leftovers)):
         row = replace(row, prepared=FOR_EXECUTE)
@@ -56,7 +57,7 @@ def row_of_plan(planned: Planned, map_memory_bytes: int, *, in_detail: bool = Fa
 
 
 def refused_row(row: ResultRow, problem: KeytailError) -> ResultRow:
-    """Return the row of a due partition that is refused for lack of scratch space."""
+    """Return the row of a partition that was due, but is refused because of `problem`."""
     refused = row.unchanged(status_of(problem), in_words(problem))
     if row.active_segment == WOULD_ROLL:
         refused = replace(refused, active_segment=NOT_ROLLED + NOT_COMPACTED)
@@ -95,7 +96,7 @@ def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
 
 
 def with_active_segment(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with its `active_segment`, if --roll-active was given; after a roll, the row has it already."""
+    """Return `row` with `active_segment`, if --roll-active was given; after a roll, the row has this field already."""
     if planned.roll is None or row.active_segment is not None:
         return row
     return replace(row, active_segment=planned.roll.text(row.status))

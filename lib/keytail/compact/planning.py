@@ -1,7 +1,7 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
-Reads no log data and changes nothing. The decisions are made in compact/plan.py; the first steps of an executing run
-are in compact/steps.py.
+Changes nothing, and reads more than batch headers only above the latest producer snapshot, to find open transactions.
+compact/plan.py makes the decisions; the first steps of an executing run are in compact/steps.py.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Planned:
     message_format: MessageFormat = "unknown"
     by_listing: bool = False  # `facts` come from `list_partition`
     prepared: Record | None = None  # the preparation of an earlier run, which this run commits
-    discarded: ErrorText = NO_ERROR  # why such a preparation was discarded
-    roll: Roll | None = None  # set with --roll-active; if a roll is due, `facts` are the facts after it
+    discarded: ErrorText = NO_ERROR  # why the preparation of an earlier run was discarded
+    roll: Roll | None = None  # set with --roll-active; if a roll is due, `facts` are those after the roll
 
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class Planned:
         return self.roll is not None and self.roll.is_due
 
     def without_segments(self) -> Planned:
-        """Return a copy with only what a row needs: a large broker has millions of segments."""
+        """Return a copy with only the facts that a row needs: a large broker has millions of segments."""
         return replace(self, facts=replace(self.facts, segments=(), snapshots=()), counted=self.segments_and_bytes)
 
     @property
@@ -98,7 +98,8 @@ class Planned:
 
     @property
     def repaired_checkpoint(self) -> int | None:
-        """The offset to which an executing run sets a checkpoint outside the log, if no due round moves it."""
+        """The offset to which an executing run sets a checkpoint that is outside the log, unless a due round moves it;
+        else None."""
         selection = self.decision.selection
         if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:
             return None
@@ -113,8 +114,8 @@ class Planned:
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
-    """Return the time to use for decisions. Raises Refused if an executing run would use a time that is not the
-    clock's.
+    """Return the time for decisions: `now_ms` or, if that is None, the clock's. Raises Refused if an executing run
+    would use a time that differs from the clock.
     """
     clock_ms = time.time_ns() // 1_000_000
     if now_ms is None:
@@ -139,12 +140,11 @@ def plan_partition_of(
     by_listing: bool = False,
     as_if: Callable[[PartitionFacts], PartitionFacts] | None = None,
 ) -> Planned:
-    """Survey a partition and decide; an error of the partition or its settings makes the decision a refusal.
+    """Survey a partition and return the decision; an error of the partition or its settings makes this a refusal.
 
-    `as_if` maps the facts found to those used for the decision.
-
-    `by_listing`: use the facts of `list_partition` if they suffice. It reads only the end of the last segment, so
-    damage at the start of a segment is not detected here; a task detects it.
+    `as_if` maps the facts that were found to the facts that are used for the decision. `by_listing`: use the facts of
+    `list_partition` if they suffice. A listing reads only the end of the last segment, so damage at the start of a
+    segment is not detected then; a task detects it.
     """
     facts = listed = None
     try:
@@ -204,8 +204,8 @@ def _with_roll(
     plain: Decision,
     decide_on: Callable[..., Decision],
 ) -> tuple[Decision, Roll]:
-    """Do the same as `roll.with_roll`, and check the files. Beside a running broker, decide as if it were stopped
-    cleanly now.
+    """Return what `roll.with_roll` returns, or `plain` if the active segment's files forbid a roll. Beside a running
+    broker, decide as if it were stopped cleanly now, without a check of the files.
     """
     is_running = not facts.clean_shutdown and facts.log_dir in rules.running
     if is_running:
@@ -223,8 +223,7 @@ def _with_roll(
 
 
 def refused_unless_owner(fs: FileSystem, planned: Planned) -> Planned:
-    """Return `planned`, refused if a run would change the partition and this process cannot create files like its own.
-    """
+    """Return `planned`, refused if a run would change the partition, but cannot create files with its owner."""
     facts = planned.facts
     if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.repaired_checkpoint is not None):
         try:
@@ -278,7 +277,7 @@ def _needs_times(config: CompactionConfig) -> bool:
 def plan_to_compact(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Same as `plan_partition_of`, with all facts if there may be something to do, and without segments if not."""
+    """Return the plan of a partition, with all facts if a run may have something to do there, else without segments."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=True)
     if planned.wanted and planned.by_listing:
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
@@ -288,7 +287,7 @@ def plan_to_compact(
 def plan_beside_a_broker(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Same as `plan_partition_of`. Waits if a running broker is just renaming the new segments of its cleaner."""
+    """Return what `plan_partition_of` returns; wait while a running broker renames its cleaner's new segments."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     for _ in range(ATTEMPTS - 1):
         if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):
@@ -300,8 +299,8 @@ def plan_beside_a_broker(
 
 
 def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:
-    """Return the first unstable offset from the latest producer snapshot; read batches only if that does not reach the
-    log end.
+    """Return the first unstable offset from the latest producer snapshot, None if there is none or if it does not
+    matter; read batches only if the snapshot does not reach the log end.
     """
     if "compact" not in config.cleanup_policy or facts.problems:
         return None

@@ -12,7 +12,7 @@ from keytail.log.producers import ProducerStates
 
 @dataclass(frozen=True)
 class ActiveProducers:
-    """Sorted `ids` (int64), the last data offset of each (int64, -1: unknown), and its epoch (int64)."""
+    """The producers by ascending `ids` (int64), their last data offsets (int64, -1: unknown), and epochs (int64)."""
 
     ids: np.ndarray
     last_data_offsets: np.ndarray
@@ -29,9 +29,8 @@ class ActiveProducers:
         )
 
     def ends_a_producer(self, table: np.ndarray) -> np.ndarray:
-        """Return for each batch (BATCH_TABLE rows) whether it carries the state of an active producer.
-
-        That is its last data batch or, if that is unknown, each control batch of its epoch.
+        """Return for each batch (BATCH_TABLE rows) whether it carries the state of an active producer: whether it is
+        the producer's last data batch or, if that is unknown, a control batch of the producer's epoch.
         """
         if not len(self.ids):
             return np.zeros(len(table), bool)

@@ -17,8 +17,8 @@ _MAX_NAMED = 10
 
 @dataclass(frozen=True)
 class RemovalLimit:
-    """Tombstones and markers are retained from `offset` on, because `replica` has been cleaned no further. Both are
-    None if no replica hosts the partition.
+    """Tombstones and markers are retained from `offset` on, because `replica` has been cleaned only below it. Both
+    fields are None if no replica hosts the partition.
     """
 
     offset: int | None
@@ -26,10 +26,10 @@ class RemovalLimit:
 
 
 def cleaned_to(facts: PartitionFacts) -> int:
-    """Return the offset below which a replica has been cleaned: below it, each key has only its latest record.
+    """Return the offset below which a replica has been cleaned, so that each key has only its latest record there.
 
-    It is the entry in `cleaner-offset-checkpoint`. Without an entry, or with an entry outside the log, as after a
-    truncation, only the offsets below the first segment count as cleaned.
+    This offset is the entry in `cleaner-offset-checkpoint`. Without an entry, or with an entry outside the log, as
+    after a truncation, only the offsets below the first segment count as cleaned.
     """
     first = facts.segments[0].base_offset
     checkpoint = facts.cleaner_checkpoint
@@ -39,7 +39,7 @@ def cleaned_to(facts: PartitionFacts) -> int:
 
 
 def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
-    """Return the limit that follows from the offsets to which replicas have been cleaned, by name."""
+    """Return the limit that follows from `cleaned`, the offsets to which replicas have been cleaned by replica name."""
     if not cleaned:
         return RemovalLimit(None, None)
     replica = min(cleaned, key=lambda name: cleaned[name])

@@ -1,7 +1,7 @@
 """Decides whether the active segment of a partition is rolled before its compaction (`--roll-active`).
 
-It is rolled only if a round is then due that cleans it, the same round as on a broker that rolled by `segment.ms`.
-ROLL_ACTIVE.md in this directory has the reasons and the states on disk; log/append/roll_closed.py rolls.
+The segment is rolled only if a round that cleans it is then due, as on a broker that rolled by `segment.ms`.
+ROLL_ACTIVE.md in this directory has the reasons and the states on disk; log/append/roll_closed.py rolls segments.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Roll:
         return not self.why_not
 
     def text(self, status: str) -> str:
-        """Return `active_segment` of a row with this status, if the segment was not rolled."""
+        """Return the field `active_segment` of a row with this status, of a partition that has not been rolled."""
         if self.is_due:
             return WOULD_ROLL if status == "would-compact" else NOT_ROLLED + NOT_COMPACTED
         return EMPTY if self.why_not == EMPTY else NOT_ROLLED + self.why_not
 
 
 def is_shown(text: str | None) -> bool:
-    """Return whether a table shows this `active_segment`: it does not if the rest of the row implies it."""
+    """Return whether a table shows this value of `active_segment`: only one that the rest of the row does not imply."""
     return text is not None and text.startswith(NOT_ROLLED) and not text.endswith((NOT_DUE, NOT_COMPACTED))
 
 
@@ -65,7 +65,7 @@ def as_stopped(facts: PartitionFacts) -> PartitionFacts:
     """Return the facts of a running broker's log as they would be if it were stopped cleanly now and all replicas had
     the same records."""
     segments = facts.segments
-    if segments:  # the indexes of an active segment are padded with zeros
+    if segments:  # the indexes of an active segment are padded with zeros, and do not show the largest timestamp
         last = segments[-1]
         segments = (*segments[:-1], last._replace(largest_timestamp_ms=last.log_mtime_ns // 1_000_000))
     high_watermark = None if facts.high_watermark is None else facts.log_end_offset
@@ -94,8 +94,8 @@ def reason_against(facts: PartitionFacts) -> str:
 def with_roll(
     facts: PartitionFacts, plain: Decision, decide_on: Callable[[PartitionFacts], Decision]
 ) -> tuple[Decision, Roll]:
-    """Return the decision with `--roll-active`, and whether the active segment is rolled. `plain`, the decision without
-    a roll, applies if the segment is not rolled.
+    """Return the decision with `--roll-active`, and whether the active segment is rolled: if not, the decision is
+    `plain`, the one without a roll. `decide_on` returns the decision for given facts.
     """
     if why := reason_against(facts):
         return plain, Roll(why)

@@ -31,19 +31,19 @@ class Room:
 
     @classmethod
     def of(cls, fs: FileSystem, limit_bytes: int | None, backup: Backup | None) -> Room:
-        """Return the room of a run with `--max-scratch-bytes` and a backup, whose directory need not exist yet."""
+        """Return the room of a run with this `--max-scratch-bytes` and backup, whose directory need not exist yet."""
         if backup is not None:
             backup = replace(backup, directory=existing_directory(fs, backup.directory))
         return cls(ScratchSpace(fs, limit_bytes), Keeper(fs, backup) if backup is not None else None)
 
     def lacking(self, task: CleaningTask) -> KeytailError | None:
-        """Return why the partition cannot be rewritten even if it is the only one; None if it can be."""
+        """Return why a task's partition cannot be rewritten even if it is the only one; None if it can be rewritten."""
         if bytes_alone(task, self.space, self.keeper) is not None:
             return None
         return refusal_alone(task, self.space, self.keeper)
 
     def lacking_for(self, planned: Planned, rules: Rules, settings: TaskSettings) -> KeytailError | None:
-        """Return the same for a planned partition, which has no task yet."""
+        """Return what `lacking` returns, for a planned partition, which has no task yet."""
         return next(filter(None, map(self.lacking, cleaning_tasks([planned], rules, settings, "plan"))), None)
 
 

@@ -1,8 +1,8 @@
 """Saves the state of one pass for the next: values with large arrays, as scratch files in the partition's directory.
 
-Such a file belongs to a run: only its next pass reads it, it need not survive a power failure, and the next run removes
-it. It contains only data (values.py), since the owner of the directory can replace it. Arrays are written without a
-copy.
+Such a file belongs to a run: only the run's next pass reads the file, which need not survive a power failure, and the
+next run removes it. A file contains only data (values.py), since the owner of the directory can replace the file.
+Arrays are written without a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIZE_BYTES = 8
 
 
 def save_state(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
-    """Write `value` to a scratch file of this attempt; on failure, no file remains."""
+    """Write `value` to a scratch file of this attempt, and return the file; on failure, no file remains."""
     base = task.segments[task.first_segment].base_offset
     name = names.scratch_file(base, task.run_id, task.attempt, suffix)
     path = os.path.join(task.scratch_path, name)

@@ -162,10 +162,10 @@ def resolve_leftovers(
     *,
     drop_keyless: bool,
 ) -> tuple[Planned, list[str]]:
-    """Finish or undo what an interrupted run or broker left, then plan again; commit or discard what was prepared.
+    """Finish or undo what an interrupted run or broker left, then plan again: commit or discard what was prepared.
 
-    A refused partition, or a partition whose topic is not known to be compacted, is left unchanged. A partition to be
-    changed is refused here, before anything is written, if the user of this process cannot create files like its files.
+    A refused partition, or one whose topic is not known to be compacted, is left unchanged. One to be changed is first
+    refused if this process cannot create files like its files. Returns the plan, and a sentence for each action.
     """
     planned = found.planned
     allowed = refused_unless_owner(fs, planned)

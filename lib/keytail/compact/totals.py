@@ -67,8 +67,8 @@ class Totals:
 
 
 def totals_of(rows: Sequence[ResultRow], request: Request, fs: FileSystem = LOCAL) -> Totals | None:
-    """Return the totals of the due partitions of a plan. None if no partition is due, or out of place, where no broker
-    needs to be stopped.
+    """Return the totals of the due partitions of a plan; None if no partition is due, or if the plan is out of place,
+    for which no broker needs to be stopped.
     """
     due = [row for row in rows if row.status == "would-compact"]
     if not due or request.is_out_of_place:
@@ -100,7 +100,7 @@ def _downtime(rows: Iterable[ResultRow], due: Collection[ResultRow], request: Re
 
 
 def _scratch(rows: Iterable[ResultRow], fs: FileSystem) -> tuple[Scratch, ...]:
-    """Return the file systems of the partitions that are due, in their order."""
+    """Return the file systems of the partitions that are due or lack space, in the order of the rows."""
     found: dict[int, Scratch] = {}
     for row in rows:
         lacks_room = "not-enough-space" in slugs_of(row.error)
@@ -122,7 +122,7 @@ def _prepared_bytes(row: ResultRow, fs: FileSystem) -> int:
 
 
 def below_plan(rows: Sequence[ResultRow], request: Request) -> Below:
-    """Return the lines below the table of a plan, and their numbers."""
+    """Return the lines below the table of a plan, and the numbers in them; no lines if there are no totals."""
     totals = totals_of(rows, request)
     return Below() if totals is None else Below(tuple(sentences(totals)), figures(totals))
 
@@ -154,7 +154,7 @@ def sentences(totals: Totals) -> list[str]:
 
 
 def figures(totals: Totals) -> dict[str, object]:
-    """Return the numbers of `sentences` for programs, as the facts of a message."""
+    """Return the numbers in `sentences` as fields of a message for programs."""
     down = totals.downtime
     seconds = {} if down is None else {
         "downtime_s": round(down.total_s, 1),

@@ -19,8 +19,8 @@ class BrokerVersion:
 
     @property
     def cleans_by_file_time(self) -> bool:
-        """Whether its cleaner removes tombstones and markers by the modification time of their file, and writes no
-        delete horizons (CLEANING.md 16)."""
+        """Whether the cleaner of this version removes tombstones and markers by the modification time of their file,
+        and writes no delete horizons (CLEANING.md 16)."""
         return (self.major, self.minor) < _FIRST_WITH_HORIZONS
 
     def __str__(self) -> str:

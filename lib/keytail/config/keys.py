@@ -21,8 +21,8 @@ from keytail.format.codecs.table import CODECS, TABLE, Codec
 Value = int | float | bool | str | tuple[str, ...] | None
 Kind = Literal["int", "long", "double", "boolean", "list", "string", "version"]
 Scope = Literal["topic", "broker"]
-# With which of several possible values the fewest records are removed; `resolve.py` has the rules. latest: the setting
-# does not affect removal.
+# How to choose, of several possible values, the value with which the fewest records are removed; `resolve.py` has the
+# rules. latest: the setting does not affect removal.
 Safer = Literal["common", "larger", "longer", "older", "true", "latest"]
 
 INT_MAX = 2**31 - 1
@@ -35,7 +35,7 @@ _UNIT_MS = {"minutes": 60_000, "hours": 3_600_000}
 class Key:
     """One setting. A bound of None means the bound of the type.
 
-    `broker_names` are the names that set it in a broker's file, highest precedence first; a name that ends in
+    `broker_names` are the names that set the key in a broker's file, highest precedence first; a name that ends in
     `.hours` or `.minutes` has that unit.
     """
 
@@ -148,7 +148,7 @@ TOPIC_KEYS = (
 
 BROKER_KEYS = (
     _broker("process.roles", "list", None, "roles of a node with KRaft; absent with ZooKeeper"),
-    _broker("inter.broker.protocol.version", "version", None, "from 3.0 on, messages have version 2; below, as set"),
+    _broker("inter.broker.protocol.version", "version", None, "below 3.0, message.format.version has an effect"),
     _broker("log.cleaner.enable", "boolean", True, "whether the broker compacts"),
     _broker("log.cleaner.threads", "int", 1, "number of the broker's cleaner threads", minimum=0),
     _broker("log.cleaner.dedupe.buffer.size", "long", 134_217_728, "bytes of the broker's offset maps"),
@@ -186,7 +186,7 @@ COMMAND_LINE_BROKER_KEYS = frozenset(key.name for key in BROKER_KEYS if key.safe
 
 
 def file_names() -> Iterator[str]:
-    """Yield every name that is kept from a broker's file."""
+    """Yield every name whose value is kept from a broker's file."""
     for key in KEYS.values():
         yield from key.broker_names
 

@@ -49,14 +49,14 @@ class Setting:
     doubt: str = ""
 
 
-# Possible settings, the latest last. None: the layer may have none; then a lower layer decides.
+# Possible settings, the latest last. None: the layer may lack the setting, so that a lower layer decides.
 Possibilities: TypeAlias = tuple[Setting | None, ...]
 Layer: TypeAlias = Mapping[str, Setting | Possibilities]
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The settings of all `--topic-config` arguments: those for every topic, and those by topic."""
+    """The settings of all `--topic-config` arguments: for every topic (by key), or for one (by topic and key)."""
 
     everywhere: Mapping[str, Setting] = field(default_factory=dict)
     by_topic: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
@@ -147,7 +147,7 @@ def _command_line_key(name: str, topic: str, argument: str) -> Key:
         inside = "without a topic" if name in COMMAND_LINE_BROKER_KEYS else "in the file given by --config"
         raise UsageProblem(
             f"--topic-config {argument}: {name} is a broker config, not a topic config",
-            remedy=f"Give it {inside}",
+            remedy=f"Give this setting {inside}",
             slug="broker-config-for-topic",
         )
     if name == "cleanup.policy" and not topic:
@@ -181,7 +181,7 @@ def from_topic_configs(topic: str, configs: TopicConfigs) -> dict[str, Setting]:
 
 
 def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Possibilities]:
-    """Do the same as `from_topic` for overrides that may each have one of several values."""
+    """Return the same as `from_topic`, for overrides that may each have one of several values, or be missing (None)."""
     options: dict[str, Possibilities] = {}
     for key in TOPIC_KEYS:
         if key.name in values:
@@ -282,10 +282,10 @@ def effective(
     if topic in topics or topic in topic_configs.overrides:
         known |= _OF_TOPICS
     elif topics_have_no_overrides or topic in topic_configs.by_topic.keys() - topic_configs.all_values:
-        known |= _OF_TOPICS - {CLEANUP_POLICY}  # a wrong policy removes most: it must be given itself
+        known |= _OF_TOPICS - {CLEANUP_POLICY}  # a wrong policy would remove the most records, so it must be given
     if topic in topic_configs.not_tiered:
-        known |= TIERED_STORAGE  # its version of Kafka does not have these
-    known -= topic_configs.withheld.get(topic, frozenset())  # these are overridden by secret values
+        known |= TIERED_STORAGE  # the topic's version of Kafka does not have these settings
+    known -= topic_configs.withheld.get(topic, frozenset())  # settings that secret values override
     return Resolved(
         topic,
         settings,
@@ -297,12 +297,12 @@ def effective(
 
 
 def _or_absent(layer: Layer) -> Layer:
-    """Return the layer with, for each of its settings, the possibility that it lacks it and a lower layer decides."""
+    """Return the layer with None as a further possibility for each setting: the layer may lack the setting."""
     return {name: (None, *(item if isinstance(item, tuple) else (item,))) for name, item in layer.items()}
 
 
 def _over(below: tuple[Setting, ...], layer: Possibilities) -> tuple[Setting, ...]:
-    """Return the possible settings with those of a layer, of which None stands for all those of the layers below."""
+    """Return the possible settings of a layer, with None replaced by all possible settings of the layers `below`."""
     different = reversed(dict.fromkeys(reversed(layer)))
     return tuple(setting for item in different for setting in (below if item is None else (item,)))
 
@@ -317,17 +317,17 @@ def _safest_setting(name: str, possible: tuple[Setting, ...]) -> Setting:
 
 
 def _common(policies: Sequence[tuple[str, ...]]) -> Value:
-    """Only a policy that all possible values contain is certainly intended; there may be none."""
+    """Return the policies that all possible values contain, possibly none: only these are certainly intended."""
     return tuple(item for item in policies[-1] if all(item in policy for policy in policies))
 
 
 def _longer(limits: Sequence[int]) -> Value:
-    """A negative number means that there is no limit."""
+    """Return the longest limit; a negative number means that there is no limit."""
     return min(limits) if min(limits) < 0 else max(limits)
 
 
 def _older(versions: Sequence[str | None]) -> Value:
-    """Newer clients can read the message formats of older versions."""
+    """Return the oldest version: newer clients can read the message formats of older versions."""
     return min(filter(None, versions), key=version_numbers, default=None)
 
 
@@ -343,7 +343,7 @@ _SAFEST: Mapping[Safer, Callable[[Sequence[Any]], Value]] = {
 
 def safest_value(name: str, values: Sequence[Value]) -> Value:
     """Return the value, by the rule of the setting's key, with which no more is removed than with any of `values`, of
-    which the latest is last. It is one of them, except that for cleanup.policy it is what they have in common.
+    which the latest is last: one of them, or for cleanup.policy the list of policies that all of them contain.
 
     The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
     value; `log/cluster/metadata.py` finds these values.

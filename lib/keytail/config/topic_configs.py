@@ -1,8 +1,8 @@
 """Parses the settings of many topics from one text: lines `TOPIC:key=value`, or the output of `kafka-configs.sh`.
 
 The output of `kafka-configs.sh --describe --entity-type topics` is supported with `--all` and without, from brokers and
-from ZooKeeper. With `--all` a broker also prints values of its own configuration. These apply to the topic, too; a
-setting that is missing in such an output is unknown. The caller reads the file.
+from ZooKeeper. With `--all` a broker also prints values of its own configuration. These values apply to the topic, too;
+a setting that is missing in such an output is unknown. The caller reads the file.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class GivenText(NamedTuple):
 class TopicConfigs:
     """The settings of each topic in a file.
 
-    `overrides`: topics for which Kafka printed all overrides, possibly none. `all_values`: topics for which it
-    printed all values, so that a missing setting is unknown. `withheld`: settings printed without their value.
+    `overrides`: topics for which Kafka's tool printed all overrides, possibly none. `all_values`: topics for which it
+    printed all values, so that a missing setting is unknown. `withheld`: by topic, settings printed without a value.
     `not_tiered`: topics for which it printed exactly the settings of Kafka 2.x, none of which is about tiered storage.
     """
 
@@ -148,7 +148,7 @@ def _pairs(text: str, path: str, line: int) -> Iterator[tuple[str, str]]:
 def _add_setting(settings: dict[str, GivenText], key: str, given: GivenText, path: str) -> None:
     if key not in _READ and key not in _PASSED_OVER:
         meant = right_name(key)
-        remedy = f"Did you mean {meant}?" if meant else "If you are sure that it does not affect log files, remove it"
+        remedy = f"Did you mean {meant}?" if meant else "If this setting does not affect log files, remove the line"
         what = f"--topic-configs, line {given.line}: unknown topic config {key}"
         raise UsageProblem(what, path=path, remedy=remedy, slug="unknown-topic-config")
     if key not in _READ or given.text == _NO_VALUE:

@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True)
 class DescribeRow(OfPartition):
-    """One partition."""
+    """The description of one partition."""
 
     topic: str
     partition: int
@@ -62,7 +62,7 @@ class DescribeRow(OfPartition):
     clean_shutdown: bool
     live: Annotated[bool, "a broker is running, so the numbers may have changed since they were read"]
     eligible: Annotated[bool, "whether `compact` would process it now"]
-    blocker: Annotated[str, "the reason why it is not eligible"]
+    blocker: Annotated[str, "the reason why the partition is not eligible"]
     first_dirty_offset: Annotated[int | None, "`null` if it cannot be determined"]
     end_dirty_offset: Annotated[int | None, "end of the dirty offsets, exclusive"]
     clean_bytes: int | None
@@ -71,8 +71,8 @@ class DescribeRow(OfPartition):
     overrides_known: Annotated[bool, "whether all of the topic's own settings are known"]
     message_format: Annotated[
         MessageFormat,
-        "how a compaction writes messages of formats v0 and v1: `v2`, `keep` (in their own format), or `unknown` where "
-        "it refuses them",
+        "how a compaction writes messages of formats v0 and v1: `v2`, `keep` (in their own format), or `unknown` (such "
+        "messages are refused)",
     ]
     settings: Annotated[Mapping[str, Mapping[str, Any]], "`value` and `source` by Kafka's name"]
     kafka: Annotated[

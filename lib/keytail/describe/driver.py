@@ -1,4 +1,4 @@
-"""Shows the size of each partition, whether its compaction is due, the reason if it is not, and its settings with
+"""Shows the size of each partition, whether its compaction is due, the reason if none is due, and its settings with
 their sources.
 
 Reads listings, checkpoints and index tails, as a plan does, and log data only if records are to be counted. Does not
@@ -68,8 +68,8 @@ def _kafka(inferred: Inferred) -> dict[str, Any]:
 
 
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
-    """Return the number of records according to the headers of all batches, whose checksums are checked; or the problem
-    if a batch cannot be read."""
+    """Return the number of records according to the headers of all batches, whose checksums are checked; if a batch
+    cannot be read, return the problem."""
     from keytail.log.records.chunk import SegmentReader  # noqa: PLC0415 (imports the kernels)
 
     reader = SegmentReader(fs)

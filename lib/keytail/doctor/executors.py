@@ -14,14 +14,14 @@ from keytail.extras import installed
 from keytail.log.fs import LOCAL
 from keytail.run.engine import Engine
 
-_A_TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
-_TASKS_A_PLACE = 2  # number of tasks per task slot, so that hosts that are slow to start also get one
+_TASK_S = 0.3  # duration of a task: long enough for Spark to schedule the other tasks on other executors
+_TASKS_PER_SLOT = 2  # number of tasks per task slot, so that hosts that are slow to start also get a task
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The report of one host. `log_dirs` has, by path, a digest of the listing and the number of directories; "" and
-    the error if the directory cannot be listed.
+    """The report of one host. `log_dirs` has, by path, a digest of the listing and the number of directories as text;
+    "" and the error if the directory cannot be listed.
     """
 
     host: str
@@ -57,16 +57,16 @@ def _digest(path: str) -> tuple[str, str]:
 
 def _look_slowly(log_dirs: Sequence[str], attempt: str) -> Seen:
     seen = look(log_dirs)
-    time.sleep(_A_TASK_S)
+    time.sleep(_TASK_S)
     return seen
 
 
 def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[KeytailError]]:
     """Return the result of `look` by host, and the distinct errors of tasks that failed.
 
-    Runs a small job with _TASKS_A_PLACE tasks per task slot. A host without a free slot during the job is not checked.
+    Runs a small job with _TASKS_PER_SLOT tasks per task slot. A host without a free slot during the job is not checked.
     """
-    payloads = [tuple(log_dirs)] * (_TASKS_A_PLACE * engine.parallel_tasks)
+    payloads = [tuple(log_dirs)] * (_TASKS_PER_SLOT * engine.parallel_tasks)
     seen: dict[str, Seen] = {}
     problems: dict[str, KeytailError] = {}
     for outcome in engine.run_bundle(payloads, _look_slowly, name="doctor: what executors see"):
@@ -79,7 +79,7 @@ def ask_executors(engine: Engine, log_dirs: Sequence[str]) -> tuple[dict[str, Se
 
 
 def differences(here: Seen, there: Seen) -> list[str]:
-    """Return descriptions of the relevant differences between this host and another host."""
+    """Return a description of each relevant difference between this host and another host."""
     found = []
     if here.python.split(".")[:2] != there.python.split(".")[:2]:
         found.append(f"it has Python {there.python}, this host {here.python}")

@@ -63,7 +63,7 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
 
 
 def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
-    """Check whether the metadata log has the settings of the topics."""
+    """Return the row of a check: does the metadata log have the settings of the topics?"""
     check = "metadata log"
     if cluster.metadata is None:
         return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
@@ -75,18 +75,22 @@ def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
     return CheckRow(check, OK, cluster.sentence(now_ms))
 
 
+def _partitions(n: int) -> str:
+    return "1 partition" if n == 1 else f"{n:,} partitions"
+
+
 def _state(facts: LogDirFacts) -> CheckRow:
     check = facts.path
     if facts.problems:
         return CheckRow(check, FAIL, "; ".join(facts.problems), "Run `keytail verify` for the details")
-    found = f"{len(facts.partitions)} partitions"
+    found = _partitions(len(facts.partitions))
     if facts.skipped:
         found += f" and {len(facts.skipped)} ignored directories"
     against = [entry for entry in facts.partitions if entry.problems]
     if against:
         first = f"{os.path.basename(against[0].path)}: {'; '.join(against[0].problems)}"
         remedy = "Find out whether a reassignment was interrupted. Runs refuse these partitions, and process all others"
-        found += f"; runs refuse {len(against)} of the partitions because of their state, such as {first}"
+        found += f"; runs refuse {_partitions(len(against))}, for example {first}"
         return CheckRow(check, WARN, found, remedy)
     if facts.clean_shutdown:
         return CheckRow(check, OK, f"{found}, stopped cleanly")
@@ -143,7 +147,7 @@ def _room(fs: FileSystem, facts: LogDirFacts, sizes: _Sizes) -> CheckRow:
         remedy = "Free more space: a partition with a segment above the free space is refused (not-enough-space). "
         return CheckRow(check, FAIL, found, f"{remedy}`keytail plan` reports how much space each partition needs")
     if free < sizes.largest_bytes:
-        remedy = "For a shorter run, free more space. With too little space, this partition is compacted in passes, "
+        remedy = "For a shorter run, free more space. With too little, the largest partition is compacted in passes, "
         remedy += "group by group, or refused if its largest group does not fit; `keytail plan` reports which"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
@@ -161,7 +165,7 @@ def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
 
 
 def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
-    """Check the clock. `newest_ms`: mtime of the latest segment, in ms; None without segments."""
+    """Return the row of the clock's check. `newest_ms`: mtime of the latest segment, in ms; None without segments."""
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
     if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
         ahead = duration_text(newest_ms - now_ms)

@@ -20,8 +20,8 @@ from keytail.run.spark.delta import coordinates, in_sparks_jars, session_setting
 from keytail.run.spark.java import java_version, require_java
 from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
-# Recommended minimum number of file descriptors: for Spark's shuffle, for which its documentation requires thousands,
-# and for the driver's locks and files of concurrent tasks.
+# Recommended minimum number of file descriptors: for shuffles, which require thousands by Spark's documentation, and
+# for the driver's locks and files of concurrent tasks.
 _FEW_DESCRIPTORS = 4096
 
 
@@ -40,7 +40,7 @@ def java() -> CheckRow:
         path = require_java()
     except UsageProblem as problem:
         if SPARK.missing():
-            return CheckRow("Java", OK, f"{problem.what}; only Spark needs Java, and it is not installed")
+            return CheckRow("Java", OK, f"{problem.what}; only Spark needs Java, and Spark is not installed")
         return CheckRow("Java", FAIL, problem.what, problem.remedy or "")
     version = java_version(path)
     if version is None:
@@ -81,7 +81,7 @@ def spark() -> CheckRow:
 
 
 def delta(jars: str | None) -> CheckRow:
-    """Check the jars that `export` and `--ledger` need; `jars` is a folder that replaces Maven."""
+    """Return the row of the check of Delta's jars, which `export` and `--ledger` need. `jars`: the jars' folder."""
     if DELTA.missing():
         return _of_extra("Delta's jars", DELTA)
     name = coordinates()
@@ -101,17 +101,17 @@ def delta(jars: str | None) -> CheckRow:
         "Delta's jars",
         WARN,
         f"{name} is not on this host yet: the first export or run with --ledger downloads it, which takes about 30 s",
-        "Start such a run once where a Maven repository can be reached, or use --delta-jars. Other runs do not need it",
+        "Start such a run once where a Maven repository can be reached, or use --delta-jars. Other runs need no jars",
     )
 
 
 def extras() -> list[CheckRow]:
-    """Check the extras for which there is no other check."""
+    """Return a row for each extra for which there is no other check."""
     return [_of_extra(f"keytail[{extra.name}]", extra) for extra in EXTRAS if extra not in (SPARK, DELTA)]
 
 
 def _of_extra(check: str, extra: Extra) -> CheckRow:
-    """Check whether the extra is installed. Extras are optional, but a partial installation is a warning."""
+    """Return the row of the check whether an extra is installed. Only a partial installation is a warning."""
     missing = extra.missing()
     if extra.packages[0] in missing:
         return CheckRow(check, OK, f"not installed; {extra.install} adds {extra.adds}")
@@ -143,7 +143,7 @@ def cache() -> CheckRow:
         if jit.UNTRUSTED:
             found = f"other users own {jit.UNTRUSTED[0]} or may write to it, so each process compiles its kernels"
             return CheckRow("compiled kernels", WARN, found, remedy)
-        found = f"they cannot be stored ({jit.WHY_NOT_WRITABLE}), so each process compiles its kernels"
+        found = f"kernels cannot be stored ({jit.WHY_NOT_WRITABLE}), so each process compiles its kernels"
         return CheckRow("compiled kernels", WARN, found, remedy)
     found = f"{len(jit.names_in_cache())} in {jit.CACHE_FOLDER}"
     found += "" if jit.IS_WRITABLE else ", to which this user cannot write"

@@ -29,7 +29,7 @@ _CLOCK_TOLERANCE_MS = 60_000
 
 
 def downtime(request: Request, now_ms: int | None = None) -> list[DowntimeRow]:
-    """Record the downtime; return its row. Raises UsageProblem for impossible times and an unknown run."""
+    """Record the downtime; return its row. Raises UsageProblem for empty names, impossible times or unknown runs."""
     times: dict[str, Any] = {
         "down_at_ms": parse_time(request.down_at, "--down-at"),
         "reachable_at_ms": _parsed(request.reachable_at, "--reachable-at"),
@@ -45,7 +45,7 @@ def downtime(request: Request, now_ms: int | None = None) -> list[DowntimeRow]:
     with contextlib.ExitStack() as run:
         assert flags.path is not None
         # Appends are numbered per writer. If the writer were the id of the run, this append would have the number of
-        # the run's first append, and would be taken for a repetition of it.
+        # the run's first append, and would be treated as the retry of that append.
         writer = f"downtime-{secrets.token_hex(4)}"
         ledger = Ledger(_engine(run, flags, request.master), flags.path, writer, "downtime")
         ledger.open()

@@ -33,8 +33,8 @@ Decoder: TypeAlias = Callable[[bytes | None, bytes | None, int], tuple[str | Non
 
 @dataclass(frozen=True)
 class Shown:
-    """The parts of records that are written, and their format: keys and values (`contents`), other fields
-    (`metadata`)."""
+    """The parts of records that are written (keys and values with `contents`, other fields with `metadata`), and their
+    format."""
 
     contents: bool = False
     metadata: bool = True
@@ -43,7 +43,7 @@ class Shown:
 
 
 class DumpWriter:
-    """Writes the parts of a log to a sink."""
+    """Writes the parts of a log to a sink, as lines of Kafka's tool or as JSON objects."""
 
     def __init__(self, sink: Sink, shown: Shown) -> None:
         self._shown = shown

@@ -80,7 +80,7 @@ Escape = Annotated[bool | None, o.flag(
 
 @dataclass(frozen=True)
 class IndexChecks:
-    """The checks of an index that are requested; by default all checks, and its entries are printed."""
+    """The requested checks of an index. By default all checks are made, and the entries are printed."""
 
     verify_only: VerifyIndexOnly = False
     sanity_only: IndexSanityCheck = False
@@ -104,7 +104,7 @@ class Range:
             if min(first or 0, last or 0) < 0:
                 raise UsageProblem(
                     f"--from-{name} and --to-{name} must not be negative",
-                    remedy=f"Give them as the first {name} of the range and the first {name} after it, from 0 on",
+                    remedy=f"Give the first {name} of the range, and the first {name} after the range, from 0 on",
                     slug="negative-range-bound",
                 )
             if first is not None and last is not None and last <= first:
@@ -150,7 +150,7 @@ class Range:
 
 
 def _paths(files: Files = None, file_list: FileList = None) -> tuple[str, ...]:
-    """Return the files to dump. A process that was started as root works as their owner from now on."""
+    """Return the files to dump. If the process was started as root, it works as their owner from then on."""
     paths = (*(files or ()), *o.comma_lists(file_list))
     work_as_owner_of_files(LOCAL, paths)
     return paths

@@ -104,8 +104,8 @@ def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None
 
 
 def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
-    """Report entries that are not in ascending order, because a search in them would fail. Kafka's tool does not check
-    the order of offset index entries."""
+    """Report entries that are not in ascending order, among which a search would fail. Kafka's tool does not check the
+    order of offset index entries."""
     for column in columns:
         back = np.flatnonzero(np.diff(column) <= 0)
         if len(back):
@@ -190,7 +190,7 @@ def _check_times(
 
 
 def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
-    """Return the largest timestamp of the records of each batch, or -1 as in Kafka, by the number of its entry.
+    """Return, by entry number, the largest timestamp of each batch's records; -1 without records, as in Kafka.
 
     A batch that a cleaner emptied retains the timestamp in its header, which is returned if it equals the entry's.
     """

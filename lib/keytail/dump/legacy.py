@@ -1,7 +1,7 @@
 """Reads messages of magic 0 and 1 without conversion, one at a time in plain Python (format/LEGACY.md).
 
-They are not converted to records of version 2, because the dump shows the checksum of each inner message. Old formats
-are rare, so they need not be read fast.
+The messages are not converted to records of version 2, because the dump shows the checksum of each inner message. Old
+formats are rare, so their messages need not be read fast.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MIN_BYTES = 14
 
 @dataclass
 class LegacyRecords:
-    """Records of old messages: `spans` (RECORD_TABLE; the body is only the value) over `raw`. For each, `crcs` has the
-    checksum, and `valid` whether it is correct.
+    """Records of old messages: `spans` (RECORD_TABLE; the body is only the value) over `raw`. For each record, `crcs`
+    has the checksum, and `valid` whether it is correct.
 
     `problems` are (row of the chunk, description); the records before a problem are included.
     """
@@ -87,7 +87,7 @@ def legacy_records(chunk: Chunk, first: int, end: int) -> LegacyRecords:
 
 
 def _messages(data: bytes) -> tuple[list[_Message], str]:
-    """Return the messages in one message (the message itself if it is not compressed), and a problem, or ""."""
+    """Return the messages inside one message (only itself if it is not compressed), and a problem, or ""."""
     try:
         offset = int.from_bytes(data[:8], "big", signed=True)
         outer = _message(offset, data[_PREFIX_BYTES:])

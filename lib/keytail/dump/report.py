@@ -73,7 +73,7 @@ class Report:
         self._gaps[path] = kept, count + len(before)
 
     def end(self) -> None:
-        """Print the findings that Kafka's tool prints at its end."""
+        """Print the findings that Kafka's tool prints at the end of its output; as JSON, they are already written."""
         if self.as_json:
             return
         for path, mismatches in self._mismatches.items():

@@ -248,7 +248,7 @@ def _unopened(chunk: Chunk, valid: np.ndarray, row: int, why: KeytailError, *, c
 
 
 def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
-    """Return the records of `block` before the first invalid record, and the problem of that record or of offsets."""
+    """Return the records (RECORD_TABLE) of `block` before the first invalid record, and the problem (never empty)."""
     data, at = block.tobytes(), 0
     base = int(batch["base_offset"])
     append_time = bool(int(batch["attributes"]) & LOG_APPEND_TIME)

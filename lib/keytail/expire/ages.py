@@ -45,7 +45,7 @@ class AgeTask:
 def age_tasks(
     facts: PartitionFacts, segments: Iterable[SegmentFacts], now_ms: int, retention_ms: int
 ) -> list[AgeTask]:
-    """Return a task for each of `segments`, which belong to the partition, in their order."""
+    """Return a task for each of `segments`, which belong to the partition, in the same order."""
     ends = dict(zip((s.base_offset for s in facts.segments), segment_ends(facts), strict=True))
     return [
         AgeTask(
@@ -56,7 +56,7 @@ def age_tasks(
 
 
 def segment_ends(facts: PartitionFacts) -> list[int]:
-    """Return the end offset of each segment: the base offset of the next one; for the last one the log end offset."""
+    """Return the end offset of each segment: the base offset of the next segment, or at last the log end offset."""
     return [*(segment.base_offset for segment in facts.segments[1:]), facts.log_end_offset]
 
 

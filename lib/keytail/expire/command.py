@@ -126,8 +126,8 @@ def _is_plain(row: ExpireRow) -> bool:
 
 
 def _about_segments(name: str, segments: Sequence[ExpiredSegment]) -> str:
-    """Return a sentence about removed segments of a partition with the same reason, as markup. If there are several, it
-    has the reason of the newest one, which is the last to be removed."""
+    """Return a sentence, as markup, about removed segments of a partition with the same kind of reason. The reason in
+    words is that of the last segment."""
     first, last = segments[0], segments[-1]
     facts = f"offsets to {last.end_offset - 1}, {show.human_bytes(sum(segment.log_bytes for segment in segments))}"
     if len(segments) == 1:
@@ -137,8 +137,8 @@ def _about_segments(name: str, segments: Sequence[ExpiredSegment]) -> str:
 
 
 def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
-    """Print a line for each partition, then one for the removed segments of each partition and reason, with --verbose
-    one for each segment, then totals. Many partitions with status `kept` are only counted."""
+    """Print a line for each partition, then a line for the removed segments of each partition and reason (with
+    --verbose, for each segment), then totals. Many partitions with status `kept` are only counted."""
     title = "Expired" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, _is_plain)
     verbose = output_style().verbose
@@ -176,7 +176,7 @@ def next_step(rows: Sequence[ExpireRow], request: Request) -> str:
     if any(row.status == "would-expire" for row in rows):
         return "This was a dry run. To remove the segments, stop the broker, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "What is not reported as done is unchanged; the reasons and remedies are given above."
+        return "The reasons why partitions were not processed, and the remedies, are given above."
     return "Next: start the broker." if any(row.status == "expired" for row in rows) else ""
 
 

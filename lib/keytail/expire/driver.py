@@ -1,8 +1,8 @@
 """Applies retention to the chosen partitions by log start offset, size and time, as a broker does.
 
 `keytail expire` and jobs/expire.py under spark-submit run this code. Segments whose age is needed are read by threads;
-Spark is used only to write the ledger. Without `execute` nothing is changed and no lock is taken; with it, locks are
-held from before the first survey until after the last removal.
+Spark is used only to write the ledger. Without `execute` nothing is changed and no lock is taken; with `execute`, locks
+are held from before the survey until after the last removal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from keytail.threads import Threads
 
 @dataclass
 class _Examined:
-    """A surveyed partition. `retention` has its settings; it is None if the partition is not processed, for the reason
+    """A surveyed partition. `retention` has its settings, or is None if the partition is not processed, for the reason
     in `error`."""
 
     facts: PartitionFacts
@@ -63,8 +63,8 @@ class _Examined:
 def expire(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[ExpireRow], None] = lambda row: None
 ) -> list[ExpireRow]:
-    """Apply retention; without `execute` only report what would be removed. Returns a row for each chosen partition,
-    in the order of log dirs; `on_row` is called with each of them as it ends."""
+    """Apply retention; without `execute` only report which segments would be removed. Returns a row for each chosen
+    partition, in the order of log dirs; `on_row` is called with each row when it is complete."""
     with contextlib.ExitStack() as run:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
         select_partitions(fs, request.partition_filter)  # invalid flags are reported before any lock is taken
@@ -124,7 +124,7 @@ def _examine(
     request: Request,
     now_ms: int,
 ) -> _Examined:
-    """Survey one partition. If allowed, an executing run then completes or rolls back an interrupted replacement."""
+    """Survey one partition. With `execute`, an interrupted replacement is resolved, if the partition may be changed."""
     start_ms = time.time_ns() // 1_000_000
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []
@@ -164,7 +164,7 @@ def _examine(
 
 
 def _begin_reading(fs: FileSystem, pool: Threads, item: _Examined, now_ms: int) -> None:
-    """Start reading the segments that expire if their indexes are right, and the next one, in parallel."""
+    """Start reading, in threads, the segments that expire if their indexes are right, and the next segment."""
     if item.retention is None:
         return
     by_base = {segment.base_offset: segment for segment in item.facts.segments}
@@ -175,7 +175,7 @@ def _begin_reading(fs: FileSystem, pool: Threads, item: _Examined, now_ms: int) 
 
 
 def _ages(fs: FileSystem, item: _Examined, now_ms: int) -> dict[int, Age]:
-    """Return the ages by base offset, up to the first segment that is too young to expire."""
+    """Return the ages of segments by base offset, up to the first segment that is too young to expire."""
     assert item.retention is not None
     ages: dict[int, Age] = {}
     for number, task in enumerate(item.tasks):
@@ -187,7 +187,7 @@ def _ages(fs: FileSystem, item: _Examined, now_ms: int) -> dict[int, Age]:
 
 
 def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms: int) -> ExpireRow:
-    """Decide, and in an executing run remove segments."""
+    """Decide which segments are removed, with `execute` remove them, and return the partition's row."""
     facts = item.facts
     row = ExpireRow(
         topic=facts.topic,
@@ -220,7 +220,7 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
         except OSError as problem:
             row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
-    for future in item.reading:  # the segments after one that is retained are not needed
+    for future in item.reading:  # segments after the first retained segment are not needed
         future.cancel()
     if row.status in ("refused", "corrupt"):  # after a failure, it is not known what remains
         row = replace(row, segments_after=row.segments_before, bytes_after=row.bytes_before)
@@ -229,8 +229,8 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
 
 
 _ROLLS = (
-    "no segment remains: an empty one is created at the log end offset, and a broker that starts there has no producer "
-    "state, as after its own retention and a restart"
+    "no segment remains: an empty segment is created at the log end offset, and a broker that starts there has no "
+    "producer state, as after its own retention and a restart"
 )
 
 

@@ -70,8 +70,8 @@ class Retention:
 class Decision:
     """The segments to be removed, ascending, and the resulting `log_start_offset`.
 
-    `rolls`: no segment would be left, so an empty one is first created at the log end offset. `kept` is the reason why
-    the first remaining segment is retained.
+    `rolls`: no segment would be left, so an empty segment is first created at the log end offset. `kept` is the reason
+    why the first remaining segment is retained.
     """
 
     expired: tuple[ExpiredSegment, ...]
@@ -93,7 +93,7 @@ def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[Er
 
 
 def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "checkpoint") -> tuple[int, str]:
-    """Return how many of the oldest segments may be removed under any settings, and why the next one may not."""
+    """Return how many of the oldest segments may be removed at most, under any settings, and why the next may not."""
     marked = facts.high_watermark
     if marked is None and high_watermark == "log-end":
         marked = facts.log_end_offset
@@ -127,7 +127,7 @@ def before_time(
 def age_candidates(
     facts: PartitionFacts, retention: Retention, high_watermark: HighWatermarkSource = "checkpoint"
 ) -> tuple[SegmentFacts, ...]:
-    """Return the segments, ascending, whose ages may be needed: those that log start and size do not remove."""
+    """Return the segments, ascending, whose ages may be needed: those that only the pass by time may remove."""
     if not retention.by_time:
         return ()
     limit, _ = removable(facts, high_watermark)
@@ -280,8 +280,8 @@ def _claim_text(segment: SegmentFacts) -> str:
 def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[str]:
     """Remove the expired segments, in the order of EXPIRE.md, and leftovers of an interrupted removal.
 
-    Returns a sentence for each change if no segment is expired, so that only such leftovers were removed. The log start
-    offset is moved first: from then on a broker or keytail removes whatever is still below it.
+    If no segment is expired, only leftovers are removed: returns a sentence for each change; otherwise an empty list.
+    The log start offset is moved first: from then on a broker or keytail removes all files below it that still exist.
     """
     refuse_lost(fs, facts.path)
     for segment in facts.segments[: len(decision.expired)]:
@@ -320,8 +320,8 @@ def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
 
 
 def _truncate_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
-    """Remove the epochs before the one that contains the log start, and let that one begin there. Returns whether the
-    file changed."""
+    """Remove the epochs before the epoch that contains the log start, and let this epoch begin at the log start. Return
+    whether the file changed."""
     file = os.path.join(path, names.LEADER_EPOCHS)
     entries = read_epochs(fs, file)
     wanted = epochs_from(entries, log_start_offset)
@@ -340,7 +340,7 @@ def epochs_from(entries: Sequence[tuple[int, int]], log_start_offset: int) -> li
 def _remove_below(fs: FileSystem, path: str, expired: Sequence[ExpiredSegment], first_base: int) -> list[str]:
     """Remove expired segments, and snapshots and index files without a log below `first_base`. Returns their names.
 
-    Files are removed in ascending order, the `.log` of each segment first: without it the other files have no effect.
+    Files are removed in ascending order, the `.log` of each segment first: without it, index files have no effect.
     """
     bases = {segment.base_offset for segment in expired}
     removed = [

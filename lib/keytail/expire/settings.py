@@ -8,12 +8,12 @@ from keytail.config.resolve import CLEANUP_POLICY, Resolved
 from keytail.errors import NO_ERROR, ErrorText, refusal
 from keytail.expire.partition import settings_of_retention
 
-# The settings whose default values in Kafka remove data; that of retention.bytes does not.
+# The settings whose default values in Kafka remove data; the default value of retention.bytes does not.
 _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
 
 
 def unknown_retention(configuration: Configuration, resolved: Resolved) -> ErrorText:
-    """Return why the retention settings of the topic are not known for certain, with the remedy; empty if they are."""
+    """Return why the retention settings of the topic are not certain, with the remedy; empty if they are certain."""
     policy = None if resolved.unknown([CLEANUP_POLICY]) else resolved.value(CLEANUP_POLICY)
     wanted = settings_of_retention(policy)  # type: ignore[arg-type]
     return (
@@ -24,12 +24,12 @@ def unknown_retention(configuration: Configuration, resolved: Resolved) -> Error
 
 
 def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
-    """Return why the settings of an internal topic are not known; they are taken from the metadata log, not from flags.
-    """
+    """Return why the settings of an internal topic are not certain; empty if they are, or for another topic. They are
+    taken from the metadata log, not from flags."""
     given = [name for name in wanted if name in resolved.given]
     if resolved.topic not in INTERNAL_TOPICS or (resolved.in_metadata and not given):
         return NO_ERROR
-    why = f"the given {', '.join(given)} cannot replace it"
+    why = f"the given {', '.join(given)} cannot replace that log"
     if not resolved.in_metadata:
         why = configuration.why_unknown(resolved.topic)
     text = (
@@ -41,8 +41,8 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
 
 def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
     """Return the reason if settings that the topic does not override are unknown; empty otherwise. Kafka's defaults are
-    no evidence for the broker's values; nor is the broker's file for the policy, since it may be changed while the
-    broker runs.
+    no evidence for the broker's values; nor is the broker's file evidence for the policy, which may be changed while
+    the broker runs.
     """
     assumed = [*resolved.assumed(name for name in wanted if name in _REMOVE_BY_DEFAULT)]
     if not resolved.in_metadata and CLEANUP_POLICY not in {*resolved.given, *assumed}:

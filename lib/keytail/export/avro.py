@@ -1,7 +1,7 @@
 """Decodes Avro in Confluent's wire format (a zero byte, four bytes of schema id, the record) into Arrow columns.
 
-fastavro decodes each record to a Python object, which no other export format requires. If several schemas are given, by
-their ids, records of all schemas are resolved to the first by Avro's rules of schema resolution.
+fastavro decodes each record to a Python object, which no other export format requires. If several schemas are given,
+records of all schemas are resolved to the first schema by Avro's rules of schema resolution.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class AvroSchemas:
 
 
 def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
-    """Read `ID=FILE` arguments. Raises UsageProblem if an argument is invalid, or a table has no types for its
-    schema."""
+    """Read the schemas of `ID=FILE` arguments of `flag`. Raises UsageProblem if an argument or a schema is invalid, a
+    file cannot be read, or tables have no type for the first schema."""
     by_id: dict[int, str] = {}
     for item in given:
         number, equals, path = item.partition("=")
@@ -92,8 +92,8 @@ def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
 
 
 def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
-    """Decode the column to an Arrow array of `arrow_type`; nulls are kept. For a row that is not in the wire format, or
-    does not match its schema, `fail(row, why)` is called, which must raise an error."""
+    """Decode the column to an Arrow array of `schemas.arrow_type`; nulls are kept. `fail(row, why)`, which must raise
+    an error, is called for a row that is not in the wire format, or does not match its schema, or is out of range."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     readers = _of(schemas)
@@ -116,7 +116,7 @@ def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
     try:
         return pyarrow.array(rows, readers.built_type).cast(readers.column_type)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as reason:
-        for row, value in enumerate(rows):  # this finds the row that fails
+        for row, value in enumerate(rows):  # finds the row that caused the error
             try:
                 pyarrow.array([value], readers.built_type).cast(readers.column_type)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as its:
@@ -192,7 +192,7 @@ def _reader(fastavro: Any, written: Any, wanted: Any) -> Callable[[bytes], Any]:
 
 
 class _Types:
-    """The two Arrow types of a schema: for fastavro's values, and for the column (Spark's times have microseconds)."""
+    """The Arrow types of a schema: for the values of fastavro, and for the column, whose times have microseconds."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema

@@ -1,7 +1,7 @@
-"""Converts records to Arrow batches for Spark. Kernels gather columns, which are decoded without an object per record.
+"""Converts records to Arrow batches for Spark. Only the format `avro` creates a Python object per record.
 
-Data that a format cannot decode raises an error with its offset; it never becomes null. JSON is treated as text here:
-Spark's parser checks it in the JVM (delta_table.py).
+A key or value that its format cannot decode never becomes null: an error with the record's offset is raised. JSON is
+treated as text here: Spark's parser checks it in the JVM (delta_table.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Piece:
 @dataclass(frozen=True)
 class ExportColumn:
     """One column of an export. `sql_type`: its type in Spark, empty for a key or value, whose format determines it.
-    `values`: returns the Arrow array of some records. `in_table`: false for a column that only tasks return."""
+    `values`: returns the column of a piece as an Arrow array. `in_table`: False for a column that is not stored."""
 
     name: str
     sql_type: str
@@ -77,12 +77,12 @@ _COLUMNS = (  # in the order of the table
 
 
 def columns_of(formats: Formats) -> tuple[ExportColumn, ...]:
-    """Return the columns of an export, in their order."""
+    """Return the columns of the rows that tasks of an export return, in order."""
     return tuple(item for item in _COLUMNS if item.name != _KEY_BYTES or not formats.key.distinguishes_keys)
 
 
 def table_columns() -> list[str]:
-    """Return the names of the columns of tables; `key_bytes` is only in those whose key format requires it."""
+    """Return the names of all columns of tables, including `key_bytes`, which only some key formats require."""
     return [column.name for column in _COLUMNS if column.in_table]
 
 
@@ -93,7 +93,7 @@ def raw_schema(formats: Formats) -> str:
 
 
 def arrow_batches(tables: Iterable[RecordTable], partition: int, formats: Formats) -> Iterator[Any]:
-    """Yield Arrow record batches of the raw schema, of about BATCH_BYTES. Raises Undecodable."""
+    """Yield the records as Arrow record batches of `raw_schema`, each of about BATCH_BYTES. Raises Undecodable."""
     return joined(_batch(_Piece.of(part, partition, formats)) for table in tables for part in cut(table))
 
 
@@ -108,7 +108,7 @@ def _headers(headers: HeadersColumn) -> Any:
 
 
 def _timestamps(records: np.ndarray) -> Any:
-    """Return the timestamps in microseconds, with null for -1. Raises Undecodable for a timestamp out of range."""
+    """Return the timestamps as Arrow timestamps in microseconds, null for -1. Raises Undecodable if out of range."""
     times_ms = records["timestamp_ms"].astype(np.int64)
     beyond = np.flatnonzero(np.abs(times_ms) > _MAX_MS)
     if len(beyond):
@@ -116,13 +116,13 @@ def _timestamps(records: np.ndarray) -> Any:
         raise Undecodable(
             f"timestamp {times_ms[at]} is out of range for a table",
             offset=int(records["offset"][at]),
-            remedy="Leave out this partition; nothing of it was written",
+            remedy="Leave out this partition, of which nothing was written",
         )
     return pyarrow.array(times_ms * 1000, pyarrow.int64(), mask=times_ms == -1).view(pyarrow.timestamp("us", "UTC"))
 
 
 def decode(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
-    """Decode the column to an Arrow array of the format's type; nulls are kept. Raises Undecodable for a bad value."""
+    """Decode keys or values (`what`) to an Arrow array of format `wanted`; nulls are kept. Raises Undecodable."""
     if wanted.name == "binary":
         return binary(column)
     if wanted.name in FIXED:

@@ -67,7 +67,7 @@ Execute = Annotated[bool, o.run_flag(
 
 
 def format_of(what: Literal["key", "value"], name: FormatName, schemas: Sequence[str] | None) -> Format:
-    """Return the format of keys or values from the flags. Raises UsageProblem if they contradict each other."""
+    """Return the format of keys or values (`what`). Raises UsageProblem unless avro and schemas are given together."""
     flag = f"--{what}-schema"
     if (name == "avro") != bool(schemas):
         raise UsageProblem(
@@ -118,14 +118,14 @@ class Request:
 
 @dataclass(frozen=True)
 class ExportRow(RowOfPartition):
-    """One partition."""
+    """The result for one partition."""
 
-    way: Annotated[str, "`full` or `incremental`"] = ""
+    way: Annotated[str, "the strategy: `full` or `incremental`"] = ""
     why: Annotated[str, "the reason for the strategy, or why nothing is exported"] = ""
     from_offset: Annotated[int | None, "start of the offsets that are read"] = None
     end_offset: Annotated[int | None, "end of the offsets that are read, exclusive"] = None
     log_bytes: Annotated[int | None, "size of the segments that are read"] = None
-    records: Annotated[int | None, "number of rows written"] = None
+    records: Annotated[int | None, "number of rows that were written"] = None
     tombstones: Annotated[int | None, "number of tombstones that are the latest records of their keys"] = None
     keyless: Annotated[int | None, "number of records without a key, which were left out"] = None
     table: Annotated[str, "directory of the table"] = ""

@@ -1,7 +1,7 @@
 """Reads and writes the Delta table of an exported topic, and the export state of each partition.
 
 The state of the partitions is stored in the `userMetadata` of the commit that writes the rows, so a crash cannot
-separate state and rows. It is read from the table's own log, latest commit first, without Spark.
+separate state and rows. The state is read from the table's own log, latest commit first, without Spark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMMIT = re.compile(r"\d{20}\.json")
 _LEFT_BY_A_KILLED_RUN = re.compile(r"_delta_log|partition=\d+")
 # Operations whose commits change no rows.
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
-# Those of exports that did not record their columns.
+# The columns of tables that were exported by a version which did not record columns.
 _FIRST_COLUMNS = ["partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch"]
 # In an error message of Spark: partition and offset of a value that its parser rejected.
 UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
@@ -33,10 +33,10 @@ UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
 
 @dataclass(frozen=True)
 class TableState:
-    """The export state of a table. `columns` are the columns that the version which exported it writes
-    (`table_columns`). `as_of`: the offset or time of the log state in the table, empty for the latest.
+    """The export state of a table. `columns` are the names of the columns (`table_columns`) that the version of keytail
+    which exported the table writes. `as_of`: the offset or time of the exported log state, empty for the latest state.
 
-    `changed`: a description of how others changed the table after the last export; `partitions` is then empty.
+    `changed`: how others changed the table after the last export (`partitions` is then empty), or "".
     """
 
     topic: str
@@ -57,7 +57,7 @@ class TableState:
 
 @as_caller()
 def read_state(path: str) -> TableState | None:
-    """Return the state of the table; None if there is no table yet. Raises Refused if `path` contains anything else."""
+    """Return the state of the table at `path`; None if none exists. Raises Refused for all but tables of exports."""
     folder = Path(path)
     if not folder.exists():
         return None
@@ -129,8 +129,8 @@ def _state_of(metadata: str | None) -> TableState | None:
 
 
 def decoded(raw: Any, formats: Formats) -> Any:
-    """Return the frame with its JSON checked by Spark's parser. Invalid JSON fails the job with a message that
-    UNDECODABLE matches."""
+    """Return the frame `raw`; if keys or values have the format `json`, Spark's parser checks them when the frame is
+    written. Invalid JSON fails the job with a message that UNDECODABLE matches."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     for name, wanted in (("key", formats.key), ("value", formats.value)):
@@ -142,7 +142,7 @@ def decoded(raw: Any, formats: Formats) -> Any:
 
 
 def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *, exists: bool) -> None:
-    """Replace the table's rows of these partitions, or create the table, in one commit."""
+    """Replace the table's rows of `partitions` by the frame's, or create the table, in one commit with `state`."""
     rows = _columns(frame.where("NOT deleted"), state)
     writer = rows.write.format("delta").option("userMetadata", state.as_metadata())
     if exists:
@@ -154,8 +154,8 @@ def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *
 
 
 def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -> None:
-    """Replace the table's rows by newer records of their keys, and remove rows whose keys have tombstones, in one
-    commit."""
+    """Merge the frame into the table's rows of `partitions`, in one commit with `state`: a record replaces the row of
+    its key or becomes a new row, a tombstone removes the row of its key."""
     from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
 
     spark = frame.sparkSession

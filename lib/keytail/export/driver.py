@@ -1,9 +1,9 @@
 """Writes the latest state of topics as Delta tables, from their logs, without a broker.
 
 `keytail export` and jobs/export.py under spark-submit run this code. It only reads log dirs and takes no lock, so it
-works on copies, on stopped brokers and beside a running one. It reads up to the high watermark that the broker has
-checkpointed or, if requested, up to the log end. Without `execute` it reports what it would do, and does not start
-Spark. export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
+works on copies, on stopped brokers and beside a running broker. It reads up to the stable offset, by the checkpointed
+high watermark or, if requested, the log end. Without `execute` it reports what it would do, and does not start Spark.
+export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _Planned:
 
 
 def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
-    """Export the chosen partitions; without `execute` only plan this. Returns a row for each partition, sorted by topic
-    and partition."""
+    """Export the chosen partitions; without `execute`, only plan the export. Returns a row for each partition, sorted
+    by topic and partition."""
     target = checked_target(fs, request)
     chosen = select_partitions(fs, request.partition_filter)
     request = replace(request, target=target)
@@ -82,7 +82,7 @@ def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
 
 @as_caller()
 def checked_target(fs: FileSystem, request: Request) -> str:
-    """Return the absolute directory of the tables. Raises UsageProblem if it, or an --as-of flag, is invalid."""
+    """Return the absolute path of the tables' directory. Raises UsageProblem if --to or an --as-of flag is invalid."""
     if request.as_of_offset is not None and request.as_of_timestamp is not None:
         raise UsageProblem(
             "--as-of-offset and --as-of-timestamp cannot be combined",
@@ -124,7 +124,7 @@ def _plan_topic(
 
 
 def _state(request: Request, topic: str) -> TableState | None:
-    """Return the state of the topic's table. Raises Refused if this export is not compatible with the table."""
+    """Return the state of the topic's table; None without a table. Raises Refused if this export does not match it."""
 
     path = os.path.join(request.target, topic)
     state = read_state(path)
@@ -150,7 +150,7 @@ def _state(request: Request, topic: str) -> TableState | None:
             f"the table was exported by another version of keytail, and only one of the two has the columns "
             f"{', '.join(sorted(differing))}",
             path=path,
-            remedy="Use the version of keytail that exported it, or give another --to, which exports everything again",
+            remedy="Use that version of keytail, or give another --to, which exports everything again",
             slug="export-column-mismatch",
         )
     if state.as_of != request.as_of:
@@ -219,7 +219,7 @@ def _no_state(request: Request, state: TableState | None) -> str:
 
 
 def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
-    """Return the current state of the log, with the stable offset limited by the request, and notes for the row."""
+    """Return the current state of the log and notes for the row. An --as-of flag lowers the stable offset."""
 
     now_ms = time.time_ns() // 1_000_000
     stable = readable(fs, facts, committed=True, log_end=request.high_watermark == "log-end", now_ms=now_ms)
@@ -250,8 +250,8 @@ def _as_of(fs: FileSystem, request: Request, facts: PartitionFacts) -> int | Non
 def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) -> int:
     if as_of < facts.log_start_offset:
         raise Refused(
-            f"the log starts at offset {facts.log_start_offset}, after the requested offset {as_of}: the state at that "
-            "offset cannot be determined",
+            f"the log starts at offset {facts.log_start_offset}, after the requested offset {as_of}, so the state as "
+            "of the requested offset cannot be determined",
             remedy="Give a later offset or time",
             path=facts.path,
             slug="offset-before-log-start",
@@ -267,10 +267,10 @@ def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) ->
     if facts.cleaner_checkpoint is None:
         notes.append(
             "no cleaner-offset-checkpoint has an entry for this partition, so it is unknown whether the log was "
-            "compacted beyond that state"
+            f"compacted beyond offset {as_of}"
         )
     if as_of > limit:
-        notes.append(f"the state is that of offset {limit}, the stable offset")
+        notes.append(f"the exported state is that as of offset {limit}, the stable offset")
     return min(limit, as_of)
 
 
@@ -326,7 +326,7 @@ def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
         return row
     notes = list(row.notes)
     if latest.keyless:
-        notes.append(f"{latest.keyless} records without a key were left out (--drop-keyless)")
+        notes.append(f"{latest.keyless} records without a key were left out, because of --drop-keyless")
     if latest.shards > 1:
         notes.append(f"the log was read {latest.shards} times: its keys do not fit into --map-memory at once")
     records = latest.records - (latest.tombstones if plan.way == "incremental" else 0)

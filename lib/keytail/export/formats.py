@@ -1,4 +1,4 @@
-"""Defines the formats of keys and values, which determine the types of columns."""
+"""Defines the formats of keys and values, which determine the types of a table's columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 FormatName = Literal["binary", "utf8", "json", "uuid", "short", "int", "long", "float", "double", "avro"]
 
-# For formats with a fixed length: the type of the column, and the NumPy type (Kafka's serializers, big-endian).
+# For formats with a fixed length: Spark's type of the column, and the NumPy type of the bytes, which are big-endian.
 FIXED = {
     "short": ("smallint", ">i2"),
     "int": ("int", ">i4"),
@@ -23,7 +23,7 @@ _TEXT = ("utf8", "json", "uuid")
 
 @dataclass(frozen=True)
 class Format:
-    """The format of keys or values; with schemas for `avro`."""
+    """The format of keys or values; `avro` has the schemas of the format `avro`, and is None for other formats."""
 
     name: FormatName = "binary"
     avro: AvroSchemas | None = None

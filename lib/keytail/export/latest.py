@@ -1,9 +1,9 @@
 """Finds the latest committed record of each key of a partition, for an export.
 
 Like the map phase of a compaction, the map phase (`find_latest`) hashes the keys of a range of offsets into the offset
-map; it returns one bit per record. Aborted data is not mapped. The read phase (`latest_records`) reads the records that
-have a bit, in one task per slice of segments. If the keys do not fit into the map, they are divided into shards by
-their hashes, and the log is read once per shard, with the same limit of memory.
+map; it returns one bit per record, which is set for the latest record of a key. Aborted data is not mapped. The read
+phase (`latest_records`) reads the records whose bit is set, in one task per slice of segments. If the keys do not fit
+into the map, they are divided into shards by their hashes, and the log is read once per shard, with an equal map.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_SHARDS = 64
 @dataclass(frozen=True)
 class LatestTask:
     """The records to find in a partition, with offsets in [from_offset, end_offset). `segments` are all segments of the
-    log, as listed. With `tombstones`, tombstones that are the latest records of their keys get a bit."""
+    log, as listed. `tombstones`: whether to set the bits of tombstones that are the latest records of their keys."""
 
     partition_path: str
     segments: tuple[SegmentFacts, ...]
@@ -56,17 +56,18 @@ class LatestTask:
 
     @property
     def sources(self) -> tuple[SegmentFacts, ...]:
-        """The segments with offsets in the range."""
+        """The segments that may have offsets in the range."""
         of = self.segments[self.first_segment :]
         return tuple(segment for segment in of if segment.base_offset < self.end_offset)
 
 
 @dataclass(frozen=True)
 class Latest:
-    """One bit per record of the task's `sources`, compressed. The bits of segment i begin at `first_bits[i]`.
+    """The result of a LatestTask. `bits`: one bit per record of the task's `sources`, compressed by zlib; the bits of
+    `sources[i]` begin at bit `first_bits[i]`. `records` is the number of bits that are set.
 
-    `tombstones` counts tombstones that are the latest record of their key, with or without a bit. `has_gap`: offsets
-    are missing between or in the batches of the range, as after compaction.
+    `tombstones` is the number of tombstones that are the latest records of their keys, whether or not their bits are
+    set. `has_gap`: offsets are missing between or in the batches of the range, as after compaction.
     """
 
     bits: bytes
@@ -80,7 +81,7 @@ class Latest:
 
 def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
     """Find the latest record of each key. Raises CorruptLog for damage; Refused for records without a key (unless
-    `drop_keyless`), for too many keys, and if the files differ from the listing, before or after reading.
+    `drop_keyless`), for too many keys, and if the files differ from the listing before or after they are read.
 
     Needs memory for the map, two bits per record, and up to 256 MiB more.
     """
@@ -132,7 +133,7 @@ class _Finder:
         self._gaps = _Gaps(task.from_offset, task.end_offset)
 
     def find(self, shards: int) -> Latest | None:
-        """Read the log once per shard. Returns None if the keys of a shard do not fit into the map."""
+        """Read the log once per shard. Return the result, or None if the keys of a shard do not fit into the map."""
         for shard in range(shards):
             if not self._map(shard, shards):
                 return None
@@ -208,7 +209,7 @@ class _Finder:
         return True
 
     def _numbered(self, portion: Portion, first_ordinal: np.ndarray) -> np.ndarray:
-        """Return the ordinals of the portion's records; -1 for records that do not belong in the map."""
+        """Return the ordinals (int64) of the portion's records; -1 for records that do not belong in the map."""
         records, columns = portion.records, portion.columns
         portion.hash_keys(self._task.hash_seed)
         number_records(
@@ -239,14 +240,19 @@ class _Gaps:
 
     def __init__(self, from_offset: int, end_offset: int) -> None:
         self._next, self._end = from_offset, end_offset
-        self.found = False
+        self._is_found = False
+
+    @property
+    def found(self) -> bool:
+        """Whether offsets are missing in the range; known when all its batches have been looked at."""
+        return self._is_found or self._next < self._end
 
     def look(self, table: np.ndarray) -> None:
         table = table[(table["last_offset"] >= self._next) & (table["base_offset"] < self._end)]
-        if not len(table) or self.found:
+        if not len(table) or self._is_found:
             return
         spans = table["last_offset"] - table["base_offset"] + 1
-        self.found = bool(
+        self._is_found = bool(
             table["base_offset"][0] > self._next
             or (table["base_offset"][1:] != table["last_offset"][:-1] + 1).any()
             or (spans != table["record_count"]).any()
@@ -264,7 +270,8 @@ def _longer(bits: np.ndarray, n: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LatestSlice:
-    """Some segments of a partition that contain records with a bit, all below `end_offset`."""
+    """Some segments of a partition that contain records whose bits are set. The records are below `end_offset`. The
+    bits of `segments[i]` begin at bit `first_bits[i]` of `bits`, which are compressed by zlib."""
 
     partition_path: str
     segments: tuple[SegmentFacts, ...]
@@ -275,7 +282,7 @@ class LatestSlice:
 
 
 def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) -> list[LatestSlice]:
-    """Divide the sources into slices of about `slice_bytes` of log. Segments without a bit are omitted."""
+    """Divide the sources into slices of about `slice_bytes` of log. Segments without set bits are omitted."""
     bits = np.frombuffer(zlib.decompress(latest.bits), np.uint8)
     sources, ends = task.sources, [*latest.first_bits[1:], 8 * len(bits)]
     slices: list[LatestSlice] = []
@@ -309,12 +316,12 @@ def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) 
 
 
 def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
-    """Yield the records that have a bit, in order, some thousands at a time; a table is valid until the next.
+    """Yield tables of some thousands of the records whose bits are set, in order; a table is valid until the next.
 
     Raises the same errors as `find_latest`, even at the end, if the files have changed meanwhile.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
-    # The array is writable, like all arrays of bits.
+    # `bytearray` makes the array writable, like all arrays of bits.
     bits = np.frombuffer(bytearray(zlib.decompress(piece.bits)), np.uint8)
     with unchanged(fs, piece.partition_path, piece.segments, is_last=piece.is_last):
         for number in range(len(piece.segments)):
@@ -339,7 +346,7 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
 
 
 def _unpacked(bits: np.ndarray, start: int, end: int) -> np.ndarray:
-    """Return the bits from `start` to before `end`, each as an int64. Bits after the last byte are 0."""
+    """Return the bits from `start` to before `end` as an array of int64 (0 or 1). Bits after the last byte are 0."""
     of = np.unpackbits(bits[start // 8 : -(-end // 8)], bitorder="little")[start % 8 :].astype(np.int64)
     return np.pad(of[: end - start], (0, max(end - start - len(of), 0)))
 

@@ -1,9 +1,9 @@
 """Writes the records of one topic to its Delta table. EXPORT.md explains what is atomic, and why.
 
 There are two Spark jobs. The first finds the latest record of each key in each partition, and returns only bits. In the
-second, each task reads the records that have a bit from a slice of a log, and Delta writes these records. A partition
-that fails in the second job is left out, and the job is repeated with the others. A topic has one commit for partitions
-that are exported in full, and one for partitions that are updated.
+second, each task reads the latest records of a slice of a log, and Delta writes them. A partition that fails in the
+second job is left out, and the job is repeated with the other partitions. A topic has one commit for partitions that
+are exported in full, and another commit for partitions that are exported incrementally.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MERGED_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Work:
-    """One partition to be exported according to `plan`; `after` is its state in the table after the export."""
+    """One partition to be exported according to `plan`, and its state in the table `after` the export."""
 
     partition: int
     plan: ExportPlan
@@ -91,8 +91,7 @@ OnResult = Callable[[ExportOutcome], None]
 
 @dataclass
 class Export:
-    """One run. `on_result` is called with the outcome of each partition, after its rows are committed or it has failed.
-    """
+    """One export. `on_result` is called with the outcome of each partition, once it is committed or has failed."""
 
     engine: Engine
     on_result: OnResult
@@ -109,7 +108,7 @@ class Export:
             self._commit(what, of_strategy, commit)
 
     def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
-        """Find the latest records. Return the outcomes by partition number; call `on_result` for failed partitions."""
+        """Return the outcomes with latest records by partition number; call `on_result` for partitions that failed."""
         waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
         found = {}
         while waiting:
@@ -135,8 +134,8 @@ class Export:
     def _commit(
         self, what: Exporting, found: dict[int, ExportOutcome], commit: Callable[[Exporting, Any, list[int]], None]
     ) -> None:
-        """Commit all partitions in one commit. A partition that makes the job fail is left out, and the job repeated.
-        """
+        """Commit the rows of all partitions in `found` in one commit. If a partition makes the job fail, it is left
+        out, and the job is repeated. Calls `on_result` for each partition."""
         while found:
             try:
                 with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:
@@ -160,7 +159,8 @@ class Export:
         found: Mapping[int, ExportOutcome],
         commit: Callable[[Exporting, Any, list[int]], None],
     ) -> tuple[int | None, KeytailError] | None:
-        """Return None after a commit. If it failed, return the partition that made it fail, if known, and the error."""
+        """Try to commit the rows of all partitions in `found`. Return None if that succeeds; if not, the number of the
+        partition that made the job fail (None if unknown), and the error."""
         numbers = sorted(found)
         state = self._state.with_partitions({number: found[number].work.after for number in numbers})
         size = sum(item.work.log_bytes for item in found.values())
@@ -201,7 +201,7 @@ def _find(work: Work, attempt: str, *, tasks_per_host: int) -> Latest:
 
 @contextlib.contextmanager
 def _frame(session: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int) -> Iterator[Any]:
-    """Yield a DataFrame with the raw schema and one task per slice. It is valid while the context is open."""
+    """Yield a DataFrame with `raw_schema` and one task per slice. The frame is valid while the context is open."""
     pieces = [
         (item.work.partition, piece)
         for item in found
@@ -220,7 +220,7 @@ def _frame(session: Any, found: Sequence[ExportOutcome], formats: Formats, slice
 
 
 def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:
-    """Run a Spark task of the second job: yield the rows of its slices."""
+    """Run a Spark task of the second job: yield the rows of its slices as Arrow batches."""
     with as_caller():
         pieces = shared.value
     for batch in batches:
@@ -247,10 +247,10 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
 
 
 def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
-    """Return the partition that made a job fail (None if unknown), and the error."""
+    """Return the number of the partition that made a job fail (None if unknown), and the error."""
     text = text_of(problem)
     if match := _ENCODED_PROBLEM.search(text):
-        # If no task wrote it, `lost` uses Spark's message.
+        # If the text was not written by a task of this job, `lost` is called with Spark's error.
         with contextlib.suppress(NotAValue, ValueError, TypeError):
             number, known = from_bytes(base64.b64decode(match[1]))
             if isinstance(known, KeytailError):

@@ -1,7 +1,7 @@
 """Decides with pure functions which offsets of a partition have to be exported, given the state of the table.
 
-If the resulting table equals that of a full export, only records after the last exported offset are read. If it does
-not, or this is unknown, the whole log is read (export/EXPORT.md, "Full or incremental").
+If the resulting table is certain to equal that of a full export, only records after the last exported offset are read.
+If not, the whole log is read (export/EXPORT.md, "Full or incremental").
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Exported:
-    """The exported state of a partition: the committed records below `end_offset`.
+    """The state of a partition in the table, which has its committed records below `end_offset`.
 
-    `leader_epoch` is the epoch of the offset before `end_offset` (None if unknown), `log_start_offset` the log start
-    offset at the time of the export.
+    `leader_epoch` is the leader epoch of the offset before `end_offset` (None if unknown), and `log_start_offset` is
+    the log start offset at the time of the export.
     """
 
     end_offset: int
@@ -30,7 +30,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class LogNow:
-    """The current state of the log. Offsets below `stable_offset` are to be exported."""
+    """The current state of the log. Records below `stable_offset` are to be exported."""
 
     log_start_offset: int
     log_end_offset: int
@@ -40,7 +40,7 @@ class LogNow:
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, start offset), ascending
 
     def exported(self) -> Exported:
-        """Return the state of the table after an export of this log."""
+        """Return the state that the table has after an export of this log up to `stable_offset`."""
         return Exported(
             self.stable_offset,
             self.log_start_offset,
@@ -51,7 +51,7 @@ class LogNow:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """How to export a partition, reading offsets from `from_offset` on. `way` is the strategy, `why` its reason."""
+    """How to export a partition from `from_offset` on. `way` is the strategy, and `why` is the reason for it."""
 
     way: Literal["full", "incremental", "none"]
     why: str
@@ -90,7 +90,7 @@ def plan_export(before: Exported | None, log: LogNow, *, no_state: str = NO_PART
 
 
 def reason_for_all(before: Exported, log: LogNow) -> str | None:
-    """Return why reading after the last exported offset is not sufficient, or None if it is."""
+    """Return why the whole log has to be read, or None if records after the last exported offset are sufficient."""
     if None not in (before.topic_id, log.topic_id) and before.topic_id != log.topic_id:
         was, now = before.topic_id, log.topic_id
         return f"the topic was replaced by another topic of the same name: its id was {was}, now {now}"

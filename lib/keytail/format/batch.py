@@ -45,7 +45,7 @@ NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_CONTROL_TYPE = -1
 
-# The batch table has one row per batch, in native byte order. It is the input of every processing step
+# The batch table has one row per batch, in native byte order. This table is the input of every processing step
 # (`log/records/chunk.py`).
 BATCH_TABLE = np.dtype(
     [

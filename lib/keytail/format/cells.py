@@ -1,11 +1,11 @@
 """Divides records by partition into cells. A cell has records of one partition, as stored in a scratch file.
 
 A cell begins with eight words (int64 in the byte order of the host; readers run on hosts with the same order): 0 is the
-number of records; 1 and 2 are the bytes of keys and of values; 3 is 1 if there are headers; 4 is the number of headers;
-5 and 6 are the bytes of their keys and of their values; 7 is 0. The columns of `columns.py` follow: first, as words,
-the timestamps and the offsets of keys, values, headers, header keys and header values; then, for keys, values, header
-keys and header values, one byte per row that is 1 if the row is not null; then their bytes in the same order; then
-zeros up to a whole word.
+number of records; 1 and 2 are the numbers of bytes of keys and of values; 3 is 1 if there are headers; 4 is the number
+of headers; 5 and 6 are the numbers of bytes of header keys and of header values; 7 is 0. The columns of `columns.py`
+follow: first, as words, the timestamps and the offsets of keys, values, headers, header keys and header values; then,
+for keys, values, header keys and header values, one byte per row that is 1 if the row is not null; then the bytes of
+these four in the same order; then zeros up to a whole word.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def opened(cell: np.ndarray) -> RecordColumns:
 
 
 def _columns(parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -> list[_Column]:
-    """Return the columns of keys, values and, if a part has headers, of header keys and values. Each item of a column
-    has the partition of each of its rows."""
+    """Return the columns of keys, values and, if a part has headers, of header keys and values. An item of a column is
+    a part of it, with the partition of each row."""
     keys = [(part.keys, of) for part, of in zip(parts, partitions, strict=True)]
     columns = [keys, [(part.values, of) for part, of in zip(parts, partitions, strict=True)]]
     with_headers = [

@@ -17,8 +17,8 @@ from keytail.format.codecs.errors import Buffer
 class BytesColumn:
     """A column of byte strings: `data[offsets[i]:offsets[i + 1]]` is the value of row i, unless it is null.
 
-    `data` is uint8; `offsets` is int64, with one element more than there are rows; `valid` is bool. These are the
-    buffers of an Arrow large binary array, except that Arrow's validity has one bit per row.
+    `data` is uint8; `offsets` is int64, with one element more than there are rows; `valid` is bool. The three arrays
+    are the buffers of an Arrow large binary array, except that Arrow's validity has one bit per row.
     """
 
     data: np.ndarray

@@ -25,7 +25,7 @@ class Compressor(Protocol):
 
 
 class Implementation(Protocol):
-    """The contents of a codec's module. Codecs without levels ignore `level`; only lz4 uses `skip_header_checksum`."""
+    """The interface of a codec's module. Codecs without levels ignore `level`; only lz4 uses `skip_header_checksum`."""
 
     def compress(self, data: Buffer, level: int, /) -> bytes: ...
 
@@ -53,7 +53,7 @@ def decompress(
 
     Raises ValueError with the reason for data that Kafka's reader of that codec refuses; TooLarge for an output longer
     than `limit_bytes`, before more than that is in memory. `data` is contiguous. `skip_header_checksum` accepts any
-    checksum of the lz4 header, since it is wrong in messages of magic 0 (LEGACY.md 3).
+    checksum of the lz4 header, since this checksum is wrong in messages of magic 0 (LEGACY.md 3).
     """
     return _implementation(codec_id).decompress(data, limit_bytes, skip_header_checksum)
 
@@ -84,7 +84,7 @@ def check_level(codec_id: int, level: int | None) -> None:
 
 
 def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
-    """Return `data` in Kafka's framing; `level` None is the default of Kafka's codec (`check_level`)."""
+    """Return `data` compressed, in Kafka's framing; `level` None is the default level of Kafka's codec."""
     return _implementation(codec_id).compress(data, TABLE[codec_id].default_level if level is None else level)
 
 

@@ -29,8 +29,8 @@ DELETED = "<DELETE>"
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """Decodes the records of `topic` as Kafka's tool does with `flag`. By record type (COORDINATOR.md, "Record types"):
-    the messages of `keys` and `values`, and functions that decode bytes within a value (`nested`)."""
+    """Decodes the records of `topic` as Kafka's tool does with `flag`. `keys` and `values` are messages, `nested` are
+    functions that decode bytes within a value, by record type (COORDINATOR.md, "Record types")."""
 
     flag: str
     topic: str
@@ -76,7 +76,7 @@ def _version(data: bytes, name: str) -> int:
 
 
 def _open_members(group: dict[str, Any]) -> None:
-    """Decode subscription and assignment of each member of a consumer group; invalid ones remain bytes."""
+    """Decode subscription and assignment of each member of a consumer group; invalid data remain bytes."""
     if group["protocolType"] != "consumer":
         return
     for member in group["members"]:

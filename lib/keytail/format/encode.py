@@ -197,8 +197,8 @@ def _compressed(plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of
 
 
 def _check(arrays: tuple, first_row: int, most_bytes: int) -> int:
-    """Return the size in bytes of a batch with only the largest record. Raises Refused if it is above `most_bytes`, and
-    for an invalid row."""
+    """Return the size in bytes of a batch with only the largest record. Raises Refused if this size is above
+    `most_bytes`, and for an invalid row."""
     code, row, largest = kernels.check_records(*arrays, most_bytes)
     if code == kernels.RECORD_TOO_LARGE:
         raise _too_large(first_row + row, most_bytes, largest)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse_object(data: bytes | str) -> dict[str, Any]:
-    """Return the fields of a JSON object. Raises ValueError for anything else: text that is not JSON, JSON that is
+    """Return the fields of a JSON object. Raises ValueError for any other data: text that is not JSON, JSON that is
     nested too deeply, or a value of another type."""
     try:
         found = json.loads(data)

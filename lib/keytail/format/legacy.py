@@ -1,7 +1,7 @@
 """Reads messages of magic 0 and 1 as batches: fills their rows of the batch table, and converts records to version 2.
 
-LEGACY.md beside this file specifies their layout. Everything, including inner checksums, is checked, because the
-records are written with new checksums. The caller adds file and byte position to an error.
+LEGACY.md beside this file specifies the layout of the messages. Everything, including inner checksums, is checked,
+because the records are written with new checksums. The caller adds file and byte position to an error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LegacyBatch:
 
     `attributes` has codec and timestamp type as in version 2. `max_timestamp_ms` is the timestamp of the message
     itself, which in a compressed message need not be the largest of the inner timestamps. `is_uniform`: the inner
-    messages have the magic of this message, and its offset is that of the last inner message.
+    messages have the magic of this message, which has the offset of the last inner message.
     """
 
     base_offset: int
@@ -169,7 +169,7 @@ def summarize_rows(
         table["attributes"][row] = batch.attributes | (0 if batch.is_uniform else NOT_COPIED)
         table["base_timestamp_ms"][row] = batch.base_timestamp_ms
         table["max_timestamp_ms"][row] = batch.max_timestamp_ms
-    # The caller uses the rows before an invalid one, so their offsets must ascend, too.
+    # The caller uses the rows before an invalid row, so the offsets of these rows must ascend, too.
     ends = np.concatenate(([previous_last_offset], table["last_offset"][:-1]))
     back = np.flatnonzero(table["base_offset"][:bad] <= ends[:bad])
     if len(back):
@@ -179,7 +179,7 @@ def summarize_rows(
 
 
 def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
-    """Check the message and decompress its inner messages."""
+    """Check the message, and return its inner messages decompressed."""
     if start < 0 or size < kernels.PREFIX_BYTES or start + size > len(raw):
         raise ValueError(_REASONS[kernels.OUT_OF_RANGE])
     message, end = start + kernels.PREFIX_BYTES, start + size

@@ -63,7 +63,7 @@ class PartitionChangeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConfigRecord:
-    """A config of a topic, of a broker (`resource_name` is its id) or of all brokers (""); value None removes it."""
+    """A config of a topic, a broker (`resource_name` is its id) or all brokers (""); value None removes the config."""
 
     resource_type: int
     resource_name: str
@@ -128,8 +128,8 @@ KnownRecord: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class NewerRecord:
-    """A record with a newer version than the latest known one. `record` has its leading fields, decoded as in the
-    latest known version; they identify the subject of the record. Its other fields are unknown."""
+    """A record with a newer version than the latest known version. `record` has its leading fields, decoded as in the
+    latest known version; they identify the subject of the record. The record's other fields are unknown."""
 
     record_type: int
     version: int
@@ -140,10 +140,10 @@ MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 
 
 def parse_record(data: bytes | None) -> MetadataRecord:
-    """Decode the value of one record of the log. Raises ValueError if Kafka could not read it.
+    """Decode the value of one record of the log. Raises ValueError if Kafka could not read the record.
 
-    A record whose version is newer than the latest known one is returned as a `NewerRecord`. ValueError is also raised
-    if the known fields of such a record are invalid.
+    A record whose version is newer than the latest known version is returned as a `NewerRecord`. ValueError is also
+    raised if the known fields of such a record are invalid.
     """
     if data is None:
         raise ValueError("the record has no value")
@@ -233,8 +233,8 @@ def encode_topic_id(topic_id: str) -> bytes:
 
 
 def parse_topic_id(data: bytes) -> str:
-    """Return the topic id in the contents of a `partition.metadata` file (NAMES.md). Raises ValueError if they are
-    invalid."""
+    """Return the topic id in the contents of a `partition.metadata` file (NAMES.md). Raises ValueError if the contents
+    are invalid."""
     lines = data.decode("ascii").split("\n")
     version, topic_id = (line.partition(": ") for line in [*lines, "", ""][:2])
     if (version[0], topic_id[0]) != ("version", "topic_id") or not version[2].strip().isdecimal():

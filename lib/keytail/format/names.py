@@ -68,11 +68,10 @@ class FileName:
     """A file of a partition directory, classified by its name alone.
 
     `kind`: "live" (a segment file or snapshot under its final name), "cleaned", "swap", "deleted" (Kafka's
-    stages), "scratch" (keytail's own), "partition" (the two files without a number), "fatal" (a name that stops a
-    broker, or makes it open a different file), "other" (ignored by brokers).
-    `base_offset` is the number in the name; for a snapshot it is an end offset. `suffix` is one of CONTENT_SUFFIXES, in
-    scratch files also SURVIVORS, PROOF, CELLS or PREPARED; "" if there is none. `run_id` and `attempt` are those of a
-    scratch file.
+    stages), "scratch" (keytail's own), "partition" (the two files without a number), "fatal" (a name that keeps a
+    broker from starting, or makes it open a different file), "other" (ignored by brokers). `base_offset` is the number
+    in the name; for a snapshot it is an end offset. `suffix` is one of CONTENT_SUFFIXES, in scratch files also
+    SURVIVORS, PROOF, CELLS or PREPARED; "" if there is none. `run_id` and `attempt` are those of a scratch file.
     """
 
     name: str
@@ -85,7 +84,7 @@ class FileName:
 
 @dataclass(frozen=True)
 class PartitionDir:
-    """A partition directory, by its name. A broker may have truncated the topic of a `delete` or `stray` name."""
+    """A partition directory, by its name. In a `delete` or `stray` name, a broker may have truncated the topic."""
 
     topic: str
     partition: int
@@ -178,11 +177,11 @@ def parse_file_name(name: str) -> FileName:
 def left_by_missing_segments(found: Iterable[str]) -> dict[int, str]:
     """Return the names of indexes and snapshots without a `.log` in a partition directory, one name per base offset.
 
-    Each shows that a segment began there, unless the segment before contains that offset, or a broker was killed while
-    it removed a segment. If a replacement is unfinished, the result is empty.
+    Each name shows that a segment began at its offset, unless the segment before contains that offset, or a broker was
+    killed while it removed a segment. If a replacement is unfinished, the result is empty.
 
-    A snapshot is evidence only with brokers from 2.8 on, which write partition.metadata: they remove it with the
-    segment that begins there, and indexes without a segment when they start.
+    A snapshot is evidence only with brokers from 2.8 on, which write partition.metadata: they remove a snapshot with
+    the segment that begins at its offset, and indexes without a segment when they start.
     """
     live, shows_by_snapshot = [], False
     for name in found:
@@ -218,7 +217,7 @@ def partition_dir(topic: str, partition: int) -> str:
 
 
 def parse_partition_dir(name: str) -> PartitionDir | None:
-    """Return the partition in directory `name` of a log dir; None if it is no name of a partition directory.
+    """Return the partition in directory `name` of a log dir; None if it is not the name of a partition directory.
 
     If a log dir contains a directory for which this returns None, except REMOTE_INDEX_CACHE_DIR, a broker does not
     start. The check is stricter than a broker's, so that no other directory is taken for a partition: the topic name

@@ -69,7 +69,7 @@ class Fields(NamedTuple):
 
 
 def find_fields(data: Buffer, position: int) -> Fields:
-    """Return the fields of the record at `position`. Raises ValueError if they do not fill its length exactly."""
+    """Return the fields of the record at `position`. Raises ValueError if the fields do not fill the record exactly."""
     length, at = decode_varint(data, position)
     end = at + length
     if length < 1 or end > len(data):
@@ -113,7 +113,7 @@ def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
 
 
 def decode_records(block: Buffer, count: int) -> list[Record]:
-    """Return the records of an uncompressed record block. Raises ValueError if it is not exactly `count` records."""
+    """Return the records of an uncompressed block. Raises ValueError if it does not have exactly `count` records."""
     if count < 0:
         raise ValueError(f"the record count {count} is negative")
     records, at = [], 0

@@ -1,9 +1,9 @@
 """Implements the tasks of the strategy that bypasses the JVM: each reads a slice of Parquet and divides it into cells.
 
 A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition, ordered by
-place, are all its records. Cells are in scratch files, one file per slice, in partition directories, because all tasks
-have log dirs at the same path; the tasks that write partitions read them there. Spark's shuffle would copy the data six
-times in the JVM, which took 1.4 of 2.8 s of CPU time per million records.
+place, have all its records. Cells are in scratch files, one file per slice, in partition directories, because all tasks
+have log dirs at the same path; the tasks that write partitions read the cells there. Spark's shuffle would copy the
+data six times in the JVM, which took 1.4 of 2.8 s of CPU time per million records.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PART_BYTES = 16 << 20  # maximum bytes of decoded records that are divided at a 
 # Maximum number of rows of Parquet that are decoded at a time: the same as in Spark's own reader.
 _MAX_ROWS = 4096
 _READ_BYTES = 1 << 20
-Numbers = tuple[np.ndarray, np.ndarray]  # partitions, and which of them are valid
-_NO_PARTITION = -1  # for numbers that do not fit into an int, and for records to omit
+Numbers = tuple[np.ndarray, np.ndarray]  # of each record: its partition number (int64), and whether it is valid (bool)
+_NO_PARTITION = -1  # stands for a partition number that does not fit into an int, and for records to omit
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A row group. `file_number` is the number of its file in the order of names, from 0; `first_row` is the number of
-    its first row in the file. Size and mtime are those of the file when the driver read its footer."""
+    """A row group. `file_number` is the number of its file in the order of names, and `first_row` the number of its
+    first row in the file, both from 0. `size_bytes` and `mtime_ns` are those of the file when its footer was read."""
 
     path: str
     file_number: int
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the source that one task reads. All slices, in the order of `number`, are the whole source."""
+    """A part of the source that one task reads. All slices, in the order of `number`, contain the whole source."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -75,9 +75,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Scratch:
-    """The partition directories in which this run may write cells, and from which its scratch files are removed at its
-    end.
-    """
+    """The partition directories (`folders`) in which the run `run_id` may write cells. The run's scratch files are
+    removed when it ends."""
 
     folders: Sequence[str]
     run_id: str
@@ -90,7 +89,7 @@ class Scratch:
 def on_slices(
     batches: Iterator[Any], *, slices: Sequence[Slice], work: Callable[[Slice], Iterator[Any]]
 ) -> Iterator[Any]:
-    """Run a Spark task: call `work` with the slices whose numbers are in the batches, and yield its results."""
+    """Run a Spark task: call `work` with each slice whose number is in the batches, and yield what `work` yields."""
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from work(slices[number])
@@ -99,7 +98,7 @@ def on_slices(
 def store_slice(
     fs: FileSystem, item: Slice, columns: Mapping[str, str], n_partitions: int, skipped: Collection[int], path: str
 ) -> list[Cell]:
-    """Write the cells of `pack_slice` to a new file at `path`, which is removed after an error."""
+    """Write the cells of `pack_slice` to a new file, and return their locations. After an error the file is removed."""
     stored: list[Cell] = []
     position = 0
     try:
@@ -119,7 +118,7 @@ def store_slice(
 
 
 def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordColumns]]:
-    """Yield the partition and the records of each cell. Raises KeytailError if a scratch file is too short."""
+    """Yield the partition number and the records of each cell. Raises KeytailError if a scratch file is too short."""
     for path, of_path in itertools.groupby(stored, key=lambda cell: cell.path):
         fd = fs.open_read(path)
         try:
@@ -139,11 +138,11 @@ def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordCo
 def pack_slice(
     item: Slice, columns: Mapping[str, str], n_partitions: int, skipped: Collection[int]
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
-    """Yield task, place, partition and bytes of each cell of the slice, without records of the partitions in `skipped`.
-    The bytes are valid until the next cell.
+    """Yield task, place, partition and bytes (uint8) of each cell of the slice, without records of the partitions in
+    `skipped`. The bytes are valid until the next cell.
 
-    Records for a partition that the topic does not have are omitted. An empty cell with the number of that partition,
-    before the other cells of its part, reports them to the task with that number modulo `n_partitions`.
+    Records for a partition that the topic does not have are omitted. Instead, an empty cell with the number of that
+    partition, before the other cells of the part, makes the task with the number modulo `n_partitions` report them.
     """
     divider = cells.Divider(n_partitions)
     place = item.number << 32
@@ -165,7 +164,7 @@ def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
 
 
 def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
-    """Yield batches of COUNTS_SCHEMA: counts of the slice by partition, including partitions that do not exist."""
+    """Yield Arrow batches of COUNTS_SCHEMA, one per part of the slice, including partitions that do not exist."""
     counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
     for piece in item.pieces:
         for part in _parts(piece, counted, n_partitions):
@@ -184,7 +183,7 @@ def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> I
 
 def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
     """Return the partition of each record (int32): its number in `own` if that is valid; if not, the partition of its
-    key; for a record without a key, its turn modulo `n_partitions`."""
+    key; for a record without a key, its turn modulo `n_partitions`. Turns ascend by 1 from `first_turn` on."""
     found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
     keyless = np.flatnonzero(~keys.valid)
     found[keyless] = (first_turn + keyless) % n_partitions
@@ -198,7 +197,7 @@ def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_par
 def _parts(
     piece: Piece, columns: Mapping[str, str], n_partitions: int
 ) -> Iterator[list[tuple[RecordColumns, np.ndarray]]]:
-    """Yield parts of about PART_BYTES: lists of small runs of records, with the partition of each record."""
+    """Yield parts of about PART_BYTES of the piece. A part is a list of (some records, their partitions (int32))."""
     row, pending_bytes = piece.first_row, 0
     pending: list[tuple[RecordColumns, np.ndarray]] = []
     for batch in _decoded(piece, columns):
@@ -215,13 +214,13 @@ def _parts(
 
 
 def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
-    """Yield small batches of the piece's records, columns named by role. Raises Refused if the file has changed."""
+    """Yield Arrow batches of the piece's records, columns named by role. Raises Refused if the file has changed."""
     with as_caller(), open(piece.path, "rb") as opened:
         status = os.fstat(opened.fileno())
         if (status.st_size, status.st_mtime_ns) != (piece.size_bytes, piece.mtime_ns):
             raise Refused(
-                f"on host {os.uname().nodename}, size or modification time of the file differ from those that the "
-                "driver found",
+                f"on host {os.uname().nodename}, the file has another size or modification time than when the driver "
+                "read its footer",
                 path=piece.path,
                 remedy="Import a source that is not written during the import, at the same path on all hosts",
                 slug="source-file-changed",
@@ -237,7 +236,7 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _plain(array: Any) -> Any:
-    """Decode a dictionary; convert timestamps to ms (rounded down, as Spark does), with -1 for null."""
+    """Return the array without dictionary encoding; timestamps as ms (int64, rounded down as in Spark), -1 for null."""
     kind = array.type
     if pyarrow.types.is_dictionary(kind):
         return array.dictionary_decode()
@@ -248,7 +247,7 @@ def _plain(array: Any) -> Any:
 
 
 def _own(batch: Any) -> Numbers | None:
-    """Return the values of the partition column (int64), and which of them are valid; None without such a column."""
+    """Return the values of the batch's column `partition`, and which are valid; None if there is no such column."""
     at = batch.schema.get_field_index("partition")
     if at < 0:
         return None

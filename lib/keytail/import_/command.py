@@ -160,7 +160,7 @@ class Request:
 
 @dataclass(frozen=True)
 class ImportRow(RowOfPartition):
-    """One partition of the topic."""
+    """The result for one partition of the topic."""
 
     records: int = 0
     source_bytes: Annotated[int | None, "size of keys and values; only in a dry run"] = None
@@ -176,8 +176,8 @@ class ImportRow(RowOfPartition):
 
 
 def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> int:
-    """Return 0 if no partition has a problem; 3 if there are problems, but some partitions were or can be imported; 1
-    if none were or can be imported. `unchanged` partitions count as neither."""
+    """Return 0 if no partition has a problem. If some have: 3 if records of other partitions were or can be imported,
+    and 1 if not. A partition with the status `unchanged` counts neither as a problem nor as imported."""
     if all(row.status not in FAILURES for row in rows):
         return 0
     return 3 if any(row.status.startswith("imported") or row.status == "would-import" for row in rows) else 1
@@ -211,7 +211,7 @@ def next_step(rows: Sequence[ImportRow], request: Request) -> str:
     if not request.execute and any(row.status == "would-import" for row in rows):
         return "This was a dry run. To import, stop the brokers, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "Partitions that were not imported are unchanged; the reasons and remedies are given above."
+        return "The reasons why partitions were not imported, and the remedies, are given above."
     return "Next: start the brokers." if any(row.status == "imported" for row in rows) else ""
 
 

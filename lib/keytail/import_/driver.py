@@ -1,8 +1,8 @@
 """Appends a table of records to a topic's partitions, without a broker.
 
-`keytail import` and jobs/import_logs.py under spark-submit run this code. Without `execute` the source is read and
-counted, nothing is changed and no lock is taken. With it, locks are held from before the first survey until after the
-last rename. import_/IMPORT.md describes what an import bypasses, and what is refused for which reason.
+`keytail import` and jobs/import_logs.py under spark-submit run this code. Without `execute` the records of the source
+are counted, nothing is changed and no lock is taken. With `execute`, locks are held from before the survey on which the
+plans are based until after the last rename. import_/IMPORT.md describes what an import bypasses, and what is refused.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from keytail.run.spark.delta import session_settings
 from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 
-# Default of --batch-bytes. It exceeds a producer's 16 KiB: imported records are usually read in bulk, and larger
-# batches compress better.
+# Default of --batch-bytes, larger than a producer's default of 16 KiB: imported records are usually read in bulk, and
+# larger batches compress better.
 BATCH_BYTES = 128 << 10
 
 
 def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
     """Import the source or, without `execute`, make a dry run. Returns a row for each partition of the topic in the log
-    dirs, ascending.
+    dirs, in ascending order.
 
-    A process that was started as root works as the owner of the log dirs from now on.
+    If this process was started as root, it works as the owner of the log dirs from then on.
     """
     work_as_owner(fs, request.all_log_dirs)
     with contextlib.ExitStack() as run:
@@ -86,8 +86,8 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
 def _opened(
     request: Request, local: LocalSource | None, n_partitions: int, run: contextlib.ExitStack, reporter: Reporter
 ) -> tuple[Here | Slices | Rows, Sequence[SourceFileFacts]]:
-    """Return the source with the strategy that reads it, and its files. Starts Spark unless this process can read the
-    source."""
+    """Return the source as an object of the strategy that reads it, and the facts about its files. Starts Spark unless
+    this process can read the source."""
     here = source_here(local, request.source, n_partitions) if request.master is None else None
     if here is not None and local is not None:
         return here, files_here(local)
@@ -127,7 +127,7 @@ class _Planned:
 def _plan(
     fs: FileSystem, request: Request, target: Target, partition: Partition, import_id: str
 ) -> _Planned:
-    """Return the plan for one partition. An executing run creates a missing partition and resolves leftovers."""
+    """Return the plan for one partition. With `execute`, a missing partition is created, and leftovers are resolved."""
     notes: list[str] = []
     try:
         target.check_replicas(partition)
@@ -242,8 +242,8 @@ def _remove_late_scratch(
 ) -> None:
     """Remove scratch files that tasks wrote after the cleanup at the end of a run, before their session had stopped.
 
-    Such a task belongs to a cancelled job; on a cluster, it can also be the slower copy of a task, or a task of a lost
-    executor. After a successful run on one host there are none.
+    Such tasks belong to a cancelled job; on a cluster, they can also be slower copies of tasks, or tasks of a lost
+    executor. After a successful run on one host there are no such files.
     """
     if problem is None and is_local:
         return

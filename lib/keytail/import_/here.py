@@ -1,7 +1,7 @@
 """Implements the strategy of an import for small Parquet sources: everything is done in the command's own process,
 without Spark.
 
-It does the same work as slices.py, with the same result: the records of each partition are packed into cells in scratch
+The work and the result are the same as in slices.py: the records of each partition are packed into cells in scratch
 files, from which the partitions are written.
 """
 
@@ -29,7 +29,7 @@ from keytail.run.tasks import Outcome, run_attempt
 
 # The attempt name of each task: in this process, a task has only one attempt.
 _ATTEMPT = "h0"
-# Maximum number of records, besides HERE_BYTES: Parquet's dictionaries can store many records in few bytes.
+# Maximum number of records, a limit besides HERE_BYTES: Parquet's dictionaries can store many records in few bytes.
 MAX_RECORDS = 1_000_000
 # Maximum number of footers that are read to find out whether the source is small.
 _MAX_FILES = 100
@@ -37,7 +37,7 @@ _MAX_FILES = 100
 
 @dataclass
 class Here:
-    """A source as slices that this process reads. `columns` maps roles to the source's column names."""
+    """A source as slices that this process reads. `columns` has the names of the source's columns by role."""
 
     slices: Sequence[Slice]
     columns: Mapping[str, str]
@@ -46,7 +46,7 @@ class Here:
     is_on_one_host: bool = field(default=True, init=False)
 
     def measure(self) -> list[Load]:
-        """Count the records of each partition, ascending. Reads keys and values of the whole source once."""
+        """Return the counts of each partition, in ascending order. Reads all keys and values of the source once."""
         sums: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(4, np.int64))
         for item in self.slices:
             for batch in cells.count_slice(item, self.columns, self.n_partitions):
@@ -55,7 +55,7 @@ class Here:
         return [Load(number, *map(int, sums[number])) for number in sorted(sums)]
 
     def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
-        """Return the outcome of each partition that has records; partitions in `skipped` are left out."""
+        """Call `write` for each partition that has records and is not in `skipped`; return its outcome by partition."""
         found: list[list[cells.Cell]] = [[] for _ in range(self.n_partitions)]
         for item in self.slices:
             path = scratch.path(item, _ATTEMPT)
@@ -70,8 +70,8 @@ class Here:
 
 
 def source_here(local: LocalSource | None, source: Source, n_partitions: int) -> Here | None:
-    """Return the source if this process can and should read it: Parquet that does not require Spark's rows and has at
-    most HERE_BYTES, according to its footers, and MAX_RECORDS. Return None for any other source."""
+    """Return the source if this process can and should read it: Parquet that does not require Spark's rows and has, by
+    its footers, at most HERE_BYTES and at most MAX_RECORDS. Return None for any other source."""
     if local is None or not local.uris or len(local.uris) > _MAX_FILES:
         return None
     columns = chosen_columns(local.types, source.columns)

@@ -1,8 +1,8 @@
 """Appends imported segments to a partition, and copies of these segments to its other replicas.
 
-At every instant a broker that starts finds either all of an import in a partition or none of it; IMPORT.md beside this
-file lists the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and has the plan
-(`plan.py`). New files, like scratch files, get owner and mode from the partition directory.
+At every instant a broker that starts finds in a partition either all records of an import or none; IMPORT.md beside
+this file lists the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and has the
+plan (`plan.py`). New files, like scratch files, get owner and mode from the partition directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ATTEMPT = "driver"
 
 
 def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, topic_id: str) -> None:
-    """Create an empty partition with the files that a broker has for a partition that it has always led."""
+    """Create an empty partition, with the files that a broker has for a new partition which it leads."""
     path = os.path.join(log_dir, names.partition_dir(topic, partition))
     refuse_lost(fs, log_dir)
     fs.mkdir(path, fs.stat(log_dir))
@@ -51,7 +51,7 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
 
 
 def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
-    """Commit the tasks' segments in the first replica, copy them to the others, then move the checkpoints.
+    """Commit the tasks' segments in the first replica, copy them to the others, move checkpoints; return the record.
 
     Raises Refused before the first change if a replica does not permit an append. After a kill at any moment, the next
     run's plan finds which replicas have the import, and `finish` completes it.
@@ -83,7 +83,7 @@ def finish(fs: FileSystem, plan: ImportPlan, run_id: str) -> None:
             _refuse_unfit(fs, replica)
             segments = tuple(_copied(fs, source.path, replica.path, base, run_id) for base in record.segment_bases)
             _commit(fs, plan, replica, segments, replace(record, progress="begun"), run_id)
-    # This is done only when all replicas have the import: another leader must not truncate a committed offset.
+    # Checkpoints move only when all replicas have the import: another leader must not truncate a committed offset.
     for replica, state in pairs:
         if state != "done":
             _move_checkpoints(fs, replica.facts, record.end_offset)
@@ -103,7 +103,7 @@ def _commit(
     record: ImportRecord,
     run_id: str,
 ) -> None:
-    """Commit `segments` in the order of IMPORT.md. Their scratch files are in the replica's directory and durable.
+    """Commit `segments`, whose scratch files are durable in the replica's directory, by the steps of IMPORT.md.
 
     After a system error, a replacement that has begun is finished or undone at once, if possible.
     """
@@ -134,13 +134,13 @@ def _commit(
     try:
         commit_group(fs, path, GroupOutput((record.base_offset,), tuple(segments), tuple(snapshots)))
     except OSError:
-        with contextlib.suppress(OSError, KeytailError):  # if this fails, the next run or a broker does it
+        with contextlib.suppress(OSError, KeytailError):  # if this fails, the next run or a broker recovers
             recover(fs, path)
         raise
 
 
 def _copied(fs: FileSystem, source: str, target: str, base_offset: int, run_id: str) -> OutputSegment:
-    """Copy a committed segment's files durably, with their mtimes, to scratch files in another replica's directory."""
+    """Copy a committed segment's files, with their mtimes, to durable scratch files in the directory `target`."""
     like = fs.stat(target)
     files = []
     for suffix in (names.LOG, names.INDEX, names.TIME_INDEX):
@@ -180,8 +180,8 @@ def _copy(fs: FileSystem, origin: str, target: str, like: FileStat) -> int:
 
 
 def _move_checkpoints(fs: FileSystem, facts: PartitionFacts, end_offset: int) -> None:
-    """Raise recovery point and high watermark to `end_offset`, since everything below it is durable on all replicas. A
-    broker that ran meanwhile may have raised them further."""
+    """Raise recovery point and high watermark to `end_offset`: everything below that offset is durable on all replicas.
+    A higher offset, from a broker that ran meanwhile, is not changed."""
     key = (facts.topic, facts.partition)
     for name in (names.RECOVERY_POINT_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT):
         path = os.path.join(facts.log_dir, name)

@@ -1,7 +1,7 @@
 """Finds the format, the columns and the Parquet files of a source on this host, before Spark starts.
 
 Faults of the source are reported here if they are certain. If only Spark can read the source (a URI, a pattern, a path
-on another file system, a file that pyarrow cannot read), Spark reports them.
+on another file system, a file that pyarrow cannot read), Spark reports its faults.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keytail.import_.source import Source, SourceFileFacts, check_types, chosen_
 
 # If one of these variables is set, a plain path may be on another file system than this host's.
 _OTHER_FILE_SYSTEM = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
-# Characters of a path that Spark does not change, except for spaces. It encodes others, or treats them as a pattern.
+# Paths whose characters Spark neither encodes (except for spaces) nor treats as a pattern.
 _PLAIN_PATH = re.compile(r"[\w/.,=+@~ -]*", re.ASCII)
 _MAX_FILES = 100
 _MAX_JSON_BYTES = 16 << 20
@@ -40,8 +40,8 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class LocalSource:
-    """What is known of a source without Spark. `types`: Spark's type of each column, "" if it is unknown. `uris`: the
-    Parquet files as Spark lists them, in that order; empty if only Spark can list them."""
+    """What is known of a source without Spark. `types`: Spark's type of each column by its name, "" if unknown. `uris`:
+    the Parquet files with the URIs and in the order of Spark's list; empty if only Spark can list them."""
 
     types: Mapping[str, str]
     uris: tuple[str, ...] = ()
@@ -49,8 +49,8 @@ class LocalSource:
 
 @as_caller()
 def look(source: Source) -> LocalSource | None:
-    """Return the facts about the source that are known without Spark, or None. Raises UsageProblem for a path that does
-    not exist, another format, and missing or wrong columns."""
+    """Return the facts about the source, or None if they are unknown without Spark. Raises UsageProblem if the path
+    does not exist, or the source has another format, lacks a column, or has a column of a wrong type."""
     path = source.path
     if _PLAIN_PATH.fullmatch(path) is None or any(os.environ.get(name) for name in _OTHER_FILE_SYSTEM):
         return None
@@ -118,8 +118,8 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _types_of_parquet(path: str) -> dict[str, str] | None:
-    """Return the columns of all files; None if files cannot be read, or are too many. Directory names such as
-    `partition=3` are also columns."""
+    """Return the types of the columns of all files by name; None if a file cannot be read, or there are too many files.
+    A directory name such as `partition=3` is also a column, of unknown type."""
     types: dict[str, str] = {}
     for number, file in enumerate(_files(path)):
         if number == _MAX_FILES:
@@ -146,8 +146,8 @@ def _spark_type(kind: Any) -> str:
 
 
 def _types_of_delta(path: str) -> dict[str, str] | None:
-    """Return the columns, read by deltalake, which needs no JVM; None if deltalake is not installed or cannot read the
-    table."""
+    """Return the types of the columns by name, as read by the package deltalake without a JVM; None if deltalake is not
+    installed or cannot read the table."""
     if importlib.util.find_spec("deltalake") is None:
         return None
     import deltalake  # noqa: PLC0415 (only for Delta)
@@ -163,7 +163,7 @@ def _types_of_delta(path: str) -> dict[str, str] | None:
 
 
 def _types_of_json(path: str) -> dict[str, str] | None:
-    """Return the column names of all objects, without types; None if Spark has to parse the source."""
+    """Return the names of all objects' columns with the type "" (unknown); None if Spark has to parse the source."""
     files = list(_files(path))
     if sum(map(os.path.getsize, files)) > _MAX_JSON_BYTES:
         return None
@@ -182,8 +182,8 @@ _TYPES_OF = {"parquet": _types_of_parquet, "delta": _types_of_delta, "json": _ty
 
 
 def _uris(path: str) -> Sequence[str]:
-    """Return the URIs of the files as Spark lists them; empty if there are directories or names that Spark interprets.
-    """
+    """Return the URIs of the files, sorted; an empty list if there are directories, empty files, or names that Spark
+    interprets."""
     path = os.path.abspath(path)
     names = [""] if os.path.isfile(path) else os.listdir(path)
     is_flat = not any(name and os.path.isdir(os.path.join(path, name)) for name in names)
@@ -197,7 +197,7 @@ def _uris(path: str) -> Sequence[str]:
 
 @as_caller()
 def files_here(local: LocalSource) -> list[SourceFileFacts]:
-    """Return the files as `source.files_on_spark` does."""
+    """Return the same facts about the files of the source as `source.files_on_spark`."""
     files = []
     for uri in local.uris:
         status = os.stat(unquote(urlsplit(uri).path))

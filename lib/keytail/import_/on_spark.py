@@ -1,9 +1,9 @@
 """Runs an import: a strategy reads the source, one task writes each target partition, the driver commits.
 
-There are three strategies to pass records to the tasks that write: in this process (here.py), on Spark bypassing the
-JVM (slices.py) and through Spark's rows (rows.py). With each of them, a task gets the records of its partition as
-columns, in the same order. Tasks write only scratch files, with names unique to the attempt; the driver renames them
-after every task has succeeded. The caller holds the locks.
+Three strategies pass records to the tasks that write: in this process (here.py), on Spark bypassing the JVM (slices.py)
+and through Spark's rows (rows.py). With each strategy, a task gets the records of its partition as columns, in the same
+order. Tasks write only scratch files, with names unique to the attempt; the driver renames these files after every task
+has succeeded. The caller holds the locks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ImportOutcome:
 
 @as_caller()
 def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
-    """Return the source with the strategy that reads it. `frame` is the DataFrame that `source.opened` returned."""
+    """Return the source as an object of the strategy that reads it. `frame` is the DataFrame of `source.opened`."""
     rows = records_of(frame, source)  # with either strategy, this detects faults of the columns
     found = slices_of(spark, frame, source, n_partitions)
     if isinstance(found, Slices):
@@ -61,8 +61,8 @@ def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
 
 @dataclass
 class Import:
-    """One run. `tasks` has the settings for each partition to write; `plans` also has the partitions that an earlier
-    run has committed; `refused` has, for other partitions, the reason why they cannot be written. `on_outcome` is
+    """One import. `tasks` has the parameters of each partition to write. `plans` also has partitions where the import
+    was committed before; `refused` has, for other partitions, the reason why they cannot be written. `on_outcome` is
     called with each outcome, `on_trace` with the Python tracebacks of tasks."""
 
     records: Here | Slices | Rows
@@ -76,7 +76,8 @@ class Import:
     fs: FileSystem = LOCAL
 
     def run(self) -> list[ImportOutcome]:
-        """Return an outcome for each plan, in order. If a partition cannot be written, no partition is committed."""
+        """Import the records, and return the outcome of each plan, in the order of `plans`. If a partition cannot be
+        written, no partition is committed."""
         outcomes = []
         try:
             answers = self._write()
@@ -101,8 +102,8 @@ class Import:
         """Return the outcome of each task by partition. Partitions without records are absent."""
         if not self.tasks:
             return {}
-        # Only partitions that already have their records are skipped: tasks have to refuse records of partitions that
-        # do not exist.
+        # Only partitions that already have the import are skipped: tasks have to refuse records of partitions that do
+        # not exist.
         skipped = [plan.partition for plan in self.plans if plan.record is not None]
         scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
         write = partial(write_partition, tasks=dict(self.tasks), refused=dict(self.refused))

@@ -21,7 +21,7 @@ from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.values import from_bytes
 
 Records = Iterator[tuple[int, RecordColumns]]
-# A function of a partition number, its records and the name of the attempt that writes the records.
+# A function that writes the records of a partition. Its parameters: partition number, records, name of the attempt.
 WritePartition = Callable[[int, Records, str], Written | None]
 _ANSWER_SCHEMA = "partition int, answer binary"
 
@@ -29,8 +29,8 @@ _ANSWER_SCHEMA = "partition int, answer binary"
 def write_partition(
     number: int, records: Records, attempt: str, *, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Written | None:
-    """Write the records of one partition to scratch files, in order; return None if there are none. Raises Refused for
-    a record of a partition that does not exist or has no task (`refused` has the reason)."""
+    """Write the records of one partition to scratch files, in order; return None if there are no records. Raises
+    Refused for a record of a partition that does not exist or has no task (`refused` has the reason by partition)."""
     writer = None
     try:
         for partition, columns in records:
@@ -63,9 +63,9 @@ def write_on_spark(
     skipped: Collection[int],
     scratch: Scratch,
 ) -> dict[int, Outcome[Written]]:
-    """Return the outcome of each task by partition; partitions without records are absent. `by_partition` returns a
-    frame with one task for each partition, and the function that unpacks its batches. Raises KeytailError if a job
-    fails."""
+    """Call `write` for each partition with records, in a Spark task, and return its outcomes by partition.
+    `by_partition` returns a DataFrame with one task per partition, and the function that unpacks its Arrow batches.
+    Raises KeytailError if a job fails."""
     try:
         name_jobs(spark.sparkContext, "import: records by partition")
         frame, unpack = by_partition(skipped, scratch)
@@ -91,7 +91,7 @@ def write_on_spark(
 
 
 def _on_worker(batches: Iterator[Any], *, unpack: Unpack, write: WritePartition) -> Iterator[Any]:
-    """Run one Spark task: write the records of one partition, in order."""
+    """Run one Spark task: write the records of one partition, in order, and yield the outcome as an Arrow batch."""
     from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
     context = TaskContext.get()

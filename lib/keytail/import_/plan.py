@@ -1,7 +1,7 @@
 """Decides whether and how records may be appended to a partition without its leader.
 
-Functions that take a file system read small files; all others are pure. IMPORT.md beside this file has the rules with
-their reasons and every state on disk; `install.py` carries out the plan.
+Functions that take a file system read small files; all other functions are pure. IMPORT.md beside this file has the
+rules with their reasons and every state on disk; `install.py` carries out the plan.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """One replica of a partition. `has_first_batch`: the log has the first batch of `record` at its base offset."""
+    """One replica. `record`: its last import, if any. `has_first_batch`: the log has the first batch of that import."""
 
     facts: PartitionFacts
     epochs: tuple[Epoch, ...]
@@ -61,10 +61,10 @@ ReplicaState = Literal["new", "committed", "done"]
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """The plan for one partition: its replicas, each with its state; tasks write only the first replica.
+    """The plan for one partition: its replicas, and their `states` in the same order. Tasks write only the first.
 
     Records get the offsets from `base_offset` on and the epoch `leader_epoch`. `record` is set if a replica already has
-    an import with the same id; then tasks write nothing, and the replicas without that import get copies.
+    the import with this id; then tasks write nothing, and the replicas without the import get copies.
     """
 
     topic: str
@@ -86,7 +86,7 @@ class ImportPlan:
 
 
 def survey_replica(fs: FileSystem, facts: PartitionFacts) -> ReplicaFacts:
-    """Read leader epochs, topic id and import record. Raises CorruptLog if one of them cannot be read."""
+    """Read leader epochs, topic id and import record of a replica. Raises CorruptLog if one of the files is invalid."""
     path = os.path.join(facts.path, names.IMPORT_RECORD)
     record = None
     if fs.exists(path):
@@ -96,7 +96,7 @@ def survey_replica(fs: FileSystem, facts: PartitionFacts) -> ReplicaFacts:
             raise CorruptLog(
                 f"the record of the last import cannot be read: {error}",
                 path=path,
-                remedy="Find out with `keytail dump` whether the log contains that import, then remove the file",
+                remedy="Find out with `keytail dump` whether the log contains that import, then remove this file",
                 slug="invalid-import-record",
             ) from error
     return ReplicaFacts(
@@ -118,7 +118,7 @@ def _has_first_batch(fs: FileSystem, facts: PartitionFacts, record: ImportRecord
         raise KeytailError(
             "the file became shorter while it was read",
             path=path,
-            remedy="Find out what truncated it, then run again",
+            remedy="Find out what truncated the file, then run again",
             slug="file-became-shorter",
         )
     header = np.frombuffer(data, BATCH_HEADER)[0]
@@ -173,7 +173,7 @@ def plan_import(
             f"the partition is not empty: its log start offset is {first.log_start_offset}, and its log end offset is "
             f"{first.log_end_offset}",
             path=first.path,
-            remedy="To append the records to it, give --append",
+            remedy="To append the records to the partition, give --append",
             slug="partition-not-empty",
         )
     return ImportPlan(
@@ -200,18 +200,18 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
         return "new"
     raise Refused(
         f"import {import_id} was interrupted here, and the partition has changed since: it cannot be determined "
-        f"whether offsets {record.base_offset} to {record.end_offset} belong to that import",
+        f"whether the records from offset {record.base_offset} to before {record.end_offset} are of that import",
         path=replica.path,
         offset=record.base_offset,
-        remedy="Look at these offsets with `keytail lookup` or `keytail dump`. If they belong to the import, leave out "
-        f"this partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
+        remedy="Look at these records with `keytail lookup` or `keytail dump`. If they were imported, leave out this "
+        f"partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
         slug="import-state-unknown",
     )
 
 
 def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
-    """Return the leader epoch for imported batches: the latest epoch of any replica, or FIRST_LEADER_EPOCH. Raises
-    Refused if an epoch begins above the log end."""
+    """Return the leader epoch for imported batches: the latest epoch of any replica, or FIRST_LEADER_EPOCH if there is
+    none. Raises Refused if the last epoch of a replica begins above the log end."""
     for replica in replicas:
         if replica.epochs and replica.epochs[-1][1] > log_end_offset:
             raise Refused(
@@ -225,7 +225,7 @@ def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
 
 
 def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> tuple[Epoch, ...]:
-    """Return the epoch entries of a replica that is about to get batches of `leader_epoch` from `base_offset` on."""
+    """Return `epochs` of a replica with an entry for batches of `leader_epoch` from `base_offset` on."""
     if epochs and epochs[-1][0] >= leader_epoch:
         return tuple(epochs)
     # As in a broker, an older epoch that begins at the same offset is removed: it has no records.
@@ -253,15 +253,15 @@ def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
 
 
 def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
-    """Return the producer snapshot at the log end, which records without a producer do not change.
-
-    If there is no snapshot at all, there are no producers, as in a broker after a clean shutdown.
+    """Return the bytes of the producer snapshot at the log end; of an empty snapshot if the partition has no snapshots,
+    since a broker then assumes that there are no producers. Raises Refused if only that snapshot is missing, or it is
+    invalid. As records without a producer do not change it, the snapshots of an import have the same bytes.
     """
     usable = [offset for offset in facts.snapshots if offset > facts.log_start_offset]
     path = os.path.join(facts.path, names.segment_file(facts.log_end_offset, names.SNAPSHOT))
     if not usable:
         return encode_snapshot(())
-    problem = "it is missing, although there are older snapshots"
+    problem = "the file is missing, although there are older snapshots"
     if facts.log_end_offset in usable:
         data = fs.read_bytes(path, whole=True)
         try:
@@ -272,7 +272,7 @@ def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
     raise Refused(
         f"no valid producer snapshot at the log end offset: {problem}",
         path=path,
-        remedy="Run `keytail rebuild-index --execute`, which rebuilds it, or start and stop the broker",
+        remedy="Run `keytail rebuild-index --execute`, which rebuilds the snapshot, or start and stop the broker",
         slug="no-producer-snapshot",
     )
 
@@ -280,8 +280,8 @@ def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
 def refuse_unclosed(fs: FileSystem, facts: PartitionFacts) -> None:
     """Raise Refused unless the indexes of the active segment are as a broker leaves them when it stops or rolls.
 
-    The roll of an import does not trim them: with zeros at the end of a time index, retention would delete the segment;
-    without the last entry, retention could delete it too early.
+    The roll of an import does not trim the indexes: with zeros at the end of a time index, retention would delete the
+    segment; without the last entry, retention could delete the segment too early.
     """
     segment = facts.segments[-1]
     why = unclosed_indexes(fs, facts.path, segment)

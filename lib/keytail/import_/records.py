@@ -1,4 +1,4 @@
-"""Converts Arrow batches of records to the columns that are encoded; used by all strategies of an import."""
+"""Converts Arrow batches of records to RecordColumns, which are then encoded. All strategies of an import use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 @dataclass(frozen=True)
 class Load:
-    """The counts of the records that the source has for one partition."""
+    """The counts of the source's records for one partition; `keyless` is the number of records without a key."""
 
     partition: int
     records: int
@@ -28,8 +28,8 @@ class Load:
 
 
 def columns_of(batch: Any) -> RecordColumns:
-    """Convert an Arrow batch with key, value, and optionally timestamp (integer ms) and headers; bytes are not copied.
-    """
+    """Convert an Arrow batch with the columns key, value, and optionally timestamp (ms, -1 if null) and headers. Bytes
+    of records are not copied."""
     names = batch.schema.names
     if "timestamp" in names:
         given = batch.column("timestamp")
@@ -47,8 +47,8 @@ def bytes_column(array: Any) -> BytesColumn:
 
 
 def _headers(array: Any) -> HeadersColumn | None:
-    """Convert an Arrow array of lists of (key, value) structs; return None if there are no headers. A null struct has a
-    null key."""
+    """Convert an Arrow array of lists of (key, value) structs; return None if there are no headers. A null struct
+    becomes a header with a null key."""
     if array.null_count == len(array):
         return None
     offsets = array.offsets.to_numpy().astype(np.int64)

@@ -1,7 +1,7 @@
 """Implements the strategy of an import through Spark's rows, for any source that Spark reads, sorted by any columns.
 
 Spark reads the source, finds the partition of each record, shuffles and sorts; every record passes through the JVM as a
-row. slices.py avoids that, but only for Parquet.
+row. With the strategy of slices.py, no record passes through the JVM, but it requires Parquet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BATCH_ROWS = "1000"
 
 @dataclass
 class Rows:
-    """A source that is read as Spark's rows. `why` is the reason why only this strategy can read it."""
+    """A source that is read as Spark's rows. `why` is the reason why only this strategy can read the source."""
 
     spark: Any
     records: Any  # the DataFrame of `records_of`, with the partition of each record
@@ -47,7 +47,7 @@ class Rows:
         return str(self.spark.sparkContext.master).startswith("local")
 
     def measure(self) -> list[Load]:
-        """Count the records of each partition, ascending. Reads the whole source once."""
+        """Return the counts of each partition, in ascending order. Reads the whole source once."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
         rows = (
@@ -63,14 +63,14 @@ class Rows:
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
     def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
-        """Return the outcome of each partition that has records; partitions in `skipped` are left out."""
+        """Call `write` for each partition that has records and is not in `skipped`; return its outcome by partition."""
         return write_on_spark(self.spark, self.by_partition, write, skipped, scratch)
 
     def by_partition(self, skipped: Collection[int], scratch: object = None) -> tuple[Any, Unpack]:
         """Return a DataFrame with one task per partition, each with that partition's records in order, and the function
-        that unpacks its Arrow batches.
+        that unpacks Arrow batches of the DataFrame.
 
-        Partitions in `skipped` are left out. `scratch` is unused: Spark stores its shuffle elsewhere.
+        Records of partitions in `skipped` are left out. `scratch` is unused: Spark stores its shuffle elsewhere.
         """
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
@@ -84,7 +84,7 @@ class Rows:
 
 
 def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
-    """Yield the records of an Arrow batch in runs with the same partition, each with that partition."""
+    """Yield the partition number and the records of each run of records with the same partition in an Arrow batch."""
     partitions = batch.column("partition").to_numpy()
     starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
     for start, end in pairwise(starts):
@@ -93,8 +93,8 @@ def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
 
 
 def with_partitions(records: Any, n_partitions: int) -> Any:
-    """Add the partition of each record: its partition number; if it has none, by its key; without a key, round-robin.
-    """
+    """Return `records` with a column `partition` without nulls: a null is replaced by the partition of the key; for a
+    record without a key, by its turn modulo `n_partitions`."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     def partitions(keys: Any) -> Any:

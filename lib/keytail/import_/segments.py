@@ -1,7 +1,7 @@
 """Writes the records of one partition as new segments with scratch names, in a task of an import.
 
-Records arrive as columns, in pieces of any size; batches are filled across the ends of pieces, and are appended to
-a segment until it is full. Brokers ignore these files; `install.py` gives them their final names.
+Records arrive as columns, in pieces of any size; a batch may have records of several pieces. Batches are appended to a
+segment until it is full. Brokers ignore files with scratch names; `install.py` gives them their final names.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
-# Bytes of data that are encoded at a time. The last batch is encoded again with later records; with this size, that
-# takes little time.
+# Bytes of data that are encoded at a time. With this size, it takes little time to encode the last batch of each part
+# again with later records.
 PART_BYTES = 8 << 20
 _RECORD_BYTES = 16  # approximate size of a record without its key, value and headers
 
@@ -46,7 +46,7 @@ class SegmentsTask:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The finished segments, ascending and durable. `first_crc` is the CRC of the first batch."""
+    """The finished segments, in ascending order and durable. `first_crc` is the CRC of the first batch."""
 
     segments: tuple[OutputSegment, ...]
     end_offset: int
@@ -57,8 +57,8 @@ class Written:
 
 
 class SegmentsWriter:
-    """Writes segments from columns of records. Call `append` with columns in order, then `finish`, or `discard` to
-    remove all files."""
+    """Writes the records of a partition to segments. Call `append` with columns of records, in order, then `finish`; or
+    call `discard` to remove all files."""
 
     def __init__(self, fs: FileSystem, task: SegmentsTask, attempt: str) -> None:
         self._fs, self._task, self._attempt = fs, task, attempt
@@ -75,8 +75,8 @@ class SegmentsWriter:
         self._log_bytes = 0
 
     def append(self, columns: RecordColumns) -> None:
-        """Add records. Records without a timestamp (-1) get the time of the import. Raises Refused for records that the
-        topic does not accept."""
+        """Add records. Records without a timestamp (-1) get the time of the import. Raises Refused for a record without
+        a key if the topic requires keys."""
         task = self._task
         if not len(columns):
             return
@@ -85,7 +85,7 @@ class SegmentsWriter:
             raise Refused(
                 f"row {row} of the partition has no key, and the topic is compacted: a broker rejects such records",
                 path=task.partition_path,
-                remedy="Remove them from the source, or import them into a topic without compact in cleanup.policy",
+                remedy="Remove records without a key from the source, or import into a topic that is not compacted",
                 slug="null-key-for-compacted-topic",
             )
         self._pending.append(self._with_timestamps(columns))
@@ -150,13 +150,13 @@ class SegmentsWriter:
         return path
 
     def _close(self) -> None:
-        if self._current is not None:  # kept until all of its files are durable, for `discard`
+        if self._current is not None:  # it is set until all of its files are durable, for `discard`
             self._finished.append(self._current.seal(self._task.now_ms, b""))
             self._made += self._current.made
             self._current = None
 
     def finish(self) -> Written | None:
-        """Write the pending records and close the last segment. Returns None if there were no records."""
+        """Write the pending records and close the last segment. Returns the segments; None if there were no records."""
         if self._pending:
             self._encode(is_last=True)
         self._close()
@@ -167,7 +167,7 @@ class SegmentsWriter:
         )
 
     def discard(self) -> None:
-        """Remove every file that was created. Errors are ignored, so that the cause of the call is reported."""
+        """Remove every file that was created. Errors are ignored, so that the caller can report its own error."""
         if self._current is not None:
             self._current.abandon()
             self._made += self._current.made

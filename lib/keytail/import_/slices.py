@@ -31,7 +31,7 @@ from keytail.run.spark.engine import attempt_name
 from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
 
-# Size and minimum size of a slice, decoded, according to Parquet's footers. A task needs at most a second for a slice.
+# The usual and the minimum size of a slice, decoded, according to Parquet's footers. A task reads it in at most 1 s.
 SLICE_BYTES = 64 << 20
 MIN_SLICE_BYTES = 4 << 20
 _FOOTERS_AT_ONCE = 8
@@ -65,7 +65,7 @@ class SourceFile:
 
 @dataclass
 class Slices:
-    """A source as slices that tasks read without Spark. `columns` maps roles to the source's column names."""
+    """A source as slices that tasks read without the JVM. `columns` has the names of the source's columns by role."""
 
     spark: Any
     slices: Sequence[Slice]
@@ -74,7 +74,7 @@ class Slices:
     description: str = field(default="tasks read Parquet without the JVM", init=False)
 
     def measure(self) -> list[Load]:
-        """Count the records of each partition, ascending. Reads keys and values of the whole source once."""
+        """Return the counts of each partition, in ascending order. Reads all keys and values of the source once."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
         work = partial(cells.count_slice, columns=self.columns, n_partitions=self.n_partitions)
@@ -88,12 +88,12 @@ class Slices:
         return str(self.spark.sparkContext.master).startswith("local")
 
     def write(self, write: WritePartition, skipped: Collection[int], scratch: Scratch) -> dict[int, Outcome[Written]]:
-        """Return the outcome of each partition that has records; partitions in `skipped` are left out."""
+        """Call `write` for each partition that has records and is not in `skipped`; return its outcome by partition."""
         return write_on_spark(self.spark, self.by_partition, write, skipped, scratch)
 
     def by_partition(self, skipped: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
-        """Read the source once, and store its cells in `scratch`. Returns a DataFrame with one task per partition, and
-        the function with which such a task reads its records, in order. Partitions in `skipped` are left out."""
+        """Read the source once, and store its cells in `scratch`, except of partitions in `skipped`. Returns a
+        DataFrame with one task per partition, and the function with which such a task reads its records, in order."""
         store = partial(
             _store, slices=self.slices, columns=self.columns, n_partitions=self.n_partitions, skipped=skipped,
             scratch=scratch,
@@ -115,7 +115,7 @@ def _store(
     batches: Iterator[Any], *, slices: Sequence[Slice], columns: Mapping[str, str], n_partitions: int,
     skipped: Collection[int], scratch: Scratch,
 ) -> Iterator[Any]:  # fmt: skip
-    """Run a Spark task that reads slices: store their cells and yield batches of PLACES_SCHEMA."""
+    """Run a Spark task that reads slices: store their cells, and yield Arrow batches of PLACES_SCHEMA."""
 
     def work(item: Slice) -> Iterator[Any]:
         try:
@@ -137,7 +137,7 @@ def _load(batch: Any, *, found: Sequence[Sequence[cells.Cell]]) -> Iterator[tupl
 
 
 def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | str:
-    """Return the source as slices, or the reason why it must be read as Spark's rows. `frame` is the opened source."""
+    """Return the source as slices, or why it must be read as Spark's rows. `frame` is the result of `source.opened`."""
     types = dict(frame.dtypes)
     columns = chosen_columns(types, source.columns)
     uris = sorted(frame.inputFiles()) if source.format == "parquet" else []
@@ -153,8 +153,8 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
 def files_of(
     uris: Sequence[str], columns: Mapping[str, str], types: Mapping[str, str]
 ) -> list[SourceFile] | str:
-    """Read the footers of the files. Return the files, or the reason why only Spark can read them. `columns` (names)
-    and `types` (Spark's) are by role."""
+    """Read the footers of the files. Return the files, or the reason why only Spark can read them, as a string.
+    `columns` has the columns' names by role, and `types` their types in Spark."""
     try:
         with Threads(_FOOTERS_AT_ONCE, "footers") as readers:
             paths = (unquote(urlsplit(uri).path) for uri in uris)
@@ -166,7 +166,7 @@ def files_of(
 
 
 def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str]) -> str | None:
-    """Return the reason why only Spark's rows can read the source, or None. Opens no file."""
+    """Return why the source must be read as Spark's rows, by flags, URIs and column names, or None. Opens no file."""
     if source.format != "parquet":
         return f"the source is {source.format}"
     if source.sort_by:
@@ -187,7 +187,7 @@ def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str])
 
 
 def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) -> str | None:
-    """Return why only Spark's rows can read the columns in the files, or None. `types` are Spark's, by role."""
+    """Return why the columns of the files must be read as Spark's rows, or None. `types` has Spark's types by role."""
     for file in files:
         for role, kind in types.items():
             column, first = file.columns.get(role), files[0].columns.get(role)
@@ -224,7 +224,7 @@ def _is_bytes(physical: str, logical: str) -> bool:
 
 @as_caller()
 def _look_into(path: str, columns: Mapping[str, str]) -> SourceFile:
-    """Read the footer of one file. Raises any error that pyarrow or the file system raises."""
+    """Return what the footer of one file contains. Raises any error that pyarrow or the file system raises."""
     status = os.stat(path)
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, arrow, metadata = file.schema, file.schema_arrow, file.metadata
@@ -254,8 +254,8 @@ def _logical(leaf: Any) -> str:
 
 
 def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:
-    """Divide files into slices of about SLICE_BYTES; into smaller slices, down to MIN_SLICE_BYTES, if there would be
-    fewer slices than `tasks`."""
+    """Divide the row groups of the files into slices of about SLICE_BYTES, or of less, but at least MIN_SLICE_BYTES, if
+    there would be fewer slices than `tasks`."""
     total = sum(group.decoded_bytes for file in files for group in file.row_groups)
     enough = min(SLICE_BYTES, max(MIN_SLICE_BYTES, -(-total // max(tasks, 1))))
     slices: list[Slice] = []

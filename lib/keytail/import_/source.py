@@ -25,7 +25,8 @@ SourceFileFacts = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Columns:
-    """The source's column names. None means the default name, which may be missing; a given name must exist."""
+    """The source's column names by role. With None, a column with the role's name is used if it exists; a column that
+    is named must exist."""
 
     key: str = "key"
     value: str = "value"
@@ -43,13 +44,13 @@ class Source:
 
 
 def records_of(frame: Any, source: Source) -> Any:
-    """Convert the frame that `opened` returns to records. The columns are key, value (binary); timestamp (bigint, ms),
-    headers (array of structs of binaries) and partition (int), if the source has them; `sort_0`, `sort_1`, ... with the
-    values of the columns `sort_by`; `number` and `turn` (bigint).
+    """Return a DataFrame of records, from the frame that `opened` returned. Its columns are key, value (binary);
+    timestamp (bigint, ms), headers (array of structs of binaries) and partition (int), if the source has them;
+    `sort_0`, `sort_1`, ... with the values of the columns `sort_by`; `number` and `turn` (bigint).
 
-    `number` ascends in the order of the source; `turn` increases by 1 from record to record of a file. For Parquet both
-    are derived from the number of the file, in the order of names, and the number of the row in the file, so they do
-    not depend on how Spark reads the source.
+    `number` ascends in the order of the source; records without partition and key are distributed by `turn`. For
+    Parquet, both depend only on the number of the file, in the order of names, and of the row in the file: `turn` is
+    their sum. For other sources, both are Spark's `monotonically_increasing_id`.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
@@ -77,7 +78,7 @@ def records_of(frame: Any, source: Source) -> Any:
 def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noqa: N803
     if len(uris) <= 1:
         return records.withColumn("file_number", F.lit(0).cast("bigint"))
-    # Spark lists files as file:///, but returns file:/ in rows.
+    # Spark lists files with file:///, but `_metadata.file_path` of a row may begin with file:/.
     records = records.withColumn("file", F.regexp_replace("file", "^file:/+", "file:/"))
     numbers = records.sparkSession.createDataFrame(
         [(re.sub("^file:/+", "file:/", uri), number) for number, uri in enumerate(uris)],
@@ -90,8 +91,8 @@ def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noq
 
 
 def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]:
-    """Return the names of the columns that the source has, by role (key, value, timestamp, headers, partition).
-    Raises UsageProblem if a named column is missing."""
+    """Return the names of the columns to read, by role (key, value, timestamp, headers, partition). `types` has the
+    columns of the source. Raises UsageProblem if a named column is missing."""
     chosen = {"key": columns.key, "value": columns.value}
     for role in ("key", "value"):
         _require(types, chosen[role], f"--{role}-column")
@@ -107,7 +108,7 @@ def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]
 
 
 def files_on_spark(spark: Any, frame: Any) -> list[SourceFileFacts]:
-    """Return the files of the source, as listed by Spark's file systems."""
+    """Return URI, size and modification time of the source's files, from Hadoop's file systems."""
     files = []
     configuration = spark._jsc.hadoopConfiguration()
     for name in sorted(frame.inputFiles()):
@@ -183,7 +184,7 @@ def check_types(types: Mapping[str, str], columns: Mapping[str, str], sort_by: S
 
 
 _BYTES = ("binary", "string")
-_AS_BYTES = (_BYTES, "binary or string", "Convert it to the bytes that consumers are to receive")
+_AS_BYTES = (_BYTES, "binary or string", "Convert the column to the bytes that consumers are to receive")
 # By role: the allowed types, their description, and the remedy for a column of another type.
 _ALLOWED: dict[str, tuple[Collection[str], str, str]] = {
     "key": _AS_BYTES,
@@ -193,7 +194,7 @@ _ALLOWED: dict[str, tuple[Collection[str], str, str]] = {
         "array<struct<key:binary,value:binary>> (or strings)",
         "Leave the column out if there are no headers",
     ),
-    "timestamp": (("timestamp", *_WHOLE), "a timestamp, or an integer in ms since 1970", "Convert it"),
+    "timestamp": (("timestamp", *_WHOLE), "a timestamp, or an integer in ms since 1970", "Convert the column"),
     "partition": (
         _WHOLE,
         "an integer",
@@ -240,8 +241,7 @@ def refuse_partitions_out_of_range(loads: Sequence[Any], topic: str, n_partition
 
 
 def _malformed_line(spark: Any, path: str) -> tuple[str, str] | None:
-    """Return the file and the text of a line that is not JSON; None if there is no such line, or lines cannot be read.
-    """
+    """Return the file and the text of a line that is not JSON; None if there is none, or the text cannot be read."""
     try:
         lines = spark.read.text(path).select("_metadata.file_path", "value")
         found = lines.where("trim(value) <> '' and get_json_object(value, '$') is null").first()

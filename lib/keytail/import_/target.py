@@ -1,7 +1,7 @@
 """Finds the target of an import: the partitions of the topic in the log dirs, their replicas, and the effective
 settings.
 
-Reads listings, checkpoints and the metadata log. Refuses imports that would leave replicas permanently different.
+Reads listings, checkpoints and the metadata log. An import that would leave replicas permanently different is refused.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "me
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition: for each replica its log dir and its directory (`entries`). A partition without a directory has no
-    entries yet, and will be created in `log_dirs`."""
+    """One partition: the log dir of each replica, and the replica's directory (`entries`). A partition that does not
+    exist yet has no entries, and will be created in the only log dir in `log_dirs`."""
 
     number: int
     log_dirs: tuple[LogDirFacts, ...]
@@ -43,7 +43,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Target:
-    """The partitions of the topic that are, or will be, in the log dirs; the topic has `n_partitions`."""
+    """The partitions of the topic that are, or will be created, in the log dirs, and facts about the topic."""
 
     request: Request
     values: dict[str, Any]
@@ -52,10 +52,10 @@ class Target:
     partitions: tuple[Partition, ...]
     topic_id: str | None
     known: Topic | None  # the topic as in the metadata log; None if there is no metadata log or it lacks the topic
-    brokers_of: dict[int, tuple[int | None, ...]]  # by partition: ids of the brokers whose directories were given
+    brokers_of: dict[int, tuple[int | None, ...]]  # by partition: ids of the replicas' brokers; None if unknown
 
     def check_replicas(self, partition: Partition) -> None:
-        """Raise Refused unless the directories of all replicas of the partition were given."""
+        """Raise Refused unless the log dirs of all replicas of the partition are known to have been given."""
         of = self.brokers_of[partition.number]
         if self.known is not None:
             wanted = self.known.replicas.get(partition.number, ())
@@ -71,13 +71,13 @@ class Target:
             raise Refused(
                 "it is unknown whether the partition has other replicas, which would differ permanently: the log dirs "
                 "contain no metadata log",
-                remedy="If it has no other replicas, give --single-replica. If it has some, stop their brokers, and "
-                "give the log dirs of each other broker with --replica-log-dirs",
+                remedy="If the partition has no other replicas, give --single-replica. If it has other replicas, stop "
+                "their brokers, and give the log dirs of each broker with a separate --replica-log-dirs",
                 slug="unknown-replicas",
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return name and level of the codec, from the flag, otherwise from the topic's compression.type."""
+        """Return the codec's name and level (None: its default), by `flag` or else by the topic's compression.type."""
         of_topic = str(self.values["compression.type"])
         name = flag or {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(of_topic, of_topic)
         codec = TABLE[CODECS.index(name)]
@@ -87,11 +87,11 @@ class Target:
     def notes_on(self, largest_timestamp_ms: int, now_ms: int) -> list[str]:
         retention_ms = self.values["retention.ms"]
         if "delete" in self.values["cleanup.policy"] and 0 <= retention_ms < now_ms - largest_timestamp_ms:
-            return [f"all records are older than retention.ms {retention_ms}: the broker will soon delete them"]
+            return [f"all imported records are older than retention.ms {retention_ms}: the broker will delete them"]
         return []
 
     def found_again(self, fs: FileSystem, partition: Partition) -> Partition:
-        """Return the partition with its directory, after it has been created."""
+        """Return the partition with its directory, after the directory has been created."""
         for facts in survey_log_dirs(fs, self.request.log_dirs):
             for entry in facts.partitions:
                 if (entry.topic, entry.partition) == (self.request.topic, partition.number):
@@ -102,7 +102,7 @@ class Target:
 
 
 def find_target(fs: FileSystem, request: Request, *, is_reported: bool = False) -> Target:
-    """Return the target. Raises UsageProblem for a topic that neither exists nor is to be created; Refused if settings
+    """Return the target. Raises UsageProblem if the topic neither exists nor is to be created, and Refused if settings
     are unknown. `is_reported` is passed to `with_metadata`."""
     topic = request.topic
     _check_topic(request)
@@ -146,7 +146,7 @@ def _check_topic(request: Request) -> None:
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
-    """Return the topic as in the metadata log; None if there is no metadata log."""
+    """Return the topic as in the metadata log, or None without one. Raises UsageProblem if the flags contradict it."""
     topic, cluster, known = request.topic, configuration.cluster, None
     if cluster is not None and cluster.metadata is not None:
         known = cluster.metadata.topics.get(topic)
@@ -183,7 +183,7 @@ def _check_settings(configuration: Configuration, topic: str) -> None:
 
 
 def _check_creatable(request: Request, number: int, topic_id: str | None) -> None:
-    """Raise UsageProblem or Refused unless keytail can create the directory of the partition."""
+    """Raise UsageProblem without a topic id, and Refused if the partition to be created has several replicas."""
     if topic_id is None:
         raise UsageProblem(
             f"{request.topic}-{number} has no directory, and its creation requires the topic id",
@@ -201,7 +201,7 @@ def _check_creatable(request: Request, number: int, topic_id: str | None) -> Non
 def _found(
     by_broker: Sequence[Sequence[LogDirFacts]], topic: str
 ) -> dict[int, list[tuple[int, LogDirFacts, PartitionEntry]]]:
-    """Return the directories of the topic by partition, each with the index of its broker in `by_broker`."""
+    """Return, by partition of the topic, its directories: (index of the broker in `by_broker`, log dir, directory)."""
     found: dict[int, list[tuple[int, LogDirFacts, PartitionEntry]]] = {}
     for broker, dirs in enumerate(by_broker):
         for facts in dirs:
@@ -217,8 +217,8 @@ def _did_you_mean(topic: str, existing: Iterable[str]) -> str:
 
 
 def _partition_count(request: Request, known: Topic | None, found: dict[int, Any], existing: Iterable[str]) -> int:
-    """Return the number of partitions of the topic, which determines the partition of each key. `existing`: the topics
-    in the log dirs."""
+    """Return the number of partitions of the topic, which determines the partition of each key. `found` is the result
+    of `_found`, and `existing` has the topics in the log dirs. Raises UsageProblem if the number is unknown."""
     given = request.partition_count
     if known is not None:
         if given not in (None, len(known.replicas)):
@@ -242,7 +242,7 @@ def _partition_count(request: Request, known: Topic | None, found: dict[int, Any
         raise UsageProblem(
             f"the log dirs contain no partition of topic {request.topic}",
             remedy=_did_you_mean(request.topic, existing)
-            + "Check --topic and --log-dirs; to create its partitions, give --partition-count and --topic-id",
+            + "Check --topic and --log-dirs; to create the topic's partitions, give --partition-count and --topic-id",
             slug="unknown-topic-or-partition",
         )
     if sorted(found) != list(range(len(found))):
@@ -256,7 +256,7 @@ def _partition_count(request: Request, known: Topic | None, found: dict[int, Any
 
 
 def _broker_id(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
-    """Return the broker's id in the `meta.properties` files of its log dirs; None if there are no such files."""
+    """Return the broker id in `meta.properties` of the log dirs, or None. Raises UsageProblem if the ids differ."""
     numbers = set()
     for facts in dirs:
         path = os.path.join(facts.path, names.META_PROPERTIES)
@@ -265,7 +265,7 @@ def _broker_id(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
     if len(numbers) > 1:
         raise UsageProblem(
             f"log dirs of brokers {', '.join(map(str, sorted(numbers, key=str)))} were given as log dirs of one broker",
-            remedy="Give the log dirs of one broker with --log-dirs, and of each other with a --replica-log-dirs",
+            remedy="Give the log dirs of one broker with --log-dirs, and of each other broker with --replica-log-dirs",
             slug="different-broker-ids",
         )
     return next(iter(numbers), None)

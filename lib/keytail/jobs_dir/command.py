@@ -1,4 +1,4 @@
-"""The command `jobs-dir`, and the places of the jobs: in an installed package, or in the source tree."""
+"""Declares and runs the command `jobs-dir`, which finds the jobs in an installed package or in the source tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keytail.errors import KeytailError
 
 @dataclass(frozen=True)
 class Request:
-    """`jobs-dir` has no flags of its own."""
+    """The parameters of `jobs-dir`, which has no flags of its own."""
 
 
 JOBS_DIR = Command(
@@ -29,7 +29,7 @@ JOBS_DIR = Command(
 
 @as_caller()
 def jobs_dir() -> Path:
-    """Return the directory of the jobs; `conf` is beside it. Raises KeytailError if there is none."""
+    """Return the directory of the jobs; `conf` is beside it. Raises KeytailError if no such directory exists."""
     package = Path(keytail.__file__).parent
     places = (package / "jobs", package.parents[1] / "jobs")  # in a wheel, in the source tree
     for place in places:

@@ -7,9 +7,9 @@ import warnings
 def _import_numba() -> None:
     """Import Numba without its configuration file.
 
-    Numba reads `.numba_config.yaml` from the current directory. If that is a log dir, its owner could make this process
-    write files or run without its kernels. During the import Numba finds no YAML parser; afterwards the name of its
-    configuration file is empty, so a reload reads none.
+    Numba reads `.numba_config.yaml` from the current directory. If the current directory is a log dir, the owner of the
+    log dir could make this process write files or run without its kernels. During the import Numba finds no YAML
+    parser; afterwards the name of its configuration file is empty, so a reload reads none.
     """
     if "numba" in sys.modules:
         return

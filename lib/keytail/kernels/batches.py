@@ -1,7 +1,7 @@
-"""Reads batch headers from raw bytes into a table, one row per batch, and checks each before it is used.
+"""Reads batch headers from raw bytes into a table, one row per batch, and checks each header before it is used.
 
-The layout is defined in `format/BATCH.md`. Kernels return codes and positions; `log/records/chunk.py` turns them into
-errors that name the file.
+The layout is defined in `format/BATCH.md`. Kernels return codes and positions; `log/records/chunk.py` turns the codes
+into errors that name the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS, CONSUMED, CODE, NEEDED = 0, 1, 2, 3
 
 
 _MIN_SIZE = 14
-_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next one is not representable
+_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next offset is not representable
 
 
 @njit(forceinline=True)
@@ -107,7 +107,7 @@ def _read_control(a, p, end, row):
 
 @kernel
 def index_batches(raw, n, position, previous_last_offset, table, out):
-    """Fill `table` (BATCH_TABLE rows) with the whole batches of `raw[:n]`; `position` is that of its first byte.
+    """Fill `table` (BATCH_TABLE rows) with the whole batches of `raw[:n]`; `raw[0]` is byte `position` of the file.
 
     `out` is int64[4]: rows written, bytes consumed, a code, and the size of a batch that did not fit whole. The CRC of
     magic 2 is checked; the rows of magic 0 and 1 contain only offset, size, magic, CRC, attributes and timestamp.

@@ -24,7 +24,7 @@ def gather(raw, arena, in_arena, starts, sizes, offsets, data):
     """Copy spans one after the other into `data` (uint8), which has room for all of them.
 
     `in_arena` (bool) selects the array that contains a span; a size below 0 is a null. `offsets` (int64, one more than
-    spans) receives where each begins in `data`.
+    spans) receives where each span begins in `data`.
     """
     at = np.int64(0)
     for i in range(len(starts)):
@@ -62,10 +62,10 @@ def _header_spans(a, p, end, which, at, in_arena, key_starts, key_sizes, value_s
 def header_spans(
     raw, arena, in_arena, starts, ends, offsets, of_arena, key_starts, key_sizes, value_starts, value_sizes
 ):
-    """Write the spans of all headers of the blocks `starts` .. `ends`; return how many there are.
+    """Write the spans of all headers of the blocks `starts` .. `ends`; return the number of headers.
 
     `offsets` (int64, one more than blocks) receives the number of each block's first header. The last five arrays are
-    filled as far as they reach (empty ones: only count).
+    filled as far as they reach; if they are empty, headers are only counted.
     """
     at = np.int64(0)
     for i in range(len(starts)):

@@ -13,7 +13,7 @@ _RETRY_SECONDS = 0.05
 
 
 class CompileLock:
-    """The lock of one kernel among processes. It only saves time: if it cannot be taken, each process compiles.
+    """The lock of one kernel among processes. The lock only saves time: if it cannot be taken, each process compiles.
 
     Numba's `global_compiler_lock` covers only the threads of one process. This lock belongs to the process, not to the
     open file: a forked process does not inherit it, and it ends with the process.
@@ -26,9 +26,8 @@ class CompileLock:
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock; return whether it was taken now. It is not if this process has it already, cannot get it, or
-        timed out.
-        """
+        """Take the lock; return whether this call took it: False if this process has it already, cannot get it, or
+        timed out."""
         if self._fd is not None:
             return False
         try:

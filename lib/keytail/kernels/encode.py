@@ -1,8 +1,8 @@
 """Splits columns of records into batches of version 2 and writes them.
 
 Three steps on the same columns: `check_records` refuses records that do not fit into any batch, so `write_blocks` makes
-no checks; `put_headers` writes the 61 bytes in front of each block, which may have been compressed in between. The
-layout is defined in `format/BATCH.md`; section 6 there defines where a batch ends.
+no checks; `put_headers` writes the 61 bytes in front of each block, which may have been compressed before. The layout
+is defined in `format/BATCH.md`; section 6 of that page defines where a batch ends.
 
 A byte column is a tuple (data uint8, offsets int64, valid bool), headers are (offsets int64, keys, values), with empty
 offsets if no record has headers.
@@ -42,13 +42,13 @@ def _span_fits(data, offsets, i):
 
 @njit(forceinline=True)
 def _size(offsets, valid, i):
-    """Return the bytes of a value, -1 for null."""
+    """Return the size of a value in bytes, -1 for null."""
     return (offsets[i + 1] - offsets[i] + 1) * np.int64(valid[i]) - 1
 
 
 @njit(forceinline=True)
 def _field_bytes(size):
-    """Return the bytes of a value of this size (-1: null) including the size in front of it."""
+    """Return the number of bytes of a value of this size (-1: null) and of the size in front of it."""
     return varint_bytes(size) + max(size, np.int64(0))
 
 
@@ -133,12 +133,12 @@ def check_records(timestamps, keys, values, headers, most_bytes):
 def write_blocks(
     timestamps, keys, values, headers, record_from, base_offset, batch_bytes, batch_records, stop_bytes, target, table
 ):
-    """Write the blocks of the checked records from `record_from` on into `target`; return (next record, bytes, rows).
+    """Write the blocks of the checked records from `record_from` on to `target`; return (next record, bytes, rows).
 
     61 bytes are left free in front of each block. No batch begins at or after `stop_bytes`, or without a row in `table`
     (BATCH_TABLE): each batch's row receives position in `target`, size, offsets, timestamps and count; the other fields
     are unchanged. `target` has room for `stop_bytes` and a batch, which has at most `batch_bytes` or one record.
-    `base_offset` is that of record 0.
+    `base_offset` is the offset of record 0.
     """
     key_data, key_offsets, key_valid = keys
     value_data, value_offsets, value_valid = values

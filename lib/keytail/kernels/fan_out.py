@@ -20,11 +20,11 @@ _PREFETCH_DISTANCE = 16
 
 @kernel
 def number_records(records, n, first_ordinal, is_put, from_offset, puts, probes, keyless):
-    """Set `puts[i]` or `probes[i]` to the ordinal of record i and the other one to -1; both to -1 without a key.
+    """Set `puts[i]` or `probes[i]` to the ordinal of record i and the other to -1; both to -1 if it has no key.
 
-    A record is to be put if `is_put[row]` is set for its row and its offset is at or above `from_offset`; the others
-    are to be probed. `keyless` is int64[4]: the number of records to be put that have no key, and the first such
-    offset; then the same for those to be probed.
+    A record is to be put if `is_put[row]` is set for its row and its offset is at or above `from_offset`; the other
+    records are to be probed. `keyless` is int64[4]: the number of records to be put that have no key, and the first
+    such offset; then the same for those to be probed.
     """
     previous = np.int64(-1)
     k = np.int64(0)
@@ -51,7 +51,7 @@ def number_records(records, n, first_ordinal, is_put, from_offset, puts, probes,
 
 @kernel
 def gather(low, high, ordinals, n, start, to_low, to_high, to_ordinals, filled):
-    """Append items `start` .. `n` with ordinals of 0 or more to the run, after its first `filled`.
+    """Append items `start` .. `n` with ordinals of 0 or more to the run, after its first `filled` items.
 
     Returns (next item, filled).
     """
@@ -96,7 +96,7 @@ def drain(slots, counts, start, to_low, to_high, to_ordinals, to_times, filled):
 
 @kernel
 def split(low, high, ordinals, times, n, shards, starts, to_low, to_high, to_ordinals, to_times):
-    """Group the run's first `n` items by shard, in their order: shard s is `starts[s]` .. `starts[s + 1]`.
+    """Group the run's first `n` items by shard, in their order: shard s has items `starts[s]` .. `starts[s + 1]`.
 
     `times` may be empty.
     """
@@ -153,10 +153,10 @@ def copy_bits(source, n, start, bits):
 
 @kernel
 def merge_entries(slots, used, limit, entries, start):
-    """Merge entries of the proof's table, from number `start` on, into the table of a shard; return (done, slots used).
+    """Merge entries of the proof's table, from number `start` on, into the table of a shard; return (next, slots used).
 
     An entry is the latest record of its key in one part of the log, its outcome, and whether the part keeps an older
-    one. The parts may come in any order: in the end the table contains the same for the whole log. A record that is
+    record. The parts may come in any order: in the end the table contains the same for the whole log. A record that is
     PRESENT may come a second time, with its outcome. Stops before a new key once `used` has reached `limit`.
     """
     clear = ~np.uint64(FLAGS)

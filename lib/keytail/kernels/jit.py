@@ -8,9 +8,9 @@ to root or to the user that started this process, and nobody else may write to i
 descriptor that it is read from. If not, one warning is printed, and each process compiles the kernels itself. A cache
 that this user may not write to, as in an image, is still read.
 
-A process that needs a kernel which another process is compiling waits up to 60 s for its file, if the cache is
-writable, instead of compiling it too. That only saves time: each compiled signature has a file name of its own, even if
-two processes compile at once.
+A process that needs a kernel which another process is compiling waits up to 60 s for the kernel's file, if the cache is
+writable, instead of compiling it too. Waiting only saves time: each compiled signature has a file name of its own, even
+if two processes compile at once.
 
 Numba loads from the folder only code that was compiled for the same CPU name and features, or for the values of
 NUMBA_CPU_NAME and NUMBA_CPU_FEATURES.
@@ -73,8 +73,7 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversabl
 
 def _cache_folder() -> tuple[str | None, bool, str]:
     """Return a folder for the processes of this user, or None; whether this process can write to it; and the reason if
-    not.
-    """
+    not."""
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
@@ -106,7 +105,7 @@ def _is_trusted_folder(path: str) -> bool:
 
 
 def _is_trusted(path: str, facts: os.stat_result) -> bool:
-    """Return whether only root or the user that started this process can have written there; else warn once.
+    """Return whether only root or the user that started this process can have written to `path`; else warn once.
 
     The real user counts: a process that acts for the owner of log dirs must not run that user's code as its own.
     """
@@ -136,11 +135,11 @@ def _read(path: str) -> bytes:
 
 
 class _TrustedFiles(caching.IndexDataCacheFile):
-    """Reads cache files as Numba does, but only trusted ones: reading them executes them.
+    """Reads cache files as Numba does, but only trusted files: reading a file executes code in it.
 
     Numba numbers the files of a kernel's signatures by an index that another process may be replacing. Two signatures
-    then get one name, and the code of one is used for the other, with arguments of other types. Random names prevent
-    that; a process that replaces the index with an older one only makes others compile again.
+    then get one name, and a call may use the code for arguments of other types. Random names prevent that; a process
+    that replaces the index with an older index only makes other processes compile again.
     """
 
     def _data_name(self, number: int) -> str:
@@ -203,7 +202,7 @@ class _TrustedCache(caching.FunctionCache):
         """Return the cached code; None makes Numba compile, under the kernel's lock until `end_of_compiling`."""
         found = super().load_overload(sig, target_context)
         if found is None and self._enabled and self._lock.acquire():
-            found = super().load_overload(sig, target_context)  # another process may have saved it meanwhile
+            found = super().load_overload(sig, target_context)  # another process may have saved the code
         return found
 
     def end_of_compiling(self) -> None:
@@ -226,7 +225,7 @@ class _TrustedCache(caching.FunctionCache):
 
 
 class _NothingToMake(_Locator):
-    """Skips Numba's check that it can write to a folder, which Numba makes even before reading there."""
+    """Skips Numba's check that it can write to a folder, which Numba makes even before reading from the folder."""
 
     def ensure_cache_path(self) -> None:
         pass
@@ -299,8 +298,8 @@ def _in_one_piece(compile_for: Callable[[Any], Any], cache: _TrustedCache | None
 
     @functools.wraps(compile_for)
     def compile_(sig: Any) -> Any:
-        # Numba's `compile` takes the global lock as well, which is reentrant. It is held until the kernel's lock is
-        # released: otherwise another thread of this process could find that lock taken, and compile without it.
+        # Numba's `compile` takes the global lock as well, which is reentrant. The global lock is held until the
+        # kernel's lock is released: otherwise another thread of this process could find that lock taken, and compile.
         with _signals_afterwards(), global_compiler_lock:
             try:
                 return compile_for(sig)

@@ -68,11 +68,11 @@ def scan_keys(
 ):  # fmt: skip
     """Write hashes (uint64 `low`, `high`) and ordinals (int64) of the keys of opened rows `row_from` .. `row_to`.
 
-    Scans whole batches, and stops before one that might not fit into the rest of `low`. The ordinal of a record without
-    a key or below `from_offset` is -1, and the hash of one without a key is 0. `first_ordinal[row]` is the ordinal of
-    the row's first record. `keyless` (int64[2]) counts the records at or above `from_offset` without a key, and has the
-    first such offset. The bit `first_batch` + row of `nulls` is set if the row has a null value. `out` is as in
-    `scan_records`.
+    Scans whole batches, and stops before a batch that might not fit into the rest of `low`. The ordinal of a record
+    without a key or below `from_offset` is -1, and the hash of a record without a key is 0. `first_ordinal[row]` is the
+    ordinal of the row's first record. `keyless` (int64[2]) counts the records at or above `from_offset` without a key,
+    and has the first such offset. The bit `first_batch` + row of `nulls` is set if the row has a null value. `out` is
+    as in `scan_records`.
     """
     n = np.int64(0)
     row = row_from

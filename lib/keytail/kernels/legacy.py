@@ -1,7 +1,7 @@
-"""Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans both, and writes such messages.
+"""Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans both; writes such messages.
 
 The layout is defined in `format/LEGACY.md`. Every length is checked against the available bytes before it is used;
-kernels return codes, which `format/legacy.py` turns into reasons. Decompression is done there, too.
+kernels return codes, which `format/legacy.py` turns into reasons. That module also decompresses the messages.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def crc32(array, start, n):
 def _fields(a, p, end):
     """Return (code, key position, key bytes, value position, value bytes) of message `a[p:end]`; -1 bytes for null.
 
-    Requires magic 0 or 1 and at least the smallest size of that. Bytes after the value are ignored, as in Kafka's
+    Requires magic 0 or 1 and at least the smallest size of that magic. Bytes after the value are ignored, as in Kafka's
     reader.
     """
     at = p + 6 if a[p + 4] == 0 else p + 14
@@ -105,7 +105,7 @@ def _fields(a, p, end):
 
 @njit
 def _check_message(a, p, end):
-    """Return the code of message `a[p:end]`, which begins after its offset and size."""
+    """Return OK or the code of an error for message `a[p:end]`, which begins after its offset and size."""
     if end - p < MIN_V0:
         return MESSAGE_TOO_SHORT
     if a[p + 4] > 1:
@@ -119,7 +119,7 @@ def _check_message(a, p, end):
 
 @kernel
 def check_message(a, p, end, out):
-    """Check message `a[p:end]`: set `out[CODE]`, and for a valid one key and value spans in `out[1:5]`."""
+    """Check message `a[p:end]`: set `out[CODE]`, and for a valid message key and value spans in `out[1:5]`."""
     out[CODE] = _check_message(a, p, end)
     if out[CODE] == OK:
         _, out[1], out[2], out[3], out[4] = _fields(a, p, end)
@@ -155,8 +155,8 @@ def _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, 
 def check_plain(raw, chunk_position, table, out):
     """Check all uncompressed messages of magic 0 and 1 among the rows of `table` and complete their rows.
 
-    `raw[0]` is at `chunk_position`. `out` is int64[OUT_SIZE]: a code, the row that it refers to, and how many rows are
-    wrappers (compressed), which are not changed.
+    `raw[0]` is byte `chunk_position` of the file. `out` is int64[OUT_SIZE]: a code, the row that it refers to, and how
+    many rows are wrappers (compressed), which are not changed.
     """
     out[:] = 0
     for row in range(table.shape[0]):
@@ -224,10 +224,10 @@ def _timestamp(a, p, append_time, wrapper_timestamp):
 
 @kernel
 def walk_messages(a, n, append_time, wrapper_timestamp, out):
-    """Check the messages of a decompressed wrapper `a[:n]`. An incomplete last one is ignored.
+    """Check the messages of a decompressed wrapper `a[:n]`. An incomplete last message is ignored.
 
     `out` is int64[OUT_SIZE]: a code and the byte that it refers to; the number of messages, the first and last of their
-    offset fields, the first one's timestamp, and which magics they have.
+    offset fields, the timestamp of the first message, and the magics of the messages.
     """
     out[:] = 0
     p = np.int64(0)
@@ -264,7 +264,7 @@ def walk_messages(a, n, append_time, wrapper_timestamp, out):
 
 @kernel
 def transcode_messages(a, n, append_time, wrapper_timestamp, first_delta, base_timestamp, target):
-    """Write the records of `a[:n]`, which `walk_messages` has accepted, into `target`; return how many bytes.
+    """Write the records of `a[:n]`, which `walk_messages` has accepted, into `target`; return the number of bytes.
 
     `first_delta` is the first message's offset delta. `target` has room for `n` bytes and MAX_GROWTH_BYTES per
     message.
@@ -315,7 +315,7 @@ def _put_crc(a, p, end):
 def put_message(a, p, offset, magic, attributes, timestamp, source, q, end):
     """Write the record with the body `source[q:end]` as an uncompressed message; return the position after it.
 
-    The body is a checked one: key, value and headers. `a` has room for it and MAX_MESSAGE_GROWTH_BYTES.
+    The body was checked; its headers are omitted. `a` has room for the body and MAX_MESSAGE_GROWTH_BYTES.
     """
     start = p
     key_bytes, key = read_varint(source, q, end)
@@ -338,7 +338,7 @@ def put_message(a, p, offset, magic, attributes, timestamp, source, q, end):
 
 @njit
 def wrapper_bytes(magic):
-    """Return the bytes in front of the compressed messages in a message of `magic` without a key."""
+    """Return the number of bytes before the compressed messages in a message of `magic` without a key."""
     return PREFIX_BYTES + (MIN_V1 if magic == 1 else MIN_V0)
 
 

@@ -1,4 +1,4 @@
-"""Anonymous memory for large tables that are probed at random places."""
+"""Allocates anonymous memory for large tables that are probed at random places."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""An open-addressing table of 24-byte slots: a 128-bit key hash and the ordinal of the key's latest record.
+"""An open-addressing table of 24-byte slots, each with a 128-bit key hash and the ordinal of the key's latest record.
 
 A slot is free while its `value` is 0; used slots contain ordinal + 1. The home slot increases with the hash's high
 word, so that rehashing into a larger table is one nearly sequential sweep.
 
-The array `counts` (uint32, one per slot, or empty) has the number of records of the slot's key that were put. A count
-that has reached MAX_COUNTED does not increase further.
+The array `counts` (uint32, one item per slot, or empty) has the number of records of the slot's key that were put. A
+count that has reached MAX_COUNTED does not increase further.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _count(counts, slot, times):
 
 @kernel
 def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
-    """Put items `start` .. `n`, except those with an ordinal below 0; return (items done, used slots).
+    """Put items `start` .. `n`, except items with an ordinal below 0; return (next item, used slots).
 
-    Item i counts as `times[i]` records (uint32), or as one if `times` is empty. If `counts` is empty, nothing is
+    Item i counts as `times[i]` records (uint32), or as one record if `times` is empty. If `counts` is empty, nothing is
     counted.
 
     Stops before an item when `used` has reached `limit`, even if its key is already present (CLEANING.md, "Full map").
@@ -104,8 +104,8 @@ def _may_be_present(present, low, mask):
 def get_all(slots, present, low, high, wanted, n, found):
     """Set `found[i]` to the ordinal of hash i, or to -1 if it is absent or `wanted[i]` is below 0.
 
-    `present` is the result of `note_present` for the slots. It saves searches: in a full table, a search for an absent
-    hash visits a dozen slots, and most hashes of a clean section are absent.
+    `present` is the result of `note_present` for the slots. These bits save searches: in a full table, a search for an
+    absent hash visits a dozen slots, and most hashes of a clean section are absent.
     """
     capacity = slots.shape[0]
     mask = np.uint64(8 * present.shape[0] - 1)
@@ -155,7 +155,7 @@ def sum_by_size(counts, keys, records):
 
 @kernel
 def most_counted(slots, counts, top):
-    """Write count and ordinal of the keys with the most records, at least 2, to `top` (int64, n rows of two).
+    """Write count and ordinal of the keys with the most records, at least 2, to `top` (int64[n, 2]).
 
     Among equal counts, the higher ordinal comes first. Returns the number of rows filled.
     """
@@ -181,7 +181,7 @@ def most_counted(slots, counts, top):
 
 @kernel
 def mark_survivors(slots, segment_starts, first_segment, bits):
-    """Set the bit of every ordinal in the map: `segment_starts[segment - first_segment]` + record number."""
+    """Set in `bits` the bit of every ordinal in the map: `segment_starts[segment - first_segment]` + record number."""
     for i in range(slots.shape[0]):
         value = slots[i].value
         if value != 0:
@@ -192,7 +192,7 @@ def mark_survivors(slots, segment_starts, first_segment, bits):
 
 @kernel
 def check_slots(slots, out):
-    """Set `out` to (used slots, slots not reachable by probing from their home, duplicates of an earlier slot)."""
+    """Set `out` to the numbers of used slots, of slots not reachable by probing from their home, and of duplicates."""
     capacity = slots.shape[0]
     out[:] = 0
     for i in range(capacity):

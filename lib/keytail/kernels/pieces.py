@@ -15,12 +15,13 @@ MAX_VARINT_BYTES = 5
 
 @kernel
 def whole_records(data, end, most, up_to_delta, out):
-    """Count the whole records in `data[:end]`: at most `most`, and none from the first one above `up_to_delta` on.
+    """Count the whole records in `data[:end]`: at most `most`, and none from the first record with a delta above
+    `up_to_delta` on.
 
-    `out`: the position after the last of them, their number, the offset delta of the first one, the largest offset
-    delta (-1: unreadable), and the bytes of the next record: 0 if it is not a record, or if `most` or the delta ended
-    the count; at least 1 if bytes are missing. Other errors in a record are not reported here, but by the code that
-    walks it; a record without a length also ends the count.
+    `out`: the position after the last of these records, their number, the offset delta of the first record, the largest
+    offset delta (-1: unreadable), and the size of the next record: 0 if it is not a record, or if `most` or the delta
+    ended the count; at least 1 if bytes are missing. Other errors in a record are not reported here, but by the code
+    that walks it; a record without a length also ends the count.
     """
     p, n, wanted = np.int64(0), np.int64(0), np.int64(0)
     first_delta, largest_delta = np.int64(-1), np.int64(-1)

@@ -167,8 +167,8 @@ def scan_headers(a, p, end, count):
 
 
 class Walked(NamedTuple):
-    """The parts of a record in the bytes `a`: a length of -1 is null. `stop` is its end; `code` is not OK if it is
-    malformed, and then nothing else is meaningful."""
+    """The parts of a record in the bytes `a`: a length of -1 is null. `stop` is its end; if `code` is not OK, the
+    record is malformed, and nothing else is meaningful."""
 
     code: int
     stop: int
@@ -258,7 +258,7 @@ def _skip_record(a, p, end):
 def _scan_batch(
     a, p, end, base_offset, last_offset, base_timestamp, append_time, row, count, records, n, bits, first_bit
 ):
-    """Fill `records` from `n` on with the block `a[p:end]`; return (code, `n` after the last one).
+    """Fill `records` from row `n` on with the records of the block `a[p:end]`; return (code, next row).
 
     With a `first_bit` of 0 or more, only records whose bit is set are examined.
     """
@@ -302,9 +302,9 @@ def scan_records(
 ):
     """Fill `records` (RECORD_TABLE) with the records of opened rows `row_from` .. `row_to`, whole batches at a time.
 
-    For a row with a `first_bit` of 0 or more, only the records whose bit in `bits` is set are taken and checked: for
-    blocks that were walked completely before. Stops before the first batch that might not fit. `out` is int64[4]: next
-    row, records of whole batches written, a code, and the row that it refers to.
+    For a row with a `first_bit` of 0 or more, only the records whose bit in `bits` is set are taken and checked: use
+    this for blocks that were checked completely before. Stops before the first batch that might not fit. `out` is
+    int64[4]: next row, records of whole batches written, a code, and the row that it refers to.
     """
     n = np.int64(0)
     row = row_from

@@ -117,9 +117,9 @@ def next_batch(raw, p, low, high, most_checked_bytes, out):
     """Find the next batch after damage at `p`, and store its position in `out[FOUND]` (the length of `raw`: none).
 
     The length in the damaged header is trusted if a batch or the end of the file follows at that place, unless a chain
-    of valid batches in between leads exactly to it: then that chain's first batch is the result. `out` is int64[2];
-    `out[CHECKED_BYTES]` is increased by the bytes whose checksum was computed, and the search ends when it exceeds
-    `most_checked_bytes`.
+    of valid batches in between leads exactly to that place: then that chain's first batch is the result. `out` is
+    int64[2]; `out[CHECKED_BYTES]` is increased by the bytes whose checksum was computed, and the search ends when that
+    number exceeds `most_checked_bytes`.
     """
     n = np.int64(raw.shape[0])
     scratch = np.zeros(6, np.int64)
@@ -183,12 +183,12 @@ def _best_below(scores, rows, rank):
 def best_chain(base, last, below, touching, ranks, first_offset, keep):
     """Mark in `keep` (uint8) a longest chain of batches, in file order, whose offsets increase without overlap.
 
-    Among the longest, choose the one with the fewest steps that pass over batches although no offset is missing between
-    the two ends of the step: the batches in between then have no offsets left.
+    Among the longest chains, choose the one with the fewest steps that pass over batches although no offset is missing
+    between the two ends of the step: the batches in between then have no offsets left.
 
     Dynamic programming in O(n log n): `scores` is a Fenwick tree of the best score by rank of `last`. `ranks`: index of
-    each `last` among its distinct values; `below`: how many of these are below each `base`; `touching`: 1 if the
-    highest of those is `base - 1`.
+    each `last` among its distinct values; `below`: how many of these values are below each `base`; `touching`: 1 if the
+    highest value below is `base - 1`.
     """
     n = base.shape[0]
     size = np.int64(ranks.max()) + 1

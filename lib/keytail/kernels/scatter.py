@@ -1,4 +1,4 @@
-"""Distributes rows of columns to the places reserved for their partitions, in order within each partition.
+"""Distributes rows of columns to the places reserved for their partitions, in their order within each partition.
 
 `partitions` (int32) has the partition of each row; rows below 0 are skipped. The arrays of counts and places have one
 entry per partition. Offsets must ascend inside their data: the caller has checked that.
@@ -32,7 +32,7 @@ def scatter_words(partitions, values, words, at):
 
 @kernel
 def scatter_ends(partitions, offsets, words, at, filled):
-    """Write where each row ends in a column of its partition alone; `filled` is the end of that column so far."""
+    """Write where each row's bytes end in the column of its partition; `filled` is the end of that column so far."""
     for i in range(len(partitions)):
         p = partitions[i]
         if p >= 0:

@@ -12,7 +12,7 @@ from numba import njit
 
 @njit(inline="always")
 def shard_of(low, shards):
-    """Return the shard of a hash: a range of its upper half."""
+    """Return the shard of a hash with the low word `low`: a shard is a range of that word's upper half."""
     return np.int64(((np.uint64(low) >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32))
 
 

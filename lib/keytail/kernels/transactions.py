@@ -15,7 +15,9 @@ ABORT, COMMIT = 0, 1
 
 NO_OFFSET = 2**63 - 1
 
-# Columns of the int64 state, one row per producer. FIRST_DATA: first remaining data of its open transaction.
+# Columns of the int64 state, one row per producer. ENTRY: the entry of its open aborted transaction, or -1; SEEN: 1 if
+# data of that transaction was seen; COMMITTED: 1 if data of another open transaction was seen; FIRST_DATA: first
+# remaining data of the open transaction.
 ENTRY, SEEN, COMMITTED, FIRST_DATA, LAST_MARKER = 0, 1, 2, 3, 4
 
 # Positions of `cursor`. EARLIEST: earliest first data of the transactions that ended since the last ABORT marker.
@@ -93,8 +95,8 @@ def track(table, producers, log_start_offset, entry_first, entry_producer, state
 def aborted_rows(table, producer_ids, first_offsets, end_offsets, aborted):
     """Set `aborted[row]` for transactional data of a producer within one of its aborted intervals.
 
-    The intervals are sorted by producer id and first offset; one contains data that reaches the first offset and begins
-    below the end offset.
+    The intervals are sorted by producer id and first offset; an interval contains data that reaches the first offset
+    and begins below the end offset.
     """
     n = producer_ids.shape[0]
     for i in range(table.shape[0]):

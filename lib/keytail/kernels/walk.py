@@ -1,7 +1,7 @@
 """The reader of batch headers and records (format/BATCH.md) that the proof and the inspection use.
 
-It is separate from the reader that cleaning uses, so that one mistake cannot affect both. Every read is bounded by
-`end`; for a record that does not fit the position is -1.
+This reader is separate from the reader that cleaning uses, so that one mistake cannot affect both. Every read is
+bounded by `end`; for a record that does not fit the position is -1.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _inlined = register_jitable(forceinline=True)
 def byte_at(a, p):
     """Return byte `p` as uint64; `p` is at or above 0.
 
-    For a signed index Numba adds a branch at each byte, because -1 would be the last one; without it, LLVM makes one
-    load of several bytes.
+    For a signed index Numba adds a branch at each byte, because -1 would be the last byte; without the branch, LLVM
+    makes one load of several bytes.
     """
     return np.uint64(a[np.uint64(p)])
 
@@ -218,7 +218,7 @@ _UP_TO_MAGIC_BYTES = 17
 
 @register_jitable
 def batch_size(a, p, to, is_all):
-    """Return the bytes of the batch at `p`; 0: more bytes needed; -1: truncated; -2: an impossible size."""
+    """Return the size of the batch at `p`; 0: more bytes needed; -1: truncated; -2: an impossible size."""
     if to - p < _UP_TO_MAGIC_BYTES:
         return np.int64(-1) if is_all else np.int64(0)
     size = be_32(a, p + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES
@@ -239,7 +239,7 @@ def wanted_bytes(a, p, to):
 
 @register_jitable
 def control_type(a, p, size):
-    """Return the type of the first record of the control batch at `p`: 0 ABORT, 1 COMMIT, others; -1 if unreadable."""
+    """Return the type of the first record of the control batch at `p` (0: ABORT, 1: COMMIT); -1 if it is unreadable."""
     if be_16(a, p + v2.ATTRIBUTES) & 7 or be_32(a, p + v2.RECORD_COUNT) < 1:
         return np.int64(-1)
     record = read_record(a, p + v2.HEADER_BYTES, p + size)

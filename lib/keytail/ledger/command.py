@@ -118,7 +118,7 @@ class PartitionRow(Recorded):
 
 @dataclass(frozen=True)
 class MaintainRow:
-    """One table of the ledger. Numbers are for the whole table, except `removed_rows`."""
+    """One table of the ledger. The numbers are those of the whole table, except `removed_rows`."""
 
     table: str
     status: str
@@ -235,7 +235,8 @@ def _downtime(run: RunRow) -> str:
         return ""
     in_sync = show.human_seconds(run.down_at_ms, run.in_sync_at_ms)
     until = f"in sync after {in_sync}" if in_sync else "it is unknown when all replicas were in sync again"
-    return f"{run.downtime or 'unknown'} of broker {run.broker}, {until}"
+    down = run.downtime or "for an unknown time"
+    return f"{down}, broker {run.broker}, {until}"
 
 
 def extras_of_reader(command: str, master: str | None) -> Needs:

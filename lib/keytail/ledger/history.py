@@ -75,8 +75,8 @@ def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[R
 def run(
     flags: LedgerFlags, run_id: str, *, master: str | None = None, newest: bool = False
 ) -> tuple[RunRow, list[PartitionRow]]:
-    """Return one run, and a row for each of its partitions. `run_id` is its id, or a suffix that no other id has. With
-    `newest` the latest run with this suffix is returned. Raises UsageProblem if no run, or several runs, match."""
+    """Return one run, and a row for each of its partitions. `run_id` is the run's id, or a suffix that no other id has.
+    With `newest` the latest run with this suffix is returned. Raises UsageProblem if no run, or several runs, match."""
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
         ones = [item for item in known if item.run_id.endswith(run_id)]
@@ -156,8 +156,8 @@ def _parsed(name: str) -> tuple[str, int]:
 
 
 def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
-    """Return one row for each run, in the order of their start. An outcome that the run itself recorded takes
-    precedence over an outcome that another run found."""
+    """Return one row for each run, and for each downtime without a run, by start time. An outcome that the run itself
+    recorded takes precedence over an outcome that another run determined."""
     rows = list(rows)
     found = sorted((row for row in rows if row["event"] == DOWNTIME), key=lambda row: row["at"])
     downtimes = {row["run_id"]: row for row in found}  # the downtime that was recorded last
@@ -179,7 +179,7 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
 
 
 def _columns(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a run's row that are columns of the table."""
+    """Return those fields of RunRow that are columns of the table `runs`, from one of its rows."""
     columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
     for name, (kind, _) in RUNS.items():
         if (made := _MADE_OF.get(kind.partition("<")[0])) is not None:
@@ -189,13 +189,13 @@ def _columns(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _downtime_alone(row: Mapping[str, Any]) -> RunRow:
-    """Return the row of a downtime without a run: it lasts from the stop of the broker to its first answer."""
+    """Return the row of a downtime without a run: from the stop of the broker to the broker's first answer."""
     times = {"start_ms": row["down_at_ms"], "end_ms": row["reachable_at_ms"]}
     return RunRow(**_columns(row), status=row["status"], error=NO_ERROR, **times)
 
 
 def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
-    """Return one row for each partition and run, in the order of their last ledger row."""
+    """Return one row for each partition and run, by the time of its outcome (of its intent if it has no outcome)."""
     made = []
     for intent, outcome in _pairs(rows, ("run_id", "log_dir", "topic", "partition")):
         known = outcome or intent or {}
@@ -219,8 +219,8 @@ _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 
 def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_Pair]:
-    """Yield the intent and the outcome for each key. If there are several outcomes, one that the run itself recorded is
-    used; if there is none, the first."""
+    """Yield (intent, outcome) for each key; one of the two may be None. Of several outcomes, the first that the run
+    itself recorded is used, or, if another run determined all of them, the first."""
     intents: dict[tuple, Mapping[str, Any]] = {}
     outcomes: dict[tuple, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: (bool(row["repaired_by"]), row["at"])):

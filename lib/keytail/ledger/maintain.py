@@ -1,6 +1,6 @@
 """Keeps a ledger small: removes old rows, merges small files, and removes files that no table references any more.
 
-May run while others append: Delta allows appends while files are rewritten.
+Runs may append meanwhile: Delta allows appends while files are rewritten.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from keytail.run.engine import Engine
 from keytail.run.spark.delta import alone, changed_settings
 from keytail.run.spark.engine import name_jobs
 
-# Age in hours at which unreferenced files are removed: Delta's default. Delta refuses a shorter time, because a reader
-# or writer may still be using the files.
+# Age in hours at which unreferenced files are removed: Delta's default. Delta refuses a lower age, because a reader or
+# writer may still be using the files.
 VACUUM_HOURS = 168
 # The default numbers of tasks, 200 per shuffle of Spark and per step of a VACUUM of Delta, suit tables of terabytes.
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}
@@ -28,7 +28,7 @@ _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitio
 def maintain(
     engine: Engine, path: str, today: datetime.date, retain_days: int | None, *, execute: bool
 ) -> list[MaintainRow]:
-    """Return a row for each table. Without `execute` the rows report what would be removed."""
+    """Maintain the ledger at `path`, and return a row for each table. Without `execute` nothing is changed."""
     oldest = None if retain_days is None else today - datetime.timedelta(days=retain_days)
     ledger = Ledger(engine, path, "maintain")
     with changed_settings(engine.session, _FEW):

@@ -1,8 +1,8 @@
-"""Implements `--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however it ends.
+"""Implements `--ledger PATH` of a run that changes files: records the run's intent, and its outcome, however it ends.
 
-The ledger is written by Spark if the run has a session anyway; if not, by the deltalake package. A session is started
-only for the ledger if that package is not installed, or if the path is not on this host: credentials and the commit
-protocol are then settings of Spark.
+The ledger is written by Spark if the run has a session anyway; if not, by the deltalake package. If that package is not
+installed, or the path is not on this host, a session is started only for the ledger: credentials and the commit
+protocol of such a path are settings of Spark.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LedgerFlags:
         return self.path is not None and is_uri(self.path) and urlsplit(self.path).scheme != "file"
 
     def why_spark(self) -> str:
-        """Return why a run that does not need Spark starts Spark to write the ledger; empty if it does not."""
+        """Return why a run that does not need Spark itself starts Spark to write the ledger; "" if it starts none."""
         if self.path is None:
             return ""
         if self._is_remote():
@@ -86,7 +86,7 @@ class LedgerFlags:
         return ""
 
     def session_settings(self) -> dict[str, str]:
-        """Return the settings that a session started for this run needs for Delta."""
+        """Return the settings for Delta of a session that this run starts; none if the run has no ledger."""
         if self.path is None:
             return {}
         return session_settings(self.jars)
@@ -105,7 +105,7 @@ LedgerByFlags = Annotated[LedgerFlags, FromFlags(LedgerFlags)]
 
 
 def is_named_by(engine: Engine) -> bool:
-    """Return whether the conf of spark-submit's session contains a ledger."""
+    """Return whether the conf of spark-submit's session contains the path of a ledger."""
     return bool(engine.session.sparkContext.getConf().get(_CONF_KEY))
 
 
@@ -120,7 +120,7 @@ def is_uri(path: str) -> bool:
 
 
 def run_id_at(now_ms: int, run_id: str) -> str:
-    """Return the ledger's id for a run: the time, by which ids are sorted, and the id in its scratch files."""
+    """Return the id of a run in ledgers: its time, so that ids ascend, and `run_id`, as in names of scratch files."""
     at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
     return f"{at:%Y%m%dT%H%M%SZ}-{run_id}"
 
@@ -179,8 +179,8 @@ def recording(
 ) -> Iterator[Recording]:
     """Open the ledger of one run and record the run from its intent to its end; the locks of its log dirs must be held.
 
-    First adds missing outcomes of earlier runs on these log dirs. Raises KeytailError if the ledger cannot be opened or
-    written; the run must then not start anything.
+    Missing outcomes of earlier runs on these log dirs are added first. Raises KeytailError if the ledger cannot be
+    opened or written; the run must then not start anything.
     """
     if flags.path is None:
         yield Recording()
@@ -212,8 +212,8 @@ def recording(
 
 
 def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: FileSystem) -> None:
-    """Add the missing outcomes of earlier runs. A failure must not prevent this run, so it is only reported, and the
-    next run retries."""
+    """Add the missing outcomes of earlier runs. An error must not prevent this run: it is only reported, and the next
+    run tries to add them again."""
     from keytail.ledger.repair import repair  # noqa: PLC0415 (brings in the kernels)
     from keytail.run.ended import first_line  # noqa: PLC0415 (as the line above)
 
@@ -232,11 +232,11 @@ def versions() -> Mapping[str, str]:
 
 
 def given_settings(configuration: Configuration) -> dict[str, str]:
-    """Return the settings that were given, by source and name (for a topic TOPIC:NAME), for keys that keytail knows.
+    """Return the values of given settings, for keys that keytail knows: of the broker's file by `broker NAME`, of flags
+    by `NAME`, or for one topic by `TOPIC:NAME`.
 
-    The file of `--topic-configs` is included only by its path: it may contain settings of thousands of topics.
-    `--broker-version` is also included.
-    """
+    Of `--topic-configs` only the path is included: the file may contain settings of thousands of topics. The value of
+    `--broker-version` is also included."""
     given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
     given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}
     for topic, settings in configuration.command_line.by_topic.items():

@@ -9,14 +9,14 @@ from keytail.run.spark.engine import name_jobs
 
 
 class SparkTable:
-    """The Delta table at `path`. Column types are Spark's names for them."""
+    """The Delta table at `path`. The types of columns are given by their names in Spark."""
 
     def __init__(self, spark: Any, path: str) -> None:
         self._spark = spark
         self._path = path
 
     def create(self, columns: Mapping[str, tuple[str, str]], properties: Mapping[str, str]) -> None:
-        """Create the table if it does not exist, partitioned by `day`; `columns` has type and comment of each."""
+        """Create the table if it does not exist, partitioned by `day`; `columns` has (type, comment) by name."""
         from delta.tables import DeltaTable  # noqa: PLC0415 (brings in pyspark.sql)
 
         builder = DeltaTable.createIfNotExists(self._spark).location(self._path)

@@ -1,6 +1,6 @@
-"""Reads rows of a ledger with the deltalake package; if it is not installed, with Spark.
+"""Reads rows of a ledger with the deltalake package, which needs no JVM; if it is not installed, with Spark.
 
-The package needs no JVM. Both return the same rows: those of each table's latest commit, as plain values.
+Both return the same rows, those of a table's latest commit, as plain values.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger.tables import INTENT, OUTCOME, TABLES
 from keytail.run.ended import first_line
 
-# By column: the string, or a collection of strings, of which the column must have one.
+# By column: the string that its value must equal, or a collection of strings that must contain the value.
 Filters = Mapping[str, str | Collection[str]]
 
 
 def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:
-    """Return rows of one of the ledger's tables, as dictionaries by column; the session `spark` is needed if deltalake
-    is not installed.
+    """Return the rows of one of the ledger's tables that match `filters`, as dictionaries by column. The session
+    `spark` is needed if deltalake is not installed.
 
     A column that an older table lacks is null. Raises UsageProblem if there is no ledger.
     """
@@ -60,8 +60,8 @@ def _rows(path: str, table: str, read: Callable[[str], pyarrow.Table]) -> list[d
 
 @as_caller()
 def _by_deltalake(place: str, query: str) -> pyarrow.Table:
-    """Query the table `found` with deltalake's own engine. With Arrow's datasets, threads of Arrow may outlive the
-    interpreter and abort the process."""
+    """Return the result of `query`, in which `found` is the table at `place`. The query runs in deltalake's own engine:
+    with Arrow's datasets, threads of Arrow may outlive the interpreter and abort the process."""
     from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 (optional)
 
     table = DeltaTable(place.replace("s3a://", "s3://", 1))  # Hadoop's name for the same store

@@ -1,7 +1,7 @@
 """Adds missing outcomes to the ledger, for bundles and runs that were killed or whose outcomes could not be written.
 
 The locks of the log dirs are held, so a run with an intent for these log dirs and no outcome is no longer running. Its
-result is determined from the disk, and the row has the id of the run that did this.
+result is determined from the disk; `repaired_by` in the added row is the id of the run that determined the result.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Unfinished:
 
 
 def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
-    """Write outcomes for intents on these log dirs without an outcome; return their number. A path identifies a log dir
-    only on one host, so intents of other hosts are ignored unless the log dirs are on `shared_storage`."""
+    """Write the missing outcomes of intents on these log dirs; return their number. A path identifies a log dir only on
+    one host, so intents of other hosts are ignored unless the log dirs are on `shared_storage`."""
     host = None if shared_storage else ledger.host
     if ledger.engine.session is not None:
         name_jobs(ledger.engine.session.sparkContext, "ledger: missing outcomes of earlier runs")
@@ -91,8 +91,8 @@ def _unfinished(row: Any) -> Unfinished:
 
 
 def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
-    """Add the outcomes of ended runs. Runs with other log dirs than `log_dirs` are omitted: they may still be running,
-    since only the locks of `log_dirs` are held."""
+    """Add the outcomes of ended runs, and return their number. Runs with other log dirs than `log_dirs` are omitted:
+    they may still be running, since only the locks of `log_dirs` are held."""
     open_runs = _without_outcome(ledger, "runs", ["run_id"], host)
     lost = [row for row in open_runs if row["run_id"] != ledger.run_id and set(row["log_dirs"] or ()) <= log_dirs]
     error = f"run {ledger.run_id} found that the run recorded no outcome"

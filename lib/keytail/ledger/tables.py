@@ -29,7 +29,7 @@ _KEY = {
     "host": ("string", "host of the driver"),
     "command": ("string", "command of the run"),
 }
-_EVENT = {"event": ("string", "intent: before anything is done; outcome: after everything is done")}
+_EVENT = {"event": ("string", "intent: before anything is done; outcome: after everything is done; or downtime")}
 _REPAIRED = {"repaired_by": ("string", "run that found no outcome and determined it from the disk")}
 
 _NOT_NUMBERS = {field.name for field in fields(RowOfPartition)}
@@ -46,10 +46,10 @@ RUNS = {
     "status": ("string", "done, partly, failed or interrupted"),
     "error": ("string", "why the run failed or ended early"),
     "partitions": ("bigint", "number of chosen partitions"),
-    "counts": ("map<string,bigint>", "partitions by status"),
+    "counts": ("map<string,bigint>", "number of partitions by status"),
     "bytes_before": ("bigint", "size of the .log files of the compacted partitions"),
     "bytes_after": ("bigint", ""),
-    "records_before": ("bigint", "records of the compacted partitions"),
+    "records_before": ("bigint", "records of the compacted partitions; null: not counted"),
     "records_after": ("bigint", ""),
     **_REPAIRED,
     "broker": ("string", "for a downtime: the broker that was down"),
@@ -106,7 +106,7 @@ _ARROW = {
 
 @dataclass(frozen=True)
 class Stamp:
-    """The fields that all rows of a run have: its id, host and command, and the time of the row (`at_ms`)."""
+    """The fields that all rows of a run have: the run's id, host and command, and the time of the row (`at_ms`)."""
 
     run_id: str
     host: str
@@ -128,7 +128,7 @@ def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: Recorded
 def segment_fields(
     stamp: Stamp, bundle: int | None, row: Recorded, contents: SegmentContents | None, **more: Any
 ) -> dict[str, Any]:
-    """Return the columns for one segment of the row's partition; `more` identifies it if its contents are unknown."""
+    """Return the columns for a segment of the row's partition; `more` identifies the segment if `contents` is None."""
     known = {field.name: getattr(contents, field.name) for field in fields(SegmentContents)} if contents else {}
     place = {"log_dir": row.log_dir, "topic": row.topic, "partition": row.partition}
     return {**stamp.fields(), "bundle": bundle, **place, **known, **more}

@@ -1,7 +1,6 @@
-"""Writes one of the ledger's tables with the deltalake package, without a JVM. The table is the same as with
-on_spark.py.
+"""Writes one of the ledger's tables with the deltalake package, without a JVM. on_spark.py writes the same table.
 
-The package's threads keep the rights of the thread that first called it, so every call is made as the caller
+The package's threads keep the rights of the thread that first called the package, so every call is made as the caller
 (acting_user.py).
 """
 
@@ -12,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-# Delta's type names that differ from Spark's, by Spark's name.
+# The names of types that are not the same in Delta and in Spark: Delta's name by Spark's name.
 _NAMES = {"bigint": "long", "int": "integer"}
 
 

@@ -39,8 +39,8 @@ from keytail.run.rows import ResultRow
 from keytail.run.spark.delta import alone
 
 _VERSION_PROPERTY = "keytail.ledger.version"
-# Parts of Delta's errors for concurrent writers, after which a retry usually succeeds; deltalake's is
-# CommitFailedError.
+# Parts of Delta's error messages about concurrent writers, after which a retry usually succeeds. deltalake raises
+# CommitFailedError instead.
 _MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
 _ATTEMPTS = 8
 # Statuses of rows whose sizes before and after are added up for the run.
@@ -58,7 +58,7 @@ def _is_of_delta(problem: BaseException) -> bool:
 
 
 def again(work: Callable[[], Any], when: Callable[[BaseException], bool] = _has_met_another) -> Any:
-    """Return the result of `work`, which is tried up to 8 times, as long as `when` accepts the error."""
+    """Call `work` and return its result. If it raises an error that `when` accepts, retry, in all up to 8 times."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(when),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -96,7 +96,7 @@ class LedgerTable:
 
     def ensure(self) -> None:
         """Create the table if it does not exist, and add columns that an older keytail did not have. Raises
-        UsageProblem if it was created by a newer keytail, or does not belong to a ledger.
+        UsageProblem if the table was created by a newer keytail, or does not belong to a ledger.
 
         Another run may create the table at the same time. Delta raises many different errors for a table that is being
         created, so the call is repeated after any of them.
@@ -195,13 +195,13 @@ class Ledger:
             raise _cannot("be opened", self.path, problem, "nothing was started") from problem
 
     def begin(self, **run: Any) -> None:
-        """Write the intent of the run: columns of `runs`. Raises KeytailError if it cannot be written."""
+        """Write the intent of the run; `run` has columns of the table `runs`. Raises KeytailError if that fails."""
         self._started = run
         self._append_to_runs(INTENT, run, "nothing was started")
 
     def record_downtime(self, run_id: str, **columns: Any) -> None:
-        """Write the downtime of a broker, with the id of the run that was made meanwhile: columns of `runs`. Raises
-        KeytailError if it cannot be written."""
+        """Write the downtime of a broker, with the id of the run during the downtime; `columns` are columns of the
+        table `runs`. Raises KeytailError if the row cannot be written."""
         row = {"run_id": run_id, "status": "done", **columns}
         self._append_to_runs(DOWNTIME, row, "the downtime is not recorded")
 
@@ -212,8 +212,7 @@ class Ledger:
             raise _cannot("be written", self.path, problem, so) from problem
 
     def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
-        """Write what a bundle is about to do. Raises KeytailError if that fails: the bundle must then not be started.
-        """
+        """Write the intents of a bundle. Raises KeytailError if that fails: the bundle must then not be started."""
         try:
             stamp = self._stamp()
             self._tables["partitions"].append(partition_fields(stamp, INTENT, bundle, row) for row in rows)
@@ -227,8 +226,8 @@ class Ledger:
         made: Mapping[str, Sequence[int]] | None = None,
         **more: Any,
     ) -> None:
-        """Write the results of partitions; `made` has the base offsets of the segments that the run wrote, by the
-        partition's name. If rows cannot be written, `end` tries again."""
+        """Write the outcomes of partitions; `made` has, by the name of a partition, the base offsets of the segments
+        that the run wrote. If rows cannot be written, `end` tries again."""
         stamp = self._stamp()
         self._reported.update((row.log_dir, row.name) for row in rows)
         # Segments are written first, because an outcome implies that the rows of its segments exist.
@@ -236,7 +235,7 @@ class Ledger:
         self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
 
     def end(self, rows: Sequence[ResultRow], status: str, error: ErrorText = NO_ERROR) -> None:
-        """Write the result of the run. `rows` are all its rows, including those of partitions that needed no work."""
+        """Write the outcome of the run. `rows` are its rows of all partitions, also of those that needed no work."""
         self.conclude(None, [row for row in rows if (row.log_dir, row.name) not in self._reported])
         for table, kept in self._unwritten:
             self._append_or_lose(table, kept)
@@ -319,5 +318,7 @@ def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:
     )
 
 
-def _sum(rows: Iterable[ResultRow], name: str) -> int:
-    return sum(getattr(row, name) or 0 for row in rows)
+def _sum(rows: Iterable[ResultRow], name: str) -> int | None:
+    """Return the sum of the field `name` of the rows; None if the field is unknown (None) in one of the rows."""
+    values = [getattr(row, name) for row in rows]
+    return None if None in values else sum(values)

@@ -55,8 +55,7 @@ _changing: dict[str, _Changing] = {}
 
 def read_offsets(fs: FileSystem, path: str) -> Offsets:
     """Return the offsets in a file by (topic, partition); none if the file is missing or empty. The last of duplicate
-    entries counts.
-    """
+    entries counts."""
     offsets: Offsets = {}
     for number, line in _lines(_read(fs, path), path):
         if plain := _PLAIN_ENTRY.fullmatch(line):
@@ -87,9 +86,10 @@ def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
 def write_offsets(
     fs: FileSystem, path: str, entries: Mapping[tuple[str, int], int], like: FileStat | None = None
 ) -> None:
-    """Replace the file durably (temporary file, fsync, rename, fsync of the directory) by one with these entries.
+    """Replace the file durably (temporary file, fsync, rename, fsync of the directory) by a file with these entries.
 
-    Owner and mode are taken from `like`; by default from the file that is replaced, or its directory if it is missing.
+    Owner and mode are taken from `like`; by default from the file that is replaced, or from its directory if no file
+    exists.
     """
     _write(fs, path, encode_offsets(entries), like)
 
@@ -127,9 +127,10 @@ def update_offsets(
     hosted: Collection[tuple[str, int]] | None,
     like: FileStat | None = None,
 ) -> None:
-    """Set these entries, by (topic, partition), and remove those that are None, in one replacement of the file.
+    """Set these entries, by (topic, partition), and remove the entries whose offset is None, in one replacement of the
+    file.
 
-    Other entries are removed if their partition is not in `hosted` (None: none is removed). Durable on return.
+    Other entries are removed if their partition is not in `hosted` (None: none is removed). The file is then durable.
 
     May be called from several threads; the log dir's lock excludes other processes. Writing a file with many entries
     takes long. Changes that other threads request meanwhile are collected, and the first of these threads writes all of
@@ -183,8 +184,7 @@ def _read(fs: FileSystem, path: str) -> bytes:
 
 
 def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of every entry. Makes Kafka's checks in Kafka's order; the count is checked last.
-    """
+    """Yield line number and text of every entry. Makes Kafka's checks in Kafka's order; the count is checked last."""
     try:
         lines = _LINE_END.split(data.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -3,13 +3,13 @@
 The modules of `files/`, which only this module imports, carry out the operations. Every path is resolved to a
 descriptor of its directory, without following links below a log dir (`files/paths.py`), and its last name is used
 relative to this descriptor. Thus the owner of a log dir cannot redirect an operation of root to another place. New
-files and directories get the owner of an existing one, and new files are never executable.
+files and directories get the owner of an existing file or directory, and new files are never executable.
 
 Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks: one for
-operations that change something, and one for the others. A subclass can thus record an operation, stop before it, drop
-it or make it fail. Errors are the system's own OSError with the path and a description of the operation. `Refused` is
-raised only if a new file or directory cannot be given its owner, mode or labels, or if a new directory was replaced
-before it got them. The callers decide which operations to perform, and in which order.
+operations that change something, and one for all other operations. A subclass can thus record an operation, stop before
+it, drop it or make it fail. Errors are the system's own OSError with the path and a description of the operation.
+`Refused` is raised only if a new file or directory cannot be given its owner, mode or labels, or if a new directory was
+replaced before it got them. The callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class FileSystem:
         self._path_of: dict[int, str] = {}
 
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook for every operation that changes something; `action` performs it."""
+        """Hook for every operation that changes something; `action` performs it. Returns the result of `action`."""
         return self._with_error_details(operation, arguments, action)
 
     def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook for every operation that changes nothing; `action` performs it."""
+        """Hook for every operation that changes nothing; `action` performs it. Returns the result of `action`."""
         return self._with_error_details(operation, arguments, action)
 
     def _with_error_details(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
@@ -130,8 +130,8 @@ class FileSystem:
         )
 
     def stat(self, path: str) -> FileStat:
-        """Return the attributes of a file or directory. Raises SymbolicLink for a link, unless it leads to a directory
-        and may be followed."""
+        """Return the attributes of a file or directory. Raises SymbolicLink for a link, unless the link leads to a
+        directory and may be followed."""
         return self._look("stat", (path,), lambda: existing.stat(path))
 
     def size(self, path: str) -> int:
@@ -139,22 +139,22 @@ class FileSystem:
         return self._look("stat", (path,), lambda: existing.size(path))
 
     def exists(self, path: str) -> bool:
-        """Return whether the name exists, whatever it refers to; raise any other error, since it leaves this
+        """Return whether the name exists, whatever it refers to; raise any other error, since such an error leaves this
         undecided."""
         return self._look("exists", (path,), lambda: existing.exists(path))
 
     def unreadable(self, path: str) -> list[str]:
         """Return the names of the regular files in the directory that this process is not allowed to read, sorted.
 
-        This opens no file, and takes a third of the time of `scan`.
+        No file is opened, and a call takes a third of the time of `scan`.
         """
         return self._look("unreadable", (path,), lambda: of_directory(path, existing.unreadable, READABLE_DIRECTORY))
 
     def open_read(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor; never blocks on a FIFO.
 
-        Raises SymbolicLink or NotRegular for anything else, and ForeignFile if this process is root, the directory
-        belongs to another user, and the file belongs to a third.
+        Raises SymbolicLink or NotRegular for any other file, and ForeignFile if this process is root, the directory
+        belongs to another user, and the file belongs to a third user.
         """
         return self._look("open_read", (path,), lambda: self._open_regular(path, existing.READ))
 
@@ -163,11 +163,11 @@ class FileSystem:
         return self._look("open_write", (path,), lambda: self._open_regular(path, existing.READ_AND_WRITE))
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
-        """Return a read-only mapping of the first `size_bytes` (at least 1) of an index file; it remains valid when the
-        descriptor is closed.
+        """Return a read-only mapping of the first `size_bytes` (at least 1) of an index file; the mapping remains valid
+        when the descriptor is closed.
 
         Bytes written by `write_at` are visible at once. If another process truncates the file, reading beyond its end
-        kills this process, so files that others may truncate are read, not mapped.
+        kills this process, so files that other processes may truncate are read, not mapped.
         """
         return self._look(
             "map_read", (fd, size_bytes), lambda: mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -189,7 +189,7 @@ class FileSystem:
             self.close(fd)
 
     def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
-        """Return the contents of a small file. `whole`: raise OSError for fewer bytes than its size at opening."""
+        """Return the contents of a small file. `whole`: raise OSError for fewer bytes than the file had at opening."""
         fd = self.open_read(path)
         try:
             size_bytes = self.fd_size(fd) if whole else 0
@@ -249,7 +249,7 @@ class FileSystem:
 
         The file gets the owner, group, mode and access ACL (without execute bits) and security label of `like`. Raises
         Refused, and leaves no file, if that is not permitted. In a user's directory, root gives a file only to that
-        user: if `like` belongs to another user, only its mode is used.
+        user: if `like` belongs to another user, only the mode of `like` is used.
         """
         return self._change("create", (path,), lambda: self._create(path, like))
 
@@ -308,7 +308,7 @@ class FileSystem:
         self._change("rmdir", (path,), lambda: in_directory(path, lambda at, name: os.rmdir(name, dir_fd=at)))
 
     def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
-        """Set the modification time of a regular file, opened as by `open_read`."""
+        """Set the modification time of a regular file, which is opened as `open_read` does."""
         self._change("set_mtime_ns", (path, mtime_ns), lambda: existing.set_mtime_ns(path, mtime_ns))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
@@ -339,7 +339,8 @@ class FileSystem:
             raise
 
     def refuse_unless_like(self, like: FileStat) -> None:
-        """Raise Refused if this process cannot create a file with owner and group of `like`. Call it before writing."""
+        """Raise Refused if this process cannot create a file with the owner and group of `like`; call before
+        writing."""
         new.refuse_unless_like(like)
 
     def _open_regular(self, path: str, flags: int) -> int:
@@ -375,11 +376,12 @@ class FileSystem:
         return done
 
     def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:
-        """Make one system call, which may write only a part of `view`; without a position it appends."""
+        """Make one system call, which may write only a part of `view`, by default at the end; return the number of
+        bytes."""
         return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
 
     def _read_some(self, fd: int, view: memoryview, position: int) -> int:
-        """Make one system call, which may fill only a part of `view`."""
+        """Make one system call, which may fill only a part of `view`; return the number of bytes."""
         return os.preadv(fd, [view], position)
 
 

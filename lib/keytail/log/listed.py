@@ -1,4 +1,4 @@
-"""Reads segments as they were listed, while a running broker may clean or remove segments and append to the last."""
+"""Reads segments as listed, while a running broker may clean or remove segments and append to the last one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ATTEMPTS = 3
 
 def retry_beside_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
     """Return the result of `look`, which lists segments and then reads them. If a broker may be running, retry on
-    KeytailError or OSError, since the broker may roll, clean or delete segments in between. Raises the error of the
-    last attempt."""
+    KeytailError or OSError, since the broker may roll, clean or delete segments before they are read. Raises the error
+    of the last attempt."""
     for left in reversed(range(1 if clean_shutdown else _ATTEMPTS)):
         try:
             return look()
@@ -36,7 +36,7 @@ def unchanged(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], *, is_last: bool = True
 ) -> Iterator[None]:
     """Raise Refused before or after the block if a segment is not the file that was listed: a running broker may have
-    cleaned or removed it. The active segment, which is the last one if `is_last`, may have grown."""
+    cleaned or removed it. The active segment, which is the last segment if `is_last`, may have grown."""
     _refuse_changed(fs, partition_path, segments, is_last)
     try:
         yield

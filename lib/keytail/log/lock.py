@@ -1,13 +1,13 @@
-"""Holds the locks on Kafka's `.lock` files of log dirs, so that no broker starts on them and no other run changes them.
+"""Holds the locks on Kafka's `.lock` files, so that no broker starts on the log dirs and no other run changes them.
 
 Uses open-file-description locks, which conflict with Java's locks and, unlike those of `lockf`, are not lost when
-another descriptor of the file is closed. They protect against processes on the same host only; on storage that other
-hosts mount, the caller must prevent concurrent use. Where the system lacks them, `lockf` is used.
+another descriptor of the file is closed. The locks protect against processes on the same host only; on storage that
+other hosts mount, the caller must prevent concurrent use. Where the system lacks such locks, `lockf` is used.
 
 A lock belongs to a file, not to its name: if the name is removed, the next process creates and locks another file. So
-keytail never removes the file, and before each change that a run commits, `refuse_lost` checks that the name still
+keytail never removes a lock file, and before each change that a run commits, `refuse_lost` checks that the name still
 refers to the locked file. A broker does remove the name: when it stops, it unlocks the file and then unlinks it, and
-between the two this process may lock the file.
+between these steps this process may lock the file.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL, name: LockName = names
     `name` is the name of the lock file: Kafka's, or keytail's own, which ensures that only one run at a time prepares
     compactions in a log dir beside its broker (compact/prepared/PREPARED.md).
 
-    The lock file is never removed, even if this call created it: a starting broker that had it open would lock a file
-    without a name, while the next run locks a new one. A new lock file gets the owner of the log dir. If the process
-    dies, the lock is released.
+    The lock file is never removed, even if this call created it: a starting broker that had opened it would lock a file
+    without a name, while the next run would lock a new file. A new lock file gets the owner of the log dir. If the
+    process dies, the lock is released.
     """
     by_directory: dict[str, list[str]] = {}
     for log_dir in log_dirs:
@@ -64,7 +64,7 @@ def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL, name: LockName = names
 
 def refuse_lost(fs: FileSystem, path: str) -> None:
     """Raise LockLost if this process holds a lock of the log dir that is `path` or contains it, and the name of the
-    lock file no longer refers to the locked file. Call it right before a change is committed."""
+    lock file no longer refers to the locked file. To be called right before a change is committed."""
     for fd, lock_path in _holding(os.path.abspath(path)) or _holding(os.path.realpath(path)):
         if _is_at(fs, fd, lock_path):
             continue
@@ -90,7 +90,7 @@ def _holding(path: str) -> list[tuple[int, str]]:
 def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
     """Return whether any process, usually a broker, holds the lock now. Does not take the lock or create the file.
 
-    Also returns True if this cannot be determined: no permission to open the file, or no support by the system.
+    Also returns True if this cannot be determined, for lack of permission to open the file or of support by the system.
     """
     return _is_locked(os.path.join(log_dir, names.LOCK), fs) is not False
 
@@ -123,8 +123,8 @@ def _is_locked(path: str, fs: FileSystem) -> bool | None:
 
 
 def _holder_pid(path: str, fs: FileSystem) -> int | None:
-    """Return the process that holds the lock, as the kernel reports it; `_NOBODY` if no process does or the file does
-    not exist; None if this cannot be determined."""
+    """Return the pid that the kernel reports for the lock, `_OF_A_DESCRIPTION` for a lock of keytail; `_NOBODY` if the
+    file is not locked or does not exist; None if this cannot be determined."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _hold_log_dir(log_dir: str, given: Sequence[str], fs: FileSystem, name: Lock
 
 
 def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
-    """Return a locked descriptor whose file still has its name: a stopping broker unlinks the file that it locked."""
+    """Return a descriptor of the locked file, which is still named `path`: a stopping broker unlinks its lock file."""
     for _ in range(_ATTEMPTS):
         like = fs.stat(log_dir)
         if not fs.exists(path):
@@ -219,7 +219,7 @@ def _is_at(fs: FileSystem, fd: int, path: str) -> bool:
 
 
 def _try_lock(fd: int) -> str | None:
-    """Try to take the lock; return None on success, and a description of the holder if another process has it."""
+    """Try to take the lock; return None on success, and a description of the holder if another process has the lock."""
     wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         if hasattr(fcntl, "F_OFD_SETLK"):
@@ -234,7 +234,7 @@ def _try_lock(fd: int) -> str | None:
 
 
 def _holder(fd: int, wanted: bytes) -> str:
-    """Describe the holder. The kernel reports a process for a lock of Java, and none for a lock of keytail."""
+    """Describe the holder of the lock. The kernel reports a process for a lock of Java, none for a lock of keytail."""
     if not hasattr(fcntl, "F_OFD_GETLK"):
         return "a running broker or another keytail run"
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))

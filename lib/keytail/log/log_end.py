@@ -1,4 +1,4 @@
-"""Finds the end of a log file by reading batch headers, from the last index entry on. Reads no records."""
+"""Finds the end of a log file by reading batch headers from the last index entry's position on. Reads no records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LogEnd:
 
 
 def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
-    """Find the end of a log file by reading headers from its last index entry to the end of the file.
+    """Find the end of a log file by reading headers from the position of its last index entry to the end of the file.
 
     The index (by default that of this log) only saves reading: if no batch begins at the position of its last entry, or
     the batches from there on end below the entry's offset, headers are read from the start of the file. `tail_bytes`
@@ -78,9 +78,9 @@ def _walk(
     *,
     entry_offset: int | None = None,
 ) -> LogEnd | None:
-    """Follow the headers from `position` on. Return None if the first batch begins above the index entry's offset, or
-    all batches end below it. (The batch with the entry's offset may follow the batch at the entry's position:
-    format/INDEX.md, 8.)"""
+    """Follow the headers from `position` on and return the end of the whole batches. Return None if the first batch
+    begins above the index entry's offset, or all batches end below it. (The batch with the entry's offset may follow
+    the batch at the entry's position: format/INDEX.md, 8.)"""
     window, window_at, got = bytearray(min(_WALK_WINDOW_BYTES, size_bytes - position)), 0, 0
     next_offset, first, last_position = base_offset, True, -1
     while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:

@@ -28,7 +28,7 @@ class Owner(NamedTuple):
 
 
 def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[str] = ()) -> None:
-    """If started as root, make the whole process work as the user that owns `log_dirs`, and print a message about it.
+    """If started as root, make the whole process work as the user that owns `log_dirs`, and print a message about this.
 
     Nothing changes for a process of another user, or if root owns the log dirs. `also_read` are directories that are
     only read; they may also belong to root. Raises UsageProblem if one of `log_dirs` does not exist, and Refused if
@@ -71,8 +71,9 @@ def no_such_log_dir(path: str) -> UsageProblem:
 
 
 def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
-    """Do the same as `work_as_owner` for files that are read. The owner of a file's directory counts, since that user
-    could put a link there; in a directory of root, which other users may share, the owner of the file counts."""
+    """Do the same as `work_as_owner` for files that are read. The process works as the owner of a file's directory,
+    since that user could put a link there, or, in a directory of root, which other users may share, as the owner of the
+    file."""
     if not acting_user.is_root():
         return
     found = [owner for path in paths for owner in _owner_of_file(fs, path)]
@@ -89,8 +90,8 @@ def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
 
 
 def one_owner(changed: Iterable[Owner], read: Iterable[Owner]) -> Owner | None:
-    """Return the user other than root that owns all of `changed`, and all of `read` except what root owns; None if root
-    owns everything. Raises Refused if there are several such users."""
+    """Return the user other than root that owns all of `changed`, and all of `read` except items of root; None if root
+    owns all items. Raises Refused if there are several such users."""
     changed = list(changed)
     others = [owner for owner in (*changed, *read) if owner.uid != 0]
     for owner in changed if others else ():
@@ -112,8 +113,8 @@ def _several(item: Owner, other: Owner) -> Refused:
 
 
 def _owner_of_dir(fs: FileSystem, path: str) -> Iterator[Owner]:
-    """Yield the owner of a directory, if it exists. For a directory of root, yield the owners of the partitions in it.
-    """
+    """Yield the owner of a directory, if it exists. For a directory of root, yield the owners of the partitions and of
+    `meta.properties` in it, or root if there are none."""
     try:
         facts = fs.stat(path)
         owner = Owner(facts.uid, facts.gid, path)

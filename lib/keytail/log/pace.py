@@ -9,7 +9,7 @@ from typing import Any
 
 from keytail.log.fs import FileSystem
 
-# After idle time, at most as many bytes as are allowed in this time are processed without a delay.
+# After idle time, at most as many bytes as are allowed in this many seconds are processed without a delay.
 _BURST_S = 0.1
 
 

@@ -34,7 +34,7 @@ assert _TIME_INDEX_ENTRY.size == TIME_ENTRY.itemsize
 
 class SegmentFacts(NamedTuple):
     """One segment as listed. The size of an index that does not exist is None. This is a NamedTuple because plans
-    create millions of them, and creating a dataclass takes three times as long."""
+    create millions of objects, and creating a dataclass takes three times as long."""
 
     base_offset: int
     log_bytes: int
@@ -48,7 +48,8 @@ class SegmentFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """The facts of a partition for planning. If it has `problems`, it must not be processed, and numbers may be 0."""
+    """The facts of a partition for planning. If there are `problems`, the partition must not be processed, and numbers
+    may be 0."""
 
     topic: str
     partition: int
@@ -109,7 +110,7 @@ class _Listing:
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
-    """Return the facts of one partition. Reasons against processing it are returned in `problems`."""
+    """Return the facts of one partition. Reasons against processing the partition are returned in `problems`."""
     listing = _Listing()
     segments: tuple[SegmentFacts, ...] = ()
     end = LogEnd(0, 0, 0)
@@ -172,8 +173,8 @@ def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) 
     """Do the same as `survey_partition` with a listing of the logs only: all index sizes are None, and the modification
     time of a file is used as its largest timestamp.
 
-    This takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers to
-    resolve; `survey_partition` then returns the details.
+    Such a listing takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers
+    to resolve; `survey_partition` then returns the details.
     """
     if entry.problems:
         return None
@@ -272,7 +273,7 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
     if waiting:
         listing.problems.append(
             refusal(
-                f"an interrupted replacement of segments is unfinished: {os.path.join(path, waiting[0])}; "
+                f"a replacement of segments was interrupted: {os.path.join(path, waiting[0])}; "
                 "a run with --execute finishes it first",
                 slug="unfinished-replacement",
             )
@@ -326,8 +327,8 @@ def max_timestamp_ms(header: bytes) -> int:
 
 
 def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: int) -> None:
-    """Raise Refused if a segment is not the file that was planned: this host sees other files, or another process
-    writes to it."""
+    """Raise Refused if size or mtime of a segment differs from the plan: this host sees other files, or another process
+    writes to the segment."""
     facts = fs.stat(log_path) if fs.exists(log_path) else None
     if facts is None or (facts.size_bytes, facts.mtime_ns) != (log_bytes, log_mtime_ns):
         seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"
@@ -342,8 +343,8 @@ def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: 
 
 
 def reasons_against_change(facts: PartitionFacts, remote_storage_enable: bool) -> list[ErrorText]:
-    """Return the reasons, for rows, why records of the partition must be neither added nor removed, except the reasons
-    that the survey found (`facts.problems`)."""
+    """Return the reasons, as rows report them, why records of the partition must be neither added nor removed, except
+    the reasons that the survey found (`facts.problems`)."""
     reasons = []
     if remote_storage_enable:
         text = "tiered topic: remote.storage.enable is true, and keytail does not read remote storage"

@@ -1,6 +1,6 @@
 """Computes the state of one producer, as a broker keeps it, after each of its batches. Nothing is refused here.
 
-Both replay (producers.py) and append (log/append/live_producers.py) follow these rules; they are described in
+Both replay (producers.py) and append (log/append/live_producers.py) follow these rules, which are described in
 format/SNAPSHOT.md, "Replay".
 """
 
@@ -40,7 +40,7 @@ NOTHING_SENT = SentBatch(NO_SEQUENCE, NO_SEQUENCE, -1, -1)
 
 @dataclass(frozen=True)
 class Producer:
-    """The state of a producer id; -1 means "none". `sent`: batches of this epoch, the latest last."""
+    """The state of a producer id; -1 means "none". `sent` are its latest batches with this epoch, in log order."""
 
     epoch: int = -1
     timestamp_ms: int = -1
@@ -93,7 +93,7 @@ class Producer:
         )
 
     def after_marker(self, row: np.void) -> Producer:
-        """Return the state after a marker, which ends the open transaction. A new epoch clears the batches."""
+        """Return the state after a marker, which ends the open transaction. A new epoch clears `sent`."""
         epoch = int(row["producer_epoch"])
         return replace(
             self,

@@ -1,7 +1,7 @@
 """Determines the states of a partition's producers, and which transactions are not settled.
 
-The state is that of the latest valid producer snapshot at or below the log end, without expired producers, after a
-replay of the batches that follow, as when a broker loads the log (format/SNAPSHOT.md).
+As when a broker loads the log, the state begins with the latest valid producer snapshot at or below the log end,
+without expired producers; then the batches after the snapshot are replayed (format/SNAPSHOT.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keytail.log.records.chunk import SegmentReader
 
 @dataclass
 class ProducerStates:
-    """All producers of a partition up to some offset, and the transactions completed up to there."""
+    """All producers of a partition up to some offset, and the transactions completed below that offset."""
 
     states: dict[int, Producer] = field(default_factory=dict)  # by producer id, each with its latest batch
     completed: list[tuple[int, int]] = field(default_factory=list)  # pairs of first offset and offset of the marker
@@ -39,7 +39,7 @@ class ProducerStates:
         return [producer.entry(producer_id) for producer_id, producer in sorted(self.states.items())]
 
     def replay(self, table: np.ndarray, start: int, end: int) -> None:
-        """Apply batches from the one that contains `start` up to `end` (exclusive) as a follower does
+        """Apply the batches (BATCH_TABLE rows) that end at or above `start` and below `end`, as a follower does
         (format/SNAPSHOT.md, "Replay")."""
         rows = table[(table["producer_id"] >= 0) & (table["last_offset"] >= start) & (table["last_offset"] < end)]
         for row in rows[_rows_that_count(rows)]:
@@ -54,19 +54,19 @@ class ProducerStates:
             self.states[producer_id] = producer
 
     def earliest_unsettled(self, high_watermark: int) -> tuple[int, int] | None:
-        """Return the first offset and producer id (-1 if it has ended) of the earliest transaction that is open or
-        whose marker is not below the high watermark; None if there is none."""
+        """Return first offset and producer id of the earliest transaction that is open, or that ended with a marker not
+        below the high watermark (the producer id is then -1); None if there is none."""
         unsettled = [(s.txn_first_offset, i) for i, s in self.states.items() if s.txn_first_offset >= 0]
         unsettled += [(first, -1) for first, marker in self.completed if marker >= high_watermark]
         return min(unsettled, default=None)
 
 
 def _rows_that_count(rows: np.ndarray) -> np.ndarray:
-    """Return the ascending numbers of the rows that suffice to reach the same state as all of them.
+    """Return the ascending numbers of the rows that suffice to reach the same state as all rows.
 
-    These are all control batches and, of the data batches of a producer between two control batches: the last batch,
-    and every transactional batch that is the first or follows a non-transactional batch. Any other batch is superseded
-    by the next one, and opens no transaction.
+    The result contains all control batches and, of the data batches of a producer between two control batches: the last
+    batch, and every transactional batch that is the first or follows a non-transactional batch. Any other batch is
+    superseded by the next batch, and opens no transaction.
     """
     if not len(rows):
         return np.empty(0, np.int64)
@@ -92,7 +92,7 @@ def newest_snapshot(
             try:
                 return offset, parse_snapshot(data)
             except ValueError:
-                continue  # a broker deletes a damaged snapshot and uses the one before it
+                continue  # a broker deletes a damaged snapshot and uses the snapshot before it
     return None
 
 
@@ -124,9 +124,9 @@ def load_producers(
     expiration_ms: int,
     now_ms: int,
 ) -> ProducerStates:
-    """Return the state that a broker would have after loading the log at `now_ms`. Without a `reader`, one is created
-    only if it is needed: if the latest snapshot is at the log end, allocating its buffers would take longer than
-    everything else."""
+    """Return the state that a broker would have after loading the log at `now_ms`. Without a `reader`, this creates a
+    reader only if batches must be read: if the latest snapshot is at the log end, allocating a reader's buffers would
+    take longer than everything else."""
     segments, log_end_offset = log.segments, log.log_end_offset
     found = newest_snapshot(fs, partition_path, log.snapshots, log_end_offset)
     if found is None and log.clean_shutdown:
@@ -158,8 +158,8 @@ def first_unstable(
 ) -> Unstable | None:
     """Return the start of the earliest transaction that is open or whose marker is not below the high watermark.
 
-    None if all transactions are settled. Without a high watermark, the log end is used. As in a starting broker, a
-    transaction that ended before the latest snapshot was taken is settled, wherever its marker is.
+    Returns None if all transactions are settled. Without a high watermark, the log end offset is used instead. As in a
+    starting broker, a transaction that ended before the latest snapshot was taken is settled, wherever its marker is.
     """
     limit = facts.log_end_offset
     if facts.high_watermark is not None:

@@ -20,7 +20,7 @@ from keytail.log.pace import Pace, PacedFileSystem
 
 PAGE_BYTES = mmap.PAGESIZE
 _UNLIMITED = 1 << 62
-_MAX_BLOCK_PAGES = 512  # of the page cache, in Linux with pages of 4 KiB
+_MAX_BLOCK_PAGES = 512  # the largest block of the page cache, in Linux with pages of 4 KiB
 
 # ioprio_set(2): the number of the system call, the threads to which the priority applies, and the class of processes
 # that get the disk only when no other process wants it.
@@ -30,7 +30,7 @@ _IDLE_CLASS = 3 << 13
 
 
 class QuietFileSystem(PacedFileSystem):
-    """The real file system, with a rate limit if there is a `pace`."""
+    """The real file system, which keeps the page cache as it was; with a rate limit if there is a `pace`."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace or Pace(_UNLIMITED))
@@ -39,12 +39,12 @@ class QuietFileSystem(PacedFileSystem):
     def read_into(self, fd: int, buffer: Any, position: int) -> int:
         before = self._cached.get(fd)
         if before is None:
-            # For the whole file, because the system may read ahead in spite of this advice, if a page is marked for
-            # that by an earlier reader: pages of the next read would then count as cached before.
+            # For the whole file, because the system may read ahead in spite of the advice below, if an earlier reader
+            # marked a page for that: pages of the next read would then count as cached before it.
             before = self._cached[fd] = cached_pages(fd, 0, os.fstat(fd).st_size)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         count = super().read_into(fd, buffer, position)
-        # Pages that were read ahead are in blocks, which are only dropped as a whole: one may begin before this read.
+        # Pages that were read ahead are in blocks, which are dropped only as a whole; a block may begin earlier.
         first = max(0, position // PAGE_BYTES - _MAX_BLOCK_PAGES)
         end = -(-(position + count) // PAGE_BYTES)
         _drop(fd, first * PAGE_BYTES, ~before[first:end])
@@ -62,8 +62,8 @@ class QuietFileSystem(PacedFileSystem):
 def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
     """Return for each page that contains some of these bytes of a file whether it is in the page cache (bool array).
 
-    Pages beyond the end of the file are not cached. All pages count as cached if the system does not report it:
-    mincore(2) reports it only to users who may write to the file.
+    Pages beyond the end of the file are not cached. All pages count as cached if the system does not report cached
+    pages: mincore(2) reports them only to users who may write to the file.
     """
     start = position - position % PAGE_BYTES
     end = min(position + size_bytes, os.fstat(fd).st_size)
@@ -93,7 +93,7 @@ def _drop(fd: int, start: int, pages: np.ndarray) -> None:
 
 def let_others_go_first() -> bool:
     """Set the idle disk priority for this thread and threads that it starts; return whether the system supports it.
-    Some I/O schedulers ignore it."""
+    Some I/O schedulers ignore this priority."""
     number = _IOPRIO_SET.get(platform.machine())
     if number is None:
         return False

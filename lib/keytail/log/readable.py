@@ -16,7 +16,7 @@ _NEVER_IDLE_MS = 2**62  # producers without an open transaction have no effect o
 
 @dataclass(frozen=True)
 class Readable:
-    """Offsets below `end_offset` may be read. `notes` describe assumptions, and why the range ends there."""
+    """Offsets below `end_offset` may be read. `notes` describe assumptions, and why the range ends at `end_offset`."""
 
     end_offset: int
     notes: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Readable:
 
 def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end: bool, now_ms: int) -> Readable:
     """Return the end of the readable range: the high watermark in the broker's checkpoint or, with `log_end`, the log
-    end. With `committed`, the range ends at the last stable offset at the latest, where the earliest open transaction
+    end. With `committed`, the range does not extend beyond the last stable offset, where the earliest open transaction
     begins; the age of that transaction at `now_ms` is reported.
 
     Raises Refused if there is no high watermark and `log_end` is not set, and if segments are being replaced or a

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from keytail.threads import Threads
 
-# A waiting thread looks as often whether all has ended: a signal may interrupt the call that would wake it.
+# The interval at which a waiting thread checks whether all has ended: a signal may interrupt the call that wakes it.
 _WAKE_S = 1.0
 
 T = TypeVar("T")
@@ -24,12 +24,12 @@ def items_in_flight(threads: int) -> int:
 
 
 def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], threads: int) -> Generator[R, None, None]:
-    """Yield `work(item)` for each item, in order. As many threads, one of which is the caller's, call `work`; they take
-    items one at a time. The caller's thread works while the next result is not ready.
+    """Yield `work(item)` for each item, in order. `threads` threads, one of which is the caller's, call `work`; they
+    take items one at a time. The caller's thread works while the next result is not ready.
 
-    An error of the generator, or of `work`, is raised in place of its result. An item is taken only after the result of
-    the item `items_in_flight(threads)` before it is no longer in use, so that they may share memory. When iteration
-    ends, for whatever reason, no other thread is running and the generator is closed.
+    An error of the generator, or of `work`, is raised in place of the item's result. An item is taken only after the
+    result of the item `items_in_flight(threads)` before it is no longer in use, so that the two items may share memory.
+    When iteration ends, for whatever reason, no other thread is running and the generator is closed.
     """
     room = threading.Semaphore(items_in_flight(threads))
     taking = threading.Lock()
@@ -86,7 +86,7 @@ def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], thread
 
 
 def _fail(future: Future[R], problem: BaseException) -> None:
-    """Set the error of an item, which is raised in its place. A signal is raised at once."""
+    """Set the error that is raised in place of an item's result. A signal is raised at once, too."""
     with contextlib.suppress(InvalidStateError):  # a signal came after the result was set
         future.set_exception(problem)
     if not isinstance(problem, Exception):

@@ -1,8 +1,8 @@
 """Determines the aborted data and the unneeded markers of a partition before anything is rewritten.
 
-A tracker follows checked batch headers and control records in log order. Its result is small, and determines for any
-batch, in any order, whether the batch may be discarded (format/CLEANING.md, "Transactions"). Aborted transactions are
-taken from the `.txnindex` files unless the log contradicts them.
+A tracker follows checked batch headers and control records in log order. The result of a tracker is small, and
+determines for any batch, in any order, whether the batch may be discarded (format/CLEANING.md, "Transactions"). Aborted
+transactions are taken from the `.txnindex` files unless the log contradicts them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_aborted(
     """Return all entries of transaction indexes (TXN_ENTRY, native byte order) that end at or above the log start
     offset, sorted by first offset.
 
-    Values that cannot be an entry are omitted: the log shows whether one is missing or wrong.
+    Entries with impossible values are omitted: the log shows whether an entry is missing or wrong.
     """
     found = [np.empty(0, NATIVE_ENTRY)]
     for segment in segments:
@@ -53,8 +53,8 @@ def read_aborted(
 
 
 def sorted_entries(entries: np.ndarray, log_start_offset: int) -> np.ndarray:
-    """Return the entries that end at or above the log start offset, sorted by first offset; lower offsets are not
-    served."""
+    """Return the entries that end at or above the log start offset, sorted by first offset; a broker does not serve
+    lower offsets."""
     entries = entries[entries["last_offset"] >= log_start_offset]
     return entries[np.lexsort((entries["last_offset"], entries["first_offset"]))]
 
@@ -62,7 +62,8 @@ def sorted_entries(entries: np.ndarray, log_start_offset: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Transactions:
     """The result of the pass over the log. `entries` are the correct index entries. The arrays `interval_...` describe
-    aborted data, sorted by producer id and first offset; `marker_...` all markers; `kept_...` the retained entries."""
+    aborted data, sorted by producer id and first offset; `marker_...` all markers, by offset, and whether each is
+    unneeded; `kept_...` the retained entries, by marker offset, and their numbers in `entries`."""
 
     entries: np.ndarray
     interval_producer: np.ndarray
@@ -89,7 +90,7 @@ class Transactions:
         return out.view(bool)
 
     def index_bytes(self, from_offset: int, to_offset: int) -> bytes:
-        """Return the `.txnindex` of a segment with the offsets [from_offset, to_offset)."""
+        """Return the contents of the `.txnindex` of a segment with the offsets [from_offset, to_offset)."""
         a, b = np.searchsorted(self.kept_offsets, [from_offset, to_offset])
         return encode_txn_index(self.entries[self.kept_entries[a:b]])
 
@@ -174,7 +175,7 @@ class TransactionTracker:
             can_be &= (aborts[at, kernels.BEHIND] < first) & (first <= data[at])
             can_be &= ~self._named_offsets.are_occupied(first, known["producer_id"])
             which = np.flatnonzero(can_be)[::-1]
-            entry_of[at[which]] = which  # the first of several entries counts
+            entry_of[at[which]] = which  # of several entries of a marker, the first counts
         is_known = entry_of >= 0
         known_of = np.zeros(len(aborts), NATIVE_ENTRY)
         known_of[is_known] = known[entry_of[is_known]]
@@ -202,7 +203,7 @@ class _NamedOffsets:
     def __init__(self, offsets: np.ndarray) -> None:
         self._offsets = np.unique(offsets)
         self._is_taken = np.zeros(len(self._offsets), bool)
-        self._begins = np.full(len(self._offsets), -1)  # producer id of the transactional data that begins there
+        self._begins = np.full(len(self._offsets), -1)  # producer id of transactional data that begins at the offset
 
     def record(self, table: np.ndarray) -> None:
         """Record the next batches of the log (BATCH_TABLE rows)."""

@@ -1,7 +1,7 @@
 """Reads a file through a window that moves over it, in reused buffers, for readers of batches of any size.
 
-Its size is limited by the file, never by the size that a batch declares. While a window is processed, a thread reads
-the bytes after it. The caller interprets the bytes.
+The size of a window is limited by the size of the file, whatever size a batch declares. While a window is processed, a
+thread reads the bytes after it. The caller interprets the bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEADROOM_BYTES = 256 << 10  # room before the prefetched bytes for the rest of 
 class Window:
     """A part of a file: `bytes[:filled]` begins at byte `position` of the file.
 
-    Without `reads_ahead`, the thread that uses the window reads by itself.
+    If `reads_ahead` is False, the thread that uses the window reads the next bytes itself.
     """
 
     def __init__(self, fs: FileSystem, window_bytes: int = WINDOW_BYTES) -> None:

@@ -28,7 +28,7 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of an output's size: `segment_bytes` for the log, `index_bytes` for each index."""
+    """The limits of an output: `segment_bytes` for its log, `index_bytes` for each index; and the index interval."""
 
     segment_bytes: int
     index_bytes: int
@@ -133,7 +133,7 @@ class SegmentWriter:
             yield chunk.raw, chunk.table
 
     def reset_to(self, mark: Mark) -> None:
-        """Remove everything appended since `mark`."""
+        """Remove all batches appended since `mark`."""
         self._fs.truncate(self._fd, mark.size_bytes)
         self.size_bytes, self.records = mark.size_bytes, mark.records
         self._digest = mark.digest
@@ -217,7 +217,7 @@ class OutputWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """The size of all files if everything were closed now, without the `.txnindex` of the current output."""
+        """The size of all files if all outputs were closed now, without the `.txnindex` of the current output."""
         return self._closed_bytes + (self._current.scratch_bytes if self._current else 0)
 
     @property
@@ -270,9 +270,9 @@ class OutputWriter:
             data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
             table = table[taken:]
             if len(table):
-                # If no bytes came from the sources before this one, a split at it leaves an output of 0 bytes. That is
-                # done only if none of this source fits: a split inside it would then leave sources between two outputs
-                # (SWAP.md, state 56).
+                # If no bytes came from the sources before this one, a split at it leaves an output of 0 bytes. Such a
+                # split is made only if nothing of this source fits: a split inside it would then leave sources between
+                # two outputs (SWAP.md, state 56).
                 if self._mark is not None and (self._mark.size_bytes or not self._current.size_bytes):
                     self._split_at_source()
                 else:
@@ -286,7 +286,7 @@ class OutputWriter:
         self._made.update(dict.fromkeys(new.made))
         rest: list[tuple[np.ndarray, np.ndarray]] = []
         for data, table in old.since(mark):
-            # Alone, batches may need more time index entries: those before them may have had larger timestamps.
+            # Alone, batches may need more time index entries: batches before them may have had larger timestamps.
             taken = 0 if rest else new.append(data, table)
             if taken < len(table):
                 done = int(table["size_bytes"][:taken].sum(dtype=np.int64))

@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class LookupRow(RowOfPartition):
-    """One partition."""
+    """The result for one partition."""
 
     offset: int | None = None
     timestamp_ms: int | None = None
@@ -86,7 +86,7 @@ def _shown(row: LookupRow, text: str | None, in_base64: str | None) -> str:
 
 
 def preview(data: bytes) -> str:
-    """Return the beginning of a key or value as printable text, other bytes as \\x escapes."""
+    """Return the beginning of a key or value as printable text, with other characters as escapes such as \\x1b."""
     text = data[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     if len(text) <= _PREVIEW_CHARACTERS and len(data) <= 4 * _PREVIEW_CHARACTERS:
@@ -95,7 +95,7 @@ def preview(data: bytes) -> str:
 
 
 def _time(row: LookupRow) -> str:
-    """Return the timestamp in ms and, if it is a time of this calendar, in UTC."""
+    """Return the timestamp in ms as text, with the time in UTC for the years 1970 to 9999; "" for no timestamp."""
     ms = row.timestamp_ms
     if ms is None or not 0 <= ms < _LATEST_MS:
         return show.plain(ms)

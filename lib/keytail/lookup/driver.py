@@ -21,7 +21,7 @@ from keytail.run.rows import status_of
 
 
 def lookup(request: Request, fs: FileSystem = LOCAL) -> list[LookupRow]:
-    """Return a row for each chosen partition, for one offset or one time."""
+    """Look up one offset or one time; return a row for each chosen partition."""
     if request.offset is not None and request.timestamp is not None:
         raise UsageProblem(
             "--offset and --timestamp cannot be combined", remedy="Give one of them", slug="conflicting-flags"

@@ -32,7 +32,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _WrongEntry(Exception):
-    """Raised if no batch that begins at or below an offset index entry's offset is at the entry's position."""
+    """Raised if the position of an offset index entry has no batch that begins at or below the entry's offset."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class FoundRecord:
 
 
 class Search:
-    """One search: its readers, and the steps that it reports.
+    """One search in a partition. `steps` are sentences about what it has done so far.
 
     `trusts_indexes`: search like a broker that starts on the files as they are. If False, search as if invalid indexes
     had been rebuilt.
@@ -83,7 +83,7 @@ class Search:
         segment = self.facts.segments[number]
         file_time_ms = segment.log_mtime_ns // 1_000_000
         if self.indexes.is_written(number):
-            largest_ms, source = self._largest_of_tail(number), "from its time index and the batches after it"
+            largest_ms, source = self._largest_of_tail(number), "from its last index entries and later batches"
         else:
             if self.indexes.is_readable(number):
                 if (segment.time_index_bytes or 0) < TIME_ENTRY.itemsize:
@@ -95,7 +95,7 @@ class Search:
         return largest_ms, source
 
     def time_floor(self, number: int, timestamp_ms: int) -> TimeEntry:
-        """Return the last time index entry at or before a time, or the start of the segment."""
+        """Return the last time index entry at or before a time; an entry for the segment's start if there is none."""
         base = self.facts.segments[number].base_offset
         name = self.indexes.file(number, names.TIME_INDEX)
         index = self.indexes.valid_time_index(number)
@@ -116,7 +116,7 @@ class Search:
         return at
 
     def offset_floor(self, number: int, offset: int) -> OffsetEntry:
-        """Return the last offset index entry not above an offset, or the start of the segment."""
+        """Return the last offset index entry not above an offset; an entry for byte 0 if there is none."""
         name = self.indexes.file(number, names.INDEX)
         if self.indexes.is_rebuilt(number):
             self.add_step(f"{name} is missing: the segment is read from byte 0.")
@@ -227,8 +227,8 @@ class Search:
         return None
 
     def _chunks(self, number: int, floor: OffsetEntry) -> Iterator[Chunk]:
-        """Yield the chunks of a segment from the index entry `floor` on. Raises _WrongEntry unless a batch that begins
-        at or below its offset is at its position.
+        """Yield the chunks of a segment from the index entry `floor` on. Raises _WrongEntry unless the entry's position
+        has a batch that begins at or below the entry's offset.
 
         The entry's offset may be the last offset of a later batch (format/INDEX.md, 8).
         """

@@ -21,7 +21,7 @@ IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
 
 
 class SegmentIndexes:
-    """The indexes of a partition's segments, which are numbered from 0. `notes` are problems of requested indexes.
+    """The indexes of a partition's segments, which are numbered from 0. `notes`: problems of the indexes used so far.
 
     `trusts_indexes`: use indexes like a broker that starts on the files as they are. If False, invalid indexes are not
     used.
@@ -48,7 +48,7 @@ class SegmentIndexes:
         return number == len(self.facts.segments) - 1 and not self.facts.clean_shutdown
 
     def is_rebuilt(self, number: int) -> bool:
-        """Return whether a starting broker rebuilds all indexes of the segment because it has no offset index."""
+        """Return whether the segment has no offset index, so that a starting broker rebuilds all its indexes."""
         segment = self.facts.segments[number]
         if segment.index_bytes is None and segment.log_bytes > 0:
             self.note(
@@ -75,7 +75,7 @@ class SegmentIndexes:
         return not self.facts.clean_shutdown and end > self.facts.recovery_point
 
     def valid_time_index(self, number: int) -> TimeIndex | None:
-        """Return the time index, or None if it cannot be used."""
+        """Return the time index, opened, or None if it cannot be used."""
         segment = self.facts.segments[number]
         if self.is_rebuilt(number) or segment.time_index_bytes is None:
             return None

@@ -36,8 +36,8 @@ class Lookup:
 
 
 def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
-    """Find the first record at or after `offset`, as a fetch from there does. Raises CorruptLog for damage on its
-    way."""
+    """Find the first record at or after `offset`, as a fetch from that offset does. Raises CorruptLog if it reads
+    damaged bytes."""
     search = Search(fs, facts)
     start, end = facts.log_start_offset, facts.log_end_offset
     if not start <= offset <= end:
@@ -65,7 +65,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
 def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
     """Find the first record at or after a time (0 or more), or none, as `offsetsForTimes` does.
 
-    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog for damage on its way.
+    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog if it reads damaged bytes.
     """
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)
@@ -122,6 +122,6 @@ def _answer(search: Search, status: Status, reason: str, record: FoundRecord | N
 
 
 def _some(passed: list[str]) -> str:
-    """Return the descriptions of the last _MAX_NAMED passed segments, and the number of further ones."""
+    """Return the descriptions of the last _MAX_NAMED passed segments, after the number of earlier passed segments."""
     left_out = f"{len(passed) - _MAX_NAMED} more, then " if len(passed) > _MAX_NAMED else ""
     return left_out + "; ".join(passed[-_MAX_NAMED:])

@@ -15,7 +15,7 @@ _MIN_TEXT = 24  # minimum width, in characters, into which the text beside a nam
 
 
 class HelpTable(Table):
-    """Names in columns that are not narrowed, with the text beside them or, if there is no room for it, below them."""
+    """A table whose columns of names are not narrowed. The text is beside the names or, if there is no room, below."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = list(zip(*(column.cells for column in self.columns), strict=True))
@@ -32,6 +32,6 @@ class HelpTable(Table):
 
 
 def use_help_table() -> None:
-    """Let Typer use this table for the help of commands."""
+    """Make Typer print the help of commands with HelpTable."""
     module: Any = typer.rich_utils
     module.Table = HelpTable

@@ -1,7 +1,7 @@
-"""The command line: `keytail COMMAND`, and the same commands for jobs under spark-submit.
+"""Defines the command line `keytail COMMAND`, and runs the same commands for jobs under spark-submit.
 
 Each command is declared in `command.py` of its folder, and running.py runs it. Exit statuses: 0 done, 3 some partitions
-were done, 1 none were done or a check found something, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
+were done, 1 no partition was done or a check found something, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _separate_standard_error(parent: int) -> None:
 
 
 def run_as_job(command: str) -> NoReturn:
-    """Run the command with the flags of this process, in the Spark session of spark-submit. Usage lines name the
-    job's file."""
+    """Run the command with the flags of this process, in the Spark session of spark-submit, and exit with its status.
+    Usage lines have the name of the job's file."""
     parent = os.getppid()  # read only once, because the parent may end at any moment
     _separate_standard_error(parent)
     stop_with_parent(parent)

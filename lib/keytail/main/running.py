@@ -97,7 +97,7 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
     if given.get("submitted") and flags.get("master") is not None:
         raise UsageProblem(
             "--master after the job's name has no effect under spark-submit",
-            remedy="Give it to spark-submit, before the job's name",
+            remedy="Give --master to spark-submit, before the job's name",
             slug="master-under-spark-submit",
         )
     request = request_of(command.request, flags, given)
@@ -158,8 +158,8 @@ def _report_stop(
     if flags.get("warm"):
         then = "Kernels that are compiled are kept. To compile the others, run the same command again"
     elif _changes_log_dirs(flags):
-        then = f"What is reported as done is complete, {left}no file is partly replaced, and a broker may start. To "
-        then += "continue, run the same command again"
+        then = f"Partitions that are reported as done are complete, {left}no file is partly replaced, and a broker may "
+        then += "start. To continue, run the same command again"
     else:
         then = f"Nothing in a log dir was changed{left and '; '}{left.removesuffix(', ')}. Run the same command again"
     show.print_note("", "error")

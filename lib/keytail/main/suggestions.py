@@ -19,8 +19,7 @@ _BROKER = ("--bootstrap-server", "--bootstrap-servers", "--broker-list", "--zook
 
 
 def commands_meant(name: str, also_called: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the commands that an unknown name may mean. `also_called` maps the name of each command to synonyms.
-    """
+    """Return the commands that an unknown name may mean. `also_called` has the synonyms of each command by its name."""
     meant: dict[str, list[str]] = {}
     for command, words in also_called.items():
         for word in (command, *words):
@@ -71,7 +70,7 @@ def _either(names: list[str], word: str) -> str:
 
 
 class Group(TyperGroup):
-    """The group of all commands. `also_called` maps the name of each command to synonyms."""
+    """The group of all commands. `also_called` has the synonyms of each command by its name."""
 
     also_called: Mapping[str, Collection[str]] = {}
 

@@ -47,7 +47,7 @@ class PreparedRow(RowOfPartition):
 
 
 def _time(time_ms: int) -> str:
-    """Return the time in a preparation's record as text. The owner of the log dir may have written any number there."""
+    """Return the time in a preparation's record as text. It may be any number: the owner of the log dir can edit it."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000))
     except (OverflowError, ValueError, OSError):

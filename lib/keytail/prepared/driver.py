@@ -28,7 +28,7 @@ from keytail.run.rows import status_of
 
 
 def prepared(request: Request, fs: FileSystem = LOCAL) -> list[PreparedRow]:
-    """Return a row for each chosen partition with a preparation. Discards the preparations if that is requested."""
+    """Return a row for each chosen partition with a preparation. With `discard` and `execute`, discard preparations."""
     rules = Rules(check_clock(request.now_ms, False, True), force=True, high_watermark=request.high_watermark)
     with contextlib.ExitStack() as run:
         chosen = select_partitions(fs, request.partition_filter)

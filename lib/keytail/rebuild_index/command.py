@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment. The state of an index file is empty if the file does not exist and is not needed."""
+    """The result for one segment. The state of an index file is empty if the file neither exists nor is needed."""
 
     base_offset: int
     status: Annotated[str, "`sound`, `would-rebuild`, `rebuilt`, or `damaged` (bytes that are not batches)"]
@@ -74,12 +74,12 @@ class SegmentRow:
 
 @dataclass(frozen=True)
 class RebuildRow(RowOfPartition):
-    """One partition, with its segments."""
+    """The result for one partition and its segments."""
 
     bytes: Annotated[int, "size of the `.log` files"] = 0
     batches: int | None = None
     files_wrong: Annotated[
-        int | None, "index files, producer snapshots and the leader epochs that were missing or wrong"
+        int | None, "number of index files, producer snapshots and leader epoch files that were missing or wrong"
     ] = None
     in_use: Annotated[
         bool, "a broker is running: the end of the last segment, snapshots and epochs were not checked"
@@ -136,7 +136,7 @@ def next_step(rows: Sequence[RebuildRow], request: Request) -> str:
     if any(row.status == "would-rebuild" for row in rows):
         return "This was a dry run. To rebuild, stop the broker, and run the same command with --execute."
     if any(row.status in FAILURES for row in rows):
-        return "Partitions that were not rebuilt are unchanged; the reasons and remedies are given above."
+        return "The reasons why partitions were not rebuilt, and the remedies, are given above."
     if any(row.status == "rebuilt" and row.error for row in rows):
         return "Next: run again with --truncate, or start the broker, which also truncates the torn logs."
     return "Next: start the broker." if any(row.status == "rebuilt" for row in rows) else ""

@@ -1,7 +1,7 @@
 """Compares the index files of the chosen partitions with their logs, and rebuilds them.
 
 `keytail rebuild-index` and jobs/rebuild_indexes.py under spark-submit run this code. Without `execute` nothing is
-changed and no lock is taken. With it, locks are held from before the first read until after the last rename.
+changed and no lock is taken; with `execute`, locks are held from before the first read until after the last rename.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def rebuild(
 
 @dataclass(frozen=True)
 class _Examined:
-    """A partition with its plan, or with the reason why it has none."""
+    """A partition with its plan, or with the reason why it has no plan."""
 
     facts: PartitionFacts
     plan: PartitionPlan | None
@@ -143,7 +143,7 @@ def _plan(
     request: Request,
     run_id: str,
 ) -> _Examined:
-    """Survey and plan one partition; an executing run first resolves leftovers of an interrupted run in it."""
+    """Survey and plan one partition. With `execute`, leftovers of an interrupted run in it are resolved first."""
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []
     try:
@@ -220,7 +220,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
 
 
 def _torn_places(outcome: PartitionOutcome) -> tuple[Place, ...]:
-    """Return what a truncation removes, or would remove."""
+    """Return the places of the bytes that a truncation has removed, or would remove; empty without a torn tail."""
     torn = outcome.done_truncation or (outcome.result.torn if outcome.result else None)
     if torn is None:
         return ()

@@ -93,14 +93,14 @@ class _Batches:
         """Return the row that contains or follows each offset (the last row if there is none), and whether the offset
         is inside the batch, not at its end.
 
-        An entry for a message of magic 0 or 1 has its last offset, never an offset inside.
+        An index entry for a message of magic 0 or 1 has the message's last offset, never an offset inside.
         """
         rows = np.minimum(np.searchsorted(self.last, offsets), len(self.last) - 1)
         is_inside = (self.first[rows] <= offsets) & (offsets < self.last[rows])
         return rows, is_inside & (self.chunk.table["magic"][rows] == 2)
 
     def open(self, reader: SegmentReader, offsets: np.ndarray) -> None:
-        """Find the records at these offsets. Entries with offsets in a batch that cannot be opened are not checked."""
+        """Find the records at these offsets. If a batch cannot be opened, no offset inside of a batch is checked."""
         if not len(offsets):
             return
         wanted = np.zeros(len(self.last), bool)
@@ -120,14 +120,14 @@ class _Batches:
         self._offsets, self._times_ms, self._is_open = np.concatenate(found), np.concatenate(times_ms), True
 
     def end_with(self, offsets: np.ndarray) -> np.ndarray:
-        """Return whether each offset is the last offset of a batch, or of the records in a batch."""
+        """Return whether each offset is the last offset of a batch, or of the records in a batch (bool array)."""
         rows, inside = self.rows_of(offsets)
         if self._is_open:
             inside &= self._last_record[rows] == offsets
         return (self.last[rows] == offsets) | inside
 
     def have(self, offsets: np.ndarray, times_ms: np.ndarray) -> np.ndarray:
-        """Return whether each offset is the last offset of a batch, or that of a record with the given timestamp."""
+        """Return whether each offset is the last offset of a batch, or of a record with the timestamp (bool array)."""
         rows, inside = self.rows_of(offsets)
         if self._is_open and len(self._offsets):
             at = np.minimum(np.searchsorted(self._offsets, offsets), len(self._offsets) - 1)
@@ -138,8 +138,8 @@ class _Batches:
 
 
 class _Entries:
-    """The entries of one index. `take` selects the entries for a chunk, and those of their offsets that are inside of a
-    batch, not at its end (`inside`); `compare` sets `why` to the problem of the first wrong entry."""
+    """The entries of one index. `take` selects the entries for a chunk, and of these the offsets inside of a batch, not
+    at its end (`inside`); `compare` sets `why` to the problem of the first wrong entry."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         self.keys = entries[key].astype(np.int64)
@@ -210,8 +210,8 @@ class _OffsetEntries(_Entries):
 
 
 class _TimeEntries(_Entries):
-    """Time index entries, by offset. Each has the largest timestamp so far, and the last offset of the batch that had
-    it first, or the offset of the record."""
+    """Time index entries, by offset. Each has the largest timestamp so far, and the last offset of the batch in which
+    that timestamp first occurs, or the offset of the record that has it."""
 
     def take(self, batches: _Batches) -> None:
         self._advance(int(batches.last[-1]))

@@ -1,9 +1,8 @@
 """Compares the `leader-epoch-checkpoint` of a partition with its log (format/NAMES.md, "Leader epochs").
 
 A batch shows the latest offset at which its epoch can begin. An epoch without batches may have existed, because
-cleaning removes batches. Therefore, entries below the log end are retained, newer epochs
-are added as by a recovering broker, and entries at or above the log end are removed. The caller reads the log and the
-file.
+cleaning removes batches. Therefore, entries below the log end are retained, newer epochs are added as by a recovering
+broker, and entries at or above the log end are removed. The caller reads the log and the file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ Epoch: TypeAlias = tuple[int, int]  # leader epoch, start offset
 
 @dataclass(frozen=True, slots=True)
 class EpochsPlan:
-    """Planned entries, and how they differ from the current entries. With a `problem` the file is not changed."""
+    """The planned `entries` of the file; of these, `added` are not in it now. `dropped` are the entries to remove. With
+    a `problem` the file is not changed."""
 
     entries: tuple[Epoch, ...]
     added: tuple[Epoch, ...] = ()
@@ -41,8 +41,8 @@ def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
     """Return the leader epochs above `latest` in a BATCH_TABLE, ascending, each with the base offset of its first
     batch.
 
-    As in a broker's recovery, a batch below an epoch that was seen before it adds nothing. Lists of consecutive tables
-    may simply be concatenated: `plan_epochs` skips epochs that are not newer.
+    As in a broker's recovery, a batch with a lower epoch than an earlier batch adds nothing. Lists of consecutive
+    tables may simply be concatenated: `plan_epochs` skips epochs that are not newer.
     """
     epochs = table["leader_epoch"].astype(np.int64)
     before = np.maximum.accumulate(np.concatenate(([latest], epochs)))[:-1]
@@ -52,7 +52,7 @@ def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
 
 def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset: int) -> EpochsPlan:
     """Plan the entries of the file. `entries` are its current entries, from `read_epochs`; `seen` are the epochs of the
-    log, or of a part of it that ends at the log end, in order."""
+    log in order, or of a part of the log that ends at the log end."""
     entries = tuple(entries)
     for (epoch, start), (later, later_start) in itertools.pairwise(entries):
         if later <= epoch or later_start <= start:
@@ -73,6 +73,6 @@ def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset:
 
 
 def write_plan(fs: FileSystem, partition_path: str, plan: EpochsPlan) -> None:
-    """Replace the file, durably, keeping owner and mode. Does nothing if no entry changes."""
+    """Replace the file durably, keeping owner and mode, if the plan changes entries and has no problem."""
     if plan.changes:
         write_epochs(fs, os.path.join(partition_path, names.LEADER_EPOCHS), plan.entries)

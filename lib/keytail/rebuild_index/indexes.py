@@ -1,8 +1,8 @@
 """Rebuilds the index files of one segment from its log, and compares them with the files on disk.
 
 `index_segment` is one task. A large segment can be divided into slices that several tasks read (`slices_of`, `scan`,
-`finish`): the joined entries are the same as those of one pass. A `.txnindex` depends on the whole log; a pass over a
-segment returns the batches that are needed for it (aborted.py). New files get scratch names; partition.py renames them.
+`finish`): one pass would give the same entries. A `.txnindex` depends on the whole log; a pass over a segment returns
+the batches that determine its entries (aborted.py). New files get scratch names; partition.py renames them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from keytail.rebuild_index.entry_checks import why_wrong
 from keytail.rebuild_index.epochs import Epoch, epochs_seen
 
 # As large as a core's own cache: smaller chunks are slower because of the work per chunk. Chunks are not prefetched:
-# passing one to another thread takes longer than processing its headers and checksums.
+# passing a chunk to another thread takes longer than processing its headers and checksums.
 CHUNK_BYTES = 1 << 20
 _NO_LIMIT_BYTES = 1 << 40
 
@@ -42,7 +42,7 @@ class SegmentTask:
 
     No batch may reach `end_offset`. `asked_offsets` are the offsets in entries of the partition's transaction indexes.
     `torn_tail`: the log may end with bytes that are not a batch. `is_in_use`: a broker may be writing to the log.
-    `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: write replacements for wrong
+    `rebuild_all`: files that differ from what a recovery writes count as wrong. `execute`: write replacements for wrong
     files.
     """
 
@@ -70,8 +70,8 @@ class SegmentTask:
 class Slice:
     """Bytes `start` to `end` (exclusive) of a segment's log.
 
-    `entry_offset` is the offset of the index entry at `start`, -1 for the first slice; the first batch must begin at or
-    below it.
+    `entry_offset` is the offset of the index entry at `start`, -1 for the first slice; the first batch of other slices
+    must begin at or below that offset.
     """
 
     start: int
@@ -81,7 +81,7 @@ class Slice:
 
 @dataclass
 class Scan:
-    """The result of one pass over a slice. `end` is where its batches end, before `damage` if there is any."""
+    """The result of one pass over a slice. Its valid batches end at byte `end`, before `damage` if there is any."""
 
     slice: Slice
     indexer: SegmentIndexer
@@ -96,7 +96,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class FileVerdict:
-    """The verdict on one index file, its reason, and the replacement (`clean`, in an executing run)."""
+    """The verdict on one index file, its reason, and the file that replaces it (`clean`; None without `execute`)."""
 
     suffix: str
     state: State
@@ -106,8 +106,8 @@ class FileVerdict:
 
 @dataclass(frozen=True)
 class SegmentResult:
-    """The result for one segment. `next_offset` and `end_position` are where its batches end, before `damage` if there
-    is any.
+    """The result for one segment. Its valid batches end at byte `end_position` and before offset `next_offset`, and
+    before `damage` if there is any.
 
     The whole log's transaction indexes and leader epochs are built from `rows` and `epochs`.
     """
@@ -123,11 +123,11 @@ class SegmentResult:
 
 
 def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...]:
-    """Return slices of about `slice_bytes`, each beginning at an entry of the offset index; one slice if there is no
-    offset index.
+    """Return slices of about `slice_bytes`, each beginning at an entry of the offset index; one slice if the segment is
+    small or its index cannot be used.
 
     The index may be wrong: `finish` checks that the batches of each slice end where the next slice starts, and that the
-    next slice begins with a complete batch at or below the entry's offset. If not, it reads the segment again.
+    next slice begins with a complete batch at or below the entry's offset. If not, `finish` reads the segment again.
     """
     whole = (Slice(0, task.log_bytes),)
     if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):
@@ -147,8 +147,8 @@ def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slic
 
 
 def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
-    """Read the whole segment once and compare its `.index` and `.timeindex` with those of a recovery; an executing run
-    also writes replacements."""
+    """Read the whole segment once, and return the verdicts on its `.index` and `.timeindex`; with `execute`, write
+    replacements."""
     return _result(fs, task, scan(fs, task, Slice(0, task.log_bytes)))
 
 
@@ -172,9 +172,9 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
-    """Append the result of the next slice. Its entries are valid from the first entry on that the chain of entries from
-    the segment's first batch reaches. That is its very first entry if the index used for slicing is the one that a
-    recovery would write.
+    """Append the result of the next slice (`part`) to `whole`. Each entry determines the next entry. The entries of the
+    slice are valid from the first entry on that also follows from the entries before the slice. This is its very first
+    entry if the slice begins at an entry that a recovery would write.
     """
     if whole.indexer.next_gets_entry:
         whole.indexer.join(part.indexer)
@@ -201,7 +201,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
         if not found.batches:
             found.first_offset = int(table["base_offset"][0])
             if part.start and found.first_offset > part.entry_offset:
-                return found  # a scan without batches cannot be joined, so the index was wrong
+                return found  # the index is wrong: as `found` has no batches, `finish` reads the segment again
         _refuse_range(task, chunk)
         _add(task, indexer, chunk)
         needed.add(table)
@@ -287,7 +287,7 @@ def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:
 def _judge(
     fs: FileSystem, task: SegmentTask, found: Scan, offset_index: bytes, time_index: bytes
 ) -> tuple[FileVerdict, ...]:
-    """Compare both index files with those of a recovery. A file with other bytes is sound if its entries are valid,
+    """Compare both index files with what a recovery writes. A file with other bytes is sound if its entries are valid,
     unless `rebuild_all` is set."""
     wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
     existing = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
@@ -320,8 +320,8 @@ def _judge(
 
 
 def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | None:
-    """Read the file, or return None if there is none. A running broker may trim it meanwhile; an executing run has
-    exclusive access."""
+    """Return the bytes of the file; None if there is no file. Without `execute`, a running broker may trim the file
+    meanwhile."""
     try:
         return fs.read_bytes(task.path(suffix), whole=task.execute)
     except FileNotFoundError:
@@ -329,7 +329,7 @@ def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | Non
 
 
 def write_scratch(fs: FileSystem, task: SegmentTask, suffix: str, data: bytes) -> CleanFile:
-    """Write a durable file that will replace the segment's file of this suffix, with its owner and mode."""
+    """Write a durable file with owner and mode of the segment's file that it will replace, or of the log; return it."""
     like = task.path(suffix) if fs.exists(task.path(suffix)) else task.path(names.LOG)
     name = names.scratch_file(task.base_offset, task.run_id, task.attempt, suffix)
     path = os.path.join(task.partition_path, name)

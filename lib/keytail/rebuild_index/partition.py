@@ -2,8 +2,8 @@
 
 `segment_tasks` defines what is to be read, by any number of tasks. `settle` combines their results and checks the
 transaction indexes. `truncate` truncates a torn tail, after which everything is read again. `install` renames new index
-files. `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. In an executing run the
-caller holds the locks; in a dry run nothing is written here.
+files. `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. With `execute` the caller
+holds the locks; without it nothing is written here.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from keytail.rebuild_index.tail import Truncation, plan_truncation, torn_tail, t
 class RebuildSettings:
     """The topic's settings for indexes, and what the run is to do.
 
-    `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: install replacements for wrong
-    files. `truncate`: truncate a torn tail first. `is_in_use`: a broker may be writing to the partition, so the end of
-    its last segment is not checked.
+    `rebuild_all`: files that differ from what a recovery writes count as wrong. `execute`: install replacements for
+    wrong files. `truncate`: truncate a torn tail first. `is_in_use`: a broker may be writing to the partition, so the
+    end of its last segment is not checked.
     """
 
     index_interval_bytes: int
@@ -96,7 +96,7 @@ class PartitionResult:
 
 @dataclass(frozen=True)
 class Rest:
-    """Sentences about snapshots and leader epochs: `wrong` is or was repaired, `refused` cannot be repaired."""
+    """Sentences about snapshots and leader epochs: `wrong` is or can be repaired, `refused` cannot be repaired."""
 
     wrong: tuple[str, ...] = ()
     refused: tuple[ErrorText, ...] = ()
@@ -192,7 +192,7 @@ def truncate(
 
 
 def truncation_text(torn: Truncation, remedy: str = "") -> str:
-    """Describe what a truncation has removed; with a `remedy`, what it would remove."""
+    """Return a sentence about the bytes and segments that a truncation removed or, with a `remedy`, would remove."""
     lost = "no known offset"
     if torn.lost_end > torn.next_offset:
         lost = f"offsets {torn.next_offset} to {torn.lost_end - 1}"
@@ -210,7 +210,7 @@ def truncation_text(torn: Truncation, remedy: str = "") -> str:
 
 
 def _check_txn_index_entries(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
-    """Return the verdict on the `.txnindex`, or None if there is no such file and none is needed."""
+    """Return the verdict on the segment's `.txnindex`; None if the file neither exists nor is needed."""
     wanted = encode_txn_index(entries)
     data = read_if_there(fs, task, names.TXN_INDEX)
     served = entries[entries["last_offset"] >= task.log_start_offset]
@@ -276,7 +276,7 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
 
 
 def repair_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
-    """Check snapshots and leader epochs, or repair them, if the log is intact and no broker writes to it."""
+    """Check snapshots and leader epochs, and with `execute` repair them, if the log is intact and not in use."""
     if plan.settings.is_in_use or result.torn is not None:
         return Rest()
     rest = _repair_snapshots(fs, plan, result.log_end_offset)

@@ -38,7 +38,7 @@ class SnapshotSurvey:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A snapshot that was rebuilt, or would be. With a `problem` it cannot be rebuilt, and the file is unchanged."""
+    """A snapshot that was or would be rebuilt. With a `problem`, it cannot be rebuilt, and the file is unchanged."""
 
     offset: int
     was: Literal["missing", "damaged"]
@@ -59,7 +59,7 @@ def wanted_snapshots(
 def survey_snapshots(
     fs: FileSystem, partition_path: str, present: Sequence[int], wanted: Sequence[int]
 ) -> SnapshotSurvey:
-    """Read the snapshots that exist (`present`), and compare their offsets with those that should exist (`wanted`)."""
+    """Read the existing snapshots (at the offsets `present`), and compare them with the `wanted` offsets."""
     good = {offset for offset in present if _is_right(fs, partition_path, offset)}
     return SnapshotSurvey(
         good=tuple(sorted(good)),
@@ -132,7 +132,7 @@ class _Replay:
         self.broken = NO_ERROR
 
     def start_from(self, snapshot: int | None) -> None:
-        """Continue from the snapshot at this offset, unless the replay is past it or batches after it are missing."""
+        """Continue from the snapshot at this offset, unless the log begins later or a snapshot's replay is past it."""
         if snapshot is None or snapshot < self._first or (snapshot <= self._at and self.source is not None):
             return
         path = os.path.join(self._path, names.segment_file(snapshot, names.SNAPSHOT))

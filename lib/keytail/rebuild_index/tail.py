@@ -158,7 +158,7 @@ def truncate_tail(
     """Truncate the log, in the order that TAIL.md specifies. Afterwards the segment has no index files.
 
     `hosted` are the partitions of the log dir, whose entries are retained in its cleaner checkpoint. If the process is
-    killed at any moment, a new run finds the same truncation and makes it.
+    killed at any moment, a new run finds the same truncation and completes it.
     """
     log_path = os.path.join(facts.path, names.segment_file(torn.tail.base_offset, names.LOG))
     _refuse_unfit(fs, log_path, torn)

@@ -160,8 +160,8 @@ class Rebuild:
         return [self._finish(plan, [outcomes[_key(task)] for task in segment_tasks(plan)], start_ms) for plan in plans]
 
     def _slices(self, task: SegmentTask, n_tasks: int) -> Sequence[Slice | None]:
-        """Return the slices of the segment. It is divided only if there are fewer segments than the cores can process,
-        because a join processes the entries a second time."""
+        """Return the slices of the segment, or (None,) if it is not divided. Segments are divided only if there are too
+        few for all cores, because a join processes entries a second time."""
         if n_tasks >= _TASKS_PER_CORE * self._cores or self._cores == 1:
             return (None,)
         slices = slices_of(self.fs, task, self.slice_bytes)
@@ -247,7 +247,7 @@ class Rebuild:
 
 
 def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
-    """Do the work of one task."""
+    """Do the work of one task, and return its result."""
     task = replace(work.task, attempt=attempt)
     with sending_progress(task.partition_path, f"{attempt} {task.base_offset} {work.slice}", "index"):
         if work.scans:

@@ -35,7 +35,7 @@ class Axis:
 
 
 def numbers(largest: float, most: int, *, are_whole: bool = False) -> list[tuple[float, str]]:
-    """Return ticks at round numbers from 0 to `largest`, at most `most` + 1 of them."""
+    """Return at most `most` + 1 ticks (value, caption) at round numbers from 0 to `largest`."""
     least = largest / most
     power = 10.0 ** math.floor(math.log10(least))
     step = next(n * power for n in ((1, 2, 5, 10) if are_whole else (1, 2, 2.5, 5, 10)) if n * power >= least)

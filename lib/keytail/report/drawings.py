@@ -63,7 +63,7 @@ def phases(found: Sequence[tuple[str, float, int]]) -> str:
 
 
 def key_sizes(sizes: Sequence[Size]) -> str:
-    """Draw two bars for each size: its share of all keys, and its share of all records."""
+    """Draw two bars for each class of keys: the class's share of all keys, and its share of all records."""
     keys, records = sum(item.keys for item in sizes), sum(item.records for item in sizes)
     step = -(-len(sizes) // _MAX_SIZES_NAMED)
     names = [(n, _binary(item.most)) for n, item in enumerate(sizes)][::step]

@@ -13,7 +13,7 @@ Kind = Literal["good", "left", "bad"]
 
 
 def kind_of(status: str) -> Kind:
-    """Return the kind of a status. `bad`: an error; `left`: no error, but of possible interest; `good`: any other."""
+    """Return the kind of a status: `bad` for errors, `left` for statuses that may need attention, `good` for others."""
     if statuses.is_failure(status):
         return "bad"
     return "left" if statuses.kind_of(status) in ("skipped", "notable") else "good"
@@ -23,7 +23,7 @@ def kind_of(status: str) -> Kind:
 class Finding:
     """One defect of a partition, and its remedy.
 
-    `broker`: the reaction of a broker that starts with the defect; `start_loses`: whether it loses or hides
+    `broker`: the reaction of a broker that starts with the defect; `start_loses`: whether such a broker loses or hides
     acknowledged records.
     """
 
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Partition:
-    """One row of a command. Numbers that were not counted are None. `row` has the fields of --output json."""
+    """The facts of one row of a command. Numbers that were not counted are None. `row`: the fields of --output json."""
 
     name: str
     topic: str
@@ -98,9 +98,9 @@ class Downtime:
 class Report:
     """One run, or several runs of a ledger.
 
-    `ended_early` is the reason why the run did not complete; empty if it did. `arguments` are the original command
-    line: code that shows them must mask secrets (masking.py). `settings` are the settings that were given, for keys
-    that keytail knows. `notes` are sentences about the whole run.
+    `ended_early` is the reason why the run did not complete, or "". `arguments` are the original command line: code
+    that shows arguments must mask secrets (masking.py). `settings` are the settings that were given, for keys that
+    keytail knows. `notes` are sentences about the whole run.
     """
 
     title: str

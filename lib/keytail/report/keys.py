@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from keytail.compact.map_phase.key_counts import HOTTEST, MAX_COUNTED, HotKey, KeyCounts, key_text, size_text
 from keytail.report.facts import Partition, Report
 
-Cell = tuple[str, Any]
-TableOf = tuple[tuple[str, ...], int, list[list[Cell]]]  # heads, number of text columns, rows
+Cell = tuple[str, Any]  # the text, and the value by which it is sorted
+TableOf = tuple[tuple[str, ...], int, list[list[Cell]]]  # headings, number of text columns (the first ones), rows
 
 
 class Size(NamedTuple):
@@ -29,7 +29,7 @@ class Size(NamedTuple):
 
 
 def by_size(found: Sequence[Partition]) -> list[Size]:
-    """Return the sizes up to that of the key with the most records; empty if nothing was counted."""
+    """Return the classes up to the class of the key with the most records; empty if no key was counted."""
     counted = [counts for _, counts in _counted(found)]
     keys = [sum(of_size) for of_size in zip(*(item.keys for item in counted), strict=True)]
     records = [sum(of_size) for of_size in zip(*(item.records for item in counted), strict=True)]
@@ -38,8 +38,8 @@ def by_size(found: Sequence[Partition]) -> list[Size]:
 
 
 def hottest(found: Sequence[Partition], most: int = HOTTEST) -> list[tuple[Partition, HotKey]]:
-    """Return the keys with the most records of all partitions. The partitions' lists are merged only until `most` keys
-    are found."""
+    """Return the keys with the most records in a partition, at most `most`, each with its partition, in descending
+    order of records."""
     of_each = ([(item, hot) for hot in counts.hottest] for item, counts in _counted(found))
     merged = heapq.merge(*of_each, key=lambda pair: (-pair[1].records, pair[0].name, -pair[1].offset))
     return list(islice(merged, most))

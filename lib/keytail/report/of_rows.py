@@ -13,7 +13,7 @@ from keytail.compact.detail import Detail
 from keytail.report.facts import Finding, Partition
 from keytail.verify.command import VerifyRow
 
-# The numbers of `facts.Partition` that rows have under the same name; those of bytes depend on the command.
+# Numbers that have the same field names in rows and in `facts.Partition`. The names for bytes depend on the command.
 _SAME = {field.name for field in fields(Partition) if field.default is None} - {"bytes_before", "bytes_after"}
 _MAX_EXAMPLES = 20
 

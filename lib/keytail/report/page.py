@@ -82,7 +82,7 @@ def page(report: Report) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Format a sentence with `commands` between backticks."""
+    """Return a sentence as HTML: `commands` between backticks become code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(shown(text)))
 
 
@@ -111,7 +111,7 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
 
 
 def _times(report: Report) -> dict[str, str]:
-    """Return the times of the whole run: start, end, and read throughput."""
+    """Return the times of the whole run as texts by their names; `throughput` is a sentence."""
     times = {"started": _time(report.start_ms)}
     if report.end_ms is not None:
         times["ended"] = _time(report.end_ms)
@@ -134,8 +134,8 @@ def _times(report: Report) -> dict[str, str]:
 
 
 def _horizons(report: Report) -> dict[str, Any]:
-    """Return the number of removed tombstones and markers, the number of batches with a delete horizon, and the first
-    and the last of these horizons."""
+    """Return the numbers of removed tombstones and markers, the number of batches with a delete horizon and of their
+    partitions, and the first and the last of these horizons. `is_known`: whether horizons were counted."""
     found = [partition for partition in report.partitions if partition.detail.horizon_batches is not None]
     waiting = [item for item in found if item.detail.horizon_batches]
     firsts = [item.detail.first_horizon_ms for item in waiting if item.detail.first_horizon_ms is not None]
@@ -282,7 +282,7 @@ def _waiting(found: Sequence[Partition]) -> Table:
 
 
 def _partitions(found: Sequence[Partition]) -> Table:
-    """Return the table of partitions: first partitions that are not done, then those with the most bytes."""
+    """Return the table of partitions: first those that are not done; then by reclaimed bytes and size, descending."""
     order = {"bad": 0, "left": 1, "good": 2}
     ranked = sorted(found, key=lambda item: (order[item.kind], -(item.reclaimed_bytes or 0), -(item.bytes_before or 0)))
     many_dirs = len({item.log_dir for item in found}) > 1

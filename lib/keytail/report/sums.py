@@ -17,8 +17,8 @@ _ORDER = {"corrupt": 0, "damaged": 0, "failed": 1, "differs": 1, "error": 1, "in
 
 @dataclass(frozen=True)
 class Reason:
-    """Partitions whose messages differ only in names and numbers; `example` is the message of the first partition, and
-    `where` its place."""
+    """Messages about the partitions `names` that are equal, or differ only in names and numbers (`differ`). `count` is
+    their number, `example` the first message, and `where` the place of that message."""
 
     status: str
     kind: Kind
@@ -227,8 +227,8 @@ def dirty_ratio(partition: Partition) -> float | None:
 
 
 def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
-    """Return each phase with the seconds of all tasks together, and the log bytes of the partitions for which seconds
-    are known."""
+    """Return (phase, seconds of all tasks together, log bytes of the partitions for which seconds are known) of each
+    phase."""
     seconds: dict[str, float] = {}
     size: Counter[str] = Counter()
     for item in found:

@@ -18,7 +18,7 @@ BATCH_RECORDS = 8192
 
 
 def joined(batches: Iterable[Any]) -> Iterator[Any]:
-    """Merge neighbouring batches while they stay below BATCH_RECORDS and BATCH_BYTES."""
+    """Yield the batches, with neighbouring batches merged while they stay below BATCH_RECORDS and BATCH_BYTES."""
     waiting: list[Any] = []
     rows = size = 0
     for batch in batches:
@@ -64,7 +64,7 @@ def binary(column: BytesColumn) -> Any:
 
 
 def header_names(column: BytesColumn) -> Any:
-    """Return strings as Kafka's consumer decodes them: invalid UTF-8 becomes U+FFFD."""
+    """Return an array of strings, decoded as Kafka's consumer does: invalid UTF-8 becomes U+FFFD."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     raw = binary(column)

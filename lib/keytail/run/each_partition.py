@@ -19,9 +19,9 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 
 A = TypeVar("A")
 
-# Number of partitions from which processes are used: with fewer, they cost as much as they save.
+# Minimum number of partitions for which processes are used: with fewer, processes cost as much time as they save.
 MANY = 2000
-_A_TASK = 250
+_PARTITIONS_PER_TASK = 250
 _PROCESSES_PER_CORE = 2
 _MAX_PROCESSES = 32
 
@@ -44,8 +44,8 @@ def of_each(
     function: Callable[[LogDirFacts, PartitionEntry], A],
     fs: FileSystem = LOCAL,
 ) -> list[A]:
-    """Return the answers in the order of the partitions. With many partitions the answers are pickled; the objects that
-    `function` refers to are not. `function` must change nothing: it is called again if a process is lost."""
+    """Return the answers of `function` in the order of the partitions. If there are many, the answers are pickled, but
+    not the objects that `function` refers to. It must change nothing: it is called again if a process is lost."""
     cores = len(os.sched_getaffinity(0))
     is_main = threading.current_thread() is threading.main_thread()
     if len(partitions) < MANY or fs is not LOCAL or not is_main:
@@ -56,10 +56,10 @@ def of_each(
     from keytail.run.tasks import run_attempt  # noqa: PLC0415 (the same)
 
     def of_some(first: int, attempt: str) -> list[A]:
-        return [function(log_dir, entry) for log_dir, entry in partitions[first : first + _A_TASK]]
+        return [function(log_dir, entry) for log_dir, entry in partitions[first : first + _PARTITIONS_PER_TASK]]
 
     answers: list[A] = []
-    firsts = range(0, len(partitions), _A_TASK)
+    firsts = range(0, len(partitions), _PARTITIONS_PER_TASK)
     count = min(_PROCESSES_PER_CORE * cores, _MAX_PROCESSES)
     with uncollected(), Processes(count, lambda n, a: run_attempt(of_some, n, a)) as workers:
         for outcome in workers.run(firsts):

@@ -1,6 +1,6 @@
-"""Handles the end of Spark during a run: its JVM is killed or receives a signal, or its session is stopped.
+"""Handles the end of Spark during a run: Spark's JVM is killed or receives a signal, or the session is stopped.
 
-The driver's later calls of Spark then fail with many different errors. All are replaced by SparkEnded: in
+The driver's later calls of Spark then fail with many different errors. All these errors are replaced by SparkEnded: in
 run/spark/engine.py if a job is lost, and in run/spark/session.py, when the session is closed, for any other call.
 """
 
@@ -60,18 +60,18 @@ def is_of_spark(problem: BaseException | None) -> bool:
 
 def signal_of(problem: BaseException | None) -> KeyboardInterrupt | None:
     """Return the signal that caused `problem`, if any: after a signal has interrupted a call of Spark, later calls can
-    fail.
-    """
+    fail."""
     while problem is not None and not isinstance(problem, KeyboardInterrupt):
         problem = problem.__cause__ or problem.__context__
     return problem
 
 
 def await_signal() -> None:
-    """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py), soon after the failures it
-    causes.
+    """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py), soon after the failures that
+    this end causes.
 
-    The signal shows what ended the run; it is raised here, in the main thread. Returns if no signal arrives in time.
+    The signal, which shows what ended the run, is raised here, in the main thread. Returns if no signal arrives in
+    time.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ or threading.current_thread() is not threading.main_thread():
         return
@@ -97,8 +97,7 @@ def first_line(problem: BaseException) -> str:
 
 def sweep(remove: Callable[[], int]) -> None:
     """Call `remove`, which removes scratch files and returns their number, until no new files appear: a worker may
-    outlive its JVM for a moment.
-    """
+    outlive its JVM for a moment."""
     quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
     while quiet < 2 and time.monotonic() < last_s:
         quiet = 0 if remove() else quiet + 1

@@ -1,4 +1,4 @@
-"""The protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), this
+"""The protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), or this
 process.
 
 Drivers and commands use the protocol `Engine`, whatever the engine is. Code that needs Spark's DataFrames is an
@@ -57,10 +57,10 @@ class Engine(Protocol):
         """Run `function(payload, attempt)` for each payload; return outcomes in the order of the payloads.
 
         `attempt` differs between any two runs of a task, so files named by it never collide. `function` is a
-        module-level function of an installed package (or picklable); it runs where the files are mounted. If a worker
-        dies, its payload is run again, after `before_again(payload)` is called: the earlier attempt may have left
-        scratch files. Once `stopped()` is true, it is not run again. `name` is the name of the job. Raises SparkEnded
-        if no more jobs can be run.
+        module-level function of an installed package (or picklable); the function runs where the files are mounted. If
+        a worker dies, its payload is run again, after `before_again(payload)` is called: the earlier attempt may have
+        left scratch files. Once `stopped()` is true, no payload is run again. `name` is the name of the job. Raises
+        SparkEnded if no more jobs can be run.
         """
 
     def cancel(self) -> None:

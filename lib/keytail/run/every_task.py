@@ -29,8 +29,7 @@ def run_every(
     size_of: Callable[[P], int],
 ) -> None:
     """Run `function(task, attempt)` for each task; call `on_result` in this thread, in the order of the bundles.
-    `size_of` returns the bytes that a task reads; `name` is the name of the jobs.
-    """
+    `size_of` returns the bytes that a task reads; `name` is the name of the jobs."""
     threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
     with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:

@@ -80,6 +80,6 @@ def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: 
 
 
 def refuse_network_here(fs: FileSystem, log_dir: str) -> None:
-    """Raise Refused on a host that accesses the log dir over the network, whatever its type on the driver: on the
-    storage server it appears local, but brokers on other hosts can still have it open."""
+    """Raise Refused on a host that accesses the log dir over the network, whatever type of file system the driver sees:
+    on the storage server the file system appears local, but brokers on other hosts can still have the log dir open."""
     refuse_shared_storage(fs, [log_dir], os.uname().nodename)

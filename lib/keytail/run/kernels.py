@@ -1,7 +1,7 @@
 """Compiles the kernels of a command before its tasks run, in parallel processes, once for each host and user.
 
 `kernels.json` lists the kernels that each command calls, slowest first, with the types of their arguments and the time
-that compiling each one took; `python -m tests.run.list_kernels` creates it by running all operations on small logs.
+that compiling each kernel took; `python -m tests.run.list_kernels` creates it by running all operations on small logs.
 Kernels listed as RARE are needed by few logs: they are compiled when they are called, or by `doctor --warm`.
 """
 
@@ -126,9 +126,9 @@ def note_on_standard_error(line: str) -> None:
 def compile_kernels(
     commands: Collection[str] | None, note: Callable[[str], object] = note_on_standard_error
 ) -> int:
-    """Compile the kernels of these commands (None: of all) that the cache lacks; return how many there were.
+    """Compile the kernels of these commands (None: of all) that the cache lacks; return their number.
 
-    `note` is called with lines about the progress. Call it in the main thread, before other threads start: it forks.
+    `note` is called with lines about the progress. Call this in the main thread, before other threads start: it forks.
     A signal ends the processes. Without a cache that this user may write to, a warning is printed, and the kernels are
     compiled for this run alone.
     """
@@ -177,18 +177,18 @@ def compile_kernels(
             workers.run(range(total), on_end=on_end)
         finally:
             over.set()
-    with lock:  # after a line that is being printed
+    with lock:  # a line that is being printed is completed first
         note(f"compiled {total} kernels in {time.monotonic() - start_s:.0f} s")
     return total
 
 
 def _left_s(expected: Sequence[float], ended_s: Mapping[int, float], workers: int, now_s: float) -> float | None:
-    """Return about how many seconds are left, by the time that the kernels compiled so far took; None if there is none.
+    """Return about how many seconds are left, by the time that compiling took so far; None if no kernel is compiled.
 
     `expected` are the seconds of each kernel on an idle machine, in the order in which they begin; `ended_s` when
-    kernels ended, by their numbers. Times are counted from the start of the first one.
+    kernels ended, by their numbers. Times are counted from the start of the first kernel.
     """
-    began_s = [0.0] * workers + sorted(ended_s.values())  # a worker begins the next kernel when it ends one
+    began_s = [0.0] * workers + sorted(ended_s.values())  # a worker begins a kernel when it has compiled another
     if not (expected_s := sum(expected[number] for number in ended_s)):
         return None
     factor = sum(end_s - began_s[number] for number, end_s in ended_s.items()) / expected_s
@@ -207,8 +207,7 @@ def _compile_here(kernel: Any, types: tuple[Any, ...]) -> None:
 
 def compile_on_worker(command: str) -> None:
     """Compile missing kernels in this process, a Spark worker, together with the other workers of its host: each
-    compiles kernels that no other worker is compiling, and in the end waits for the others.
-    """
+    compiles kernels that no other worker is compiling, and in the end waits for the others."""
     if command in _done_here:
         return
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)

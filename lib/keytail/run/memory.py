@@ -10,7 +10,7 @@ _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit
 _SMALLEST_MAP_BYTES = 16 << 20
 
 
-@cache  # a plan needs it twice for each partition
+@cache  # a plan needs the result twice for each partition
 def physical_bytes() -> int:
     """Return the memory in bytes of the host, or of the container if it has less."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -25,8 +25,8 @@ def physical_bytes() -> int:
 
 
 def map_memory_bytes(tasks_per_host: int) -> int:
-    """Return half of the memory, in bytes, divided by the number of concurrent tasks; the other half is for everything
-    else."""
+    """Return half of the memory, in bytes, divided by the number of concurrent tasks, but at least 16 MiB; the other
+    half is for everything else."""
     return max(physical_bytes() // 2 // max(tasks_per_host, 1), _SMALLEST_MAP_BYTES)
 
 

@@ -1,8 +1,8 @@
 """Child processes that run tasks in place of Spark's Python workers, for work that does not justify a session.
 
-They are forked from the driver once it has loaded what tasks need, so they start in milliseconds. A child that dies,
-for example because the kernel kills it when memory runs out, loses only its own task. No child outlives the driver,
-however the driver ends.
+The processes are forked from the driver once it has loaded what tasks need, so they start in milliseconds. A child that
+dies, for example because the kernel kills it when memory runs out, loses only its own task. No child outlives the
+driver, however the driver ends.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _LONGEST_END_S = 10.0
 class Processes:
     """The engine (run/engine.py) of `count` child processes; a context manager.
 
-    Create it before other threads start, and in the main thread: children are killed when the thread that forked them
-    ends. Give `function` here, where it is inherited by the fork, or to `run`, which pickles it.
+    Create the object before other threads start, and in the main thread: children are killed when the thread that
+    forked them ends. Give `function` here, where it is inherited by the fork, or to `run`, which pickles it.
     """
 
     session: Any = None
@@ -141,7 +141,7 @@ class Processes:
         return False
 
     def cancel(self) -> None:
-        """Kill the running tasks and start no others; their callers get None."""
+        """Kill the running tasks and start no other tasks; the callers of all these tasks get None."""
         self.is_cancelled = True
         self._end_workers()
 
@@ -189,7 +189,7 @@ class Processes:
             worker.close()
 
     def _new_worker(self) -> Connection:
-        """Have a worker forked, and return the connection to it. Raises OSError if that fails."""
+        """Have a worker forked, and return the connection to it. Raises OSError if the fork fails."""
         ours, theirs = socket.socketpair()
         with ours, theirs, self._lock:
             try:
@@ -248,8 +248,7 @@ def _end_with_parent(parent: int) -> None:
 
 def _fork_on_demand(control: socket.socket, function: Any) -> None:
     """Fork workers on request. The child that runs this has no threads, so a fork cannot copy a lock that a thread
-    holds.
-    """
+    holds."""
     workers: set[int] = set()
     forker = os.getpid()
     while True:

@@ -1,4 +1,4 @@
-"""The result row of commands that change a partition: what was done to it, or why nothing was.
+"""The result row of commands that change a partition: what was done to it, or why nothing was done.
 
 Rows are plain values; cli/ prints them.
 """
@@ -12,8 +12,8 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", it is not a
-# failure.
+# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", this status
+# is not a failure.
 NOT_BEGUN = "not-begun"
 DONE = frozenset(
     {"compacted", "prepared", "repacked", "clean", "skipped", NOT_BEGUN, "would-compact", "would-repack"}
@@ -48,8 +48,7 @@ class RowOfPartition(OfPartition):
 class Measured:
     """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, the true number is
     between each `low` and `high` for at least 95 of 100 partitions, and the figure of the row is in between; after a
-    measurement, all three are equal.
-    """
+    measurement, all three are equal."""
 
     method: Annotated[str, "`measured`, or `estimated` from a sample"]
     reclaimed_bytes: Annotated[int, "`bytes_before` less `bytes_after`"]
@@ -66,9 +65,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded(RowOfPartition):
-    """The fields of a result that a ledger records: each is a column of its table of partitions, and those declared
-    here are numbers. Sizes are of `.log` files; a number that was not counted is None, not 0.
-    """
+    """The fields of a result that a ledger records: each is a column of the ledger's table of partitions, and the
+    fields declared here are numbers. Sizes are of `.log` files; a number that was not counted is None, not 0."""
 
     first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
     end_dirty_offset: Annotated[int | None, "offset at which that section ends, exclusive"] = None
@@ -115,8 +113,7 @@ class ResultRow(Recorded):
 
     def __reduce__(self) -> tuple:
         """Pickle only the fields: hundreds of thousands of rows may come from other processes, and the default method
-        of dataclasses takes twice as long.
-        """
+        of dataclasses takes twice as long."""
         return ResultRow, _values_of(self)
 
     def unchanged(self, status: str, error: ErrorText) -> ResultRow:
@@ -149,7 +146,7 @@ def status_of(problem: BaseException) -> str:
 def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
     """Return 0 if every row is done, 3 if some are or the ledger lacks a row, 1 if none is.
 
-    `named` are partitions that the user named: one of them that was skipped or not begun counts as refused.
+    `named` are partitions that the user named: such a partition counts as refused if it was skipped or not begun.
     """
     rows = list(rows)
     done = [row.status in DONE and not (row.status in _LEFT and row.name in named) for row in rows]

@@ -1,7 +1,7 @@
 """The storage under the log dirs, as the driver sees it: how much may be written, and whether other hosts share it.
 
-`ScratchSpace` tracks the bytes that tasks in flight may write beside their sources. It gives no guarantee about writers
-outside this run.
+`ScratchSpace` tracks the bytes that tasks in flight may write beside their sources. `ScratchSpace` gives no guarantee
+about writers outside this run.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str
 
 
 def bytes_for_passes(free_bytes: int, limit_bytes: int | None, least_bytes: int) -> int | None:
-    """Return the bytes that a partition alone may use of `free_bytes`, or None if they are too few for its largest
-    group. Without a limit this is half of the free space, or `least_bytes` if that is more."""
+    """Return the bytes that a partition alone may use of `free_bytes`, or None if `free_bytes` are too few for the
+    partition's largest group. Without a limit this is half of the free space, or `least_bytes` if that is more."""
     bound = max(free_bytes // 2, least_bytes) if limit_bytes is None else limit_bytes
     return min(bound, free_bytes) if least_bytes <= min(bound, free_bytes) else None
 
@@ -57,10 +57,10 @@ def bytes_for_passes(free_bytes: int, limit_bytes: int | None, least_bytes: int)
 class ScratchSpace:
     """Reserved bytes by file system (device number). Not thread safe: the caller must hold its own lock.
 
-    Without `limit_bytes`, at most half of the space that was free on a file system when it was first queried is used. A
-    partition that needs more is written in passes (`for_passes`). With `output_stays`, bytes that tasks have written,
-    and bytes that others have written meanwhile, still count after the tasks have ended: the free space does not fall
-    below the space that was free at the start minus the limit.
+    Without `limit_bytes`, at most half of the space that was free on a file system when the file system was first
+    queried is used. A partition that needs more is written in passes (`for_passes`). With `output_stays`, bytes that
+    tasks have written, and bytes that others have written meanwhile, still count after the tasks have ended: the free
+    space does not fall below the space that was free at the start minus the limit.
     """
 
     fs: FileSystem
@@ -150,7 +150,7 @@ class ScratchSpace:
             path=path,
             remedy=f"Free {more} more on this file system, or give another --output-dir"
             if out_of_place
-            else f"Free {more} more on this file system, write to another one with --output-dir, or move the partition "
-            "to another log dir of the broker",
+            else f"Free {more} more on this file system, write to another file system with --output-dir, or move the "
+            "partition to another log dir of the broker",
             slug="not-enough-space",
         )

@@ -1,8 +1,9 @@
 """One attempt of a task, on any engine (run/engine.py), and its outcome.
 
 Any exception of a task is returned as a value, so one bad partition never ends the work on other partitions. Memory
-that a task frees is kept, so that the buffers of one chunk are reused for the next: the C library would return large
-blocks to the system, and each page of the next block would cause a page fault, which takes longer than filling it.
+that a task frees is kept, so that the buffers of one chunk are reused for the next chunk: the C library would return
+large blocks to the system, and each page of the next block would cause a page fault, which takes longer than filling
+it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def answer_bytes(outcome: Outcome[Any]) -> bytes:
 
 
 def as_problem(error: Exception) -> KeytailError:
-    """Return a KeytailError as it is, and one for an error of the system or of the program itself."""
+    """Return the error itself if it is a KeytailError, else a KeytailError that describes it."""
     if isinstance(error, KeytailError):
         return error
     if isinstance(error, OSError):

@@ -1,11 +1,11 @@
-"""Reports the progress of running tasks to the driver: the partition that each processes, and how many bytes it has
-read.
+"""Reports the progress of running tasks to the driver: the partition that each task processes, and how many bytes the
+task has read.
 
 Spark reports a task only when it has ended. Tasks therefore send a small datagram twice a second to a port that the
 driver opens for the duration of the run: on 127.0.0.1, or on a cluster on the address where Spark has the driver
-listen. Nothing depends on these datagrams: a firewall that blocks them only hides the work in flight. Each starts with
-an authentication code that requires the run's key, which Spark sends to the tasks. Datagrams without a valid code are
-ignored.
+listen. Nothing depends on these datagrams: a firewall that blocks them only hides the work in flight. Each datagram
+starts with an authentication code that requires the run's key, which Spark sends to the tasks. Datagrams without a
+valid code are ignored.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ LOOPBACK = "127.0.0.1"
 
 
 class DriverAddress(NamedTuple):
-    """The driver's address. Tasks send to `host`; the driver listens on `bind`, which may be another of its
-    addresses."""
+    """The driver's address. Tasks send to `host`; the driver listens on `bind`, which may be another address of the
+    driver."""
 
     host: str
     bind: str
@@ -61,7 +61,7 @@ class TaskProgress:
 
 @dataclass(frozen=True)
 class Channel:
-    """The address and key with which tasks send their progress; sent to them with their work."""
+    """The address and key with which tasks send their progress; they are sent to tasks with the work."""
 
     host: str
     port: int
@@ -69,7 +69,7 @@ class Channel:
 
     @contextlib.contextmanager
     def sending_progress(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
-        """Send the progress of partition `name` within the context; `phase` is reported until the work sets its own."""
+        """Send the progress of partition `name` within the context; `phase` is reported until the work sets a phase."""
         started_s, over = time.monotonic(), threading.Event()
 
         def send(is_over: bool = False) -> None:
@@ -103,7 +103,7 @@ class Channel:
 
 
 class Watch:
-    """Receives reports in the driver; a context manager. `on_progress` is called for each, from a thread of the watch.
+    """Receives reports in the driver; a context manager. A thread of the watch calls `on_progress` for each report.
 
     Raises OSError if no port can be opened.
     """
@@ -184,7 +184,7 @@ def _with_code(text: bytes, key: bytes) -> bytes:
 
 
 def _parsed(data: bytes, key: bytes) -> TaskProgress | None:
-    """Return the report, or None if no task of this run sent it; such data is not parsed."""
+    """Return the report, or None, without parsing the data, if no task of this run sent it."""
     text = data[_CODE_BYTES:]
     if not hmac.compare_digest(data, _with_code(text, key)):
         return None

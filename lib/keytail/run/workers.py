@@ -31,7 +31,7 @@ class Reporter(Protocol):
 
 def starts_spark(each_s: Sequence[float], *, is_asked: bool) -> bool:
     """Return whether a run on this host starts Spark: if it was requested or is required (`is_asked`), or if the work
-    takes long and it is installed."""
+    takes long and Spark is installed."""
     return is_asked or (is_worth_spark(each_s, cores()) and not SPARK.missing())
 
 
@@ -48,7 +48,7 @@ def workers_of_run(
 ) -> Engine:
     """Return the engine, which is closed with `run`. `each_s` is the expected duration of each task in seconds; `extra`
     returns settings for a session that is started. The kernels of the command `kernels` are compiled before the tasks:
-    on this host first, on other hosts by the first tasks there."""
+    on this host first, on other hosts by the first tasks on them."""
     if not submitted and is_on_this_host(master):
         compile_kernels([kernels], reporter.note)
     if not starts_spark(each_s, is_asked=submitted or master is not None or needs_spark):

@@ -182,7 +182,7 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
     if not request.execute:
         return (
             "This was a dry run: nothing was written. If another replica is intact, use that replica. To write the "
-            "intact batches of this one, run the same command with --execute."
+            "intact batches of this replica, run the same command with --execute."
         )
     if not done:
         return ""

@@ -43,8 +43,7 @@ class Settings:
 @dataclass
 class Salvage:
     """What was found and, if `to` is set, what was written; SalvageRow has the same fields. The log starts at the first
-    saved segment, or later if the log start checkpoint is higher.
-    """
+    saved segment, or later if the log start checkpoint is higher."""
 
     losses: list[Loss] = field(default_factory=list)
     transactions: list[OpenTransaction] = field(default_factory=list)
@@ -104,7 +103,7 @@ def salvage_partition(
 
 
 def _known_end(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, sources: Sources) -> int:
-    """Return the offset up to which the log certainly existed, by checkpoints, file names and leader epochs."""
+    """Return the offset up to which the log certainly existed, by the checkpoints, file names and leader epochs."""
     key = (entry.topic, entry.partition)
     checkpoints = (log_dir.high_watermarks, log_dir.recovery_points, log_dir.log_starts)
     known = [offsets.get(key, 0) for offsets in checkpoints]
@@ -259,7 +258,7 @@ class _Salvaged:
                 )
         reached = max([end, *(log.base_offset for log in self._sources.logs[-1:])])
         if known_end > reached and not any(loss.end_offset == known_end and loss.certain for loss in result.losses):
-            why = "a checkpoint, a leader epoch or a snapshot implies that the log ended here"
+            why = "a checkpoint, a leader epoch or a snapshot implies that the log had these offsets"
             result.losses.append(Loss("tail", "", 0, 0, reached, known_end, True, why))
         if self._last_base < 0 or known_end > end:
             result.segments_kept += 1

@@ -55,8 +55,8 @@ ZEROS = "all zeros"
 class Hole:
     """Bytes [start, end) of a file that are in no intact batch, and the reason.
 
-    They are between the batch with last offset `last_before` and the batch with base offset `first_after` (None: the
-    file has no such batch). `is_empty`: nothing was lost with these bytes.
+    The bytes are between the batch with last offset `last_before` and the batch with base offset `first_after` (None:
+    the file has no such batch). `is_empty`: nothing was lost with these bytes.
     """
 
     start: int

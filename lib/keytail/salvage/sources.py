@@ -39,7 +39,7 @@ class Sources:
 
 
 def find_sources(fs: FileSystem, path: str) -> Sources:
-    """Select the files in the directory `path`. Raises OSError if it cannot be listed."""
+    """Select the files in the directory `path`. Raises OSError if the directory cannot be listed."""
     notes: list[str] = []
     not_taken: set[int] = set()
     found: dict[tuple[str, str], dict[int, DirEntry]] = defaultdict(dict)

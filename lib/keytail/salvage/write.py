@@ -1,4 +1,4 @@
-"""Writes the directory of a salvaged partition: segments, then the files derived from them. Then renames the directory.
+"""Writes the directory of a salvaged partition: segments, then the files derived from them. Renames the directory last.
 
 Until it is complete, the directory has a name with which a broker fails at startup, so that it is never used as a
 partition. Everything is durable before the final rename.
@@ -182,7 +182,7 @@ class NewPartition:
                 self._fs.write_file(os.path.join(self.path, name), data, self._like(like))
 
     def _put_last_snapshot(self, plan: PartitionPlan, log_end_offset: int) -> list[str]:
-        """Write a snapshot of the producers at the log end, as a broker determines them when it recovers the log.
+        """Write a snapshot of the producers at the log end, as a broker that recovers the log finds them; return notes.
 
         Without any snapshot, a broker that starts after a clean shutdown assumes no producers and no open transactions.
         """
@@ -207,7 +207,7 @@ class NewPartition:
         ]
 
     def _put_epochs(self, results: Sequence[SegmentResult]) -> list[str]:
-        """Write the source's leader epochs, unless the log contradicts them. Newer epochs are added later."""
+        """Write the source's leader epochs unless the log contradicts them; return notes. Newer epochs follow later."""
         seen = [epoch for result in results for epoch in result.epochs]
         path = os.path.join(self._source.path, names.LEADER_EPOCHS)
         try:

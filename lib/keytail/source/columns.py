@@ -22,7 +22,7 @@ _MAX_MS = 2**63 // 1000 - 1  # the largest timestamp of Spark
 
 
 def record_batches(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
-    """Yield Arrow batches of the data records of `pieces`. The Arrow schema has some of RECORD_COLUMNS.
+    """Yield Arrow batches of the data records of `pieces`. `schema` (Arrow) has some of RECORD_COLUMNS.
 
     Keys, values and headers are gathered only if the schema has them.
     """
@@ -47,7 +47,7 @@ def _of_records(piece: Piece, schema: Any, table: RecordTable) -> Any:
 
 
 def batch_tables(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
-    """Yield Arrow batches of the record batches with offsets in the range. The schema has some of BATCH_COLUMNS."""
+    """Yield Arrow batches, a row per record batch that overlaps a piece's range. `schema` has some of BATCH_COLUMNS."""
     for piece in pieces:
         yield from joined(_of_batches(piece, schema, chunk.table) for chunk in batches(fs, piece.slice))
 
@@ -87,8 +87,8 @@ _CODEC_NAMES = np.array([*CODECS, *(f"unknown {code}" for code in range(len(CODE
 
 
 def _timestamp_types(table: np.ndarray) -> np.ndarray:
-    """Return the timestamp types of BATCH_TABLE rows as a consumer does: 0 for the producer's time, 1 for the broker's,
-    -1 for none."""
+    """Return, as in a consumer, the timestamp types (int32) of BATCH_TABLE rows: 0 for the producer's time, 1 for the
+    broker's time, -1 for no time."""
     kinds = ((table["attributes"] & LOG_APPEND_TIME) != 0).astype(np.int32)
     return np.where(table["magic"] == 0, np.int32(-1), kinds)
 

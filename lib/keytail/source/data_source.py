@@ -40,8 +40,8 @@ class _Share(InputPartition):
 
 
 class _LogSource(DataSource):
-    """The base class of both sources. It has no pushFilters, because with it pyspark 4.2 gives wrong results in the
-    second query on a DataFrame. Options limit the range that is read."""
+    """The base class of both sources. Its readers have no pushFilters, because with that method pyspark 4.2 gives wrong
+    results in the second query on a DataFrame. Options limit the range that is read."""
 
     columns: Mapping[str, DataType]
     of_records: bool

@@ -1,4 +1,4 @@
-"""Parses the options of the `kafka-log` data sources. If Spark's own Kafka source has such an option, its name is used.
+"""Parses the options of the `kafka-log` data sources. Names of options of Spark's own Kafka source are accepted.
 
 No file is read. SOURCE.md has the table for users.
 """
@@ -36,7 +36,7 @@ TopicPartition = tuple[str, int]
 class Bound:
     """The start or end of a read: one offset or time for all partitions, or one for each partition in `of`.
 
-    `offset` and the offsets in `of` may be EARLIEST or LATEST. With `timestamps` they are times, in ms.
+    `offset` and the values of `of` are offsets, EARLIEST or LATEST; with `timestamps`, they are times in ms.
     """
 
     timestamps: bool

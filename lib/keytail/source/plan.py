@@ -1,4 +1,4 @@
-"""Plans a read of the `kafka-log` data sources: the range of offsets in each partition, and slices of the log.
+"""Plans a read of the `kafka-log` data sources: the range of offsets in each partition, and the slices of the log.
 
 Runs in the process in which Spark plans a query. Reads listings, checkpoints and indexes, and, to find a time or a
 transaction, the batches around it.
@@ -164,6 +164,6 @@ def _end(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: R
 
 
 def _offset_of(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int, limit: Readable) -> int | None:
-    """Return the first readable offset at or after a time, or None."""
+    """Return the offset of the first readable record at or after a time, or None."""
     found = lookup_time(fs, facts, timestamp_ms).record
     return None if found is None or found.offset >= limit.end_offset else found.offset

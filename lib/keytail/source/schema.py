@@ -51,8 +51,8 @@ BATCH_COLUMNS: dict[str, T.DataType] = {
 
 
 def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *, headers: bool = True) -> T.StructType:
-    """Return the schema with the columns in the requested order. Raises UsageProblem for an unknown column, and if
-    there are no columns."""
+    """Return the schema of the columns `wanted`, in that order, or, if it is None, of all columns; the column headers
+    only with `headers`. Raises UsageProblem for an unknown column, and if there are no columns."""
     there = {name: kind for name, kind in columns.items() if headers or name != "headers"}
     names = wanted if wanted is not None else tuple(there)
     for name in names:
@@ -69,7 +69,7 @@ def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *
 
 
 def check_asked(columns: Mapping[str, T.DataType], schema: T.StructType) -> None:
-    """Raise UsageProblem if a column of a schema that the user has given has an unknown name or another type."""
+    """Raise UsageProblem if a column of `schema`, which the user has given, is not in `columns` or has another type."""
     for field in schema:
         wanted = columns.get(field.name)
         if wanted is None:

@@ -1,4 +1,4 @@
-"""`python -m keytail.spark.delta_jars DIR`, which is `python -m keytail.run.delta_jars DIR` now."""
+"""The former module name of `python -m keytail.run.delta_jars DIR`: `python -m keytail.spark.delta_jars DIR`."""
 
 import runpy
 

@@ -1,8 +1,8 @@
 """Backs up the files that a replacement of segments removes, so that the replacement can be undone.
 
 An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest that
-lists these files and the files that replace them. It is durable before the first file is replaced. The directory of the
-run has a marker file, by which `forget` recognises directories that it may remove.
+lists these files and the files that replace them. An entry is durable before the first file is replaced. The directory
+of the run has a marker file, by which `forget` recognises directories that it may remove.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Backup:
 
 @dataclass(frozen=True)
 class Entry:
-    """The backup of one partition by one run. Without a manifest, its creation or its removal was interrupted.
+    """The backup of one partition by one run. If it has no manifest, its creation or its removal was interrupted.
 
-    `held_bytes` is the size of the files without another hard link, which are freed when the entry is removed.
+    `held_bytes` is the size of the files without another hard link: this space is freed when the entry is removed.
     """
 
     run_id: str
@@ -294,7 +294,7 @@ def refuse_foreign(fs: FileSystem, path: str) -> None:
             raise Refused(
                 "the backup contains a file that keytail does not create",
                 path=os.path.join(path, file.name),
-                remedy="Move it away, then run again; nothing was removed",
+                remedy="Move this file away, then run again; nothing was removed",
                 slug="unexpected-file-in-backup",
             )
 

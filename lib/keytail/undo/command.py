@@ -78,13 +78,13 @@ class Request:
 
     @property
     def is_list(self) -> bool:
-        """Whether runs are to be listed, instead of one being undone or forgotten."""
+        """Whether runs are to be listed, and none is to be undone or forgotten."""
         return self.run_id is None or self.list_runs
 
 
 @dataclass(frozen=True)
 class UndoRow(OfPartition):
-    """One partition of a run."""
+    """The result for one partition of a run."""
 
     run_id: str
     topic: str
@@ -184,7 +184,7 @@ def next_step(rows: Sequence[UndoRow] | Sequence[BackedUpRun], request: Request)
         todo = "remove the backup, " if request.forget else "undo the run, stop the broker, and "
         return f"This was a dry run. To {todo}run the same command with --execute."
     if statuses & FAILURES.keys():
-        return "Partitions that are not reported as done are unchanged; the reasons are given above."
+        return "The reasons why partitions were not processed, and the remedies, are given above."
     if "undone" in statuses:
         return "Next, run `keytail verify`, then start the broker. `--forget` removes the backup of the run."
     return ""

@@ -1,7 +1,7 @@
 """Restores partitions to their state before a run that kept a backup; lists or removes backups.
 
-Spark is not used. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
-held from before the first survey until after the last operation. Listing and forgetting do not change or lock log dirs,
+Spark is not used. Without `execute` nothing is changed and no lock is taken; with `execute`, the locks of the log dirs
+are held from before the survey until after the last operation. Listing and forgetting do not change or lock log dirs,
 so a broker may run meanwhile.
 """
 
@@ -38,7 +38,7 @@ Places: TypeAlias = dict[tuple[str, str], tuple[LogDirFacts, PartitionEntry]]
 def run(
     request: Request, on_row: Callable[[UndoRow], None] = lambda row: None
 ) -> Sequence[UndoRow] | Sequence[BackedUpRun]:
-    """List the runs that have a backup, or undo or forget one run, as the flags request."""
+    """List the runs that have a backup, or undo or forget one run, as requested. Return the rows of the result."""
     if not request.is_list:
         return undo(request, on_row=on_row)
     if request.forget or request.execute:
@@ -149,7 +149,7 @@ def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
 
 
 def _where_it_is(entry: Entry, places: Places, log_dirs: Sequence[str]) -> Entry:
-    """Return the entry; if one of `log_dirs` contains the partition now, with that log dir in the manifest."""
+    """Return the entry. If the partition is now in one of `log_dirs`, the manifest of the result has that log dir."""
     of_name = [log_dir for log_dir in log_dirs if (log_dir, entry.name) in places]
     if entry.manifest is None or not of_name:
         return entry
@@ -245,7 +245,7 @@ def _manifest(entry: Entry) -> Manifest:
         raise Refused(
             "the backup is incomplete: its creation or its removal was interrupted",
             path=entry.path,
-            remedy="Remove what remains of it with --forget. If its creation was interrupted, the run replaced nothing",
+            remedy="Remove the rest of the backup with --forget. If its creation was interrupted, nothing was replaced",
             slug="incomplete-backup",
         )
     if entry.manifest.run_id != entry.run_id or entry.manifest.name != entry.name:

@@ -48,7 +48,7 @@ class BackupFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One commit, recorded before it is done: these files replace the segments with these base offsets."""
+    """One commit, recorded before it is made: the files `left` replace the segments at `source_bases`."""
 
     source_bases: tuple[int, ...]
     left: tuple[LeftFile, ...]
@@ -98,7 +98,7 @@ class Manifest:
 
 
 def parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
-    """Return the parts, each a commit, in which the groups are replaced."""
+    """Return a part for each commit by which the groups are replaced."""
     return tuple(
         Part(
             part.source_bases,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def backup_of(
     fs: FileSystem, directory: str | None, copies: bool, log_dirs: Sequence[str]
 ) -> Backup | None:
-    """Return the backup that the flags request, or None. Raises UsageProblem for an unsuitable directory; Refused if it
-    is on another file system, unless `copies` is set."""
+    """Return the backup that the flags request, or None. Raises UsageProblem for an unsuitable directory, and Refused
+    for a directory on another file system than a log dir, unless `copies` is set."""
     if directory is None:
         if copies:
             raise UsageProblem(

@@ -68,7 +68,7 @@ class Decision:
 
 def decide(manifest: Manifest, found: PartitionState) -> Decision:
     """Decide what to restore. Each part must have either the files that the run left or the files from before the run;
-    a segment that the run has not reached must have the latter. Anything else is added to `differences`."""
+    a segment that is in no part must have the files from before the run. `differences` has all other states."""
     differences: list[str] = []
     todo: list[Part] = []
     expected: set[str] = set()
@@ -138,7 +138,7 @@ def _replaced_sources(
     before: Mapping[str, BackupFile],
     left: Mapping[str, BackupFile | LeftFile],
 ) -> tuple[int, ...] | None:
-    """Return the base offsets of the replaced segments; None if the new segments are not in place.
+    """Return the base offsets of the replaced segments of `part`; None if its new segments are not in place.
 
     After an interrupted replacement the last sources may still exist, above the end of the new segments.
     """
@@ -324,7 +324,7 @@ def _put_back(directory: Directory, manifest: Manifest, entry: str, part: Part) 
 
 
 def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, partition: FileStat) -> None:
-    """Link or copy a file of the backup to a scratch file. The owner in the manifest is not used: with it, anyone who
+    """Link or copy a file of the backup to a scratch file. The owner in the manifest is not used: otherwise anyone who
     can write the manifest could choose the owner of a file."""
     facts = fs.stat(source)
     if _may_link(kept, facts, partition):

@@ -1,6 +1,6 @@
 """Compares the leader epochs and the log dir's checkpoints of a partition with its log.
 
-VERIFY.md beside this file lists what must hold, and what may differ in a healthy log.
+VERIFY.md beside this file lists what is a finding, and what may differ in a healthy log.
 """
 
 from __future__ import annotations

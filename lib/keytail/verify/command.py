@@ -39,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True)
 class VerifyRow:
-    """One partition; or, without topic and partition, a log dir with findings of its own."""
+    """The result for one partition, or, without topic and partition, for a log dir with findings of its own."""
 
     topic: str | None
     partition: int | None
@@ -130,7 +130,7 @@ VERIFY = Command(
         f"keytail verify {BROKER} --only-ends",
     ),
     rows={
-        "A row for each partition, and one without topic and partition for each log dir with findings of its own": (
+        "A row for each partition, and a row without topic and partition for each log dir with findings of its own": (
             VerifyRow
         )
     },

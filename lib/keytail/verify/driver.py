@@ -1,5 +1,5 @@
-"""Verifies the chosen partitions, and lists the problems that a broker would have: reads every byte, or, with
---only-ends, only index files and the ends of segments.
+"""Verifies the chosen partitions, and lists the problems that a broker would have. Reads every byte of the files, or,
+with --only-ends, only index files and the ends of segments.
 
 Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process;
 verify/task.py inspects a partition. Topic settings are not needed: the checks apply to every topic.
@@ -41,10 +41,10 @@ _END_BYTES = int(SEGMENT_S * VERIFIED_BYTES_PER_S)
 
 @dataclass(frozen=True)
 class VerifyTask:
-    """One partition directory, and the offsets that its log dir's checkpoints have for it.
+    """One partition directory, and the offsets that the log dir's checkpoints have for the partition.
 
-    `live`: a broker may be writing to it, so its tail is not checked. If not, `seen` describes the files that the
-    driver saw there: a task on a host that sees other files raises Refused (None: the files are not compared).
+    `live`: a broker may be writing to the directory, so the log's tail is not checked. If not, `seen` describes the
+    files that the driver saw in it: a task that sees other files raises Refused (None: files are not compared).
     """
 
     path: str
@@ -194,7 +194,7 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
 
 
 def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
-    """Check the checkpoints of the log dir and the names of its directories. Raises OSError if it cannot be listed."""
+    """Return the findings about checkpoints and directory names of the log dir. Raises OSError if listing it fails."""
     findings = Findings(path)
     for name in foreign_dirs(fs.scan(path)):
         findings.add("foreign-directory", name)

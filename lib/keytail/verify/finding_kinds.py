@@ -7,12 +7,12 @@ from __future__ import annotations
 from keytail.verify.finding_kinds_whole import REFETCH, WHOLE_KINDS, Kind, Recovery, Severity, StartLoses
 
 _REBUILD = "Stop the broker and run `keytail rebuild-index --execute`, which rebuilds the indexes of the segment"
-_CLEANER_STOPS = "Serves the data before it; its cleaner marks the partition as uncleanable until a restart"
+_CLEANER_STOPS = "Serves the data before the batch; its cleaner marks the partition as uncleanable until a restart"
 _SERVED_TWICE = "Serves records twice or out of order"
-_WRONG_FETCH = "Uses it: fetches and lookups start at a wrong position"
-_WRONG_TIME = "Uses it: lookups by time and retention by time give wrong results"
+_WRONG_FETCH = "Uses the index: fetches and lookups start at a wrong position"
+_WRONG_TIME = "Uses the index: lookups by time and retention by time give wrong results"
 _OF_1970 = "Treats the segment as written in 1970: retention by time deletes it at once"
-_FROM_START = "Uses it: every lookup reads the segment from its start"
+_FROM_START = "Uses the index: every lookup reads the segment from its start"
 _TRUNCATED_HERE = Recovery(
     "error",
     "Recovers the segment when it starts: truncates the log here and removes the segments after it",
@@ -35,24 +35,24 @@ _BATCHES = {
     "cut-active": Kind(
         "warning",
         "the active segment ends inside a batch: its last {left} bytes are not a complete batch",
-        "Appends after them: the data that it then writes cannot be read",
+        "Appends after these bytes: the appended data cannot be read",
         "Remove .kafka_cleanshutdown: then the broker, or `keytail rebuild-index --truncate`, removes the batch",
         Recovery("warning", "Removes the incomplete batch when it starts"),
         start_loses="yes",
     ),
     "size": _log(
         "a batch has the invalid size {size}; {left} bytes from here on cannot be read",
-        "Fails fetches that reach it",
+        "Fails fetches that reach the batch",
         "at-end",
     ),
-    "zeros": _log("there are {left} zero bytes where a batch should begin", "Fails fetches that reach them"),
+    "zeros": _log("there are {left} zero bytes where a batch should begin", "Fails fetches that reach the zeros"),
     "magic": _log(
         "a batch has the unknown magic {magic}; {left} bytes from here on cannot be read",
-        "Treats it as a batch of version 2, or of an old format, and fails fetches that reach it",
+        "Treats the magic as version 2, or as an old format, and fails fetches that reach the batch",
     ),
     "checksum": _log(
         "a batch has an invalid CRC",
-        "Serves it, and consumers fail on it; its cleaner may write it with a valid CRC",
+        "Serves the batch, on which consumers fail; its cleaner may write the batch with a valid CRC",
     ),
     "offset-order": Kind(
         "error",
@@ -80,7 +80,7 @@ _BATCHES = {
     "not-opened": Kind(
         "warning",
         "the records of a batch were not checked, because that needs too much memory: {reason}",
-        "Serves it; its cleaner reads it one record at a time",
+        "Serves the batch; its cleaner reads one record of the batch at a time",
         "Run again with a larger --max-record-bytes",
     ),
     "legacy": Kind("error", "a message of an old format has invalid content: {reason}", _CLEANER_STOPS, REFETCH),
@@ -90,7 +90,7 @@ _BATCHES = {
     "record-timestamp": Kind(
         "warning",
         "a record has the timestamp {timestamp}, below -1",
-        "Serves it; its cleaner marks the partition as uncleanable if it has to rewrite the batch",
+        "Serves the record; its cleaner marks the partition as uncleanable if it has to rewrite the batch",
         "Leave the record, or produce a new record with its key",
     ),
     "max-timestamp": Kind(
@@ -102,7 +102,7 @@ _BATCHES = {
     "producer": Kind(
         "error",
         "a batch's producer id, epoch and sequence contradict its attributes",
-        "Serves it; its cleaner marks the partition as uncleanable if it has to rewrite the batch",
+        "Serves the batch; its cleaner marks the partition as uncleanable if it has to rewrite the batch",
         REFETCH,
     ),
     "control": Kind(
@@ -147,7 +147,7 @@ _TIME_INDEX = {
     "time-index-missing": _index(
         "error",
         "the time index is missing",
-        "Creates an empty time index: the segment then has the age of its file, and lookups by time miss it",
+        "Creates an empty time index: the segment then has the age of its file, and lookups by time miss its records",
     ),
     "time-index-zeros": _index("error", "the time index consists of {count} entries of zeros", _OF_1970, "yes"),
     "time-index-untrimmed": _index("error", "the time index ends with {count} entries of zeros", _OF_1970, "yes"),
@@ -177,26 +177,26 @@ _TXN_INDEX = {
     "txn-no-marker": _index(
         "error",
         "producer {producer} has no ABORT marker at the entry's last offset",
-        "Uses it: read_committed consumers skip records that were not aborted",
+        "Uses the entry: read_committed consumers skip records that were not aborted",
         "yes",
     ),
     "txn-no-entry": _index(
         "error",
         "there is no entry for the transaction that producer {producer} aborted, with data from offset {first} on",
-        "Serves its records to read_committed consumers; its cleaner treats them as committed",
+        "Serves the transaction's records to read_committed consumers; its cleaner treats them as committed",
         "yes",
     ),
     "txn-first-offset": _index(
         "error",
         "the entry begins at offset {stated}, but the transaction has data from offset {first} on",
-        "Serves the records before it to read_committed consumers; its cleaner treats them as committed",
+        "Serves the data before the entry's offset to read_committed consumers; its cleaner treats it as committed",
         "yes",
     ),
     "txn-stable-offset": _index(
         "error",
         "the last stable offset {stated} is above offset {most}: a later aborted transaction has data there, "
         "or the entry's own marker ends there",
-        "Stops its search at this entry, and serves records of aborted transactions to read_committed consumers",
+        "Stops searching at this entry, and serves records of aborted transactions to read_committed consumers",
         "yes",
     ),
 }

@@ -43,21 +43,21 @@ REFETCH = (
     "the data, save the intact batches by `keytail salvage --to DIR`"
 )
 _REBUILD_EPOCHS = (
-    "Stop the broker and run `keytail rebuild-index --execute`, which adds missing epochs and removes those above the "
+    "Stop the broker and run `keytail rebuild-index --execute`, which adds missing epochs and removes epochs above the "
     "log end"
 )
 _RESOLVE = "Run `keytail compact --execute`, which completes or undoes the replacement, as a starting broker does"
-_MOVE = "Move it out of the directory"
-_OWN = "Give it the owner and mode of the files beside it (chown, chmod)"
-_DELETED = "Deletes it when it starts"
+_MOVE = "Move the file out of the directory"
+_OWN = "Give the file the owner and mode of the files beside it (chown, chmod)"
+_DELETED = "Deletes the file when it starts"
 _OFFLINE = "Takes the whole log dir offline when it starts"
-_FORGETS = "Deletes it when it starts, and replays the log from the latest snapshot before it"
+_FORGETS = "Deletes the snapshot when it starts, and replays the log from the latest snapshot before it"
 
 _FILES = {
     "fatal-name": Kind(
         "error",
         "the file name has a suffix that brokers use, but no 20-digit offset before it",
-        "Does not start, or creates an empty file beside it or in place of a segment",
+        "Does not start, or creates an empty file beside the file or in place of a segment",
         _MOVE,
         start_loses="yes",
     ),
@@ -74,7 +74,7 @@ _FILES = {
         REFETCH,
     ),
     "orphan": Kind(
-        "warning", "the index file has no segment", _DELETED, "Remove it, unless its segment is to be restored"
+        "warning", "the index file has no segment", _DELETED, "Remove the file, unless its segment is to be restored"
     ),
     "segment-missing": Kind(
         "error",
@@ -96,7 +96,7 @@ _FILES = {
         "warning",
         "segments may be missing before this one: offsets {first} to {last} have no batch, and nothing else shows that "
         "the log was ever compacted",
-        "Starts without them; consumers skip the offsets, and followers that fetch them get the gap too",
+        "Starts without these segments; consumers skip the offsets, and followers that fetch them get the gap too",
         "If the topic was never compacted and the partition never salvaged, look for the segment's files and put them "
         f"back. {REFETCH}",
     ),
@@ -104,7 +104,7 @@ _FILES = {
         "warning",
         "the directory contains no segment",
         "Creates an empty log that begins at the log start offset of the checkpoint, or at 0",
-        "Restore its segments, if the partition ever contained records",
+        "Restore the segments, if the partition ever contained records",
         start_loses="yes",
     ),
     "leftover-cleaned": Kind(
@@ -121,16 +121,16 @@ _FILES = {
     ),
     "leftover-swap-void": Kind(
         "warning",
-        "the file is from an interrupted replacement of segments; the .cleaned file of base offset {guard} makes it "
-        "invalid",
+        "the file is from an interrupted replacement of segments, and is invalid because of the .cleaned file of base "
+        "offset {guard}",
         _DELETED,
         _RESOLVE,
     ),
     "leftover-swap-gone": Kind(
         "error",
-        "the segments that this file would replace are missing, and the .cleaned file of base offset {guard} makes it "
-        "invalid",
-        "Deletes it when it starts: the records in it are lost",
+        "the segments that this file would replace are missing, and the .cleaned file of base offset {guard} makes "
+        "this file invalid",
+        "Deletes this file when it starts: the records in the file are lost",
         "Do not start the broker: keep a copy of the directory, remove the .cleaned file, then run "
         "`keytail compact --execute`",
         start_loses="yes",
@@ -139,8 +139,8 @@ _FILES = {
     "leftover-scratch": Kind(
         "warning",
         "the file is a scratch file of an interrupted keytail run",
-        "Ignores it",
-        "No action is needed: the next `keytail compact --execute` removes it",
+        "Ignores the file",
+        "No action is needed: the next `keytail compact --execute` removes the file",
     ),
     "unreadable": Kind(
         "error", "the file cannot be read: {reason}", _OFFLINE, "Check the disk, and the file's owner and mode"
@@ -148,7 +148,7 @@ _FILES = {
     "access": Kind(
         "error",
         "the file belongs to {owner} and has mode {mode}: the directory's owner, {user}, cannot read and write it",
-        "Takes the log dir offline, if it runs as that user",
+        "Takes the log dir offline, if the broker runs as that user",
         _OWN,
     ),
     "owner": Kind(
@@ -169,18 +169,19 @@ _FILES = {
 _PRODUCERS = {
     "snapshot": Kind(
         "error", "the producer snapshot is invalid: {reason}", _FORGETS,
-        "Remove it; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary batches",
+        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary "
+        "batches",
     ),
     "snapshot-beyond": Kind(
         "error",
         "the producer snapshot is above the log end offset {end}",
-        "When it starts, deletes the snapshot at the log end offset, and then this one",
-        "Remove it, if the log end offset is correct",
+        "When it starts, deletes the snapshot at the log end offset, and then this snapshot",
+        "Remove this snapshot, if the log end offset is correct",
     ),
     "snapshot-entry": Kind(
         "error",
         "producer {producer}: {reason}",
-        "Uses it: rejects valid batches of the producer, accepts duplicate ones, or serves uncommitted records",
+        "Uses the entry: rejects valid batches of the producer, accepts duplicate ones, or serves uncommitted records",
         "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary "
         "batches",
         start_loses="yes",
@@ -224,7 +225,7 @@ _EPOCHS = {
     "leader-epoch": Kind(
         "error",
         "a batch has leader epoch {epoch} where epoch {stated} is expected (the CRC does not cover this field)",
-        "Serves it; after a recovery followers truncate at wrong offsets",
+        "Serves the batch; after a recovery followers truncate at wrong offsets",
         REFETCH,
     ),
 }  # fmt: skip
@@ -263,13 +264,13 @@ _CLAIMS = {
 _LOG_DIR = {
     "checkpoint-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line that the message names"),
     "foreign-directory": Kind(
-        "error", "the directory's name is not a partition name", "Does not start", "Move it out of the log dir"
+        "error", "the directory's name is not a partition name", "Does not start", "Move the directory elsewhere"
     ),
     "two-homes": Kind(
         "error",
         "the partition is in two log dirs",
         "Does not start",
-        "Find out which copy is in use, and move the other one out of its log dir",
+        "Find out which copy is in use, and move the other copy out of its log dir",
     ),
 }
 

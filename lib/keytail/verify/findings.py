@@ -1,4 +1,4 @@
-"""Collects the findings of an inspection. Each is a problem with its place, the reaction of a broker, and the remedy.
+"""Collects the findings of an inspection: problems, each with its place, the reaction of a broker, and the remedy.
 
 The kinds are listed in `finding_kinds.py`. The number of findings per file is limited, so that one bad file does not
 hide the others.

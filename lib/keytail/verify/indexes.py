@@ -18,8 +18,8 @@ _UNINDEXED_BYTES = 1 << 20  # a larger segment of several batches must have offs
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a segment's offset and time index up to the first that does not ascend (int64, offsets absolute).
-    """
+    """The entries of a segment's offset and time index, up to the first entry that does not ascend, as int64 arrays.
+    `offsets` and `time_offsets` are absolute offsets, `base` is the segment's base offset."""
 
     base: int
     offsets: np.ndarray
@@ -31,20 +31,20 @@ class Entries:
         return len(self.offsets) + len(self.times)
 
     def last_in_order(self) -> tuple[int, int]:
-        """Return the number of the last offset entry, and that of the first time entry that may refer to the same batch
-        or a later one; both are 0 if there is at most one offset entry."""
+        """Return the numbers of the last offset entry, and of the first time entry that may refer to the same batch or
+        a later batch; both are 0 if there is at most one offset entry."""
         at = max(len(self.offsets) - 1, 0)
         return at, int(np.searchsorted(self.time_offsets, self.offsets[at])) if at else 0
 
     def add_offset_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
-        """Add a finding about offset index entry `i`: if a batch begins at its position (`at_batch`), its offset is
-        wrong, otherwise its position is."""
+        """Add a finding about the offset of offset index entry `i` if a batch begins at the entry's position
+        (`at_batch`), otherwise about the position."""
         kind = "index-offset" if at_batch else "index-position"
         self._add(scope, kind, names.INDEX, OFFSET_ENTRY.itemsize * i, self.offsets[i], position=self.positions[i])
 
     def add_time_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
-        """Add a finding about time index entry `i`: if a batch ends with its offset (`at_batch`), its timestamp is
-        wrong, otherwise its offset is."""
+        """Add a finding about the timestamp of time index entry `i` if a batch ends with the entry's offset
+        (`at_batch`), otherwise about the offset."""
         kind = "time-entry" if at_batch else "time-offset"
         self._add(scope, kind, names.TIME_INDEX, TIME_ENTRY.itemsize * i, self.time_offsets[i], timestamp=self.times[i])
 
@@ -76,7 +76,7 @@ def read_entries(scope: Scope, base: int) -> Entries:
 
 
 def _used_bytes(scope: Scope, base: int, suffix: str, entry_bytes: int, log_bytes: int) -> bytes:
-    """Return the bytes of the file's used entries; empty if it is missing or cannot be read."""
+    """Return the bytes of the file's used entries; empty if the file is missing or cannot be read. Add findings."""
     file = names.segment_file(base, suffix)
     time = "time-" if suffix == names.TIME_INDEX else ""
     recovered = scope.is_recovered(base)

@@ -21,7 +21,7 @@ _LEFTOVERS = {"cleaned", "deleted", "scratch"}
 def check_names(scope: Scope) -> None:
     """Add findings about leftovers, fatal names, orphaned indexes, and files that are not regular or too large.
 
-    The files of a prepared compaction are not leftovers: its record names their run.
+    The files of a prepared compaction are not leftovers: the record of the preparation has the id of their run.
     """
     parsed = [names.parse_file_name(name) for name in sorted(scope.files)]
     prepared = {name.run_id for name in parsed if name.suffix == names.PREPARED}

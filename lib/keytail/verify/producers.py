@@ -1,7 +1,7 @@
 """Compares the producer batches of a log with its producer snapshots and transaction indexes.
 
-Cleaning removes records, so only what it preserves is checked: every batch in the log was written before the snapshots
-above it, a marker is removed only after its data, and a transaction's entry only with its marker (VERIFY.md).
+Cleaning removes records, so only facts that it preserves are checked: every batch in the log was written before the
+snapshots above it, a marker is removed only after its data, and an index entry no later than its marker (VERIFY.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ProducerChecks:
         self._ids: list[int] = []
         self._state = np.full((16, kernels.STATE_COLUMNS), -1, dtype=np.int64)
         self._markers: list[np.ndarray] = []
-        # The highest last stable offset of the entries so far: value, file, byte position.
+        # The highest last stable offset of the entries so far: (offset, file, byte position of the entry).
         self._highest_stable: tuple[int, str, int] | None = None
         self.index_entries = 0
 
@@ -68,7 +68,7 @@ class ProducerChecks:
             first = first_after
 
     def _is_outside(self, row: np.ndarray, number: int) -> bool:
-        """Return whether the last row is data outside a transaction while its producer has one open."""
+        """Return whether the row is data outside of a transaction while its producer has an open transaction."""
         return (
             row[columns.ROW_ATTRIBUTES] & TRANSACTIONAL_OR_CONTROL == 0
             and row[columns.ROW_LAST] >= self._scope.log_start
@@ -174,8 +174,8 @@ class ProducerChecks:
             self._highest_stable = stable, file, TXN_ENTRY.itemsize * i
 
     def _read_index(self, base: int) -> np.ndarray | None:
-        """Return the entries; none if there is no file. Return None if the file cannot be read, has an invalid entry,
-        or may contain entries of batches that were not read (running broker)."""
+        """Return the entries (TXN_ENTRY); an empty array if there is no file. Return None if the file cannot be read,
+        has an invalid entry, or may contain entries of batches that were not read (running broker)."""
         file = names.segment_file(base, names.TXN_INDEX)
         if file not in self._scope.files:
             return np.empty(0, TXN_ENTRY)
@@ -237,9 +237,9 @@ def _impossibility(entry: ProducerEntry, at: int) -> str:
 
 
 def _contradiction(entry: ProducerEntry, state: np.ndarray) -> str:
-    """Return how an entry contradicts the batches below the snapshot; empty if it does not.
+    """Return how an entry contradicts the batches below the snapshot (their `state`); "" if it does not.
 
-    Batches may have been removed, so an entry with a later state than theirs is no contradiction.
+    Batches may have been removed, so an entry with a later state than `state` is no contradiction.
     """
     epoch, sequence, last, delta, opened, marker = (int(value) for value in state)
     if entry.epoch < epoch:

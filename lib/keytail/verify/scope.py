@@ -42,7 +42,7 @@ def claims_of(log_dir: LogDirFacts, topic: str, partition: int) -> Claims:
 
 @dataclass
 class Scope:
-    """One inspection of one partition directory. `live`: a broker may be writing to it meanwhile."""
+    """One inspection of one partition directory. `live`: a broker may be writing to the directory meanwhile."""
 
     fs: FileSystem
     path: str

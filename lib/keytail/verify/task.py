@@ -3,8 +3,8 @@
 
 With `only_ends` it reads index files and the end of each segment only (VERIFY.md, "Only the ends").
 
-It only reads and needs no lock. While a broker is running, it tolerates files that vanish or grow, and does not check
-the active segment's tail. Invalid bytes give findings, not exceptions.
+Nothing is changed, and no lock is needed. While a broker is running, files may vanish or grow, and the active segment's
+tail is not checked. Invalid bytes give findings, not exceptions.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class VerifyReport:
 def verify_partition(
     fs: FileSystem, path: str, claims: Claims = NO_CLAIMS, *, live: bool = False, only_ends: bool = False
 ) -> VerifyReport:
-    """Inspect the partition directory `path`. Raises OSError if it cannot be listed, and Refused if this process is not
-    allowed to read a file in it.
+    """Return the findings about the partition directory `path`. Raises OSError if the directory cannot be listed, and
+    Refused if this process is not allowed to read a file in it.
 
-    `live`: a broker may be writing to it meanwhile. Then only findings that two inspections have in common are
-    reported, since files that are replaced between two reads seem to contradict each other.
+    `live`: a broker may be writing to the directory meanwhile. Then only findings that two inspections have in common
+    are returned, since files that are replaced between two reads seem to contradict each other.
     """
     refuse_unreadable(fs, path)
     report = _inspect(fs, path, claims, live, only_ends)

@@ -3,7 +3,7 @@
     python -m tests.compact.fan_out.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
 
 As in tests/run/on_cluster.py, but HOW names a stage: with `merge:executor`, the executor is killed after the second
-task of that stage; with `scan:slow`, that task waits for its copy. Prints the rows as JSON.
+task of that stage; with `scan:slow`, that task waits until its speculative copy has ended. Prints the rows as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECOND = 1
 
 
 def disturb(notes: str, stage: str, kind: str, number: int, attempt: str) -> None:
-    """After the first attempt of the second task of a stage, make it wait or kill its executor."""
+    """After the work of the first attempt of a stage's second task, let the attempt wait, or kill its executor."""
     (Path(notes) / f"{stage}-{number}.{attempt}.{os.getppid()}").touch()
     if number == SECOND and is_first(Path(notes) / f"{stage}.first"):
         if kind == "slow":

@@ -118,8 +118,8 @@ def slots_of(records: list[tuple[int, int, str]]) -> np.ndarray:
 
 
 def insert_entry(slots: np.ndarray, entry: np.ndarray) -> None:
-    """Insert an entry as `_put` of the proof does: it replaces an earlier one of its key, and records whether that one
-    was retained.
+    """Insert an entry as `_put` of the proof does: it replaces an earlier entry of the same key, and notes whether the
+    earlier record was retained.
     """
     table = slots.reshape(-1, 3)
     for row in table:
@@ -190,7 +190,7 @@ def test_a_shard_that_does_not_fit_is_reported() -> None:
 
 
 def test_keys_are_not_emitted_in_the_order_of_the_next_tables_slots() -> None:
-    """In that order, each insertion into a small table would probe the slots of all earlier ones."""
+    """In that order, each insertion into a small table would probe the slots of all earlier keys."""
     rng = np.random.default_rng(5)
     low, high = (rng.integers(0, 2**64, 20_000, np.uint64) for _ in range(2))
     dedup = OffsetMap(1 << 20)

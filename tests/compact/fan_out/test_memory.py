@@ -1,4 +1,4 @@
-"""The memory of a fan-out with many more keys than its budget does not grow with the log.
+"""The memory of a fan-out with many more keys than fit into its budget does not grow with the log.
 
 The stages run one after the other in a separate process, which runs this file as a module.
 """
@@ -39,7 +39,7 @@ def write_segments(
     path: Path, segments: int, batches: int, keys: int, *, hot: float = 0.0, value_bytes: int = 20
 ) -> tuple[RandomLog, tuple[SegmentFacts, ...]]:
     """Write `segments` closed segments of `batches` batches each, with random keys, and the active segment. `hot` is
-    the share of records with one key.
+    the share of records with the same key.
     """
     path.mkdir(parents=True)
     template, places = template_of(BATCH_RECORDS, value_bytes)

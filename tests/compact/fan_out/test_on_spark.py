@@ -36,7 +36,7 @@ def files_of(partition: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def with_one_task(engine: SparkEngine, log_dir: Path, home: Path, tasks: list[CleaningTask]) -> list[dict[str, Any]]:
-    """Compact a copy of each partition with one task, and return the files."""
+    """Compact a copy of each partition with one task, and return the files of each copy."""
     copy = home / "one-task"
     shutil.copytree(log_dir, copy)
     own = [replace(task, partition_path=str(copy / Path(task.partition_path).name), fan_out="never") for task in tasks]
@@ -56,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_tasks_write_the_bytes_of_one_task(
     engine: SparkEngine, small: None, bound: int | None, tmp_path: Path
 ) -> None:
-    """The scan selects fan-out, because the map of one task is too small; with a bound, each group is a pass."""
+    """The scan selects fan-out, because the map of one task is too small; with a `bound`, each group is a pass."""
     log_dir, tasks = make(tmp_path / "logs", count=2)
     expected = with_one_task(engine, log_dir, tmp_path, tasks)
     tasks = [replace(task, fan_out="auto", map_max_entries=entries) for task, entries in zip(tasks, (None, 5))]
@@ -66,7 +66,7 @@ def test_many_tasks_write_the_bytes_of_one_task(
     assert [row.status for row in rows] == ["compacted"] * 2, rows
     assert [files_of(Path(task.partition_path)) for task in tasks] == expected
     [note] = [note for note in notes if "fan-out" in note]
-    assert note.startswith("t-1: its keys do not fit into the")
+    assert note.startswith("t-1: the partition's keys do not fit into the")
     assert checkpoint(log_dir) == {("t", n): task.first_uncleanable_offset for n, task in enumerate(tasks)}
 
 

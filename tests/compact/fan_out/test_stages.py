@@ -33,7 +33,7 @@ from tests.reference.indexing import index_files
 
 
 def fan_out_passes(task: CleaningTask, engine: InProcess, sizes: Sizes) -> list[CleaningResult]:
-    """Run and install all passes; between them, remove files as the driver does."""
+    """Run and install all passes, remove files between passes as the driver does, and return the results."""
     results = []
     while True:
         result = fan_out(LOCAL, task, engine, sizes)
@@ -105,7 +105,7 @@ SMALL = Sizes(slice_bytes=1500, shards=3)
 
 
 def some_log(path: Path, keys: int = 300, **fields: Any) -> CleaningTask:
-    """Write three segments of 40 batches of 100 records."""
+    """Write three segments of 40 batches of 100 records, and return the task that compacts them."""
     log, facts = write_segments(path, 3, 40, keys)
     return task_of(path, log, facts, grouping="kafka", config={"segment_bytes": 1}, **fields)
 
@@ -181,7 +181,7 @@ def test_damage_is_reported_as_by_one_task(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["survey", "keys", "sizes", "groups", "proof"])
 def test_a_run_that_ends_between_stages_leaves_only_scratch_files(stage: str, tmp_path: Path) -> None:
-    """The next run then has the result of an undisturbed run."""
+    """The run that follows has the result of an undisturbed run."""
     task = replace(some_log(tmp_path / "t-0"), grouping="measured")
     expected = one_task(task, tmp_path / "other")
     before = files_of(tmp_path / "t-0")
@@ -213,11 +213,11 @@ def test_a_run_that_ends_between_stages_leaves_only_scratch_files(stage: str, tm
 
 
 def test_a_task_reports_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not fit into the map, or into the proof's table, which is larger. No file remains."""
+    """The keys do not fit into the map, or only into the map and not into the proof's table. No file remains."""
     task = some_log(tmp_path / "t-0", fan_out="auto")
     assert clean_partition(LOCAL, task).keys == 300
     remove_scratch(tmp_path / "t-0")
-    with pytest.raises(NeedsFanOut, match="its keys do not fit into the"):
+    with pytest.raises(NeedsFanOut, match="the partition's keys do not fit into the"):
         clean_partition(LOCAL, replace(task, map_max_entries=299))
     monkeypatch.setattr(reading, "most_keys", lambda memory_bytes: 299)
     with pytest.raises(NeedsFanOut):
@@ -228,8 +228,7 @@ def test_a_task_reports_that_its_keys_do_not_fit(tmp_path: Path, monkeypatch: py
 
 
 def test_an_output_that_reaches_a_limit_is_split_by_one_task(tmp_path: Path) -> None:
-    """The output's index becomes full before the size limit is reached, so that the split cannot be planned by sizes.
-    """
+    """The output's index becomes full before the size limit is reached, so sizes do not show where to split."""
     task = some_log(tmp_path / "t-0", keys=10**9)
     two = 2 * task.segments[0].log_bytes
     config = replace(task.config, segment_bytes=two, index_interval_bytes=0, segment_index_bytes=50 * 12)

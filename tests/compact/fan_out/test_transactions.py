@@ -50,8 +50,8 @@ def same_as_one_task(make, tmp_path: Path, **fields) -> None:
 def test_wrong_indexes_are_corrected_as_by_one_task(
     indexes: dict[int, bytes], bound: int | None, tmp_path: Path
 ) -> None:
-    """If the log contradicts the indexes, the survey runs again. Data and markers are in different groups; with a
-    bound, in different passes.
+    """If the log contradicts the indexes, the survey runs again. Data and markers are in different groups and, with a
+    `bound` of scratch space, in different passes.
     """
 
     def make(path: Path) -> CleaningTask:
@@ -74,7 +74,7 @@ def test_the_first_data_of_each_transaction_is_recorded(tmp_path: Path) -> None:
 
 
 def inside(path: Path, first_dirty: int, last_stable_offset: int = 13) -> CleaningTask:
-    """Write the example of CLEANING.md 11.4, with more records whose removal depends on its keys."""
+    """Write the example of CLEANING.md 11.4, with more records that its keys supersede or not; return the task."""
     log = [
         data(0, b"k", 7), marker(1, 7, commit=False),
         encode_batch([Rec(2, NOW, b"u", b"v"), Rec(3, NOW, b"u", b"v"), Rec(4, NOW, b"q", b"v")]),
@@ -101,14 +101,14 @@ def test_a_round_from_inside_a_segment_treats_the_same_data_as_aborted(first_dir
 
 @pytest.mark.parametrize("last_stable_offset", [4, 9, 11])
 def test_impossible_index_entries_are_corrected(last_stable_offset: int, tmp_path: Path) -> None:
-    """An index entry is impossible if no batch is at its first offset, or one without a transaction or of another
-    transaction.
+    """An index entry is impossible if no batch is at its first offset, or if the batch there is of no transaction or of
+    another one.
     """
     same_as_one_task(lambda path: inside(path, 0, last_stable_offset), tmp_path)
 
 
 def test_retained_records_of_the_example(tmp_path: Path) -> None:
-    """In a round from offset 5, neither 5 nor 8 is in the map, so both are retained; in one from 0, 8 supersedes 5."""
+    """In a round from offset 5, neither record 5 nor 8 is in the map, so both are retained; from 0, 8 supersedes 5."""
     for first_dirty, expected in ((5, [5, 8]), (0, [8])):
         path = tmp_path / str(first_dirty) / "t-0"
         fan_out_passes(inside(path, first_dirty), InProcess(tmp_path / "cells"), ONE_BATCH)
@@ -127,7 +127,7 @@ def test_retained_records_of_the_example(tmp_path: Path) -> None:
 def test_the_proof_of_parts_finds_a_lost_record(
     lost: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data and markers are in different groups, so that the check of each group needs facts about the other."""
+    """Data and markers are in different groups, so that the check of each group needs facts about the other group."""
     task = partition(tmp_path / "t-0", INDEXES)
     task = replace(task, grouping="kafka", config=replace(task.config, segment_bytes=1))
     decide_rows = Rewriter._decide_rows

@@ -88,9 +88,9 @@ def transactional_log(rng: random.Random, segments: int | None = None) -> Random
         index, time_index = index_files(log, base, 64)
         made.append(Segment(base, log, len(index), len(time_index), NOW - 10**6 + number * 1000))
     for pid in sorted(is_open):  # transactions end in the active segment, so that they do not limit the round
-        made_log = encode_marker(offset, NOW - 4000, commit=True, producer_id=pid, producer_epoch=0)
+        marker = encode_marker(offset, NOW - 4000, commit=True, producer_id=pid, producer_epoch=0)
         last = made[-1]
-        log = last.log + made_log
+        log = last.log + marker
         index, time_index = index_files(log, last.base_offset, 64)
         made[-1] = Segment(last.base_offset, log, len(index), len(time_index), last.mtime_ms)
         offset += 1
@@ -104,7 +104,7 @@ def task_of_many_batches(rng: random.Random, path: Path) -> CleaningTask:
     key, differ by orders of magnitude.
     """
     keys = rng.choice([1, 10, 300, 3000])
-    skew = rng.choice([0.0, 1.0, 3.0])  # keys with most of the records
+    skew = rng.choice([0.0, 1.0, 3.0])  # the higher, the fewer keys have most of the records
     fresh = rng.random()  # the share of records with keys that occur once
     codec = rng.choice([0, 0, 1, 4])
     nulls, largest = rng.choice([0, 0.01, 0.3, 0.9]), rng.choice([1, 4, 30])

@@ -114,12 +114,12 @@ def test_keys_that_do_not_fit_are_not_measured(run: Run, log_dir: Path) -> None:
     rows = measured(run, log_dir, "--measure", "--map-memory", "300")
     assert {row["status"] for name, row in rows.items() if name != "events-0"} == {"would-compact"}
     assert rows["orders-0"]["slugs"] == ["needs-fan-out"]
-    assert "not measured: its keys do not fit into the 300 bytes of map memory" in rows["orders-0"]["error"]
+    assert "not measured: the partition's keys do not fit into the 300 bytes of map memory" in rows["orders-0"]["error"]
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_partition_that_changes_during_the_measurement_is_measured_again(run: Run, log_dir: Path, times: int) -> None:
-    """The broker's cleaner would replace a segment in the same way."""
+    """A segment is replaced, as by the broker's cleaner."""
     real, calls = driver.refuse_changed_sources, [0]
     log = sorted((log_dir / "orders-1").glob("*.log"))[0]
 
@@ -138,7 +138,7 @@ def test_a_partition_that_changes_during_the_measurement_is_measured_again(run: 
     assert (rows["orders-1"]["measured"] is None) == (times == 3)
     if times == 3:
         assert rows["orders-1"]["slugs"] == ["segments-changed-meanwhile"]
-        assert rows["orders-1"]["error"].startswith("not measured: a segment was replaced meanwhile")
+        assert rows["orders-1"]["error"].startswith("not measured: a segment was replaced after it was listed")
 
 
 def test_a_topic_that_is_deleted_during_the_measurement_is_not_measured(run: Run, log_dir: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_topic_that_is_deleted_during_the_measurement_is_not_measured(run: Run
 
     with patch.object(driver, "refuse_changed_sources", disturbed):
         rows = measured(run, log_dir, "--measure", "--topic-list", "users,orders")
-    assert rows["users-0"]["error"].startswith("not measured: a segment was removed meanwhile")
+    assert rows["users-0"]["error"].startswith("not measured: a segment was removed after it was listed")
     assert rows["orders-0"]["measured"] is not None
 
 

@@ -26,7 +26,7 @@ def test_a_measurement_equals_the_compaction(case: int, tmp_path: Path) -> None:
 
 
 def test_a_source_that_needs_more_time_index_entries_in_an_output_of_its_own_is_split(tmp_path: Path) -> None:
-    """Batches before it had a larger timestamp, so that its own batches got no entries."""
+    """Batches before the source had a larger timestamp, so that the source's own batches got no entries."""
     _compare(random.Random(1_509_994_215_030), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The sample finds, for each drawn batch, which records a compaction retains, for any other drawn batches."""
+"""For each drawn batch, the sample finds which records a compaction retains, whichever other batches are drawn."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ class S3Server:
         return keys | {"AWS_EC2_METADATA_DISABLED": "true"}
 
     def objects(self, path: str) -> dict[str, bytes]:
-        """Return the names and contents of the objects in a folder, read by another client than pyarrow."""
+        """Return the names and contents of the objects in a folder, read with a client other than pyarrow."""
         client = self.client()
         bucket, _, prefix = path.partition("/")
         found: dict[str, bytes] = {}
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
             for item in page.get("Contents", ()):
                 name = item["Key"].removeprefix(f"{prefix}/")
-                if not name.endswith("/") and name:  # pyarrow creates "folder/" if it becomes empty
+                if not name.endswith("/") and name:  # pyarrow creates "folder/" if the folder becomes empty
                     found[name] = client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
         return found
 

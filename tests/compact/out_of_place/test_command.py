@@ -185,14 +185,14 @@ def test_a_corrupt_partition_is_missing_and_no_broker_can_start(run: Run, log_di
     assert not list(out.rglob("*.clean"))
 
 
-def test_a_target_without_all_partitions_is_no_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_a_target_without_all_partitions_is_not_a_log_dir(run: Run, log_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0")
     assert rows.keys() == {"orders-0"}
     assert not any((out / name).exists() for name in ROOT_FILES)
     assert "orders-1 (not chosen)" in last_stderr()
     assert checkpoint(out / "replication-offset-checkpoint") == ["orders 0 400"]
-    # a skipped partition counts as refused
+    # status 3: one partition is skipped
     place(run, log_dir, out, *CONFIG, "--partitions", "orders-1,users-0", status=3)
     assert all((out / name).exists() for name in ROOT_FILES), "the target has all partitions of the source"
     assert len(checkpoint(out / "replication-offset-checkpoint")) == 3
@@ -275,8 +275,8 @@ def test_other_replicas_delay_the_removal_of_tombstones(run: Run, log_dir: Path,
 
 
 def test_leftover_files_of_the_source_are_ignored_or_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    """Files that a broker ignores are ignored. A partition with files that it would recover is refused, because the
-    source must not change.
+    """Files that a broker ignores are ignored. A partition with files that a broker would recover is refused, because
+    the source must not change.
     """
     out = tmp_path / "out"
     (log_dir / "orders-0" / f"{0:020d}.log.rdead.as1.clean").write_bytes(b"garbage")
@@ -326,7 +326,7 @@ def test_files_that_a_broker_changed_in_the_target_are_not_replaced(run: Run, lo
 def test_a_source_that_changes_during_the_run_is_refused(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """A file that no task reads changes before the source is read, after that, or before the output is renamed."""
+    """A file that no task reads changes before the source is read, after it is read, or before outputs are renamed."""
     from keytail.compact.out_of_place import partition as work
     from keytail.compact.out_of_place import placing
 
@@ -351,7 +351,7 @@ def test_a_source_that_changes_during_the_run_is_refused(
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0", status=1)
     assert rows["orders-0"]["status"] == "refused"
-    assert "the source has changed since it was planned: other names, sizes or times of leader-epoch-checkpoint" in (
+    assert "the source has changed since it was planned: names, sizes or times differ: leader-epoch-checkpoint" in (
         rows["orders-0"]["error"]
     )
     assert list((out / "orders-0").iterdir()) == []

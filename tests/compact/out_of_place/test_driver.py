@@ -46,7 +46,7 @@ def log_dir(tmp_path: Path) -> Path:
 def run(
     spark: Any, monkeypatch: pytest.MonkeyPatch, source: Path, out: Path | str, **more: Any
 ) -> dict[str, ResultRow]:
-    """Run the command in this session."""
+    """Run the command in this session, and return the rows by partition."""
     monkeypatch.setattr(steps, "workers_of_run", lambda *_, **__: SparkEngine(spark))
     request = Request(
         partition_filter=PartitionFilter(log_dirs=(str(source),)),
@@ -85,7 +85,7 @@ def test_many_tasks_upload_the_bytes_of_one_task(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The target is an object store. One partition has too many keys for one task, and is then compacted by many."""
+    """The target is an object store. One partition has too many keys for one task, and is compacted by many."""
     monkeypatch.setattr(Target, "entries", Target._entries)  # no process may be forked in this test
     mounted = tmp_path / "mounted"
     run(spark, monkeypatch, log_dir, mounted, fan_out="never")
@@ -98,7 +98,7 @@ def test_many_tasks_upload_the_bytes_of_one_task(
         uri = server.uri_with_keys("backups/7")
         rows = run(spark, monkeypatch, log_dir, uri, fan_out="auto", scratch_dir=str(tmp_path / "scratch"))
         assert {row.status for row in rows.values()} == {"compacted", "skipped"}, rows
-        assert "orders-0: its keys do not fit into the" in capsys.readouterr().err
+        assert "orders-0: the partition's keys do not fit into the" in capsys.readouterr().err
         sent = {name: data for name, data in server.objects("backups/7").items() if "/" in name}
         assert {name: data for name, data in sent.items() if not name.endswith(RECORD)} == {
             name: data for name, (data, _, _) in files_of(mounted).items()
@@ -151,7 +151,7 @@ def test_a_killed_worker_does_not_change_the_result(
 def test_a_stopped_run_leaves_the_source_unchanged_and_the_next_run_continues(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The run is short and does not use Spark. It is stopped when some partitions are done."""
+    """The run is short and does not use Spark. The run is stopped when some partitions are done."""
     names = [f"orders-{n}" for n in range(24)]
     source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
     out, whole = tmp_path / "out", tmp_path / "whole"

@@ -1,4 +1,4 @@
-"""`compact --prepare`, and `--execute`, which commits the result: the bytes equal those of a single run, and a
+"""`compact --prepare`, and `--execute`, which commits the result: the bytes equal those of one ordinary run, and a
 preparation is discarded if a later change makes it invalid.
 """
 
@@ -403,7 +403,7 @@ def test_a_partition_that_a_broker_cleans_during_the_preparation_is_prepared_aga
         assert len({names.parse_file_name(path.name).run_id for path in left}) == 1
     else:
         assert row["status"] == "skipped"
-        assert "a segment was replaced meanwhile" in row["error"]
+        assert "a segment was replaced after it was listed" in row["error"]
         assert "segments-changed-meanwhile" in row["slugs"]
         assert left == []
     assert compact(run, log_dir, "--execute")["orders-0"]["status"] == "compacted"
@@ -442,7 +442,7 @@ def test_a_topic_that_is_deleted_during_the_preparation_does_not_end_the_run(run
     with patch.object(driver, "clean_on_worker", clean):
         rows = compact(run, log_dir, "--prepare", "--partitions", "orders-0,orders-1", status=3)
     assert statuses(rows) == {"orders-0": "skipped", "orders-1": "prepared"}
-    assert "a segment was removed meanwhile" in rows["orders-0"]["error"]
+    assert "a segment was removed after it was listed" in rows["orders-0"]["error"]
 
 
 def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: Run, prepared: Path) -> None:
@@ -460,7 +460,7 @@ def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: 
 
 
 def test_a_copied_backup_may_use_more_than_half_of_the_free_space(run: Run, prepared: Path) -> None:
-    """Originals are copied one partition at a time, as in a single run."""
+    """Originals are copied one partition at a time, as in a run without a preparation."""
     sources = {name: sum(path.stat().st_size for path in (prepared / name).glob("0*[!n]")) for name in PARTITIONS}
     with patch.object(FileSystem, "free_bytes", lambda *_: max(sources.values())):
         kept = ("--keep-originals", str(prepared.parent / "kept"), "--copy-originals")
@@ -601,7 +601,7 @@ def test_after_a_full_disk_no_file_of_the_preparation_remains(run: Run, log_dir:
 @pytest.mark.spark
 def test_spark_prepares_the_same_outputs(run: Run, on_spark: None, log_dir: Path) -> None:
     def outputs(log_dir: Path) -> list[tuple[str, bytes]]:
-        """Return names without the ids of run and attempt, and contents."""
+        """Return the names of the outputs, without the ids of run and attempt, and their contents."""
         found = [path for path in log_dir.glob("*/*.clean") if ".prepared." not in path.name]
         return sorted((f"{path.parent.name}/{path.name.partition('.r')[0]}", path.read_bytes()) for path in found)
 

@@ -41,8 +41,8 @@ def test_changes_after_the_log_end_do_not_matter(end: int, epochs: int, age_ms: 
 
 @pytest.mark.parametrize("epochs", [(), ((5, 30),), ((5, 31),)], ids=["removed", "replaced by another", "appended to"])
 def test_an_epoch_without_records_may_disappear(epochs: tuple[tuple[int, int], ...]) -> None:
-    """A leader stores its epoch before it appends; without an append, the broker removes the epoch at its next start or
-    as a follower.
+    """A leader stores its epoch before it appends; if it appends nothing, the broker removes the epoch when it starts
+    again or becomes a follower.
     """
     known = RECORD.basis.leader_epochs
     record = replace(RECORD, basis=replace(RECORD.basis, leader_epochs=(*known, (4, 30))))

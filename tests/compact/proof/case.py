@@ -1,4 +1,4 @@
-"""Runs a round of the reference cleaner on a partition, and the proof of its output, which a test may change before."""
+"""Runs a round of the reference cleaner on a partition, and then the proof of its output, which tests may change."""
 
 from __future__ import annotations
 

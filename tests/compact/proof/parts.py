@@ -28,8 +28,8 @@ THREADS = (2, 3, 5)
 
 @dataclass
 class Parts:
-    """Divides proofs at random batches. `share` is that of the batches after which a part begins; `begun` counts these
-    parts, `agreed` the proofs in parts that passed, `refused` the ones left to one walk, which found an error.
+    """Divides proofs at random batches. `share` is the share of batches after which a part begins. `begun` counts these
+    parts, `agreed` the proofs in parts that passed, and `refused` those that were left to one walk, which failed.
     """
 
     rng: random.Random
@@ -40,7 +40,7 @@ class Parts:
     _ways: list[str] = field(default_factory=lambda: ["guessed", "walked"])
 
     def prove(self, fs: FileSystem, spec: ProofSpec) -> ProofReport:
-        """Prove in one walk, and in parts. Fails if parts pass where one walk finds an error, or differ from it."""
+        """Prove in one walk, and in parts. Fails if parts pass although one walk fails, or if their report differs."""
         error, report = None, None
         try:
             report = proof.prove(fs, replace(spec, threads=1))
@@ -69,7 +69,7 @@ class Parts:
             patch.setattr(proof, "_prove_groups", _leave)
             try:
                 return proof.prove(fs, spec)
-            except (_OneWalk, KeytailError):  # an error before any walk, which the one walk reports, too
+            except (_OneWalk, KeytailError):  # an error before any walk; the proof in one walk has it, too
                 return None
 
     def _cuts(self, way: str) -> Callable[..., list[Boundary]]:

@@ -130,8 +130,7 @@ def change_batches(rng: random.Random, case: rounds.Case) -> None:
 
 
 def changed_files(case: rounds.Case, original: dict[tuple[int, str], bytes]) -> dict[tuple[int, str], bytes]:
-    """Return the files of changed outputs; their indexes are the original ones if an impossible batch prevents others.
-    """
+    """Return the files of changed outputs, with the original indexes if an impossible batch prevents new ones."""
     try:
         return case.files()
     except (struct.error, IndexError, ValueError, OverflowError, MemoryError):

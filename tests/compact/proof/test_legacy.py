@@ -343,7 +343,7 @@ def _wrapped(records: list[Rec], codec: int, **changes) -> bytes:
 
 KEPT = {
     "outer offset too high": lambda r, codec: _wrapped(r, codec, offset=r[-1].offset + 1),
-    "outer offset of what is gone": lambda r, codec: _wrapped(r, codec, offset=28, inner=_inner(r, r[-1].offset - 28)),
+    "outer offset of a removed one": lambda r, codec: _wrapped(r, codec, offset=28, inner=_inner(r, r[-1].offset - 28)),
     "outer timestamp": lambda r, codec: _wrapped(r, codec, timestamp=NOW + 1),
     "timestamp of the first": lambda r, codec: _wrapped(r, codec, timestamp=r[0].timestamp),
     "checksum": lambda r, codec: _wrapped(r, codec, crc=1),
@@ -362,14 +362,14 @@ KEPT = {
     "a key": lambda r, codec: encode_message(
         r[-1].offset, b"", _wrapped(r, codec)[34:], timestamp=max(x.timestamp for x in r), attributes=codec
     ),
-    "bytes behind": lambda r, codec: _wrapped(r, codec, tail=b"x"),
+    "bytes after it": lambda r, codec: _wrapped(r, codec, tail=b"x"),
     "a value": lambda r, codec: _wrapped(r, codec, inner=_inner([replace(r[0], value=b"?"), *r[1:]], r[0].offset)),
     "a key inside": lambda r, codec: _wrapped(r, codec, inner=_inner([replace(r[0], key=b"?"), *r[1:]], r[0].offset)),
     "a timestamp": lambda r, codec: _wrapped(
         r, codec, inner=_inner([replace(r[0], timestamp=5), *r[1:]], r[0].offset), timestamp=max(x.timestamp for x in r)
     ),
     "one more": lambda r, codec: _wrapped([*r, Rec(27, NOW, b"?", b"?")], codec),
-    "one is gone": lambda r, codec: _wrapped(r[1:], codec),
+    "one is missing": lambda r, codec: _wrapped(r[1:], codec),
     "not compressed": lambda r, codec: encode_single(r[-1]),
     "version 2": lambda r, codec: encode_batch(r, codec=codec, leader_epoch=-1),
 }

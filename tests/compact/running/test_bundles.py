@@ -56,7 +56,7 @@ def task_of(number: int, size_bytes: int, log_dir: str = "/a", **more: Any) -> C
 
 
 class Storage(FileSystem):
-    """Place log dirs in /a on device 1, others on device 2."""
+    """Places log dirs in /a on device 1, others on device 2."""
 
     def stat(self, path: str) -> FileStat:
         return SimpleNamespace(device=1 if path.startswith("/a") else 2)  # type: ignore[return-value]
@@ -148,7 +148,7 @@ def test_without_rates_a_bundle_is_small_enough_for_all_cores(partitions: int, p
 def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster has 100 cores, and each partition is a bundle: more than the usual 64 bundles run at a time."""
+    """The cluster has 100 cores, and each partition is a bundle: 100 bundles run at a time."""
     cores = 100
     monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1)
     all_started, running = threading.Event(), [0]

@@ -119,14 +119,14 @@ def single(rng: random.Random, path: Path, batches: int = 60) -> GrowingLog:
     return log
 
 
-@pytest.mark.parametrize("damage", ["none", "missing", "zeros behind", "shifted", "another offset", "beyond the file"])
+@pytest.mark.parametrize("damage", ["none", "missing", "zeros after", "shifted", "another offset", "beyond the file"])
 def test_records_do_not_depend_on_the_index(damage: str, rng: random.Random, tmp_path: Path) -> None:
     log = single(rng, tmp_path)
     index = log.path / f"{0:020d}.index"
     entries = np.frombuffer(index.read_bytes(), ">i4").reshape(-1, 2).copy()
     if damage == "missing":
         index.unlink()
-    elif damage == "zeros behind":
+    elif damage == "zeros after":
         index.write_bytes(entries.tobytes() + bytes(800))
     elif damage != "none":
         column, by = {"shifted": (1, 7), "another offset": (0, 1), "beyond the file": (1, 1 << 28)}[damage]
@@ -135,7 +135,7 @@ def test_records_do_not_depend_on_the_index(damage: str, rng: random.Random, tmp
     for start, end in [(0, log.end), (37, 120), (log.end - 1, log.end)]:
         pieces = slices(log, start, end, 400)
         assert list(read(pieces)) == appended(log, start, end)
-        if damage in ("none", "zeros behind", "another offset") and end - start > 30:
+        if damage in ("none", "zeros after", "another offset") and end - start > 30:
             assert len(pieces) > 1
         elif damage != "another offset":  # with such entries, a short range may also be divided in two
             assert len(pieces) == 1

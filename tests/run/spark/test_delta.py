@@ -52,7 +52,7 @@ def test_jars_of_a_configured_folder_are_used(tmp_path: Path) -> None:
 
 
 def test_jars_in_the_folder_of_spark_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image has them there, so that nothing is downloaded."""
+    """The image of a container has the jars there, so that nothing is downloaded."""
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     (tmp_path / "jars").mkdir()
     _, artifact, version = coordinates().split(":")

@@ -63,7 +63,7 @@ def temporary(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def planted(tmp_path: Path, temporary: Path) -> Path:
-    """Create the current directory of a run; modules there and in the temporary directory leave a mark when they are
+    """Return the current directory of a run. Modules in it and in the temporary directory leave a mark when they are
     imported.
     """
     here = tmp_path / "here"
@@ -103,7 +103,7 @@ def test_python_m_imports_nothing_from_the_current_directory(planted: Path, temp
         pytest.param([sys.executable, "-m", "keytail"], id="-m", marks=pytest.mark.soak("script")),
     ],
 )
-def test_a_module_in_the_current_directory_does_not_run(
+def test_a_module_in_the_current_directory_is_not_imported(
     command: list[str], planted: Path, temporary: Path, flags: list[str]
 ) -> None:
     done = subprocess.run(
@@ -118,7 +118,7 @@ def test_a_module_in_the_current_directory_does_not_run(
 
 @pytest.mark.one_of("spark-submit beside other users")
 @pytest.mark.spark
-def test_a_module_in_the_current_directory_does_not_run_under_spark_submit(planted: Path, flags: list[str]) -> None:
+def test_spark_submit_imports_no_module_from_the_current_directory(planted: Path, flags: list[str]) -> None:
     done = submit("--master", "local[2]", str(JOB), *flags, cwd=planted)
     assert marks(planted) == ""
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""The surviving records of a shard, in a scratch file; each rewriting task reads a part of it.
+"""The scratch file with the surviving records of a shard; each task that rewrites segments reads a part of the file.
 
 A file consists of blocks and an index with one row per block. A block has the numbers, within their segment, of
-surviving records (4 bytes each, ascending), or one bit per batch, set if it has a null value. Like the files of
+surviving records (4 bytes each, ascending), or one bit per batch, set if the batch has a null value. Like the files of
 compact/saved_state.py, a file belongs to one run, and is used only if its checksums match.
 """
 
@@ -27,7 +27,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import CleanFile
 
 RECORDS, NULLS = 0, 1
-# `first`: for NULLS, the number within the segment of the first batch; `count`: records, or batches.
+# `count`: the number of records or, for NULLS, of batches; `first`: for NULLS, the first batch's number in the segment.
 _ROW = np.dtype(
     [("segment", "i8"), ("kind", "i8"), ("position", "i8"), ("count", "i8"), ("first", "i8"), ("digest", "S16")]
 )
@@ -35,9 +35,9 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True)
 class ShardBits:
-    """The file of one shard, its number of blocks, its number of keys in the dirty section, and per slice the counts of
-    records without a key: (number in the mapped range and their first offset, number outside of it and their first
-    offset). `counted`, if requested, are the record counts of its keys.
+    """The file of one shard, its number of blocks, and its number of keys in the dirty section. `keyless` has four
+    numbers for each slice whose null values are in the file: the number of records without a key in the mapped range,
+    the first offset of these, and the same for other records. `counted` has the counts of records by key, or is None.
     """
 
     file: CleanFile
@@ -96,7 +96,7 @@ class BitsWriter:
         self._size_bytes += len(part)
 
     def close(self) -> tuple[CleanFile, int]:
-        """Finish the file; return it and its number of blocks."""
+        """Finish the file; return the file and its number of blocks."""
         self._flush()
         rows = np.array(self._rows, _ROW)
         data = rows.tobytes()
@@ -118,8 +118,8 @@ class BitsWriter:
 def load_survivors(
     fs: FileSystem, task: CleaningTask, shards: Sequence[ShardBits], slices: Sequence[SliceFacts], part: tuple[int, int]
 ) -> Survivors:
-    """Return the survivors of segments `part[0]` .. `part[1]`: bits decide about all their records, and there is no
-    map.
+    """Return the survivors of the segments with the numbers `part` (first, end): bits decide about all of their
+    records, and the map is empty.
     """
     first, end = part
     survivors = Survivors(OffsetMap(0), first, latest_offset=task.first_uncleanable_offset - 1)

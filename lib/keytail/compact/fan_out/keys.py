@@ -35,7 +35,7 @@ MAX_SHARDS = 1 << 14
 _PUTS, _FACTS, _PROBES = 0, 1, 2  # the upper bits of a cell's order
 _KIND_SHIFT = 60
 _SLICE_SHIFT = 32
-_KEYS_AT_ONCE = 1 << 20  # most keys divided among the shards at a time: 24 MiB, and as much for the result
+_KEYS_AT_ONCE = 1 << 20  # most keys that are divided among the shards at a time: 24 MiB, and as much for the result
 _MIN_KEYS_AT_ONCE = 1 << 10
 _DEDUP_BYTES = 12 << 20  # fits into the processor's cache, so that keys that occur once in a slice cost little
 
@@ -50,9 +50,8 @@ class ScanPart:
 
 
 def shards_for(task: CleaningTask, slices: Sequence[SliceFacts]) -> int:
-    """Return a number of shards such that the keys of each shard fit into a map even if all records have distinct keys.
-
-    The keys of the proof, whose table is larger, and the survivors of a shard before the dirty section fit as well.
+    """Return a number of shards such that the keys of each shard fit into its map, and into its table of the proof,
+    even if all records of the dirty section have distinct keys.
     """
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     dirty = sum(facts.records for facts in slices if first <= facts.segment < end)
@@ -77,7 +76,7 @@ class _Run:
         self._filled = 0
 
     def take(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> Iterator[Cell]:
-        """Add items, except those with an ordinal below 0; yield the cells of each full buffer."""
+        """Add the first `n` items, except those with an ordinal below 0; yield the cells of each full buffer."""
         i = 0
         while True:
             i, self._filled = kernels.gather(low, high, ordinals, n, i, *self._arrays, self._filled)
@@ -86,7 +85,7 @@ class _Run:
             yield from self.give()
 
     def drain(self, offset_map: OffsetMap) -> Iterator[Cell]:
-        """Move all entries out of a map whose hashes have their words swapped; it is empty afterwards."""
+        """Move all entries out of a map whose hashes have their words swapped; yield the cells of each full buffer."""
         i = 0
         low, high, ordinals = self._arrays
         while True:
@@ -99,7 +98,7 @@ class _Run:
             yield from self.give()
 
     def give(self) -> Iterator[Cell]:
-        """Yield a cell for each shard that owns any of the keys so far."""
+        """Yield a cell for each shard that owns any of the buffered keys, and empty the buffers."""
         sorted_arrays: list[np.ndarray] = [*self._sorted, self._sorted_times]
         shards = len(self._starts) - 1
         kernels.split(*self._arrays, self._times, self._filled, shards, self._starts, *sorted_arrays)
@@ -160,8 +159,8 @@ class _Scan:
 
 
 def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
-    """Yield the key runs of a slice and, to one shard, the null values and keyless records of its batches; write
-    nothing.
+    """Yield the key runs of a slice and, for one shard, which of its batches have null values and how many records have
+    no key. Writes nothing.
     """
     task, facts = part.task, part.facts
     settled: Settled = load_state(fs, task, part.settled)
@@ -196,9 +195,10 @@ def _portions(
 def merge(
     fs: FileSystem, task: CleaningTask, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> ShardBits:
-    """Write the survivors among the keys of one shard; `cells` ascend: all puts come first, in the order of the log.
+    """Write the survivors among the keys of one shard to a scratch file of this attempt; return it with its counts.
 
-    Memory: the map and a quarter of its size, whatever the number of probes. Writes a scratch file of this attempt.
+    `cells` have puts first, in the order of the log. Needs the memory of the map and a quarter more, however many
+    probes there are.
     """
     counting = task.hottest_keys > 0
     offset_map = OffsetMap(task.map_memory_bytes, counting=counting)
@@ -241,8 +241,8 @@ def _item_bytes(*, counting: bool) -> int:
 
 
 def _columns(data: bytearray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Split a cell of `n` items into both words of the hashes, ordinals, and the number of records of each key, if
-    included.
+    """Return the columns of a cell of `n` items: both words of the hashes, the ordinals, and the numbers of records of
+    the keys (empty if the cell does not contain them).
     """
     words = np.frombuffer(data, np.uint64, 3 * n)
     times = np.frombuffer(data, COUNT, -1, SLOT_BYTES * n) if len(data) > SLOT_BYTES * n else np.zeros(0, COUNT)

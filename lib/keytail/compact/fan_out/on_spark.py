@@ -1,8 +1,7 @@
 """Runs the stages of a fan-out as Spark jobs; a Spark shuffle transfers the cells from one stage to the next.
 
-The stages are defined in compact/fan_out/stages.py and its neighbours; this module sends payloads to tasks, cells to
-shards, and errors back. A task returns its exceptions as values, so that Spark does not retry it because of a bad
-batch.
+compact/fan_out/stages.py defines the stages; this module sends payloads to tasks, cells to shards, and errors to the
+driver. A task returns its exceptions as values, so that Spark does not retry the task because of a corrupt batch.
 """
 
 from __future__ import annotations
@@ -149,8 +148,8 @@ class StagesOnSpark:
         return [answers[shard] for shard in range(shards)]
 
     def _values(self, outcomes: Sequence[Outcome[R]]) -> list[R]:
-        """Return the values, or raise the first error. Raises Refused if a host has written files that are not visible
-        here: without this check, the next stage would fail on other hosts, which are not the cause.
+        """Return the values, or raise the first error. Raises Refused if a host has written files that the driver does
+        not see: without this check, the next stage would fail on other hosts, which are not the cause.
         """
         values = []
         for outcome in outcomes:
@@ -172,7 +171,7 @@ def fan_out_on_spark(
     stopped: Callable[[], bool] = lambda: False,
     sizes: Sizes | None = None,
 ) -> Outcome[CleaningResult]:
-    """Compact one partition, or a pass of it, with the tasks of all hosts; the outcome is as with one task."""
+    """Compact one partition, or a pass of it, with tasks on all hosts; return the outcome that one task would have."""
     start_ms = time.time_ns() // 1_000_000
     cores = engine.concurrent_tasks
     workers = Workers(task.scratch_path, cores, task.throttle_bytes_per_s, shared_storage)

@@ -1,9 +1,9 @@
-"""Stages 6, 8 and 9 of a fan-out: every group is proven by a separate task, and latest records by shards of keys.
+"""Stages 6, 8 and 9 of a fan-out: a task proves each group, and another task the latest records of each shard of keys.
 
-One group and its sources are read as by compact/proof/prove.py. The keys found are put into a table; when the table is
-full, and at the end, it is split into shards. A shard merges the entries of all groups and reports whether a key has
-lost its latest record. Transaction markers are collected first, with the start of their data, because that may be in an
-earlier group.
+A group and its sources are read in the same way as in compact/proof/prove.py. Their keys are put into a table, which is
+split into shards when it is full, and at the end. A shard merges the entries of all groups and reports whether a
+key has lost its latest record. Transaction markers are collected first, with the start of each transaction's data,
+which may be in an earlier group.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _LOAD = 0.75
 
 @dataclass(frozen=True)
 class ProofPart:
-    """The input of one task of a proof: the groups that replace segments `numbers[0]` .. `numbers[1]`, or, without
-    `groups`, the segments `present`, which are replaced in later passes."""
+    """The input of one task of a proof: the groups that replace the segments `numbers` (first, end) or, without
+    `groups`, the segments `present` (first, end), which are replaced in later passes."""
 
     task: CleaningTask
     numbers: tuple[int, int]
@@ -58,7 +58,7 @@ class ProofPart:
 
 @dataclass(frozen=True)
 class ProofContext:
-    """The input of all shards. `proofs` are their tables after the previous pass; `continues`: another pass follows."""
+    """The input of all shards. `proofs`: their tables after the previous pass; `continues`: whether a pass follows."""
 
     task: CleaningTask
     proofs: tuple[CleanFile, ...]
@@ -67,8 +67,8 @@ class ProofContext:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one shard: the offset of the first missing latest record (-1: none), whether an older one was
-    retained, the number of keys, and the table for the next pass.
+    """The result of one shard: the lowest offset of a latest record that is missing (-1: none), 1 in `outlived` if an
+    older record of its key was retained, the number of keys, and the table for the next pass, if one follows.
     """
 
     offset: int
@@ -78,9 +78,8 @@ class Verdict:
 
 
 def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
-    """Write the table of all markers of the log, with the first data offset of each, to a scratch file of this attempt.
-
-    One task reads the headers of the log twice, in order; only a log with transactions needs this.
+    """Write the table of all markers of the log, with the first data offset of each, to a scratch file; return the
+    file. One task reads the headers of the log twice, in order; only a log with transactions needs this table.
     """
     limit_bytes = task.map_memory_bytes // 2
     markers = collect_markers(fs, task.partition_path, task.segments, max(limit_bytes, 1 << 20))
@@ -101,7 +100,7 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
 
 
 def prove_part(fs: FileSystem, part: ProofPart, attempt: str) -> Iterator[Cell]:
-    """Prove one group, or read segments of later passes; yield the keys by shard. Changes nothing."""
+    """Prove one group, or read segments of later passes; yield the entries of keys by shard. Changes nothing."""
     yield from _pushed(lambda push: _prove(fs, part, push))
 
 
@@ -136,7 +135,8 @@ def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> Non
 def settle_proof(
     fs: FileSystem, context: ProofContext, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> Verdict:
-    """Merge the keys of one shard, which arrive in any order, into the shard's table of the previous pass."""
+    """Merge the entries of one shard (`cells`, in any order) into its table of the previous pass; return its verdict.
+    """
     task = replace(context.task, attempt=attempt)
     table = _Table(task.map_memory_bytes, task.partition_path)
     if context.proofs:
@@ -186,7 +186,7 @@ class _Table:
 
 
 def _pushed(work: Callable[[Callable[[Cell], None]], None]) -> Iterator[Cell]:
-    """Yield what `work` pushes, from a thread that waits while the queue is full; its exceptions are raised here."""
+    """Run `work` in a thread, which waits while the queue is full; yield what it pushes, and raise its exceptions."""
     cells: queue.Queue[Any] = queue.Queue(maxsize=4)
     given_up = threading.Event()
 

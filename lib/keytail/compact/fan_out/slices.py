@@ -1,8 +1,8 @@
 """Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of transactions.
 
 A slice is a byte range of a segment. It begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads a
-slice and yields its transactional and control batches; `settle` processes those of all slices in the order of the log,
-as compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
+slice and yields its transactional and control batches; `settle` processes the batches of all slices in the order of the
+log, as compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SLICE_SHIFT = 32  # the lower bits of a cell's order are its number within its 
 
 @dataclass(frozen=True)
 class Slice:
-    """Part `part` of `parts` of segment number `segment`."""
+    """Part number `part` of segment number `segment`, which is divided into `parts` parts."""
 
     segment: int
     part: int
@@ -44,7 +44,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class SliceFacts:
-    """Bytes `start` .. `end` of a segment: the numbers of batches and records in it, and before it in the segment."""
+    """Bytes `start` .. `end` of a segment: the numbers of batches and records in this slice and before it in the
+    segment, the base offset of its first batch, and the last offset of the segment up to `end` (-1: none)."""
 
     segment: int
     start: int
@@ -69,9 +70,8 @@ class SurveyPart:
 
 @dataclass(frozen=True)
 class AbortedToMap:
-    """Data that the map treats as aborted: ranges of base offsets of a producer, end excluded (CLEANING.md 11.4).
-
-    Sorted by producer and first offset.
+    """Data that the map treats as aborted (CLEANING.md 11.4): ranges of base offsets from `firsts` to `ends` (excluded)
+    of `producers` (int64 arrays, one item per range), sorted by producer and first offset.
     """
 
     producers: np.ndarray
@@ -87,7 +87,7 @@ class AbortedToMap:
 
 @dataclass(frozen=True)
 class Settled:
-    """The results for the whole log. They are passed as a file, because they are large if the log has many
+    """The results of stage 2 for the whole log. They are passed as a file, because they are large if the log has many
     transactions.
     """
 
@@ -100,8 +100,8 @@ class Settled:
 class Survey:
     """The slices of the whole log, in order, and the file with the results (`Settled`).
 
-    `contradicting`: if not empty, the transaction index entries that the log requires instead; then the other fields
-    are unset.
+    If the log contradicts its transaction indexes, `contradicting` has the entries that the log requires instead, and
+    only `contradicting_offset` is set beside it.
     """
 
     slices: tuple[SliceFacts, ...] = ()
@@ -112,7 +112,7 @@ class Survey:
 
 
 def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
-    """Return all slices of the log, in order; a segment that is shorter or has no index is one slice."""
+    """Return all slices of the log, in order; a segment of at most `slice_bytes`, or without index, is one slice."""
     slices = []
     for number, segment in enumerate(task.segments):
         parts = max(1, -(-segment.log_bytes // slice_bytes)) if segment.index_bytes else 1
@@ -121,10 +121,10 @@ def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]
 
 
 def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
-    """Return the first byte of the slice and of the next one, by the offset index, so that adjacent slices meet.
+    """Return the start and the end of the slice in bytes, from the offset index, so that adjacent slices meet.
 
-    Returns the whole segment if it has no index. Does not check whether a batch begins there. Raises CorruptLog if the
-    index is not sorted.
+    A segment's only slice is the whole segment. Does not check that batches begin at these positions. Raises CorruptLog
+    if the index is not sorted.
     """
     segment = task.segments[piece.segment]
     if piece.parts == 1:
@@ -147,9 +147,10 @@ def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
 
 
 def survey(fs: FileSystem, part: SurveyPart, attempt: str) -> Iterator[Cell]:
-    """Check every batch of a slice; all cells go to shard 0. Raises CorruptLog and Refused as with one task.
+    """Check every batch of a slice. Raises CorruptLog and Refused as a single task does.
 
-    Yields the batches of transactions, and those that contain an offset named by a transaction index.
+    Yields, for shard 0, the table rows of transactional and control batches and of batches that contain an offset named
+    by a transaction index, and finally the slice's SliceFacts.
     """
     task, piece = part.task, part.slice
     segment = task.segments[piece.segment]
@@ -191,7 +192,7 @@ def settle(
     cells: Iterable[tuple[int, bytes]],
     attempt: str,
 ) -> Survey:
-    """Combine the surveys of all slices; `cells` ascend. Writes a scratch file of this attempt."""
+    """Return the survey of the log, from `cells` in the order of the log. Writes `Settled` to a scratch file."""
     task, aborted = replace(context[0], attempt=attempt), context[1]
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     tracker = TransactionTracker(aborted, task.log_start_offset)
@@ -229,7 +230,7 @@ def settle(
 
 
 def _with_counts_before(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> SliceFacts:
-    """Return the slice with the counts before it in its segment."""
+    """Return the slice with the counts before it in its segment; raise CorruptLog if offsets do not ascend."""
     before = slices[-1] if slices else None
     if before is None or before.segment != facts.segment:
         return facts
@@ -251,7 +252,8 @@ def _with_counts_before(task: CleaningTask, slices: list[SliceFacts], facts: Sli
 
 
 def _runs(table: np.ndarray, discard: np.ndarray) -> np.ndarray:
-    """Return (producer, first base offset, last base offset + 1) of runs of aborted data batches of one producer."""
+    """Return the runs of aborted data batches of each producer: int64[runs, 3] with the columns producer, first base
+    offset, last base offset + 1. `discard` (bool) marks the rows of `table` that the map treats as aborted."""
     is_data = (table["attributes"] & (CONTROL | TRANSACTIONAL)) == TRANSACTIONAL
     table, discard = table[is_data], discard[is_data]
     order = np.lexsort((table["base_offset"], table["producer_id"]))

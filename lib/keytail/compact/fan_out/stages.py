@@ -49,14 +49,14 @@ Merging = Callable[[FileSystem, Any, int, Iterable[tuple[int, bytes]], str], R]
 
 
 class Stages(Protocol):
-    """Runs stages. An exception of a function is raised by the method that runs it; `attempt` differs between any two
-    runs.
+    """Runs stages. An exception of a function is raised by the method that runs the function.
 
-    A function may run twice, even concurrently; only one of the results is used. `name` is for display.
+    A function may run twice with the same payload, even concurrently, each time with another `attempt`; only one of the
+    results is used. `name` is for display.
     """
 
     def run(self, name: str, function: Callable[[FileSystem, P, str], R], payloads: Sequence[P]) -> list[R]:
-        """Return `function(fs, payload, attempt)` of each payload, in their order."""
+        """Return `function(fs, payload, attempt)` of each payload, in the order of the payloads."""
 
     def shuffle(
         self,
@@ -67,16 +67,16 @@ class Stages(Protocol):
         take: Merging[R],
         context: Any,
     ) -> list[R]:
-        """Return `take(fs, context, shard, cells, attempt)` of each shard, in their order.
+        """Return `take(fs, context, shard, cells, attempt)` of each shard, in the order of the shards.
 
-        `cells` are the (order, data) of all cells that `emit(fs, payload, attempt)` yields for the shard, sorted by
-        order.
+        `cells` are pairs (order, data), sorted by order, of the cells that `emit(fs, payload, attempt)` yields for the
+        shard, for any payload.
         """
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a slice, and number of shards; None: the number is derived from the memory of a map."""
+    """The size of a slice, and the number of shards (None: it is derived from the memory of a map)."""
 
     slice_bytes: int = SLICE_BYTES
     shards: int | None = None
@@ -84,7 +84,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Found:
-    """The results of the first stages, which all passes use."""
+    """The results of stages 1 to 6, which all passes use."""
 
     ranges: tuple[tuple[int, int], ...]
     settled: CleanFile
@@ -98,10 +98,10 @@ class _Found:
 
 
 def fan_out(fs: FileSystem, task: CleaningTask, stages: Stages, sizes: Sizes | None = None) -> CleaningResult:
-    """Write the replacement of the segments below the first uncleanable offset, or one pass of it, and prove it.
+    """Write and prove the replacement of the segments below the first uncleanable offset, or one pass of it.
 
-    `fs` is the driver's, used only to read transaction indexes. Raises as `clean_partition` does; the caller then
-    removes the run's scratch files. The task's `map_memory_bytes` limits the tables of each task.
+    `fs` is the driver's file system, which is only read. Raises what `clean_partition` raises; the caller then removes
+    the run's scratch files. The task's `map_memory_bytes` limits the tables of each task.
     """
     clock = PhaseClock()
     check_sources(fs, task)
@@ -152,7 +152,7 @@ def _known(before: FannedOut) -> _Found:
 
 
 def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int) -> Survey:
-    """Survey slices by the offset indexes, or whole segments if the indexes do not lead to batches."""
+    """Return the survey, by slices that begin where offset indexes point or, if no batch begins there, by segments."""
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
         return _survey_with(task, stages, slice_bytes, aborted)
@@ -163,7 +163,7 @@ def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int
 
 
 def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: np.ndarray) -> Survey:
-    """Survey the slices; as in `reading.read_log`, transaction indexes are trusted until the log contradicts them."""
+    """Return the survey; as in `reading.read_log`, transaction indexes are trusted until the log contradicts them."""
     for _ in range(2):
         pieces = [SurveyPart(task, piece, number, aborted) for number, piece in enumerate(slices_of(task, slice_bytes))]
         [known] = stages.shuffle("survey", survey, pieces, 1, settle, (task, aborted))
@@ -176,8 +176,8 @@ def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: 
 def _count_keys(
     task: CleaningTask, stages: Stages, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
 ) -> KeyCounts:
-    """Merge the counts of the shards, which have no key in common. Each slice that contains the last record of a
-    hottest key is read by one task.
+    """Return the sum of the counts of the shards, which have no key in common, and the hottest keys. Each slice that
+    contains the last record of such a key is read by one task.
     """
     counted = merged((shard.counted for shard in bits if shard.counted is not None), task.hottest_keys)
     places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
@@ -187,7 +187,7 @@ def _count_keys(
 
 
 def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
-    """Refuse keyless records: first the records of the dirty section, which one task also finds first."""
+    """Refuse keyless records; report those of the dirty section first, as a single task does."""
     counted = [item for shard in bits for item in shard.keyless]
     for at in (0, 2):
         some = [item for item in counted if item[at]]
@@ -196,7 +196,7 @@ def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
 
 
 def _of_this_pass(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
-    """Return the ranges that fit into the scratch space beside the files of the fan-out itself, but at least one."""
+    """Return the ranges that fit into the scratch space beside the fan-out's own files: the first one in any case."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return list(found.ranges)
     kept = sum(shard.file.size_bytes for shard in found.bits) + found.settled.size_bytes
@@ -216,13 +216,13 @@ def _write(
 ) -> tuple[list[tuple[tuple[int, int], Written]], list[tuple[int, int]]]:
     """Write groups; return what was written of each range, and the ranges left for later passes.
 
-    If an output reached a limit that the measured sizes did not show, one task writes everything from there on, in
+    If an output reached a limit that the measured sizes did not show, one task writes that range and all later ones, in
     order.
     """
     write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
     written = stages.run("groups", write, write_all(ranges))
     for number, (item, groups) in enumerate(zip(ranges, written, strict=True)):
-        # Kafka's groups end there in any case, and no group follows the last range.
+        # Kafka's groups end with their range in any case, and no group follows the last range.
         if task.grouping == "measured" and len(groups.groups) != 1 and item[1] < end:
             rest = (item[0], end)
             [of_rest] = stages.run("groups in order", write, write_all([rest]))
@@ -239,7 +239,7 @@ def _prove(
     stop: int,
     end: int,
 ) -> tuple[CleanFile, ...]:
-    """Prove the groups; return the tables for the next pass, if there is one."""
+    """Prove the groups; return the tables for the next pass, one per shard (none if no pass follows)."""
     shards = len(found.bits)
     part = partial(ProofPart, task, settled=found.settled, markers=found.markers, shards=shards)
     pieces = [part(numbers=item, groups=groups.groups, present=(end, end)) for item, groups in written]

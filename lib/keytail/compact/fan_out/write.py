@@ -1,9 +1,9 @@
 """Stages 5 and 7 of a fan-out: groups of segments, each rewritten by a separate task.
 
 Kafka's groups depend on sizes only. Measured groups depend on how much of each segment remains: `measure` rewrites a
-segment without keeping the output, `ranges_of` groups the segments as one task would, and `write` detects whether that
-was correct. Only limits that depend on the position of segments in an output (index.bytes, 2^31 offsets) can make it
-wrong.
+segment without keeping the output, `ranges_of` groups the segments as one task would, and `write` detects whether the
+groups were correct. Only limits that depend on the position of segments in an output (index.bytes, 2^31 offsets) can
+make them wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from keytail.log.writer import OutputWriter
 
 @dataclass(frozen=True)
 class WritePart:
-    """Segments `numbers[0]` .. `numbers[1]` to be rewritten, and the results of the earlier stages."""
+    """The numbers (first, end) of the segments to be rewritten, and the results of the earlier stages."""
 
     task: CleaningTask
     numbers: tuple[int, int]
@@ -40,7 +40,7 @@ class WritePart:
 
 @dataclass(frozen=True)
 class Measured:
-    """What remains of a segment: its bytes, and the bytes of its last output if it fills several outputs by itself."""
+    """The bytes that remain of a segment, and how many of them are in the last output that the segment fills."""
 
     bytes: int
     last_bytes: int
@@ -112,8 +112,8 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
 
 
 def ranges_of(task: CleaningTask, first: int, end: int, measured: Sequence[Measured] | None) -> list[tuple[int, int]]:
-    """Return the segments of each group, ascending; `measured` are the results of `measure` for segments `first` ..
-    `end`, if they were needed.
+    """Return the segment numbers (first, end) of each group, ascending. `measured` has the results of `measure` for
+    segments `first` .. `end`, None if segments are grouped by size.
     """
     if measured is None:
         groups = kafka_groups(task, task.first_uncleanable_offset)

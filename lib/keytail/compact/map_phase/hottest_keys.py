@@ -1,7 +1,6 @@
 """Reads the hottest keys of a dirty section, each from its last record: the map contains ordinals but no keys.
 
-Only the chunks of the log with those records are read, once each, from the nearest place before them whose ordinal is
-known.
+Only the chunks with these records are read, once each, from the nearest place before them whose ordinal is known.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Place = tuple[int, int]  # the ordinal of the first record of a batch, and the b
 
 
 def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, survivors: Survivors) -> KeyCounts:
-    """Return the counts of the map with the keys themselves, and free the memory of the counts."""
+    """Return the counts of the map, and the hottest keys read from the log; free the memory of the counts."""
     counted = survivors.offset_map.counted(task.hottest_keys)
     survivors.offset_map.forget_counts()
     found: list[HotKey] = []
@@ -40,8 +39,8 @@ def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, surviv
 
 @dataclass(frozen=True)
 class HotPart:
-    """Some keys, as (number of records, ordinal of the last one) by ascending ordinal, in one segment at or after
-    `place`.
+    """Keys to be read, as pairs (number of records, ordinal of the last one) by ascending ordinal; the last records
+    are in the segment of `place`, at or after it.
     """
 
     task: CleaningTask
@@ -52,7 +51,7 @@ class HotPart:
 def by_place(
     places: Sequence[Place], hottest: Iterable[tuple[int, int]]
 ) -> list[tuple[Place, tuple[tuple[int, int], ...]]]:
-    """Group the keys by the last of the ascending `places` that is at or before their record."""
+    """Return the keys grouped by the last of the ascending `places` that is at or before a key's last record."""
     ordinals = [ordinal for ordinal, _ in places]
     ascending = sorted(hottest, key=lambda item: item[1])
     found = groupby(ascending, lambda item: bisect_right(ordinals, item[1]) - 1)
@@ -60,12 +59,12 @@ def by_place(
 
 
 def read_hottest(fs: FileSystem, part: HotPart, attempt: str) -> list[HotKey]:
-    """Read keys in a task of a fan-out. Writes nothing; raises what reading a log raises."""
+    """Return the keys of a part, in a task of a fan-out. Writes nothing; raises what reading a log raises."""
     return _read(fs, SegmentReader(fs), part)
 
 
 def key_counts_of(counted: Counted, found: Iterable[HotKey]) -> KeyCounts:
-    """Return the counts with the keys that were read, in the order of `counted`: offsets ascend as ordinals do."""
+    """Return the counts and the keys that were read, in the order of `counted`: offsets ascend as ordinals do."""
     hottest = sorted(found, key=lambda item: (item.records, item.offset), reverse=True)
     return KeyCounts(counted.keys, counted.records, tuple(hottest))
 
@@ -100,7 +99,7 @@ def _read(fs: FileSystem, reader: SegmentReader, part: HotPart) -> list[HotKey]:
 def _keys(
     reader: SegmentReader, scanner: RecordScanner, chunk: Chunk, numbers: np.ndarray
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and key of the chunk's records with these ascending numbers."""
+    """Yield offset and key of the records with these `numbers` (int64, ascending, counted from the chunk's start)."""
     counts = chunk.table["record_count"].astype(np.int64)
     ends = np.cumsum(counts)
     wanted = np.zeros(len(counts), bool)

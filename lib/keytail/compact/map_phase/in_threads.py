@@ -1,7 +1,7 @@
-"""The map phase in several threads: they read, open and hash chunks side by side; the caller's thread puts their keys.
+"""The map phase in several threads: they read, open and hash chunks; the caller's thread puts the keys into the map.
 
-Reading a chunk and following its transactions is done by one thread at a time, in order. So is putting keys, which
-takes less than half of the time. The result, and the point at which the map is full, are those of one thread.
+One thread at a time reads a chunk and follows its transactions, in order. Keys are put in order, too, which takes less
+than half of the time. The result, and the record at which the map is full, are the same as with one thread.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.key_scan import ChunkKeys, KeyScanner
 from keytail.log.side_by_side import items_in_flight, side_by_side
 
-# The keys of a chunk with more records, which a few compressed bytes can contain, are put portion by portion.
+# The keys of a chunk with more records than this, which a few compressed bytes can contain, are put by portions.
 _MAX_KEYS = 1 << 20
 
 Scanned = tuple[DirtyChunk, ChunkKeys | KeytailError | None]
 
 
 class BuilderInThreads(SurvivorBuilder):
-    """Builds the same Survivors in one thread for each of `scanners` but the first, which reads again what is to be put
-    in order.
+    """Builds the same Survivors as SurvivorBuilder, with a thread for each of `scanners` except the first, which scans
+    chunks whose keys are put by portions.
     """
 
     def __init__(self, reader: SegmentReader, scanners: Sequence[KeyScanner], offset_map: OffsetMap) -> None:
@@ -45,7 +45,8 @@ class BuilderInThreads(SurvivorBuilder):
         from_offset: int,
         followers: Followers,
     ) -> int:
-        """Put segments from `number` on into the map, as many as are read even if the map gets full."""
+        """Put segment `number`, and the next ones for whose keys the map certainly has room, into the map; return the
+        number of the segment after them."""
         behind = number + 1
         room = self._map.max_entries - self._map.used
         while behind < end and segments[behind].base_offset - segments[number].base_offset <= room:
@@ -71,8 +72,8 @@ class BuilderInThreads(SurvivorBuilder):
         return behind
 
     def _scan(self, item: DirtyChunk, from_offset: int) -> ChunkKeys | KeytailError | None:
-        """Return the keys of a chunk, in a thread; None if there are too many, or the map is full. An error is
-        returned, because it does not count if the map is full before this chunk."""
+        """Return the keys of a chunk, in a thread; None if the chunk has too many, or the map is full. An error is
+        returned, not raised, because it does not matter if the map is full before this chunk."""
         if item.wanted is None:
             return None
         keys = int(item.chunk.table["record_count"][item.wanted].sum())

@@ -1,7 +1,7 @@
-"""How often the keys of a dirty section occur in it: counts, their sum, and their text. Pure functions.
+"""How many records the keys of a dirty section have in it: counts, their sums, and their text. Pure functions.
 
-Keys are counted by size: those with 1, 2, 3 to 4, 5 to 8 ... records. For the hottest keys, which have the most
-records, a hash is reported; their bytes are reported only on request.
+Keys are counted by size: size 0 is a key with 1 record, 1 a key with 2 records, 2 with 3 to 4, 3 with 5 to 8, and so
+on. For the hottest keys, which have the most records, a hash is reported; their bytes are reported only on request.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from keytail.errors import visible
 HOTTEST = 20  # keys reported per partition, and per page
 DIGEST_DIGITS = 16
 MAX_KEY_BYTES = 120  # a longer key is truncated
-MAX_COUNTED = 2**32 - 1  # means this many records or more
+MAX_COUNTED = 2**32 - 1  # this count means that many records or more
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Counts by size: `keys[s]` keys of size s have `records[s]` records.
+    """Counts by size: the `keys[s]` keys of size s have `records[s]` records together.
 
-    `hottest`: number of records and ordinal of the last one, for the keys with the most records, at least two; of equal
-    numbers, the key written last is first.
+    `hottest` has pairs (number of records, ordinal of the last one) of the keys with the most records, each at least
+    two, in descending order.
     """
 
     keys: tuple[int, ...]
@@ -34,8 +34,8 @@ class Counted:
 
 
 class HotKey(NamedTuple):
-    """A key with `records` in the dirty section, the last of them at `offset`. `digest`: see `digest_of`. `key`: the
-    first of its `key_bytes` bytes, if it is to be shown.
+    """A key with `records` records in the dirty section, the last of them at `offset`. `digest`: see `digest_of`. `key`
+    has at most MAX_KEY_BYTES of the key's `key_bytes` bytes, or is None if keys are not to be shown.
     """
 
     records: int
@@ -47,7 +47,7 @@ class HotKey(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyCounts:
-    """Counts of the mapped records of one partition; `keys` and `records` by size."""
+    """Counts of the mapped records of one partition; `keys` and `records` are by size, as in Counted."""
 
     keys: tuple[int, ...]
     records: tuple[int, ...]
@@ -55,7 +55,7 @@ class KeyCounts:
 
 
 def merged(parts: Iterable[Counted], most: int) -> Counted:
-    """Return the sum of parts that have no key in common."""
+    """Return the sum of parts that have no key in common, with at most `most` hottest keys."""
     found = list(parts)
     keys = tuple(map(sum, zip(*(item.keys for item in found), strict=True)))
     records = tuple(map(sum, zip(*(item.records for item in found), strict=True)))
@@ -73,13 +73,13 @@ def digest_of(key: bytes) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return the range of a size, such as `1`, `2`, `3 to 4`."""
+    """Return the numbers of records of a key of this size as text: `1`, `2`, `3 to 4`, ..."""
     most = 1 << size
     return f"{most:,}" if size < 2 else f"{most // 2 + 1:,} to {most:,}"
 
 
 def key_text(hot: HotKey) -> str:
-    """Return the key in quotes or as hex digits, with its length if it is truncated; empty if it is not to be shown."""
+    """Return the key in quotes or as hex digits, with its length if it is truncated; "" if it is not to be shown."""
     if hot.key is None:
         return ""
     is_cut = hot.key_bytes > len(hot.key)

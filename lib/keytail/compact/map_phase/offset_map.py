@@ -1,9 +1,9 @@
-"""The SkimpyOffsetMap: from the 128-bit hash of a key to the ordinal of its last record in the dirty section.
+"""The offset map: from the 128-bit hash of a key to the ordinal of the key's last record in the dirty section.
 
-An ordinal is `segment_number << 32 | record_number`, which sorts as the offset does. The map holds no key bytes, starts
-small and doubles; the old and the new table together stay within its memory. When it cannot grow any more, it is full,
-and the round ends there, as Kafka's does (format/CLEANING.md, "Full map"). A counting map also counts the records of
-each key, which takes 4 bytes more per slot.
+An ordinal is `segment_number << 32 | record_number`; ordinals ascend as offsets do. Like Kafka's SkimpyOffsetMap, the
+map has no key bytes. It starts small and doubles; the old and the new table together stay within its memory. A map that
+cannot grow any more is full, and the round ends before the next record, as in Kafka (format/CLEANING.md, "Full map"). A
+counting map also counts the records of each key, which takes 4 bytes more per slot.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ _SMALL_LOAD_FACTOR = 0.5
 _SMALL_BYTES = 8 << 20
 _FIRST_SLOTS = 1 << 14
 _ONCE = np.zeros(0, COUNT)
-_MAX_PRESENT_BYTES = 4 << 20  # the size of a bit table that rules out most absent hashes
+_MAX_PRESENT_BYTES = 4 << 20  # maximum size of the bit table that rules out most absent hashes
 
 
 class OffsetMap:
-    """A map of at most `memory_bytes`, also while it grows; `max_entries` limits it further (as Kafka's slots do)."""
+    """A map of at most `memory_bytes`, also while it grows; `max_entries` may limit its number of keys further, as in
+    Kafka the number of slots does."""
 
     stored_fields = ("_max_slots", "_max_entries", "_slots", "_counts", "used")
     _present: np.ndarray | None = None  # created at its first use
 
     def __init__(self, memory_bytes: int, max_entries: int | None = None, *, counting: bool = False) -> None:
-        # During the last doubling, a half table exists beside the full one.
+        # During the last doubling, the old table of half the size exists beside the new one.
         slot_bytes = SLOT_BYTES + COUNT.itemsize if counting else SLOT_BYTES
         self._max_slots = max(2, memory_bytes * 2 // (3 * slot_bytes))
         self._max_entries = max(1, int(self._max_slots * LOAD_FACTOR))
@@ -79,11 +80,10 @@ class OffsetMap:
     def put_all(
         self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int, times: np.ndarray = _ONCE
     ) -> int:
-        """Put the first `n` items in order (uint64, uint64, int64; an ordinal below 0 is skipped).
+        """Put the first `n` items in order: words of the hash (uint64), ordinal (int64; an item below 0 is skipped).
 
-        Each item counts as one record, or as its number in `times` (uint32).
-
-        Returns how many items were put: if fewer than `n`, the map was full before the next one.
+        An item counts as one record, or as the number of records in `times` (uint32). Returns the number of items that
+        were processed; if it is less than `n`, the map was full before the next item.
         """
         done = 0
         self._present = None
@@ -98,9 +98,8 @@ class OffsetMap:
     def get_all(
         self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int, found: np.ndarray
     ) -> None:
-        """Write the ordinals of the first `n` hashes to `found` (int64): -1 if absent or if `wanted` is below 0.
-
-        Several threads may call it at the same time.
+        """Write the ordinals of the first `n` hashes to `found` (int64), -1 for a hash that is absent or whose `wanted`
+        (int64) is below 0. Several threads may call this method at the same time.
         """
         present = self._present
         if present is None:
@@ -112,14 +111,14 @@ class OffsetMap:
 
     def watch(self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int) -> int:
         """Put those of the first `n` hashes that are absent, with ordinal 0, except where `wanted` (int64) is below 0.
-        Returns how many items were processed, as `put_all` does.
+        Returns the number of hashes that were processed, as `put_all` does.
         """
         found = np.empty(n, np.int64)
         self.get_all(low, high, wanted, n, found)
         return self.put_all(low, high, np.where((found < 0) & (wanted[:n] >= 0), 0, -1), n)
 
     def update_all(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> None:
-        """Do the same as `put_all` for keys that are in the map, and ignore others."""
+        """Put items as `put_all` does, but only those whose keys are already in the map."""
         found = np.empty(n, np.int64)
         self.get_all(low, high, ordinals, n, found)
         present = np.where(found >= 0, ordinals[:n], -1)

@@ -133,7 +133,7 @@ def _follow_log(
         survivors.spans[:0] = spans
     if task.fan_out == "auto" and (survivors.full or survivors.offset_map.used > most_keys(task.map_memory_bytes)):
         raise NeedsFanOut(
-            f"its keys do not fit into the {task.map_memory_bytes} bytes of map memory",
+            f"the partition's keys do not fit into the {task.map_memory_bytes} bytes of map memory",
             path=task.partition_path,
             remedy="Raise --map-memory",
         )
@@ -161,8 +161,8 @@ def followers_of(
 
 
 def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
-    """Return the byte position from which to read the first dirty segment: that of the last index entry at or below the
-    first dirty offset, or 0."""
+    """Return the byte position from which the map reads the first dirty segment: the position of the last index entry
+    at or below the first dirty offset, 0 if there is none."""
     if task.first_dirty_offset <= segment.base_offset or not segment.index_bytes:
         return 0
     entries = parse_offset_index(fs.read_bytes(task.path(segment.base_offset, names.INDEX)))

@@ -1,8 +1,8 @@
 """The map phase: puts the dirty section into the offset map, and marks its surviving records with one bit each.
 
-Bits are indexed by a record's number within its segment, never by offset: compacted logs have gaps of billions. The map
-phase also records which batches contain a null value, and where the mapped range ends: the write phase then need not
-open batches to find out (format/CLEANING.md, "Building the map").
+Bits are indexed by a record's number within its segment, never by offset, because compacted logs have gaps of billions
+of offsets. The map phase also records which batches contain a null value, so that the write phase need not open them to
+determine this, and where the mapped range ends (format/CLEANING.md, "Building the map").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.records.prefetch import prefetched
 from keytail.log.transactions import TransactionTracker
 
-# Number of the segment, byte positions of start and end, and the numbers of records and of batches before it there.
+# A chunk: its segment's number, its start and end in bytes, and the numbers of records and batches before it there.
 Span = tuple[int, int, int, int, int]
 
 
@@ -73,9 +73,8 @@ class Survivors:
 
     def forget_map(self) -> None:
         """Free the map before passes that continue in the dirty section, where the bits decide which records are
-        retained.
-
-        The map is kept if it was full or the section starts inside a segment: then the write phase needs it there, too.
+        retained. The map is kept if it was full, or if the dirty section starts inside a segment: then the write phase
+        needs the map in the dirty section, too.
         """
         if not (self.full or self.starts_inside_segment):
             self.offset_map = OffsetMap(0)
@@ -85,7 +84,7 @@ class Survivors:
         return sum(self.segment_records[max(0, number - self.first_segment) :])
 
     def reserve_nulls(self, batches: int) -> None:
-        """Make room in `null_bits` for that many batches."""
+        """Make room in `null_bits` for `batches` batches."""
         needed = (batches + 7) // 8
         if len(self.null_bits) < needed:
             larger = np.zeros(max(needed, 2 * len(self.null_bits)), np.uint8)
@@ -103,8 +102,8 @@ class Survivors:
 class Followers:
     """Two trackers of the batches of the dirty section: one for all transactions, one for those visible to the map.
 
-    As in Kafka, the map's own tracker starts with the batch that the offset index names for the first dirty offset,
-    without the markers before it (format/CLEANING.md, "Aborted data and the map").
+    As in Kafka, the map's own tracker starts at the batch that the offset index names for the first dirty offset, and
+    does not see the markers before that batch (format/CLEANING.md, "Aborted data and the map").
     """
 
     def __init__(self, whole_log: TransactionTracker, mapping: TransactionTracker, map_position: int) -> None:
@@ -123,8 +122,8 @@ class Followers:
 
 @dataclass(frozen=True)
 class DirtyChunk:
-    """A chunk of the dirty section: the rows to be mapped (None: the map is full), the ordinal of each row's first
-    record, and the number of batches before the chunk.
+    """A chunk of the dirty section: whether each row is to be mapped (bool; None: the map is full), the ordinal of each
+    row's first record (int64), and the number of batches before the chunk in the dirty section.
     """
 
     chunk: Chunk
@@ -134,9 +133,9 @@ class DirtyChunk:
 
 
 class SurvivorBuilder:
-    """Reads dirty segments `first` .. `end` of a partition and builds its Survivors.
+    """Reads the dirty segments of a partition and builds its Survivors.
 
-    A thread reads the next chunk and hashes its keys while those of the previous one are put into the map.
+    A thread reads the next chunk and hashes its keys while the keys of the previous chunk are put into the map.
     """
 
     def __init__(self, reader: SegmentReader, scanner: KeyScanner, offset_map: OffsetMap) -> None:
@@ -153,9 +152,10 @@ class SurvivorBuilder:
         first_uncleanable_offset: int,
         followers: Followers,
     ) -> Survivors:
-        """Build the Survivors. Raises CorruptLog, or Refused for batches that this version does not clean.
+        """Return the Survivors of segments `dirty` (first, end). Raises CorruptLog, or Refused for batches that this
+        version does not clean.
 
-        The last segment is read to its end even if the map is full, because the `followers` need all of its batches.
+        The segment in which the map becomes full is read to its end, because `followers` need all of its batches.
         """
         first, end = dirty
         survivors = Survivors(self._map, first, first_dirty_offset > segments[first].base_offset)
@@ -182,7 +182,7 @@ class SurvivorBuilder:
         from_offset: int,
         followers: Followers,
     ) -> int:
-        """Put segment `number` into the map, and return the number of the next one to map."""
+        """Put segment `number` into the map, and return the number of the next segment to be mapped."""
         chunks = self._chunks(survivors, partition_path, segments, number, from_offset, followers)
         found = self._find_keys(survivors, chunks, from_offset)
         is_long = self._reader.is_longer_than_a_chunk(segments[number].log_bytes)
@@ -231,8 +231,8 @@ class SurvivorBuilder:
         """Yield the keys of the wanted data batches.
 
         One item is put into the map while the next one is produced, so keys produced after the map was full are
-        ignored. Once it is full, None is yielded for each chunk, so that this generator does not overwrite the buffers
-        of a chunk that is still being put into the map.
+        ignored. Once the map is full, None is yielded for each chunk, so that this generator does not overwrite the
+        buffers of a chunk that is still being put into the map.
         """
         for item in chunks:
             if item.wanted is None:
@@ -281,7 +281,7 @@ class SurvivorBuilder:
             survivors.latest_offset = int(put[-1])
 
     def _stop_in_front_of(self, ordinal: int, survivors: Survivors, portion: KeyPortion, from_offset: int) -> None:
-        """Stop before this record, at which the map was full: all later records are retained, even without a key."""
+        """Note that the map was full at this record: it and all later ones are retained, even without a key."""
         survivors.full = True
         row = portion.row_of(ordinal)
         self._advance(survivors, portion, row, from_offset)

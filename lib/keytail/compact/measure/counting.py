@@ -1,6 +1,6 @@
 """The write phase of a compaction without files: the output is counted, not written.
 
-The file system accepts every change and carries out none, so nothing that is measured can write to a log dir.
+The file system accepts every change and makes none, so a measurement cannot write to a log dir.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOVED = np.dtype([(name, BATCH_TABLE[name]) for name in _COLUMNS])
 
 
 class CountingFileSystem(QuietFileSystem):
-    """The real file system for reading, as beside a broker. Operations that would change something do nothing."""
+    """Reads the real file system, as beside a broker. Operations that would change something do nothing."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace)
@@ -50,7 +50,7 @@ class CountingFileSystem(QuietFileSystem):
 
 
 class CountedSegment(SegmentWriter):
-    """Counts a new segment. The rows appended since the last mark are kept, because no file has them."""
+    """Counts the batches of a new segment. The rows appended since the last mark are kept, because no file has them."""
 
     _rows: list[np.ndarray] | None = None
 
@@ -73,13 +73,13 @@ class CountedSegment(SegmentWriter):
 
 
 class CountingWriter(OutputWriter):
-    """Counts the outputs of one partition."""
+    """Counts the outputs of one partition, and writes nothing."""
 
     writes_with = CountedSegment
 
 
 class CountingRewriter(Rewriter):
-    """Also counts the retained tombstones. For this it opens batches that a compaction copies unopened."""
+    """A Rewriter that counts the retained tombstones. For this it opens batches that a compaction copies unopened."""
 
     def __init__(self, task: CleaningTask, *arguments: Any, **named: Any) -> None:
         super().__init__(task, *arguments, **named)
@@ -92,7 +92,7 @@ class CountingRewriter(Rewriter):
         rows = super()._decide_rows(chunk, number, records, batches, file_is_old)
         table = chunk.table
         uncounted = (rows.action == record_kernels.COPY) & ((table["attributes"] & CONTROL) == 0)
-        # Without `by_file_time`, only batches with a delete horizon have tombstones and are copied unopened.
+        # Without `by_file_time`, batches that are copied unopened have tombstones only if they have a delete horizon.
         if not self._task.by_file_time:
             uncounted &= (table["attributes"] & DELETE_HORIZON) != 0
         rows.action[uncounted & (table["record_count"] > 0)] = record_kernels.OPEN

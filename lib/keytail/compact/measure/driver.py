@@ -52,8 +52,8 @@ def measured(
     rules: Rules,
     rows: Sequence[ResultRow],
 ) -> list[ResultRow]:
-    """Return the `rows` of a plan of the `chosen` partitions, with what a compaction would leave of the due partitions,
-    by descending gain.
+    """Return the `rows` of a plan of the `chosen` partitions by descending gain, with what a compaction would leave of
+    the due partitions.
     """
     paths = [entry.path for _, entry in chosen.partitions]
     found = dict(zip(paths, rows, strict=True))
@@ -174,7 +174,7 @@ class _Measuring:
 
 
 def measured_row(row: ResultRow, task: CleaningTask, found: Measurement) -> ResultRow:
-    """Return the row of a plan with the measurement."""
+    """Return the row of a plan with the measurement added."""
     below = [item for item in task.segments if item.base_offset < found.end_offset]
     bytes_after = found.bytes_after.estimate
     return replace(

@@ -21,7 +21,7 @@ from keytail.log.records.chunk import Chunk, SegmentReader
 from keytail.log.transactions import Transactions
 
 DRAWS = 2048
-# A partition with at most this many bytes to clean is measured: the drawn batches would be a large part of it.
+# A partition with at most this many bytes to clean is measured: drawn batches would be a large part of these bytes.
 MEASURED_BYTES = 128 << 20
 
 
@@ -33,10 +33,10 @@ def estimate_partition(
     draws: int = DRAWS,
     measured_bytes: int = MEASURED_BYTES,
 ) -> Measurement:
-    """Estimate a partition from `draws` draws; measure it if it has at most `measured_bytes` to clean.
+    """Return an estimate from `draws` draws, or a measurement if there are at most `measured_bytes` to clean.
 
-    It is assumed that the keys of the dirty section fit into the map, or that a fan-out is used. Raises what reading
-    the log raises, and Refused if no estimate is possible.
+    It is assumed that the keys of the dirty section fit into the map of the compaction, or that it uses a fan-out.
+    Raises what reading the log raises, and Refused if no estimate is possible.
     """
     _, end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)
     section = task.segments[:end]
@@ -57,8 +57,8 @@ def estimate_partition(
     untouched_bytes = sum(segment.log_bytes for segment in task.segments[end:])
     shares = left / sizes[:, None]
     most_bytes = max(1.0, float(shares[:, 0].max()))
-    records = interval_of_total(shares[:, 1], sample.most_records_a_byte, section_bytes, (0, sample.records))
-    tombstones = interval_of_total(shares[:, 2], sample.most_records_a_byte, section_bytes, (0, sample.records))
+    records = interval_of_total(shares[:, 1], sample.most_records_per_byte, section_bytes, (0, sample.records))
+    tombstones = interval_of_total(shares[:, 2], sample.most_records_per_byte, section_bytes, (0, sample.records))
     most = int(most_bytes * section_bytes) + 1
     return Measurement(
         method="estimated",
@@ -71,7 +71,7 @@ def estimate_partition(
 
 
 class _SampleRewriter(CountingRewriter):
-    """Also keeps the number of retained tombstones of each batch."""
+    """A CountingRewriter that keeps the number of retained tombstones of each batch instead of the sum."""
 
     def __init__(self, task: CleaningTask, *arguments: object, **named: object) -> None:
         super().__init__(task, *arguments, **named)
@@ -101,8 +101,8 @@ def rewrite_sample(
     sample: Sample,
     transactions: Transactions,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each draw (n) the size of its batch in bytes, and what remains of it (n, 3): bytes, records,
-    tombstones.
+    """Return for each draw the size of its batch in bytes (float64[draws]), and what remains of the batch
+    (float64[draws, 3]): bytes, records, tombstones.
     """
     findings = Findings(survivors_of(task, sample), transactions, active_producers(fs, task, reader), 0)
     rewriter = make_rewriter(task, reader, findings, kind=_SampleRewriter)

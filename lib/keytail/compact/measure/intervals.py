@@ -3,8 +3,8 @@ Pure functions.
 
 A total is estimated as the mean of independent draws, each between 0 and a known maximum. Two bounds on the error of
 such a mean hold for any number of draws: the bound by Chernoff and Hoeffding is narrow if the mean is close to 0 or to
-the maximum, the bound by Maurer and Pontil (2009, theorem 11) if the draws differ little. Each is wrong in at most half
-of `1 - CONFIDENCE` of all samples; the interval is the intersection of both.
+the maximum, the bound by Maurer and Pontil (2009, theorem 11) if the draws differ little. Each bound is wrong in at
+most half of `1 - CONFIDENCE` of all samples; the interval is the intersection of both.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Interval:
 
 
 def interval_of_mean(draws: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
-    """Return the mean of independent draws (float64, each from 0 to 1, at least two), and bounds on the mean of their
-    expected values.
+    """Return the mean of independent draws (float64, each from 0 to 1, at least two), and the lower and the upper bound
+    on the mean of their expected values.
     """
     n, mean = len(draws), float(draws.mean())
     wrong = (1 - confidence) / 4  # two bounds, each on two sides

@@ -1,8 +1,7 @@
-"""Measures what a compaction of one partition would leave: does all of its reading, deciding and compressing, without
-files.
+"""Measures what a compaction of one partition would leave: reads, decides and compresses as a compaction does, and
+writes nothing.
 
-The numbers are therefore the same as of a compaction at the same time, whatever the codecs, formats and transactions of
-the log.
+So the numbers equal those of a compaction at the same time, whatever the codecs, formats and transactions of the log.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from keytail.log.records.chunk import SegmentReader
 @dataclass(frozen=True)
 class Measurement:
     """What a compaction would leave of a partition. `bytes_after` (of `.log` files) and `records_after` cover all
-    segments, `tombstones_after` only the cleaned segments. Counts that an estimate does not make are None.
+    segments, `tombstones_after` only the cleaned segments. An estimate leaves the last three counts None.
     """
 
     method: str

@@ -55,10 +55,10 @@ class Sample:
     """The drawn batches of the section that is cleaned, by number of their segment, and figures of the section.
 
     `watched` maps the keys of drawn batches to the place of their last record in the dirty section: for a drawn record
-    twice its ordinal plus 1, otherwise twice the ordinal of the next drawn record. `draws` are the
-    base offsets of the drawn batches (int64), one for each draw: a large batch is drawn several times. `records` is the
-    number of records in the section, `unread_records` the number above it, `most_records_a_byte` the largest number of
-    records per byte of any batch in the section.
+    twice its ordinal plus 1, for another record twice the ordinal of the next drawn record, 0 if there is no record.
+    `draws` are the base offsets of the drawn batches (int64), one for each draw: a large batch is drawn several times.
+    `records` is the number of records in the section, `unread_records` the number above it, `most_records_per_byte` the
+    largest number of records per byte of any batch in the section.
     """
 
     watched: OffsetMap
@@ -66,7 +66,7 @@ class Sample:
     draws: list[np.ndarray] = field(default_factory=list)
     records: int = 0
     unread_records: int = 0
-    most_records_a_byte: float = 0.0
+    most_records_per_byte: float = 0.0
     keyless: int = 0
     first_keyless_offset: int = -1
 
@@ -90,8 +90,8 @@ def follow_sampled(
 ) -> tuple[Sample, Transactions]:
     """Read the log once, in order; return the sample at these positions (by segment) and the outcome of transactions.
 
-    Raises Contradiction as TransactionTracker does, CorruptLog, or Refused: for records without a key in the dirty
-    section, and if the keys of the sample do not fit into the map's memory.
+    Raises Contradiction as TransactionTracker does, CorruptLog, or Refused, such as for records without a key in the
+    dirty section, or if the keys of the sample do not fit into the map's memory.
     """
     tracker = TransactionTracker(aborted, task.log_start_offset)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
@@ -121,11 +121,11 @@ def _has_keys(table: np.ndarray) -> np.ndarray:
 
 
 def _draw(sample: Sample, chunk: Chunk, positions: np.ndarray) -> np.ndarray:
-    """Return for each batch of the chunk (bool) whether it is drawn, and count it."""
+    """Return for each batch of the chunk (bool) whether it is drawn; add the chunk's figures to `sample`."""
     table = chunk.table
     sample.records += int(table["record_count"].sum(dtype=np.int64))
-    sample.most_records_a_byte = max(
-        sample.most_records_a_byte, float((table["record_count"] / table["size_bytes"]).max(initial=0.0))
+    sample.most_records_per_byte = max(
+        sample.most_records_per_byte, float((table["record_count"] / table["size_bytes"]).max(initial=0.0))
     )
     a, b = np.searchsorted(positions, [chunk.position, chunk.position + len(chunk.raw)])
     rows = np.searchsorted(table["position"], positions[a:b], side="right") - 1
@@ -136,14 +136,15 @@ def _draw(sample: Sample, chunk: Chunk, positions: np.ndarray) -> np.ndarray:
 
 
 class _SampledKeys:
-    """Records for each key of the drawn batches where it occurs last in the dirty section."""
+    """Notes, for each key of the drawn batches, the place of its last record in the dirty section."""
 
     def __init__(self, task: CleaningTask, reader: SegmentReader, sample: Sample) -> None:
         self._task, self._reader, self._sample = task, reader, sample
         self._scanner = KeyScanner(task.hash_seed)
 
     def draw(self, chunk: Chunk, number: int, is_drawn: np.ndarray, is_mapped: np.ndarray) -> None:
-        """Add the drawn batches of a chunk of segment `number`, and the keys of those that the map contains."""
+        """Add the drawn batches of a chunk of segment `number` and their keys, and note the places of all such keys in
+        the mapped batches (`is_drawn`, `is_mapped`: bool for each batch)."""
         table, drawn = chunk.table, self._sample.drawn[number]
         self._watch(chunk, is_drawn & _has_keys(table))
         counts = table["record_count"].astype(np.int64)
@@ -194,8 +195,8 @@ def _places(portion: KeyPortion) -> np.ndarray:
 
 def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
     """Return the survivors of the sample, as the map phase would for a log with only the drawn batches. Places in
-    `sample.watched` become ordinals. A record that the map lacks is retained if its ordinal is not below the ordinal of
-    its key (CLEANING.md 5.5), so a record that was not drawn gets the ordinal of the next drawn record.
+    `sample.watched` become ordinals: a record that was not drawn gets the ordinal of the next drawn record, since a
+    record that the map lacks is retained if its ordinal is not below the ordinal of its key (CLEANING.md 5.5).
     """
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     is_inside = task.first_dirty_offset > task.segments[first].base_offset
@@ -220,8 +221,8 @@ def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
 def drawn_chunks(
     fs: FileSystem, task: CleaningTask, sample: Sample
 ) -> Iterator[tuple[int, int, int, Chunk]]:
-    """Read the drawn batches again. Yield the number of their segment, the numbers of records and of batches before
-    them in its sample, and a chunk that consists of them."""
+    """Read the drawn batches again. Yield chunks of drawn batches, each after the number of its segment and the numbers
+    of its first record and its first batch among those drawn from the segment."""
     for number, drawn in enumerate(sample.drawn):
         table = drawn.table
         if not len(table):

@@ -53,7 +53,7 @@ def sum_of(name: str, rows: Sequence[ResultRow], cores: int) -> Topic:
 
 
 def figures_of(topic: Topic) -> dict[str, object]:
-    """Return the sums for programs."""
+    """Return the sums as fields of the JSON output."""
     of_topic = asdict(topic)
     of_topic |= of_topic.pop("measured")
     del of_topic["method"]
@@ -82,7 +82,7 @@ def print_topics(topics: Sequence[Topic]) -> None:
 
 
 def _between(text: Callable[[int], str], low: int, high: int) -> str:
-    """Return a number, or its bounds."""
+    """Return the texts of both bounds, or one text if they are the same."""
     low_text, high_text = text(low), text(high)
     return low_text if low_text == high_text else f"{low_text} to {high_text}"
 

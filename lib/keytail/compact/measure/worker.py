@@ -1,4 +1,4 @@
-"""The work of a task for `plan --measure` and `--estimate`: one partition, read as beside a broker."""
+"""The work of a task of `plan --measure` and `plan --estimate`: reads one partition as beside a broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keytail.run.watching import sending_progress
 def measure_on_worker(
     tasks_per_host: int, task: CleaningTask, attempt: str, *, from_a_sample: bool
 ) -> Measurement:
-    """Run one task, with the throttle and the memory of its host. Nothing is written."""
+    """Measure or estimate one partition, with the throttle and the map memory of a task on its host. Writes nothing."""
     let_others_go_first()
     fs = CountingFileSystem(pace_of(tasks_per_host, task))
     task = with_memory(tasks_per_host, task, attempt)

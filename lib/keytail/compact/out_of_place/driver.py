@@ -71,7 +71,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             free = "" if target.is_store else f" ({human_bytes(fs.free_bytes(_place(target, log_dir, request)))} free)"
             print_message(
                 f"keytail: from {log_dir} to {target.tree(log_dir)}: {actions['clean']} partitions would be compacted, "
-                f"{actions['copy']} copied unchanged, {actions['keep']} are there unchanged, "
+                f"{actions['copy']} copied unchanged, {actions['keep']} are already in the target, "
                 f"{actions['leave']} left out; up to {human_bytes(size_bytes)} would be written{free}"
             )
         _report_about(checked, configuration)
@@ -82,14 +82,14 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def _place(target: Target, log_dir: str, request: Request) -> str:
-    """Return the directory to which a run writes first, or the nearest one above it that exists."""
+    """Return the directory to which a run writes first, or its nearest parent directory that exists."""
     if target.is_store:
         return request.scratch_dir or tempfile.gettempdir()
     return existing_directory(target.fs, target.places[target.log_dirs.index(log_dir)])
 
 
 def _with_room(room: Room, item: PlannedPartition, target: Target, rules: Rules, request: Request) -> PlannedPartition:
-    """Return the decision, or a refusal if there is no room for the partition in the target."""
+    """Return the decision, or a refusal if there is no room where a run would first write the partition."""
     if item.action not in ("clean", "copy"):
         return item
     path = os.path.join(_place(target, item.log_dir, request), item.name)
@@ -224,8 +224,8 @@ class _Driver:
         return roots
 
     def _find_vanished(self, roots: list[Root]) -> None:
-        """Find partitions in the target that are no longer in the same log dir of the source: no partition may be in
-        two log dirs.
+        """Add partitions in the target whose source moved to another log dir to `lacking`: no partition may be in two
+        log dirs.
         """
         hosted = {name: root for root in roots for name in (*root.records, *root.lacking)}
         for root in roots:
@@ -260,8 +260,7 @@ class _Driver:
             )
 
     def rows(self, placed: Sequence[ResultRow]) -> list[ResultRow]:
-        """Return the rows of the chosen partitions, in their order, and the row of a metadata log that was not copied.
-        """
+        """Return the rows of the chosen partitions, in their order, then rows of metadata logs that were not copied."""
         done: Iterator[ResultRow] = iter(placed)
         rows = [
             item.with_limits(next(done)) if item.action in ("clean", "copy") else item.row

@@ -54,7 +54,7 @@ class Store:
     """
 
     uri: str
-    folder: str = ""  # path below the URI, of one of several log dirs or of a partition
+    folder: str = ""  # path below the URI: that of a partition or, for display, of an object
 
     def __str__(self) -> str:
         return "/".join(filter(None, (shown(self.uri).rstrip("/"), self.folder)))
@@ -65,7 +65,7 @@ class Store:
         return replace(self, folder="/".join(filter(None, (self.folder, name))))
 
     def connect(self) -> tuple[Any, str]:
-        """Return pyarrow's filesystem and the path in it."""
+        """Return pyarrow's filesystem and the path in it. Raises UsageProblem if the URI cannot be opened."""
         try:
             with as_caller():  # credentials may be in files in the caller's home directory
                 fs, path = _connected(self.uri)
@@ -90,9 +90,9 @@ class Store:
         self, fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput], started: OutputRecord
     ) -> tuple[PlacedFile, ...]:
         """Write all objects of a partition, in a task: cleaned files from its scratch directory, others from the
-        source.
+        source. Return the files that were written.
 
-        The record is marked unfinished first. Sizes are then checked in the store.
+        The unfinished record `started` is written first. The size of each object is checked in the store.
         """
         assert task.out_of_place is not None
         store = self.below(started.name)
@@ -107,7 +107,7 @@ class Store:
         return tuple(placed)
 
     def put_file(self, fs: FileSystem, source: str, name: str, wanted: PlacedFile) -> PlacedFile:
-        """Stream a local file into an object, and check its size there. `wanted` has the expected size and digest."""
+        """Stream a local file into an object, check its size and any digest against `wanted`, and return the object."""
 
         def once(remote: Any, path: str) -> PlacedFile:
             digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
@@ -193,7 +193,7 @@ class Store:
                     raise UsageProblem(
                         f"the bucket {bucket} does not exist",
                         path=str(self),
-                        remedy="Create it, then run again",
+                        remedy="Create the bucket, then run again",
                         slug="no-such-bucket",
                     )
             files = [info for info in found if info.type == pyarrow.fs.FileType.File]
@@ -202,7 +202,7 @@ class Store:
         return self._tried("", once)
 
     def _tried(self, name: str, once: Callable[[Any, str], T]) -> T:
-        """Return `once(filesystem, path)`; retried with delays if the store failed."""
+        """Return `once(filesystem, path)`; call it again, after a delay, if the store failed."""
         retrying = Retrying(
             retry=retry_if_exception_type(StoreProblem),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -221,7 +221,7 @@ class Store:
 
 @lru_cache(maxsize=4)
 def _connected(uri: str) -> tuple[Any, str]:
-    """Connect once per process, because connecting looks for credentials."""
+    """Return filesystem and path of a URI; connect once per process, because connecting looks for credentials."""
     import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
 
     remote, path = pyarrow.fs.FileSystem.from_uri(uri)
@@ -230,8 +230,8 @@ def _connected(uri: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _store_errors(store: Store, what: str) -> Iterator[None]:
-    """Convert the store's errors, raised by pyarrow as OSError. Errors of local files (with file name) are
-    re-raised.
+    """Convert errors of the store, which pyarrow raises as OSError without a file name, to KeytailError. Errors of
+    local files are re-raised.
     """
     try:
         yield
@@ -272,7 +272,7 @@ def is_store(target: str) -> bool:
 
 
 class StoreTree:
-    """One log dir of the target in an object store; `MountedTree` is the same for a mounted path."""
+    """One log dir of the target in an object store, with the methods that `MountedTree` has for a mounted path."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -309,8 +309,7 @@ class StoreTree:
 
     def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
         """Finish a partition whose objects a worker has sent: remove other objects, and mark the record as finished.
-
-        Raises StoreProblem if an object is missing or has another size.
+        Return the record. Raises StoreProblem if an object is missing or has another size.
         """
         store = self.store.below(record.name)
         sizes = store.sizes()
@@ -341,7 +340,7 @@ class StoreTree:
 
 @contextlib.contextmanager
 def local_scratch(path: str) -> Iterator[None]:
-    """Provide a local directory for cleaned files to be sent; it is retained if a fan-out continues in it."""
+    """Create directory `path` for cleaned files to be sent; remove it at the end unless a fan-out continues there."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     try:
         yield

@@ -1,7 +1,7 @@
-"""The record beside the files of a partition that was written out of place: it describes them to the next run.
+"""The record beside the files of a partition that was written out of place: it describes the files to the next run.
 
-It is JSON with a version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Other modules store and
-evaluate it.
+The record is JSON with a version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Other modules
+store and evaluate records.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
             raise Refused(
                 f"the record of this output has version {version}, but this keytail supports only {_VERSION}",
                 path=where,
-                remedy="Use the keytail version that wrote it, or another --output-dir",
+                remedy="Use the keytail version that wrote the record, or another --output-dir",
                 slug="unsupported-output-version",
             )
         fields["copied_for"] = of_stored(fields.get("copied_for", ""))
@@ -118,7 +118,8 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
 
 
 def seen_files(fs: FileSystem, partition_path: str) -> tuple[SeenFile, ...]:
-    """Return the files that a copy of the partition contains, by name: regular files except scratch files."""
+    """Return the files that a copy of the partition contains, sorted by name: all regular files except output records,
+    scratch files, leftovers of replacements, and files that prevent a broker from starting."""
     return tuple(
         sorted(
             SeenFile(entry.name, entry.size_bytes, entry.mtime_ns)

@@ -1,7 +1,7 @@
 """The files in the log dirs of a target: checkpoints, and the files without which no broker starts.
 
-`meta.properties` is removed before anything is changed. It is written last, and only if every partition of the source
-is in the target: a broker would treat missing partitions as empty (compact/out_of_place/OUT_OF_PLACE.md).
+`meta.properties` is removed before anything is changed. The file is written last, and only if every partition of the
+source is in the target: a broker would treat missing partitions as empty (compact/out_of_place/OUT_OF_PLACE.md).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def entries_of(facts: LogDirFacts, topic: str, partition: int) -> Entries:
 
 
 def contents(fs: FileSystem, root: Root, *, is_complete: bool) -> dict[str, bytes]:
-    """Return the required contents of the log dir's files, by name; other files must not exist."""
+    """Return the required contents of the log dir's files, by name; a file that is not named must not exist."""
     wanted: dict[str, bytes] = {}
     for name, of in _FIELD_OF.items():
         offsets = {
@@ -82,8 +82,8 @@ def close_to_brokers(roots: Sequence[Root]) -> None:
 
 
 def write(fs: FileSystem, roots: Sequence[Root], *, is_complete: bool) -> None:
-    """Write every file. The files that let a broker start are written last, those beside the metadata log after all
-    others.
+    """Write the files of all log dirs. The files without which no broker starts are written last, those beside the
+    metadata log after all others.
     """
     planned = [(root, contents(fs, root, is_complete=is_complete)) for root in reversed(_metadata_first(roots))]
     for root, wanted in planned:

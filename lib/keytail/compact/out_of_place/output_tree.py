@@ -33,9 +33,9 @@ ROOT_FILES = (
 class TargetEntry:
     """A directory in the target.
 
-    `record` is None if the partition is incomplete. `is_foreign`: keytail did not create the directory. `listing` has
-    the size of each file and, if the file system provides it, its modification time. `problem` is the reason why the
-    record is unusable.
+    `record` is None if the directory has no usable record; `problem` then has the reason if there is a record that is
+    unusable. `is_foreign`: keytail did not create the directory. `listing` has the size of each file and, if the file
+    system provides it, its modification time.
     """
 
     name: str
@@ -49,7 +49,7 @@ class TargetEntry:
         return self.record is not None and self.record.is_finished
 
     def differences(self) -> str:
-        """Return the names of files that differ from the record, at most five; empty if none differ."""
+        """Return the names of the first five files that differ from the record, as one text; "" if none differ."""
         assert self.record is not None
         wanted = as_listed(self.record)
         here = {name: facts for name, facts in self.listing.items() if not _is_keytail_file(name)}
@@ -71,7 +71,7 @@ def classify(name: str, listing: dict[str, tuple[int, int | None]], data: bytes 
 
 
 def _is_keytail_file(name: str) -> bool:
-    """Return whether only keytail creates files of this name. Brokers do not read them."""
+    """Return whether only keytail creates files of this name, which brokers do not read."""
     return name.endswith(names.SCRATCH) or name in (names.OUTPUT_RECORD, names.OUTPUT_RECORD + names.TEMPORARY)
 
 

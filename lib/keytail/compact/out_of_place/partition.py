@@ -29,7 +29,7 @@ def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
     If cleaning is refused because of its records, the partition is copied; the result's `refusal` is the reason. Raises
     what `clean_partition` raises, after removing the outputs of this attempt, and Refused if the source is not as the
-    driver listed it, before or after.
+    driver listed it, before or after the files are read.
     """
     result = clean_or_not(fs, task)
     try:
@@ -65,8 +65,8 @@ def uncleaned(task: CleaningTask) -> CleaningResult:
 
 
 def copy_rest(fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput]) -> tuple[PlacedFile, ...]:
-    """Make durable copies of all files that no group replaces, with their times, and return them; on failure no copy is
-    left.
+    """Make durable copies, with the same times, of all files that no group replaces, and return the copies; on failure
+    no copy is left.
     """
     place = _place(task)
     made: list[PlacedFile] = []
@@ -123,7 +123,7 @@ def refuse_other_files(fs: FileSystem, task: CleaningTask) -> None:
     if here == there:
         return
     differ = sorted({file.name for file in {*here} ^ {*there}})
-    raise changed(task, f"other names, sizes or times of {', '.join(differ[:5])}{' ...' if len(differ) > 5 else ''}")
+    raise changed(task, f"names, sizes or times differ: {', '.join(differ[:5])}{' ...' if len(differ) > 5 else ''}")
 
 
 def changed(task: CleaningTask, how: str) -> Refused:
@@ -141,9 +141,10 @@ def _place(task: CleaningTask) -> OutOfPlace:
 
 
 def as_written(facts: PartitionFacts, record: OutputRecord) -> PartitionFacts:
-    """Return the facts of the partition in the target, for planning, derived from those of its unchanged source.
+    """Return the facts of the target's copy of a partition, for planning, from the facts of the unchanged source.
 
-    At and above the offset to which it was compacted, both have the same files; the record lists the files below it.
+    At and above the offset to which the copy was compacted, both have the same files; the record lists the files of the
+    copy below this offset.
     """
     if record.clean_to is None:
         return facts

@@ -77,7 +77,7 @@ class Intended:
 
 @dataclass
 class Placing:
-    """The installation of one partition in the target."""
+    """The installation of one partition's output in the target."""
 
     target: InTarget
     task: CleaningTask
@@ -128,7 +128,7 @@ class Placing:
         return self._result
 
     def final_row(self) -> ResultRow:
-        """Return the row of a partition that was placed compacted, or copied."""
+        """Return the row of a partition that has been placed, compacted or copied."""
         assert self.task.out_of_place is not None
         if self.result.refusal:
             row = self.row.unchanged("refused", "copied unchanged: " + self.result.refusal)
@@ -148,7 +148,7 @@ class Placing:
         yield from self.intended.notes
 
     def fail(self, problem: KeytailError) -> None:
-        """End a partition that has not been placed."""
+        """Set the row of a partition that was not placed, and remove its scratch files."""
         self.problem = problem
         remove_unneeded(self.target.fs, self.task)
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
@@ -178,7 +178,7 @@ def unfinished(task: CleaningTask) -> OutputRecord:
 
 @dataclass(frozen=True)
 class Worker:
-    """The settings of the run that every task needs. `stores` has each log dir's store, if there are any."""
+    """The settings of the run that every task needs. `stores`: each log dir's store; empty if the target is mounted."""
 
     tasks_per_host: int
     shared_storage: bool = False
@@ -188,7 +188,7 @@ class Worker:
         return self.stores.get(os.path.dirname(task.partition_path))
 
     def place(self, task: CleaningTask, attempt: str) -> CleaningResult:
-        """Do all the work on one partition, in a task."""
+        """Clean one partition, in a task, and write or send all of its files."""
         fs, task = on_worker(self.tasks_per_host, task, attempt)
         store = self.store_of(task)
         with sending_progress(task.partition_path, attempt, "copy"):
@@ -216,7 +216,7 @@ class Worker:
         return replace(result, placed=(*outputs_of(result.groups), *copies))
 
     def _send(self, fs: FileSystem, store: Store, task: CleaningTask, result: CleaningResult) -> CleaningResult:
-        """Send the files; the result has no scratch files, since they are at their final place."""
+        """Send the files; the returned result has no groups, since no file has a scratch name in the store."""
         placed = store.send(fs, task, result.groups, unfinished(task))
         refuse_other_files(fs, task)
         return replace(result, groups=(), placed=placed)
@@ -256,7 +256,7 @@ class InTarget:
         return iter(())
 
     def finish(self, task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
-        """Run a task that copies the files that a fan-out did not write."""
+        """Run a task that copies or sends the files that a fan-out did not write; return its outcome."""
         name = f"copy the rest of {os.path.basename(task.partition_path)}"
         [outcome] = self.engine.run_bundle([(task, result)], self.worker.finish, name=name)
         return outcome

@@ -1,6 +1,6 @@
 """Decides what a compaction out of place does with a partition: clean, copy, keep in the target, or leave out.
 
-Reads nothing but listings of the source; the contents of the target are passed in.
+Reads of the source what a plan reads, and nothing of the target: the contents of the target are passed in.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Known = Mapping[str, Mapping[str, TargetEntry]]
 @dataclass(frozen=True)
 class PlannedPartition:
     """The decision for one partition. `row` is the row of a plan, or has the reason why the partition is left out;
-    `record` is the target's record of a partition that is kept there. The partition of the metadata log is never
-    `planned`.
+    `record` is the target's record of a partition that is kept there. `planned` is None for the metadata log and for a
+    partition that is left out before it is planned.
     """
 
     log_dir: str
@@ -107,8 +107,8 @@ class PlannedPartition:
             if self.action == "clean" and self.planned.facts.high_watermark is None:
                 notes.append(
                     f"{self.name}: its high watermark is unknown, so the log end offset "
-                    f"{self.planned.facts.log_end_offset} was used instead: records that other replicas did not have "
-                    "may have removed records that they had"
+                    f"{self.planned.facts.log_end_offset} was used instead: older records may have been removed "
+                    "because of records that other replicas never had"
                 )
         return Intended(target.tree(self.log_dir), self.row, self.entries or Entries(), repaired, tuple(notes))
 
@@ -123,7 +123,7 @@ def judge(
     *,
     execute: bool = False,
 ) -> PlannedPartition:
-    """Decide for a chosen partition. Reads what a plan reads of the source, or only its listing if it is unchanged."""
+    """Return the decision for a chosen partition. Reads only the listing of the source if the source is unchanged."""
     row = ResultRow(entry.topic, entry.partition, entry.log_dir, "refused")
     at = PlannedPartition(log_dir.path, entry.path, entry.topic, entry.partition, "leave", row)
     there = known[log_dir.path].get(at.name)
@@ -146,8 +146,8 @@ def judge(
     facts = planned.facts
     is_unread = planned.config is None and planned.problem is None  # a system error prevented the decision
     if planned.corrupt or is_unread or facts.problems or not facts.segments:
-        # A plan skips a partition that is not compacted, whatever its other errors. Here, it would be missing in the
-        # target.
+        # A plan skips a partition that is not compacted, whatever its other errors. Here, the partition would then be
+        # missing in the target.
         status = "corrupt" if planned.corrupt else "refused"
         return replace(at, row=row.unchanged(status, _why_left_out(planned, log_dir, at.name)), planned=planned)
     if planned.wanted:
@@ -156,7 +156,7 @@ def judge(
 
 
 def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> ErrorText:
-    """Return why a partition is left out."""
+    """Return the reason why the partition `name` is not written to the target."""
     waiting = [item for item in planned.facts.leftovers if names.parse_file_name(item).kind == "swap"]
     if not waiting:
         return "not placed: " + (joined(planned.facts.problems) or row_of(planned).error)
@@ -168,21 +168,21 @@ def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> ErrorTex
 
 
 def _unusable(there: TargetEntry) -> KeytailError | None:
-    """Return the error if the target's copy of the partition must not be replaced."""
+    """Return the error if the target's copy of the partition must not be replaced, else None."""
     if there.problem is not None:
         return there.problem
     if there.is_done and (differs := there.differences()):
         return Refused(
             f"the target's files of this partition are not those that keytail wrote: {differs}",
-            remedy="Give another --output-dir, or remove the partition's directory there: a broker that starts on the "
-            "target changes its files",
+            remedy="Give another --output-dir, or remove the partition's directory in the target: a broker that starts "
+            "on the target changes its files",
             slug="target-changed",
         )
     return None
 
 
 def _unchanged(at: PlannedPartition, there: TargetEntry | None, clean_shutdown: bool) -> OutputRecord | None:
-    """Return the record in the target if the source has not changed since it was written, else None."""
+    """Return the target's record if the source has not changed since that record was written, else None."""
     if there is None or there.record is None or not there.is_done:
         return None
     record = there.record
@@ -225,7 +225,7 @@ def _keep(
 
 
 def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, TargetEntry]) -> list[PlannedPartition]:
-    """Return the decision for the metadata log, if the log dir has one: it is copied completely, as listed."""
+    """Return a list with the decision for the metadata log, to copy or to keep it; empty if the log dir has none."""
     name = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
     if name not in facts.skipped:
         return []

@@ -54,10 +54,10 @@ class Target:
             self.tree(log_dir).make()
 
     def entries(self) -> dict[str, dict[str, TargetEntry]]:
-        """Return the partitions by log dir of the source and by name. Raises Refused if another program wrote files
-        there.
+        """Return the target's directories by log dir of the source and by name. Raises Refused if the target has files
+        that keytail did not write.
 
-        A child process lists an object store: its client starts threads, and this process may still have to fork.
+        A child process lists an object store: the client starts threads, and this process may still have to fork.
         """
         if not self.is_store:
             return self._entries()
@@ -95,7 +95,7 @@ class Target:
             )
 
     def scratch(self, at_end: contextlib.ExitStack) -> str | None:
-        """Return a directory of this run for files to be sent to an object store, removed at the end; else None."""
+        """Return a directory, removed at the end, for files to be sent to a store; None if the target is mounted."""
         if not self.is_store:
             return None
         directory = tempfile.TemporaryDirectory(prefix="keytail-output-", dir=self.scratch_dir)

@@ -1,4 +1,4 @@
-"""Prepares compactions beside a running broker or on a stopped one: does everything except the commit.
+"""Prepares compactions beside a running broker or on a stopped one: does all of a compaction except the commit.
 
 Takes keytail's own lock, not the broker's, so that one run at a time prepares in a log dir. In a partition only scratch
 files are written, which brokers ignore (PREPARED.md in this directory).
@@ -51,7 +51,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         select_partitions(fs, request.partition_filter)  # report invalid flags before taking locks
         steps.submitted_session()
         steps.lock(request.partition_filter.log_dirs, names.PREPARE_LOCK)
-        # A run that holds Kafka's lock may have begun before the prepare lock existed: it removes scratch files.
+        # A run that holds Kafka's lock may have begun before the prepare lock existed, and it removes scratch files.
         refuse_other_run(request.partition_filter.log_dirs, fs)
         chosen, configuration = steps.select_partitions(rules.now_ms)
         rows: dict[str, ResultRow] = {}
@@ -87,8 +87,8 @@ def _plan(
     *,
     drop_keyless: bool,
 ) -> Planned:
-    """Plan a partition. Keep the preparation of an earlier run if it can still be committed and ends where this run
-    would end; if not, discard it.
+    """Return the plan of a partition. Keep an earlier run's preparation if it can still be committed and ends where
+    this run would end, or if the partition is refused; otherwise discard it.
     """
     planned = plan_beside_a_broker(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]
@@ -103,7 +103,7 @@ def _plan(
                 discard(fs, entry.path, record.files)
                 return replace(planned, prepared=record)
             reason = ErrorText(
-                f"it ended at offset {record.result.end_offset}, and cleaning now reaches offset "
+                f"it was prepared up to offset {record.result.end_offset}, and cleaning now reaches offset "
                 f"{selection.first_uncleanable_offset}"
             )
     with contextlib.suppress(OSError):  # then the committing run discards it
@@ -181,7 +181,7 @@ def _row(plan: Planned) -> ResultRow:
 def _all_rows(
     rows: Mapping[str, ResultRow], tasks: Sequence[CleaningTask], done: Sequence[ResultRow]
 ) -> list[ResultRow]:
-    """Return the rows of a run that ended early."""
+    """Return the rows of a run that ended early: `done` for its `tasks`, `rows` for other partitions."""
     known = dict(rows)
     known.update((task.partition_path, row) for task, row in zip(tasks, done, strict=True))
     return list(known.values())

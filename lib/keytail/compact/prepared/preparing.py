@@ -1,5 +1,5 @@
-"""The destination of a run that prepares compactions: the output of tasks is left beside the segments for a later run
-to commit, with a record for each partition (PREPARED.md in this directory).
+"""The destination of a run that prepares compactions: outputs stay beside the segments until a later run commits them,
+with a record for each partition (PREPARED.md in this directory).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AGAIN = "Run the command again, or let `compact --execute` read the partition wh
 
 
 class SourcesChanged(Refused):
-    """A broker replaced, removed or truncated segments while they were read."""
+    """A broker has replaced, removed or truncated segments since they were listed."""
 
     default_slug = "segments-changed-meanwhile"
 
@@ -52,14 +52,14 @@ def refuse_changed_sources(fs: FileSystem, task: CleaningTask, sources: Sequence
     try:
         kept = see_sources(fs, task.partition_path, [*_of(task, sources), last])
     except OSError as problem:
-        raise SourcesChanged("a segment was removed meanwhile: " + in_words(problem), remedy=AGAIN) from None
+        raise SourcesChanged("a segment was removed after it was listed: " + in_words(problem), remedy=AGAIN) from None
     for before, now in zip(sources, kept, strict=False):
         if before != now:
             path = task.path(now.base_offset, names.LOG)
-            raise SourcesChanged("a segment was replaced meanwhile", path=path, remedy=AGAIN)
+            raise SourcesChanged("a segment was replaced after it was listed", path=path, remedy=AGAIN)
     if kept[-1].log_bytes < last.log_bytes:
         path = task.path(last.base_offset, names.LOG)
-        raise SourcesChanged("the log was truncated meanwhile", path=path, remedy=AGAIN)
+        raise SourcesChanged("the log was truncated after it was listed", path=path, remedy=AGAIN)
 
 
 def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
@@ -69,7 +69,7 @@ def _of(task: CleaningTask, sources: Sequence[Source]) -> list[SegmentFacts]:
 
 @dataclass
 class Preparing:
-    """The preparation of one partition."""
+    """The installation of one partition, which writes only the record of its preparation."""
 
     target: Prepare
     task: CleaningTask
@@ -80,7 +80,7 @@ class Preparing:
     _record_name: str = ""
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Write the record, durably, if the sources are still those that were read."""
+        """Write the record, durably. Raises SourcesChanged if the sources are not those that were read."""
         if is_stopped():
             raise Interrupted("interrupted")
         assert result.rest is None, "a preparation has one pass"
@@ -127,8 +127,8 @@ class Preparing:
         return warnings_of(self.row.name, self.result)
 
     def fail(self, problem: KeytailError) -> None:
-        """Discard the preparation of a partition and set its row. If a broker has changed the log in the meantime, that
-        is not an error of the log.
+        """Discard the preparation of a partition and set its row. If a broker has changed the log in the meantime, the
+        row reports this instead of `problem`, which is then not an error of the log.
         """
         remove_unneeded(self.target.fs, self.task)
         try:
@@ -143,9 +143,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Prepare:
-    """The destination of a run that only prepares.
-    `found` has each partition as it was before its task, by path.
-    """
+    """The destination of a run that only prepares. `found`: each partition as it was before its task, by path."""
 
     fs: FileSystem
     found: Mapping[str, Found]

@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A scratch file of the outputs, by its name."""
+    """A file of the outputs, under its scratch name."""
 
     name: str
     size_bytes: int
@@ -69,7 +69,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Record:
-    """`first_dirty_offset` is where the prepared round begins; `result.end_offset` is where it ends."""
+    """A prepared compaction of one partition, whose round is from `first_dirty_offset` to `result.end_offset`."""
 
     run_id: str
     topic: str
@@ -96,7 +96,7 @@ def record_name(base_offset: int, run_id: str) -> str:
 
 
 def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> tuple[Source, ...]:
-    """Return the present `.log` files of these segments. Raises OSError if one does not exist any more."""
+    """Return the `.log` files of these segments as they are now. Raises OSError if one does not exist any more."""
     entries = {entry.name: entry for entry in fs.scan(path)}
     found = []
     for segment in segments:
@@ -159,7 +159,7 @@ def decode_record(data: bytes, where: str) -> Record:
         raise CorruptLog(
             f"the record of a prepared compaction cannot be read: {error}",
             path=where,
-            remedy="It is discarded, and the partition is compacted as usual",
+            remedy="The preparation is discarded, and the partition is compacted as usual",
             slug="invalid-prepared-record",
         ) from error
 
@@ -197,7 +197,7 @@ def _check_groups(record: Record) -> None:
         for file in out.files:
             named = names.parse_file_name(file.name)
             if file.name not in outputs or (named.base_offset, named.suffix) != (out.base_offset, file.suffix):
-                raise ValueError("it does not list its files")
+                raise ValueError("it does not list the files of its segments")
 
 
 def _group(stored: dict[str, Any]) -> GroupOutput:

@@ -36,7 +36,7 @@ _MAX_AGE_WITHOUT_RETENTION_MS = 86_400_000
 
 
 def max_age_ms(delete_retention_ms: int) -> int:
-    """Return how old a preparation may be when it is committed: half of delete.retention.ms, or a day if that is 0.
+    """Return the maximum age of a preparation that is committed: half of delete.retention.ms, or a day if that is 0.
 
     New delete horizons are delete.retention.ms after the preparation. A consumer that reads a value just before the
     commit then has at least the other half to read its tombstone.
@@ -78,7 +78,7 @@ def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bo
 def checked(
     fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool
 ) -> ErrorText:
-    """Return why the preparation cannot be committed to the partition as planned now; NO_ERROR if it can be.
+    """Return why the preparation cannot be committed now, to the partition as `planned`; NO_ERROR if it can be.
 
     Reads names, sizes, times, checkpoints, and the header of each source's first batch.
     """
@@ -120,7 +120,7 @@ def taken_over(fs: FileSystem, planned: Planned, record: Record, reason: ErrorTe
 
 
 def without_compaction(fs: FileSystem, planned: Planned) -> Planned:
-    """Discard what was prepared for a topic that is known not to be compacted any more."""
+    """Discard a preparation if its topic is known not to be compacted any more; return the plan with that reason."""
     if not planned.settings_known or not any(is_prepared(name) for name in planned.facts.leftovers):
         return planned
     try:
@@ -186,7 +186,7 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
 def _of_epochs(then: Basis, basis: Basis) -> str | None:
     """Return how the leader epochs show that the log was truncated and then appended to; None if they do not.
 
-    Epochs that begin at or above the earlier log end have no records below it. A broker removes such an epoch when it
+    Epochs that begin at or above the log end of the preparation do not matter. A broker removes such an epoch when it
     stops or starts, or when another leader is elected before anything is appended.
     """
     end = then.log_end_offset
@@ -244,7 +244,7 @@ def _of_age(record: Record, now: Now) -> ErrorText:
     if age_ms > limit_ms:
         return refusal(
             f"it was prepared {duration_text(age_ms)} ago, and must be committed within {duration_text(limit_ms)}, "
-            "half of delete.retention.ms",
+            "half of delete.retention.ms (a day if that is 0)",
             slug="prepared-too-long-ago",
         )
     return NO_ERROR
@@ -267,7 +267,7 @@ def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Re
 
 def discard(fs: FileSystem, path: str, keep: Sequence[str] | frozenset[str] = ()) -> int:
     """Remove all prepared files in a partition directory, except `keep`; remove records first. Return the bytes of the
-    removed segments.
+    removed outputs.
     """
     found = [entry for entry in fs.scan(path) if is_prepared(entry.name) and entry.name not in keep]
     for entry in sorted(found, key=lambda entry: (not is_record(entry.name), entry.name)):
@@ -275,4 +275,3 @@ def discard(fs: FileSystem, path: str, keep: Sequence[str] | frozenset[str] = ()
     if found:
         fs.fsync_dir(path)
     return sum(entry.size_bytes for entry in found if not is_record(entry.name))
-

@@ -1,10 +1,10 @@
-"""Selects which partitions of a compaction start next, and reserves scratch space for what they write.
+"""Selects which partitions of a compaction start next, and reserves scratch space for their output.
 
 The largest partitions are started first; small ones share a bundle. A partition that does not fit beside those in
 flight waits; a partition that never fits is written in passes, alone on its file system. With a deadline, or if scratch
-space rather than the number of cores limits how many run at a time, the partitions with the largest expected gain per
-second are first: this reclaims most by the deadline, and frees space as early as possible. With a deadline, no
-partition overtakes one that waits for space: small ones could keep it waiting until the deadline.
+space rather than the number of cores limits how many partitions run at a time, those with the largest expected gain per
+second are first: this reclaims most by the deadline, and frees space as early as possible. With a deadline, a partition
+that waits for space is not overtaken by others: small ones could keep a large one waiting until the deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keytail.errors import KeytailError
 from keytail.run.memory import map_memory_bytes
 from keytail.run.storage import ScratchSpace
 
-# Size at which a bundle is full: small enough to repeat after a kill, large enough to hide the 0.1 s of a Spark job.
+# Size at which a bundle is full: small enough to repeat after a kill, large compared with the 0.1 s of a Spark job.
 BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
 # Without Spark jobs, a bundle only saves rewrites of checkpoints; this number of bundles per core keeps all cores busy.
@@ -34,7 +34,7 @@ MAX_BUNDLES = 256
 # Maximum number of bundles of prepared partitions in flight. Their commits mostly wait for directories to be synced,
 # and a file system syncs many directories together.
 MAX_COMMITS = 16
-# Maximum number of prepared partitions in a bundle: after a kill, up to that many are cleaned again per bundle.
+# Maximum number of prepared partitions in a bundle: after a kill, up to this number per bundle is cleaned again.
 _COMMITS_PER_BUNDLE = 16
 
 
@@ -55,7 +55,7 @@ class BundleSize:
 
 
 def bundles_in_flight(partitions: int, parallel: int) -> int:
-    """Return the maximum number of bundles in flight: one per task that can run, and a quarter more being installed."""
+    """Return the maximum number of bundles in flight: one per task that can run, and a quarter more to be installed."""
     return min(_in_flight(parallel), partitions, MAX_BUNDLES)
 
 
@@ -75,7 +75,7 @@ def _in_flight(parallel: int) -> int:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Partitions that run together: all were prepared, or none was. `needs`: the reserved bytes, by file system."""
+    """Partitions that run together: all were prepared, or none was. `needs`: the reserved bytes, by device number."""
 
     tasks: list[CleaningTask]
     needs: Mapping[int, int]
@@ -114,14 +114,13 @@ class Waiting:
         return bool(self._prepared or self._tasks)
 
     def take(self) -> Bundle | None:
-        """Return one large partition or several small ones, with their space reserved; None if there is no room.
-
-        Prepared partitions are first: their commits take seconds and free space.
+        """Return a bundle of one large partition or several small ones, with its space reserved; None if there is no
+        room. Prepared partitions are first: their commits take seconds and free space.
         """
         return self.take_prepared() or self._reserved(self._fitting() or self._in_passes())
 
     def take_prepared(self) -> Bundle | None:
-        """Return some prepared partitions, with their space reserved; None if there is no room, or none is left."""
+        """Return a bundle of prepared partitions, with its space reserved; None if none fits, or none is left."""
         return self._reserved(self._of_prepared())
 
     def release(self, bundle: Bundle) -> None:
@@ -158,8 +157,8 @@ class Waiting:
         return Bundle(taken, needs) if taken else None
 
     def _copies_fit_alone(self, task: CleaningTask) -> bool:
-        """Return whether the backup of a prepared partition fits while no other backup is written. It needs no other
-        space, so it may take more than half of the free space.
+        """Return whether the backup of a prepared partition fits while no other backup is written. The partition needs
+        no other space, so its backup may take more than half of the free space.
         """
         if self._keeper is None:
             return False
@@ -189,7 +188,7 @@ class Waiting:
         return self._bundle(taken, needs)
 
     def _fitting_by_gain(self) -> Bundle | None:
-        """Return the next partitions that fit, as many as a bundle takes."""
+        """Return a bundle of the next partitions that fit, in the order of their gain; None if none fits."""
         taken: list[int] = []
         needs: dict[int, int] = {}
         waited_for: set[int] = set()  # devices
@@ -220,9 +219,9 @@ class Waiting:
         return Bundle(tasks, needs)
 
     def _in_passes(self) -> Bundle | None:
-        """Return a partition to write in passes, with all space of its file system, where nothing may be reserved."""
+        """Return a bundle of one partition for passes, with all space of its file system if none is reserved there."""
         for place, (need, task) in enumerate(self._tasks):
-            # A preparation has one pass: the next one would begin only when the output of this one is in place.
+            # A preparation has one pass: a second would begin only when the output of the first is in place.
             if task.is_preparation:
                 continue
             if self._space.reserved_bytes.get(_device_of(self._space, task)):
@@ -236,7 +235,7 @@ class Waiting:
         return None
 
     def _needs(self, task: CleaningTask, need: int, before: Mapping[int, int]) -> dict[int, int]:
-        """Return the needed bytes by file system, including `before`, the needs of the tasks before this one."""
+        """Return the needed bytes by device, including `before`, the needs of the tasks before this one."""
         needs = dict(before)
         device = _device_of(self._space, task)
         needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
@@ -253,8 +252,8 @@ def _gain(task: CleaningTask) -> float:
 
 
 def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpace) -> bool:
-    """Return whether a file system has too little scratch space for its `parallel` largest partitions at a time: then
-    space, not the number of cores, limits how many partitions run.
+    """Return whether a file system has too little scratch space to write its `parallel` largest partitions at a time:
+    then space, not the number of cores, limits how many partitions run.
     """
     needs: dict[int, list[int]] = {}
     for task in tasks:
@@ -266,8 +265,8 @@ def space_limits(tasks: Iterable[CleaningTask], parallel: int, space: ScratchSpa
 
 
 def bytes_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> int | None:
-    """Return the scratch space in bytes that a partition may use if no other one is in flight on its file system, or
-    None if it cannot be rewritten even then. A plan uses this, too (room.py).
+    """Return the scratch space in bytes that a partition may use if no other partition is in flight on its file system,
+    or None if it cannot be rewritten even then. A plan calls this function, too (room.py).
     """
     device = _device_of(space, task)
     bound = space.for_passes(device, _least_bytes(task))
@@ -295,8 +294,8 @@ def _has_room_for_copies(task: CleaningTask, space: ScratchSpace, keeper: Keeper
 
 
 def for_next_pass(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
-    """Return `task` with the space that is free now, usually more after replacements. Raises
-    Refused if it is too little."""
+    """Return `task` with the scratch space that is free now, usually more after replacements, as its limit. Raises
+    Refused if this is too little."""
     device, least = _device_of(space, task), _least_bytes(task)
     bound = space.for_passes(device, least)
     if bound is None:
@@ -309,7 +308,7 @@ def _device_of(space: ScratchSpace, task: CleaningTask) -> int:
 
 
 def _least_bytes(task: CleaningTask) -> int:
-    """Return the bytes that the largest group may write."""
-    # Assume the maximum: a task has less memory if several run on its host.
+    """Return the least scratch space that a task needs: the bytes that its largest group may write."""
+    # The maximum is assumed: a task has less memory if several run on its host.
     memory = task.map_memory_bytes or map_memory_bytes(1)
     return least_scratch_bytes(replace(task, map_memory_bytes=memory))

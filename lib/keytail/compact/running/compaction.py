@@ -50,13 +50,13 @@ class Compaction:
     """One run over many partitions, with its output in `destination`.
 
     Partitions run in bundles (bundles.py), one Spark job each. The groups of a bundle are installed, then its
-    checkpoints move together, in one replacement of the file of each log dir. A run that is killed before that cleans
-    those partitions again. Bundles of prepared partitions need no job, so more of them are in flight. A partition that
-    does not fit into the scratch space is written in passes, alone on its file system: one job per pass, whose groups
-    are installed before the next. Its checkpoint moves after the last pass.
+    checkpoints move together, in one replacement of each log dir's checkpoint file. If a run is killed before that, the
+    next run cleans those partitions again. Bundles of prepared partitions need no job, so more of them are in flight. A
+    partition that does not fit into the scratch space is written in passes, alone on its file system: one job per pass,
+    whose groups are installed before the next pass. The partition's checkpoint moves after the last pass.
 
-    A `ledger` is notified of each bundle before it begins, and after its last commit; a bundle does not begin if the
-    ledger cannot be written. `deadline_s`: see `Stop`.
+    A `ledger` is notified of each bundle before the bundle begins and after its last commit; a bundle does not begin if
+    the ledger cannot be written. `deadline_s`: see `Stop`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Compaction:
         self.installer = Installer(destination, space, self.changed, self.runner, events, self.stop)
 
     def run(self) -> list[ResultRow]:
-        """Compact, install and checkpoint every task's partition; return one row each, in the order of the tasks."""
+        """Compact and install all partitions, move their checkpoints, and return their rows in the order of tasks."""
         engine = self.runner.engine
         parallel = engine.parallel_tasks
         size = BundleSize.of(len(self.tasks), parallel, jobs_cost=engine.session is not None)
@@ -115,8 +115,8 @@ class Compaction:
     def run_or_leave(
         self, at_end: contextlib.ExitStack, rows_of_run: Callable[[Sequence[ResultRow]], list[ResultRow]]
     ) -> list[ResultRow]:
-        """Do the same as `run`. If the run ends early, add `rows_of_run` of its rows to the error, and remove its
-        scratch files `at_end`.
+        """Return what `run` returns. If the run ends early, set the error's `rows` to `rows_of_run` of the tasks' rows,
+        and remove the scratch files `at_end`.
         """
         try:
             return self.run()
@@ -168,7 +168,8 @@ class Compaction:
                 self._finish(number, [(task, self.runner.in_place_of_one_task(task, outcome.problem))])
 
     def _rolled(self, tasks: Sequence[CleaningTask]) -> list[tuple[CleaningTask, KeytailError | None]]:
-        """Roll the active segments that are due, concurrently: nearly all of the time is spent on syncs."""
+        """Roll the active segments that are due, concurrently, since syncs take most of the time; return each task with
+        its problem, or with None."""
         if all(task.roll == "no" for task in tasks):
             return [(task, None) for task in tasks]
         with Threads(min(len(tasks), _ROLLS_AT_ONCE)) as pool:

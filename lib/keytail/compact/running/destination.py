@@ -1,5 +1,5 @@
-"""Declares what a compaction requires of the place where its output goes: in place of the segments, in the target of a
-run out of place, or beside the segments for a later run.
+"""Declares what a compaction requires of the destination of its output, which replaces the segments, is put into the
+target of a run out of place, or stays beside the segments for a later run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from keytail.run.rows import ResultRow
 
 
 class Installation(Protocol):
-    """One partition, over all its passes. `task` is that of the latest pass; `row` has the results so far; if `problem`
-    is set, the partition has ended with it. The methods are called in this order, `fail` at any time.
+    """One partition, over all its passes. `task` is the task of the latest pass; `row` has the results so far; if
+    `problem` is set, the partition has failed. The methods are called in this order, `fail` at any time.
     """
 
     task: CleaningTask
@@ -49,9 +49,9 @@ class Installation(Protocol):
 
 
 class Destination(Protocol):
-    """Where the output of a run goes. `clean` is the function that a task runs; `keeper` backs up what is replaced, if
-    anything is. `shared_storage` asserts that no broker can access log dirs on a network file system. `phase` is the
-    name of an installation in the progress of the run.
+    """Where the output of a run goes. `clean` is the function that a task runs; `keeper`, if not None, backs up files
+    that are replaced. `shared_storage` asserts that no broker can access log dirs on a network file system. `phase` is
+    the name of an installation in the run's progress.
     """
 
     @property
@@ -66,8 +66,8 @@ class Destination(Protocol):
     def phase(self) -> str: ...
 
     def begin(self, task: CleaningTask, row: ResultRow) -> Installation:
-        """Return the installation of a partition, whose task has ended; change nothing."""
+        """Return the installation of a partition whose task has ended; change nothing."""
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
-        """Set the first dirty offsets of the next rounds for partitions whose last pass is installed, if this run is to
-        do so; yield the partitions for which it failed, with the reason."""
+        """Set the first dirty offsets of the next rounds for partitions whose last pass is installed, if this kind of
+        run moves checkpoints; yield the partitions for which that failed, with the reason."""

@@ -36,7 +36,7 @@ Answer = tuple[CleaningTask, Outcome[CleaningResult]]
 
 @dataclass
 class TaskRunner:
-    """Runs cleaning tasks, which only write scratch files. Any thread may call it."""
+    """Runs cleaning tasks, which only write scratch files. Any thread may call the methods."""
 
     engine: Engine
     destination: Destination
@@ -58,13 +58,13 @@ class TaskRunner:
         )
 
     def in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
-        """Run a task whose keys do not fit into its memory: as a fan-out if the engine supports it, or else as far as
-        its keys fit.
+        """Run a task whose keys do not fit into its memory, as a fan-out if the engine supports fan-outs, or else as
+        far as the keys fit; return the outcome.
         """
         name = planned_row(task).name
         if self.engine.session is None:
             with_spark = "with --master, or --fan-out always, Spark compacts all of it"
-            self.events.on_note(f"{name}: {reason.what}: it is compacted as far as its keys fit; {with_spark}")
+            self.events.on_note(f"{name}: {reason.what}: it is compacted as far as they fit; {with_spark}")
             [outcome] = self.run([replace(task, fan_out="never")], f"compact {name}, a part")
             return outcome
         self.events.on_note(f"{name}: {reason.what}: all tasks share this partition (fan-out)")

@@ -42,7 +42,7 @@ class PastDeadline(KeytailError):
 
 @dataclass
 class Replacing:
-    """The installation of one partition in place of its segments."""
+    """The installation of one partition's output in place of its segments."""
 
     fs: FileSystem
     keeper: Keeper | None
@@ -54,8 +54,8 @@ class Replacing:
     _replace_s: float = 0.0
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Replace group by group; a stop takes effect between two. If there are several passes, remove the scratch
-        files that no later pass needs."""
+        """Replace group by group; a stop takes effect between two groups. If there are several passes, remove the
+        scratch files that no later pass needs."""
         if self.keeper is not None:
             self.keeper.keep(self.task, result)
         self._results.append(result)
@@ -128,7 +128,7 @@ class Replacing:
         )
 
     def _still_prepared(self) -> frozenset[str]:
-        """Return the files of a preparation if none of its groups is in place: the next run may commit them."""
+        """Return the files that the next run may commit: those of a preparation, if no group of it is in place."""
         prepared = self.task.prepared
         return prepared.files if prepared is not None and len(self._waiting) == len(self._groups) else frozenset()
 
@@ -139,12 +139,12 @@ class Replacing:
         return warnings_of(self.row.name, self.result)
 
     def _how_far(self) -> str:
-        """Return how many groups are done. Further passes may follow, with an unknown number of groups."""
+        """Return the text about how many groups are done. The number of groups of further passes is unknown."""
         groups, continues = len(self._groups), self.result.rest is not None
         return f"{groups - len(self._waiting)} of {'at least ' if continues else ''}{groups + continues} groups done"
 
     def _present(self) -> tuple[int | None, int | None]:
-        """Return the number and the bytes of the current segments, or None if they cannot be listed."""
+        """Return the number and the bytes of the current segments; None for both if they cannot be listed."""
         try:
             entries = [(names.parse_file_name(entry.name), entry) for entry in self.fs.scan(self.task.partition_path)]
         except OSError:
@@ -156,7 +156,7 @@ class Replacing:
 @dataclass(frozen=True)
 class InPlace:
     """The destination of a run that replaces segments with the outputs of its tasks. `hosted` has the partitions of
-    each log dir, whose entries its checkpoint retains.
+    each log dir: a checkpoint retains only their entries.
     """
 
     fs: FileSystem
@@ -170,7 +170,7 @@ class InPlace:
         return Replacing(self.fs, self.keeper, task, row)
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
-        """Replace the file of each log dir once."""
+        """Replace the checkpoint file of each log dir once; yield the partitions for which that failed."""
         by_log_dir: dict[str, list[Installation]] = {}
         for item in done:
             by_log_dir.setdefault(os.path.dirname(item.task.partition_path), []).append(item)
@@ -188,7 +188,7 @@ def move_checkpoints(
     offsets: Mapping[tuple[str, int], int],
     hosted: Collection[tuple[str, int]],
 ) -> None:
-    """Set the first dirty offsets of the next rounds in the checkpoint file, which a broker also reads."""
+    """Set the first dirty offsets of the next rounds (`offsets`) in the checkpoint file, which a broker also reads."""
     update_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT), offsets, hosted=hosted)
 
 
@@ -206,7 +206,7 @@ def warnings_of(name: str, result: CleaningResult) -> Iterator[str]:
 
 
 def with_numbers(row: ResultRow, result: CleaningResult) -> ResultRow:
-    """Return the row of a compacted partition."""
+    """Return the row of a compacted partition, with the numbers of its result."""
     return replace(
         row,
         status="compacted",
@@ -253,7 +253,7 @@ def remove_unneeded(
     the task can run again. Return the number of removed files.
 
     An attempt that still runs loses its files and fails, or writes more files, which are removed when the partition is
-    done. Their names differ by attempt.
+    done. The names of files differ by attempt.
     """
     kept = set() if result is None else written(result)
     if result is not None and task.prepared is not None:

@@ -1,4 +1,4 @@
-"""Decides when the next bundle of a compaction begins, and gives rows to the partitions that do not begin."""
+"""Decides when the next bundle of a compaction begins, and creates the rows of partitions that are not begun."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from keytail.run.rows import NOT_BEGUN, status_of
 
 @dataclass
 class Schedule:
-    """The partitions that have not begun, and the number of those that have begun. Thread-safe.
+    """The partitions that have not begun, and counts of the bundles that have begun. Thread-safe.
 
-    `changed` is the lock of the run, which also protects its scratch space. A bundle begins only if
-    fewer than `most_cleaning` partitions are being cleaned.
+    `changed` is the lock of the run, which also protects the accounts of scratch space. A bundle begins only if fewer
+    than `most_cleaning` partitions are being cleaned.
     """
 
     waiting: Waiting
@@ -34,7 +34,7 @@ class Schedule:
     def next_bundle(self) -> Bundle | None:
         """Wait for room, then return a bundle with its space reserved; None if no partition is left.
 
-        Partitions that cannot be rewritten even alone get their rows here.
+        Also creates the rows of partitions that cannot be rewritten even alone.
         """
         with self.changed:
             while self.waiting and not self.stop.asked:
@@ -95,6 +95,6 @@ class Schedule:
             self.rows.add(task, replace(row, problem=problem))
 
     def _give_up_waiting(self) -> None:
-        why = ErrorText("--deadline had passed. Run the same command again to compact it")
+        why = ErrorText("--deadline had passed. Run the same command again to compact this partition")
         for task in self.waiting.take_all():
             self.rows.add(task, planned_row(task).unchanged(NOT_BEGUN, why))

@@ -18,9 +18,9 @@ from keytail.run.rows import NOT_BEGUN, ResultRow
 
 @dataclass(frozen=True)
 class Events:
-    """The callbacks of a run, called from any thread: `on_row` with the row of each partition when it ends, one call at
-    a time; `on_note` with further messages about a partition; `on_trace` with the Python traceback of a task;
-    `on_phase` with the name of a partition and the driver's current phase for it.
+    """The callbacks of a run, called from any thread: `on_row` with the row of each partition when the partition ends,
+    one call at a time; `on_note` with further messages about a partition; `on_trace` with the Python traceback of a
+    task; `on_phase` with the name of a partition and of the driver's current phase for it.
     """
 
     on_row: Callable[[ResultRow], None] = lambda row: None
@@ -43,10 +43,10 @@ SILENT = Events()
 
 @dataclass
 class Stop:
-    """Whether a run has to stop, and why. Any thread may set this; nothing resets it.
+    """Whether a run has to stop, and why. Any thread may set a field; nothing resets it.
 
-    Once `asked`, only the group that is being installed is finished. `deadline_s` is a time.monotonic() after which no
-    bundle and no pass begins. No bundle begins after a lock is lost, either.
+    Once `asked`, only groups that are being installed are finished. `deadline_s` is the time.monotonic() from which on
+    no bundle and no pass begins. No bundle begins after a lock is lost, either.
     """
 
     deadline_s: float | None = None
@@ -69,8 +69,8 @@ class Stop:
 
 @dataclass
 class Rows:
-    """The rows of the partitions that have ended, by path, and the tasks of those that have begun. `lock` is the lock
-    of the run; a caller may hold it.
+    """The rows of the partitions that have ended, and the tasks of those that have begun, by path. `lock` is the lock
+    of the run, which a caller of a method may hold.
     """
 
     on_row: Callable[[ResultRow], None]
@@ -79,7 +79,7 @@ class Rows:
     begun: dict[str, CleaningTask] = field(default_factory=dict)
 
     def begin(self, tasks: Iterable[CleaningTask]) -> None:
-        """Record that these partitions have begun. Called again for a task that has changed since."""
+        """Record that these partitions have begun. Called again when a task has been changed, as by a roll."""
         with self.lock:
             self.begun.update((task.partition_path, task) for task in tasks)
 
@@ -89,7 +89,7 @@ class Rows:
             self.on_row(row)
 
     def of_stopped_run(self, tasks: Iterable[CleaningTask]) -> list[ResultRow]:
-        """Return a row for each task, including those that have not ended or not begun."""
+        """Return a row for each task, also for partitions that have not ended or not begun."""
         return [self.by_path.get(task.partition_path) or self._of_stopped(task) for task in tasks]
 
     def _of_stopped(self, task: CleaningTask) -> ResultRow:

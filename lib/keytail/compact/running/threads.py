@@ -1,7 +1,7 @@
 """How many threads each task of a run gets: the cores of this host are divided among the partitions by their size.
 
-If each partition had one thread, a run could take as long as its largest partition alone. So a partition gets the share
-of the cores that it has of all bytes, and all partitions would end at about the same time.
+If each partition had one thread, a run could take as long as its largest partition alone. So the share of the cores
+that a partition gets is its share of all bytes, and all partitions end at about the same time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from keytail.run.memory import physical_bytes
 from keytail.run.watching import HERE
 
 THREAD_BYTES = 512 << 20  # the memory of a task without its map, and of each further thread
-MIN_BYTES_A_THREAD = 16 << 20  # with less, starting threads takes a noticeable part of the time
+MIN_BYTES_PER_THREAD = 16 << 20  # with fewer, starting threads takes a noticeable part of the time
 
 
 def with_threads(tasks: Sequence[CleaningTask], engine: Engine) -> list[CleaningTask]:
-    """Return the tasks with their number of threads.
+    """Return the tasks with their numbers of threads.
 
-    On a cluster each task has one thread, because it is not known here which cores are idle. A preparation has one
-    thread, because a broker runs beside it. Partitions that are prepared already run no task.
+    On a cluster each task has one thread, because the driver does not know which cores are idle. A preparation has one
+    thread, because a broker runs beside it. No task runs for partitions that are already prepared.
     """
     cores = engine.concurrent_tasks if engine.driver_address == HERE else 1
     sizes = [_cleaned_bytes(task) for task in tasks]
@@ -31,7 +31,7 @@ def with_threads(tasks: Sequence[CleaningTask], engine: Engine) -> list[Cleaning
 
 
 def threads_of(log_bytes: Sequence[int], cores: int, memory_bytes: int) -> list[int]:
-    """Return the number of threads for each partition of a run on a host with this many cores for it.
+    """Return the number of threads for each partition of a run that may use `cores` cores of one host.
 
     Half of the memory is for maps (run/memory.py); all threads together fit into the other half.
     """
@@ -40,12 +40,12 @@ def threads_of(log_bytes: Sequence[int], cores: int, memory_bytes: int) -> list[
     fit = memory_bytes // 2 // THREAD_BYTES // at_a_time
     shares = [-(-cores * n // total) for n in log_bytes]
     return [
-        max(1, min(share, fit, cores, n // MIN_BYTES_A_THREAD)) for share, n in zip(shares, log_bytes, strict=True)
+        max(1, min(share, fit, cores, n // MIN_BYTES_PER_THREAD)) for share, n in zip(shares, log_bytes, strict=True)
     ]
 
 
 def _cleaned_bytes(task: CleaningTask) -> int:
-    """Return the size of the log that a task of one host reads; 0 if there is none, or it may not use idle cores."""
+    """Return the bytes of log that a task reads; 0 if no task runs, or if the task must not use several threads."""
     if task.prepared is not None or task.is_preparation or task.fan_out == "always":
         return 0
     return sum(segment.log_bytes for segment in task.segments)

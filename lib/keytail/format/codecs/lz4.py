@@ -14,7 +14,7 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM 
 _LZ4_RESERVED = 0x03
 _LZ4_STORED = 0x80000000
 _LZ4_END_MARK = bytes(4)
-_LZ4_FAST_LEVEL = 9  # for this level Kafka uses the fast compressor, for any other one the slow compressor
+_LZ4_FAST_LEVEL = 9  # for this level Kafka uses the fast compressor, for others the slow compressor
 _LZ4_MIN_SLOW_LEVEL = 3  # below this level, the library uses its fast compressor
 _LZ4_FIRST_SIZE_CODE = 4  # the code of block size 64 KiB; each following code, up to 7, means four times the size
 

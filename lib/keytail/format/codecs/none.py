@@ -1,4 +1,4 @@
-"""Blocks that are not compressed."""
+"""Implements the codec of blocks that are not compressed."""
 
 from __future__ import annotations
 

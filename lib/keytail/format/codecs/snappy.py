@@ -50,7 +50,7 @@ def decompress(data: Buffer, limit_bytes: int, _skip_header_checksum: bool) -> B
 
 
 def _snappy_chunks(view: memoryview) -> list[memoryview]:
-    """Return the raw snappy block of each chunk; of data without Kafka's framing, all of it as one block."""
+    """Return the raw snappy block of each chunk; for data without Kafka's framing, all of it as one block."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
     blocks, at, end = [], _XERIAL_HEADER_BYTES, len(view)

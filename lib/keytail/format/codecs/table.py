@@ -1,5 +1,5 @@
 """Lists the codecs of Kafka: their numbers, names and levels; imports no codec library, since planning and `--help` use
-it.
+this module.
 
 A new codec needs a row here, a module beside this one (an `Implementation` of `format/compression.py`), and its number
 in `kernels/batch_header.py`; if kernels are to decompress it, a branch in `kernels/opening/plain.py`.
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Codec:
-    """One codec. `levels` are those that Kafka's configuration allows, `default_level` that of Kafka, which is allowed
-    even if `levels` does not contain it; without levels it is 0."""
+    """One codec. `levels` are the levels that Kafka's configuration allows; `default_level` is Kafka's default, which
+    is allowed even if `levels` does not contain it, or 0 for a codec without levels."""
 
     name: str
     levels: range = range(0)
@@ -26,7 +26,7 @@ class Codec:
 
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
-# By number.
+# The codecs by number.
 TABLE = (
     Codec("none"),
     Codec("gzip", range(1, 10), -1),
@@ -38,5 +38,5 @@ CODECS = tuple(codec.name for codec in TABLE)
 
 
 def codec_name(number: int) -> str:
-    """Return the name of a codec, or `codec N` for an unknown one."""
+    """Return the name of a codec, or `codec N` for an unknown codec."""
     return CODECS[number] if number < len(CODECS) else f"codec {number}"

@@ -142,8 +142,8 @@ def merge(entries, cursor, end, log_starts, end_offset, gaps, counts, examples, 
 
     Replica r has `entries[cursor[r]:end[r]]`, in ascending offsets. An entry of another key at the same offset is
     another record. For a missing record, `missing_at` receives the first entry that has it, and `missing_in` the mask
-    of replicas that should have it and do not. `counts` and `examples` (two entries each, the first ones of a kind)
-    cover the differences above; `in_span[k]` becomes 1 if two replicas have a record within `spans[k]` (from, to).
+    of replicas that should have it and do not. `counts` and `examples` (two entries each, the first examples of a kind)
+    cover the differences above; `in_span[k]` becomes 1 if two replicas share a record within `spans[k]` (from, to).
     """
     replicas = cursor.shape[0]
     missing = np.int64(0)

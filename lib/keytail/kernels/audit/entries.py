@@ -38,7 +38,7 @@ def mixed(value):
 
 @njit
 def _normal_headers(target, source, p, end):
-    """Write headers with minimal varints and -1 for every null; return the bytes written."""
+    """Write headers with minimal varints and -1 for every null; return the number of bytes."""
     count, p = read_varint(source, p, end)
     q = put_varint(target, 0, count)
     for _ in range(2 * count):
@@ -56,7 +56,7 @@ def _normal_headers(target, source, p, end):
 def pack_records(raw, arena, where, records, n, table, from_offset, seed, scratch, entries, filled):
     """Append the records at or above `from_offset` to `entries`; return how many entries it then contains.
 
-    `scratch` has room for the longest body. Headers are hashed as a cleaner would write them.
+    `scratch` (uint8) has room for the longest record body. Headers are hashed as a cleaner would write them.
     """
     for i in range(n):
         record = records[i]

@@ -39,7 +39,7 @@ F_KIND, F_PRODUCER, F_FIRST, F_OFFSET, F_ABORTED, F_COMMITTED, F_REPLICAS, FOUND
 
 @njit
 def _fate(markers, producer, offset):
-    """Return how the transaction with this offset ended, by sorted markers (producer, offset, kind); -1: still open."""
+    """Return how the transaction with this offset ended, or -1, by the sorted `markers` (producer, offset, kind)."""
     row = next_marker(markers, producer, offset)
     return markers[row, 2] if row >= 0 else np.int64(-1)
 
@@ -56,7 +56,7 @@ def _slot(slots, keys, low, high):
 
 @kernel
 def index_keys(entries, missing_at, slots, keys):
-    """Number the keys of the missing records; return how many there are.
+    """Number the keys of the missing records in `keys` (int64[n, 2]); return how many keys there are.
 
     `slots` is zeroed, and its length is a power of two and more than twice the number of missing records.
     """
@@ -80,7 +80,7 @@ def first_removable(entries, begin, end, replica, slots):
 
     At this offset the replica has a record without a key, or any replica has a record whose key has an older record in
     this replica: a cleaner would have removed the record without a key, or the older record. Records in transactions
-    are omitted, because aborted ones supersede nothing. `slots` is zeroed, and its length is a power of two and more
+    are omitted, because aborted records supersede nothing. `slots` is zeroed, and its length is a power of two and more
     than twice the number of the replica's entries.
     """
     found = _NOWHERE
@@ -116,7 +116,7 @@ def _place(slots, entries, i):
 
 @njit
 def _add(slots, entries, i):
-    """Add entry `i` to the table unless an entry of the same key is in it; return whether one is."""
+    """Add entry `i` to the table unless it contains an entry of the same key; return whether it does."""
     at = _place(slots, entries, i)
     if slots[at] != 0:
         return True
@@ -159,13 +159,13 @@ def note_keys(entries, begin, end, end_offset, last, markers, slots, keys, newes
 
 @njit
 def _by_cleaning(offset, is_all_seen, newest, later, anywhere, tombstone):
-    """Return why a cleaner has removed a record of a key, or LOST if it would not have.
+    """Return why a cleaner has removed a record of a key, or LOST if none would have.
 
     `newest` is the last record of the key in the replica. Of the records below the offset that the cleaner reached,
-    `later` is the last one in the replica, `anywhere` the last one in any replica, and `tombstone` the last tombstone
-    in any replica. A record that the cleaner did not reach explains a removal only after a tombstone, or if the audit
-    may not have read a tombstone. If the later record is also missing, the replica has lost it, unless an older record
-    shows that the cleaner did not reach it.
+    `later` is the last record in the replica, `anywhere` the last record in any replica, and `tombstone` the last
+    tombstone in any replica. A record that the cleaner did not reach explains a removal only after a tombstone, or if
+    the audit may not have read a tombstone. If the later record is also missing, the replica has lost it, unless an
+    older record shows that the cleaner did not reach it.
     """
     if later > offset or (newest > offset and (tombstone >= offset or not is_all_seen)):
         return SUPERSEDED
@@ -183,9 +183,9 @@ def judge(
 ):  # fmt: skip
     """Determine why each missing record is missing: the most serious reason of all replicas that lack it.
 
-    `limits` (int64[2, replicas]) are the offsets below which cleaning may have removed records: known, and possible.
-    The arrays shared with `note_keys` (`last`, `markers` to `tombstones`) are described there. `early[m]` is 1 for a
-    tombstone that one replica has removed while another still has older records of its key.
+    `limits` (int64[2, replicas]; rows KNOWN and POSSIBLE) are the offsets below which cleaning may have removed
+    records. The arrays shared with `note_keys` (`last`, `markers` to `tombstones`) are described there. `early[m]` is 1
+    for a tombstone that one replica has removed while another still has older records of its key.
     """
     for m in range(missing_at.shape[0]):
         at = missing_at[m]
@@ -251,8 +251,8 @@ def settle(events, replicas, log_starts, end_offset, gaps, counts, found, marker
 
     `events` are sorted by producer, offset and kind. `markers` receives the markers that any replica has: producer,
     offset, kind (ABORT if they disagree). Transactions that ended differently, and replicas that have data without the
-    marker that the others have, are counted, and written to `found` while it has room. Markers that one replica has
-    removed while another one still has data are only counted.
+    marker that other replicas have, are counted, and written to `found` while it has room. Markers that one replica has
+    removed while another replica still has data are only counted.
     """
     n_found = n_markers = np.int64(0)
     i, n = 0, events.shape[0]

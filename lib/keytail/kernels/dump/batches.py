@@ -1,6 +1,6 @@
 """Reads batch headers as a fetch does, valid or not: every batch that has a size gets a row and a validity flag.
 
-Batches with a wrong checksum, count or order are included; `batches.py` accepts only valid ones.
+Batches with a wrong checksum, count or order are included; `kernels/batches.py` accepts only valid batches.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ FOUND, CONTINUE, NO_BATCH = 0, 1, 2
 def find_batch(raw, n, p, target, out):
     """Find the first batch from `raw[p]` on whose last offset is `target` or more; `raw[:n]` contains whole headers.
 
-    `out` is int64[4]: a code (FOUND, GO_ON at the end of the bytes, NO_BATCH at an impossible size), the position
-    there, and the size and last offset of the batch found.
+    `out` is int64[4]: a code (FOUND, CONTINUE at the end of the bytes, NO_BATCH at an impossible size), the position
+    reached, and the size and last offset of the batch found.
     """
     out[0] = CONTINUE
     while n - p > _UP_TO_MAGIC:

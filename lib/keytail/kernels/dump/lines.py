@@ -92,7 +92,7 @@ def _span(out, p, kind, a, start, size, literals, name_start, name_bytes):
 
 @kernel
 def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers, literals, literal_ends, out, state):
-    """Append a line for each parent row, followed by those of its children, to `out` while they fit.
+    """Append a line for each parent row, followed by the lines of its children, to `out` while they fit.
 
     `layout` (int64[2, 6]: parents, children) contains for each kind of row: the first and the end of its operations in
     `ops` (int64[k, 4]); where its number columns begin in `numbers` (int64), and its span columns in `where` (int8),
@@ -163,7 +163,7 @@ def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers
 
 
 def fixed_bytes(ops: np.ndarray, literal_ends: np.ndarray) -> int:
-    """Return the most bytes that these operations write in a line, without its spans."""
+    """Return the maximum number of bytes that these operations write in a line, without its spans."""
     lengths = np.diff(literal_ends)
     longest = int(lengths.max(initial=0))
     most = 0

@@ -1,8 +1,8 @@
 """C functions inside the wheels that `format/compression.py` uses, which kernels call by address.
 
-Compiled code contains neither their names nor their addresses, so that it can be cached. An address is 0 if a wheel
-does not export the function (or `KEYTAIL_NATIVE=0`). The wheels do not guarantee their exports: each library is checked
-before use, zstd and lz4 against the wheel's own binding, ISA-L against Python's `zlib`.
+Compiled code contains neither the names nor the addresses of the functions, so that it can be cached. An address is 0
+if a wheel does not export the function (or `KEYTAIL_NATIVE=0`). The wheels do not guarantee their exports: each library
+is checked before use, zstd and lz4 against the wheel's own binding, ISA-L against Python's `zlib`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INFLATE_STATE_BYTES = 1 << 18  # `struct inflate_state` of ISA-L takes 90 KB; t
 
 # Positions of the first fields of `struct inflate_state`: next_out, avail_out (u4), next_in, avail_in (u4).
 NEXT_OUT, AVAIL_OUT, NEXT_IN, AVAIL_IN = 0, 8, 16, 32
-_SAMPLE = b"".join(b"%d of many, " % (i * i) for i in range(3000))  # it fills more than one lz4 block
+_SAMPLE = b"".join(b"%d of many, " % (i * i) for i in range(3000))  # fills more than one lz4 block
 
 
 def _library(module_name: str) -> ctypes.CDLL | None:
@@ -51,7 +51,7 @@ def _address(library: ctypes.CDLL | None, name: str) -> int:
 
 @dataclass(frozen=True)
 class _Wheels:
-    """The wheels' libraries; None for one that is missing, fails its check or must not be used here."""
+    """The wheels' libraries; None for a library that is missing, fails its check or must not be used here."""
 
     zstd: ctypes.CDLL | None
     lz4: ctypes.CDLL | None
@@ -148,7 +148,7 @@ class Decoders:
 def call_address(typingctx, address, arguments):
     """Call the C function at `address` with integers (also pointers), each in its own register; return an int64.
 
-    The upper half is undefined if the function returns a C int: convert the result with `np.int32`.
+    The upper half of the result is undefined if the function returns a C int: convert the result with `np.int32`.
     """
     n = len(arguments)
 

@@ -1,7 +1,7 @@
 """Decompresses the record blocks of many batches in one call, if they are as Kafka's producers write them.
 
 For a block that has another framing, does not fit, or is damaged, the functions return NOT_PLAIN;
-`format/compression.py` then decompresses it or reports what is wrong with it.
+`format/compression.py` then decompresses the block or reports what is wrong with it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from keytail.kernels.opening.snappy import unsnappy
 from keytail.kernels.records import CLOSED, IN_ARENA, IN_RAW
 
 _GZIP_HEADER_BYTES, _GZIP_TRAILER_BYTES = 10, 8
-_ZSTD_MAX_WINDOW_LOG = 23  # Kafka's producers use far smaller windows; its reader accepts larger ones
+_ZSTD_MAX_WINDOW_LOG = 23  # Kafka's producers use far smaller windows; its reader accepts larger windows
 
 
 @njit
 def _unzstd(tools, data, start, n, out, at, room):
-    """Decompress one frame, which is all of `data[start:start + n]`."""
+    """Decompress one frame, which is all of `data[start:start + n]`; return the number of bytes, or NOT_PLAIN."""
     if tools[ZSTD_DECOMPRESS] == 0 or n < 9 or le_32(data, start) != 0xFD2FB528:
         return NOT_PLAIN
     end = start + n
@@ -136,7 +136,7 @@ def _gunzip(tools, data, start, n, out, at, room):
 
 @kernel
 def decompress_plain(tools, codec, data, start, n, out, at):
-    """Decompress the block `data[start:start + n]` to `out[at:]` (uint8); return its bytes, or NOT_PLAIN.
+    """Decompress the block `data[start:start + n]` to `out[at:]` (uint8); return the number of bytes, or NOT_PLAIN.
 
     All of `out[at:]` may be overwritten.
     """
@@ -156,8 +156,8 @@ def decompress_plain(tools, codec, data, start, n, out, at):
 def lay_out(table, wanted, position, where, start, size):
     """Set where each row's block is before decompression: `where`, and its bytes in the chunk (`start`, `size`).
 
-    Returns how many of the wanted rows are compressed, and how many are of magic 0 or 1. `position` is that of the
-    chunk's first byte.
+    Returns how many of the wanted rows are compressed, and how many are of magic 0 or 1. `position` is the position of
+    the chunk's first byte in the file.
     """
     packed = old = 0
     for i in range(table.shape[0]):
@@ -177,7 +177,7 @@ def open_blocks(tools, raw, table, row_from, arena, used, where, start, size):
     """Decompress the compressed blocks of rows that are IN_RAW to `arena[used:]`; return (next row, bytes used).
 
     Stops before a block that is of magic 0 or 1, not plain, or does not fit. `where`, `start` and `size` are updated
-    for the others.
+    for the blocks before it.
     """
     row = row_from
     while row < table.shape[0]:

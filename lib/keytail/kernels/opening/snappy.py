@@ -30,7 +30,7 @@ def _copy_16(typingctx, target, at, source, start):
 
 @njit
 def unsnappy(data, start, n, out, at, room):
-    """Decompress blocks in the framing that Kafka writes, without C functions.
+    """Decompress blocks in the framing that Kafka writes; return the number of bytes, or NOT_PLAIN.
 
     Up to 16 bytes after the result are overwritten.
     """
@@ -56,7 +56,7 @@ def unsnappy(data, start, n, out, at, room):
 
 @njit
 def _unsnappy_block(data, p, end, out, first, limit):
-    """Decompress the raw block `data[p:end]` to `out[first:]`; return its bytes, or NOT_PLAIN for anything invalid."""
+    """Decompress the raw block `data[p:end]` to `out[first:]`; return the number of bytes, NOT_PLAIN if invalid."""
     length, shift = np.int64(0), 0
     while True:
         if p >= end or shift > 28:

@@ -1,8 +1,8 @@
 """Inspects a segment batch by batch: checksums, order, records, and index entries.
 
-`inspect` stops at each finding and continues after it when called again; the caller formulates the message. It uses the
-reader of `walk.py`, not the one that cleaning uses. Facts for later checks are written to `rows` (batches with a
-producer id) and `epochs` (runs of batches of one leader epoch).
+`inspect` stops at each finding and continues after it when called again; the caller formulates the message. `inspect`
+uses the reader of `walk.py`, not the reader that cleaning uses. Facts for later checks are written to `rows` (batches
+with a producer id) and `epochs` (runs of batches of one leader epoch).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keytail.kernels.native import crc32c
 from keytail.kernels.verify import codes, columns
 from keytail.kernels.walk import be_16, be_32, be_64, be_u32, control_type, read_record
 
-_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next one is not representable
+_MAX_OFFSET = 2**63 - 1  # no record can have this offset, because the next offset is not representable
 _SMALLEST = 14  # smallest size field of a batch, of any magic
 _ABORT, _COMMIT = 0, 1
 # Stages of a batch.
@@ -117,9 +117,9 @@ def _check_fields(window, p, size):
 
 @register_jitable
 def _check_index(position, base, last, index_offsets, index_positions, state):
-    """Return 0 or a finding on the next offset index entry, by the batch at `position` (format/INDEX.md, 2 and 8).
+    """Return 0 or a finding on the next offset index entry, given the batch at `position` (format/INDEX.md, 2 and 8).
 
-    An entry has the position of a batch, and the last offset of that batch or of a later one before the next entry. A
+    An entry has the position of a batch, and the last offset of that batch or of a later batch before the next entry. A
     cleaner before 4.0 writes the last record that it retained, which may be before the batch's last offset.
     """
     i = state[columns.INDEX_AT]
@@ -143,7 +143,7 @@ def _check_index(position, base, last, index_offsets, index_positions, state):
 
 @register_jitable
 def _ends_with(named, base, last, state):
-    """Return whether the batch ends with that offset, or with a record at it. Unknown records are accepted."""
+    """Return whether the batch ends at the offset `named`, or its last record does. Unknown records are accepted."""
     return named == last or (base <= named < last and state[columns.LAST_RECORD] in (named, columns.UNKNOWN))
 
 
@@ -151,7 +151,7 @@ def _ends_with(named, base, last, state):
 def _check_time(base, last, max_timestamp, rose, is_append_time, times, time_offsets, state):
     """Return 0 or a finding on the next time index entry.
 
-    Its offset is the batch's last offset, or that of the record with the timestamp.
+    The offset of an entry is the batch's last offset, or that of the record with the timestamp.
     """
     i = state[columns.TIME_AT]
     if i < times.shape[0] and time_offsets[i] <= last:
@@ -214,7 +214,7 @@ def _write_down(window, p, size, rows, epochs, state):
 
 @kernel
 def inspect(window, index_offsets, index_positions, times, time_offsets, rows, epochs, scratch, state):
-    """Inspect the batches of the window from FROM on; return a code of codes.py. `scratch` is int64[6]."""
+    """Inspect the batches of the window from `state[FROM]` on; return a code of codes.py. `scratch` is int64[6]."""
     while True:
         p, to = state[columns.FROM], state[columns.TO]
         left = to - p

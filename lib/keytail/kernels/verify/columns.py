@@ -1,4 +1,4 @@
-"""Columns of the arrays in which `inspect` keeps its state, and of those that it writes for later checks."""
+"""Columns of the arrays in which `inspect` keeps its state, and of the arrays that it writes for later checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from __future__ import annotations
     POSITION,  # position of the window's first byte in its file
     STAGE,  # how far the batch at FROM has been inspected
     SEGMENT_BASE,
-    NEXT_BASE,  # base offset of the next segment; a very large number for the last one
+    NEXT_BASE,  # base offset of the next segment; a very large number for the last segment
     LAST_OFFSET,
     MAX_TIMESTAMP,
     INDEX_AT,
@@ -45,7 +45,7 @@ UNKNOWN, NO_SUCH_RECORD = -(2**63), -(2**63) + 1
     ROW_CONTROL,
     ROW_COLUMNS,
 ) = range(10)
-# Columns of `epochs`: a run of batches of one leader epoch, its first batch, and the base offset of its last.
+# Columns of `epochs`: a run of batches of one leader epoch, its first batch, and the base offset of its last batch.
 RUN_EPOCH, RUN_BASE, RUN_POSITION, RUN_LAST_BASE, RUN_COLUMNS = range(5)
 
 # Sums of `check_piece` over the pieces of a block, int64: the last offset, the largest and the oldest timestamp.

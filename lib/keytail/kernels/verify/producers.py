@@ -1,4 +1,4 @@
-"""Follows producers over the batches of a log, so that other files can be checked against it.
+"""Follows producers over the batches of a log, so that other files can be checked against the log.
 
 A producer's state is one row of an array, indexed by a small number that the caller assigns to each producer id.
 """
@@ -22,10 +22,11 @@ _MAX_SEQUENCE = 2**31 - 1
 
 @kernel
 def follow(rows, producers, first, log_start_offset, state, markers):
-    """Process `rows[first:]` (columns ROW_...) in order; return the rows of `markers` written, and the next row.
+    """Process `rows[first:]` (columns ROW_...) in order; return the number of `markers` written, and the next row.
 
-    `producers[row]` is the number of its producer. Stops after a row of data outside a transaction while its producer
-    has an open one; otherwise the next row is the end. Data that ends below the log start offset is skipped.
+    `producers[row]` is the number of the row's producer. Stops after a row of data outside a transaction while its
+    producer has an open transaction; otherwise the next row is the end. Data that ends below the log start offset is
+    skipped.
     """
     written = 0
     for i in range(first, rows.shape[0]):

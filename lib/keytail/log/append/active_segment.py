@@ -21,7 +21,7 @@ from keytail.log.index.files import AbortedTransaction, OffsetIndex, TimeIndex, 
 
 
 class ActiveSegment:
-    """The last segment of a log, created by `create` or `reopen`. It must not be used after `close` or `abandon`."""
+    """The last segment of a log, created by `create` or `reopen`. Do not use the object after `close` or `abandon`."""
 
     def __init__(
         self, fs: FileSystem, directory: str, base_offset: int, config: AppendConfig, like: FileStat, opened: RollState
@@ -96,8 +96,8 @@ class ActiveSegment:
         self._opened = RollState(self.base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
 
     def append(self, data: np.ndarray, table: np.ndarray, plan: IndexPlan) -> None:
-        """Write a set of batches and the planned index entries. `data` are its bytes, `table` its BATCH_TABLE rows with
-        positions in this segment."""
+        """Write a set of batches and the planned index entries. `data` are the set's bytes, `table` its BATCH_TABLE
+        rows with positions in this segment."""
         offsets, times = self.open_indexes()
         if self.size_bytes == 0:
             self._first_timestamp_ms = int(table["max_timestamp_ms"][0])
@@ -123,7 +123,7 @@ class ActiveSegment:
     def close(self) -> None:
         """End appends: write the closing entry, truncate all files to their contents, make everything durable.
 
-        The log comes first, so that no durable index points beyond it.
+        The log is made durable first, so that no durable index points beyond it.
         """
         offsets, times = self.open_indexes()
         if self._fs.fd_stat(self._fd).size_bytes != self.size_bytes:
@@ -146,7 +146,7 @@ class ActiveSegment:
             self._fd, self._indexes = -1, None
 
     def open_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Return the offset and the time index, preallocated at their full size; create missing ones."""
+        """Return the offset and the time index, preallocated at their full size; create missing indexes."""
         if self._indexes is None:
             where = self._config.index_bytes, self._like
             offsets = OffsetIndex.open_for_append(self._fs, self._path(names.INDEX), self.base_offset, *where)

@@ -42,7 +42,7 @@ def _refuse_claimed(fs: FileSystem, path: str) -> None:
 
 
 def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
-    """Refuse a log that lacks an index file, does not end with a whole batch or has no snapshot at its end."""
+    """Raise Refused unless the log has all indexes, ends with a whole batch and has a snapshot at its end."""
     remedy = "Start a broker and stop it cleanly, or see what `keytail rebuild-index` reports"
     if facts.problems:
         _refuse(facts.path, facts.problems[0], remedy)
@@ -55,7 +55,7 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
             _refuse(facts.path, f"an index of the segment with base offset {segment.base_offset} is missing", remedy)
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
-    # The log retains no batch that a snapshot could describe.
+    # No snapshot is needed if all batches are below the log start offset.
     is_without = end <= facts.log_start_offset and end not in facts.snapshots
     if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
         what = f"there is no valid producer snapshot at the log end offset {end}, or there is one above it"

@@ -48,8 +48,7 @@ def as_leader(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int, config: AppendConfig, now_ms: int
 ) -> Incoming:
     """Return a copy of the batches with offsets from `next_offset` on, each checked like a producer's request.
-    Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a leader refuses.
-    """
+    Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a leader refuses."""
     raw = np.array(np.frombuffer(data, np.uint8))
     stamping.stamp(raw, len(raw), next_offset, leader_epoch)
     incoming = _read(raw, next_offset)
@@ -75,9 +74,8 @@ def as_leader(
 def as_follower(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int | None, config: AppendConfig
 ) -> Incoming | None:
-    """Return a copy of the batches before the first whose epoch is above `leader_epoch`; None if there are none.
-    Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a follower refuses.
-    """
+    """Return a copy of the batches before the first with an epoch above `leader_epoch`; None if there is no such batch.
+    Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a follower refuses."""
     incoming = _read(np.array(np.frombuffer(data, np.uint8)), next_offset)
     table = incoming.table
     _refuse_any(table["leader_epoch"] < 0, "it has no leader epoch", table)

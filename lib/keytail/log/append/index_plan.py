@@ -38,7 +38,7 @@ class IndexState:
 
 @dataclass(frozen=True)
 class IndexPlan:
-    """Entries of the first `rows` batches of a set (int64[n, 2], as stored), and the state after them."""
+    """The index entries of the first `rows` batches of a set (int64[n, 2], as stored), and the state after them."""
 
     rows: int
     offsets: np.ndarray

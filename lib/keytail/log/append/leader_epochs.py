@@ -33,7 +33,7 @@ class LeaderEpochs:
             self._fs.write_file(self._path, b"", like)
 
     def load(self, log_start_offset: int, log_end_offset: int) -> None:
-        """Load the entries that a broker retains for a log with this start and end; update the file if they differ."""
+        """Load the entries that a broker retains for a log with this start and end; update the file if it differs."""
         found = read_epochs(self._fs, self._path)
         self._set(found, truncate_from_start(truncate_from_end(found, log_end_offset), log_start_offset))
 
@@ -48,10 +48,11 @@ class LeaderEpochs:
 
 
 def assign(entries: Sequence[tuple[int, int]], table: np.ndarray) -> Epochs:
-    """Return the entries after these batches (BATCH_TABLE rows in order): one is added where the leader epoch changes.
+    """Return the entries after these batches (BATCH_TABLE rows in order), with a new entry where the leader epoch
+    changes.
 
-    A new entry replaces those that are not below it in both epoch and offset, as in a broker. None of `entries` begins
-    above the first batch.
+    A new entry replaces the entries that are not below it in both epoch and offset, as in a broker. None of `entries`
+    begins above the first batch.
     """
     epochs = list(entries)
     leader = table["leader_epoch"]
@@ -66,12 +67,12 @@ def assign(entries: Sequence[tuple[int, int]], table: np.ndarray) -> Epochs:
 
 
 def truncate_from_end(entries: Sequence[tuple[int, int]], end_offset: int) -> Epochs:
-    """Return the entries without those that begin at or above `end_offset`."""
+    """Return the entries that begin below `end_offset`."""
     return [(epoch, start) for epoch, start in entries if start < end_offset]
 
 
 def truncate_from_start(entries: Sequence[tuple[int, int]], start_offset: int) -> Epochs:
-    """Return the entries without those that end before `start_offset`; the entry that contains it begins there."""
+    """Return the entries that end above `start_offset`; the entry that contains this offset then begins at it."""
     removed = [epoch for epoch, start in entries if start <= start_offset]
     kept = [(epoch, start) for epoch, start in entries if start > start_offset]
     return [(removed[-1], start_offset), *kept] if removed else kept

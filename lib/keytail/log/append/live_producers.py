@@ -91,8 +91,8 @@ class _Change:
         return CheckedSet(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
-        """Sort as a broker does: it collects the producers of a set in a hash table, and adds new ones in the order of
-        that table.
+        """Sort the producers as a broker does, which collects those of a set in a hash table and adds new ones in the
+        order of that table; return this object.
         """
         order = hash_order(list(self._after), in_front=True)
         self._after = {producer_id: self._after[producer_id] for producer_id in order}
@@ -124,7 +124,7 @@ class _Change:
                     ended.append((producer_id, producer.txn_first_offset, row))
                 producer = producer.after_marker(row)
             self._after[producer_id] = producer
-        # A broker looks for other open transactions after the whole set: those that begin after the marker count, too.
+        # A broker looks after the whole set for other open transactions, including any that begin after the marker.
         for producer_id, first_offset, row in ended:
             marker = int(row["base_offset"])
             if row["control_type"] == ControlType.ABORT:
@@ -181,16 +181,16 @@ def _refuse(row: np.void, what: str) -> NoReturn:
     )
 
 
-# The order in which a broker writes a snapshot is that of its hash table (APPEND.md, "Producers"). This is Java's
+# The order in which a broker writes a snapshot is that of its hash table (APPEND.md, "Producers"). That table is Java's
 # HashMap. A table begins with 16 buckets and doubles when it, or one of its buckets, contains too many ids. The bits of
 # an id determine its bucket, and within a bucket ids are in insertion order.
 _FIRST_BUCKETS = 16
-_MAX_IDS_PER_BUCKET = 8  # with one more, a table of fewer than 64 buckets is doubled
+_MAX_IDS_PER_BUCKET = 8  # with one more id, a table of fewer than 64 buckets is doubled
 _MAX_DOUBLED_BUCKETS = 64
 
 
 def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
-    """Return distinct producer ids, given in insertion order, in the table's order.
+    """Return distinct producer ids, given in insertion order, in the order of the hash table.
 
     `in_front`: the ids are inserted by `computeIfAbsent`, where the latest id is the first in its bucket, and the table
     is doubled if it was too full before. If eight ids or more share one of 64 buckets, a broker's order may differ.

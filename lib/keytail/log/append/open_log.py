@@ -116,7 +116,7 @@ class OpenLog:
         self.active.append_aborted(checked_set.aborted)
 
     def roll(self, base_offset: int, now_ms: int) -> None:
-        """Close the active segment and create one at `base_offset`, at or above the log end offset."""
+        """Close the active segment and create a segment at `base_offset`, which is not below the log end offset."""
         if self.segments.roll(base_offset, now_ms):
             self.producers.end = base_offset
             self.producers.take_snapshot()

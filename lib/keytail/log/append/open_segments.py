@@ -60,7 +60,7 @@ class OpenSegments:
         self._active = ActiveSegment.reopen(self._fs, self._directory, opened, self._config, self._like)
 
     def roll(self, base_offset: int, now_ms: int) -> bool:
-        """Close the active segment durably and create the next one; return whether a segment was created.
+        """Close the active segment durably and create the next segment; return whether a segment was created.
 
         Returns False if the active segment already has that base offset: such a segment is empty, and is reset. The
         caller makes the name of the new segment durable.
@@ -73,7 +73,7 @@ class OpenSegments:
             path = self._path(base_offset, suffix)
             if self._fs.exists(path):
                 self._fs.unlink(path)
-        # It must be durable before the next segment exists: a broker that truncates it in a recovery deletes the next.
+        # The segment must be durable before the next one exists: a broker that truncates it deletes later segments.
         active.close()
         self.create(base_offset, now_ms)
         return True

@@ -35,7 +35,7 @@ DEFAULTS = AppendConfig()
 class Appended:
     """The offsets and number of the appended batches; if there are none, `last_offset` is `first_offset` - 1.
 
-    `duplicates`: batches that their producer had sent before, with their positions in the log.
+    `duplicates` are the batches that their producer had sent before, as they are in the log.
     """
 
     first_offset: int
@@ -60,8 +60,8 @@ class Closed:
 class PartitionLog:
     """The log of one partition, open for appending; a context manager that closes the log.
 
-    Created by `open`. After an error while files are changed, it refuses all operations and can only be abandoned; its
-    files are then as after a broker's crash.
+    Created by `open`. After an error while files are changed, the object refuses all operations and can only be
+    abandoned; the files are then as after a broker's crash.
     """
 
     def __init__(self, log: OpenLog) -> None:
@@ -81,7 +81,7 @@ class PartitionLog:
         rng: random.Random | None = None,
         fs: FileSystem = LOCAL,
     ) -> Self:
-        """Open the log in the directory `path`, or create one if there is no segment; forget expired producers.
+        """Open the log in the directory `path`, or create a log if there is no segment; forget expired producers.
 
         Raises Refused for a log that was not closed cleanly, and while the log dir claims a clean shutdown (APPEND.md,
         "Before a log is opened"). A new log begins at `log_start_offset`; for an existing log, give the offset in the
@@ -104,8 +104,9 @@ class PartitionLog:
     def append(self, batches: bytes | np.ndarray, *, leader_epoch: int, now_ms: int) -> Appended:
         """Append whole batches as a leader: each is a separate set, and gets the next offsets and the leader epoch.
 
-        Their own offsets are ignored. Markers are treated as sent by a transaction coordinator. Raises Refused or
-        CorruptLog if a leader would refuse a batch. No batch was then appended, except the batches before a duplicate.
+        The batches' own offsets are ignored. Markers are treated as sent by a transaction coordinator. Raises Refused
+        or CorruptLog if a leader would refuse a batch. No batch was then appended, except the batches before a
+        duplicate.
         """
         self._refuse_if_broken()
         if leader_epoch < 0:
@@ -136,8 +137,8 @@ class PartitionLog:
         """Append whole batches as a follower: one set, with the leader's offsets, to one segment.
 
         The batches must begin at or above the log end offset. The first batch with an epoch above `leader_epoch`, and
-        all later ones, are omitted. Raises Refused or CorruptLog if a follower would refuse a batch; then nothing was
-        written.
+        all later batches, are omitted. Raises Refused or CorruptLog if a follower would refuse a batch; then nothing
+        was written.
         """
         self._refuse_if_broken()
         taken = incoming.as_follower(batches, self.log_end_offset, leader_epoch, self.config)
@@ -152,7 +153,7 @@ class PartitionLog:
         return Appended(first, self.log_end_offset - 1, len(taken.table))
 
     def _ensure_indexes(self) -> None:
-        """Create the indexes of a new segment: a broker does so at the latest when it checks whether they are full."""
+        """Create the indexes of a new segment, as a broker does at the latest when it checks whether they are full."""
         self._effects(lambda: self._log.active.open_indexes())  # noqa: PLW0108
 
     def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
@@ -205,8 +206,7 @@ class PartitionLog:
 
     def floor(self, offset: int) -> tuple[int, OffsetEntry]:
         """Return the base offset of the segment where a read of `offset` begins, and the index entry to begin at.
-        Raises Refused for an offset that is not in the log.
-        """
+        Raises Refused for an offset that is not in the log."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
             held = f"{self.log_start_offset} to {self.log_end_offset - 1}"
             what = f"offset out of range: the log contains offsets {held}"
@@ -216,7 +216,7 @@ class PartitionLog:
         return self._log.segments.floor(offset)
 
     def roll(self, *, now_ms: int) -> int:
-        """Close the active segment and create one at the log end offset; return its base offset."""
+        """Close the active segment and create a segment at the log end offset; return its base offset."""
         self._refuse_if_broken()
         self._effects(lambda: self._log.roll(self.log_end_offset, now_ms))
         return self._log.segments.bases[-1]

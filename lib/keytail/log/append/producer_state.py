@@ -1,7 +1,7 @@
 """Keeps the producers of an open log, and writes their snapshots: `ProducerState`.
 
-live_producers.py applies batches. APPEND.md beside this file specifies when a snapshot is taken and when one is
-removed; format/SNAPSHOT.md specifies its bytes.
+live_producers.py applies batches. APPEND.md beside this file specifies when a snapshot is taken or removed;
+format/SNAPSHOT.md specifies its bytes.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class ProducerState:
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
         """Return the changes that these batches (BATCH_TABLE rows) make. Raises Refused for batches that a broker
-        refuses.
-        """
+        refuses."""
         return self._producers.check_set(table, as_leader=as_leader)
 
     def take(self, checked_set: CheckedSet, end: int) -> None:
@@ -70,7 +69,7 @@ class ProducerState:
         self.end = end
 
     def take_snapshot(self) -> None:
-        """Write a snapshot, durable except for its name, unless the last one already has this offset."""
+        """Write a snapshot, durable except for its name, unless the last snapshot already has this offset."""
         if self.end <= self._last_snapshot:
             return
         path = self._path(self.end)

@@ -21,7 +21,7 @@ from keytail.log.writer import make_empty_segment
 
 def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:
     """Return how the files at the end of the log differ from those that a stopping broker leaves, and the remedy; "" if
-    they do not."""
+    they do not differ."""
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
     if found is None or found[0] != end or max(facts.snapshots) != end:
@@ -33,15 +33,16 @@ def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:
 
 
 def roll(fs: FileSystem, partition_path: str, active: SegmentFacts, base_offset: int) -> SegmentFacts:
-    """Make the active segment durable, and create an empty one at `base_offset`, the log end offset; return its facts.
+    """Make the active segment durable, create an empty segment at `base_offset`, the log end offset, and return its
+    facts.
 
-    Call it only if `why_not_closed` returned nothing. Raises Refused if the `.log` has changed since it was surveyed.
+    Call this only if `why_not_closed` returned "". Raises Refused if the `.log` has changed since it was surveyed.
     After an OSError, the new files are removed as far as possible.
     """
     log_path = _path(partition_path, active.base_offset, names.LOG)
     refuse_lost(fs, partition_path)
     refuse_changed(fs, log_path, active.log_bytes, active.log_mtime_ns)
-    # It must be durable before the new segment exists: a broker that truncates it in a recovery deletes the new one.
+    # The active segment must be durable before the new one exists: a broker that truncates it deletes later segments.
     for suffix in names.SEGMENT_SUFFIXES:
         path = _path(partition_path, active.base_offset, suffix)
         if fs.exists(path):

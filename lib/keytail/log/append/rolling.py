@@ -55,7 +55,7 @@ class AppendConfig:
 
     @property
     def roll_ms(self) -> int:
-        """The age at which a segment ends, before jitter."""
+        """The age in ms at which a segment ends, if no jitter is subtracted."""
         if self.compact:
             return min(self.max_compaction_lag_ms, self.segment_ms)
         return self.segment_ms
@@ -73,8 +73,8 @@ class AppendConfig:
 class RollState:
     """The facts about the active segment that decide whether it is rolled.
 
-    `first_timestamp_ms` is the max timestamp of its first batch; in an empty segment it has no meaning. `created_ms` is
-    when this process created or opened it.
+    `first_timestamp_ms` is the max timestamp of the segment's first batch, and has no meaning in an empty segment.
+    `created_ms` is the time at which this process created or opened the segment.
     """
 
     base_offset: int
@@ -88,8 +88,8 @@ class RollState:
 def batches_before_roll(roll_state: RollState, table: np.ndarray, config: AppendConfig, now_ms: int) -> int:
     """Return how many batches (BATCH_TABLE rows), each appended separately, fit into the segment before it must end.
 
-    0 means that it ends before the first batch. Indexes that become full meanwhile are not considered. A set that is
-    appended as a whole is one row, with its size, its largest timestamp and its last offset.
+    0 means that the segment ends before the first batch. Indexes that become full meanwhile are not considered. A set
+    that is appended as a whole is one row, with its size, its largest timestamp and its last offset.
     """
     if roll_state.indexes_full:
         return 0
@@ -122,6 +122,6 @@ def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:
 def is_flush_due(
     log_end_offset: int, recovery_point: int, last_flush_ms: int, now_ms: int, config: AppendConfig
 ) -> bool:
-    """Return whether a flush is due by messages (offsets not yet durable) or by time."""
+    """Return whether a flush is due because of `flush.messages` (counted as offsets not yet durable) or `flush.ms`."""
     unflushed = log_end_offset - recovery_point
     return unflushed >= config.flush_messages or (unflushed > 0 and now_ms - last_flush_ms >= config.flush_ms)

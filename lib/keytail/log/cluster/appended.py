@@ -65,7 +65,7 @@ def _last_appended(fs: FileSystem, partition_path: str, time_ms: int) -> Appende
         if modified_ms <= time_ms:
             return None  # the segments before it were modified earlier
         end = log_end(fs, log_path, base_offset) if facts.size_bytes else None
-        if end is not None and end.last_position >= 0:  # if it has none, it may have been truncated in its first batch
+        if end is not None and end.last_position >= 0:  # a segment without a whole batch may have been truncated
             return _evidence(fs, log_path, end, modified_ms, time_ms, names.IMPORT_RECORD in listed)
     return None
 

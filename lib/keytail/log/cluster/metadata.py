@@ -73,8 +73,7 @@ def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
 
 def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
     """Return the topic id in `partition.metadata` of a partition directory, or None if there is no such file.
-    Raises CorruptLog if the file is malformed.
-    """
+    Raises CorruptLog if the file is malformed."""
     path = os.path.join(partition_path, names.PARTITION_METADATA)
     try:
         return parse_topic_id(fs.read_bytes(path))
@@ -86,10 +85,10 @@ def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
 
 
 def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
-    """Return the metadata of broker `broker` after all records in the directory `path`.
+    """Return the metadata after all records in the directory `path`, with the configs of broker `broker`.
 
     Raises Refused, with place and reason, if anything is missing or cannot be read. If a running broker changes the
-    directory meanwhile, it is read again.
+    directory meanwhile, the directory is read again.
     """
     try:
         listing = _list(fs, path)
@@ -218,8 +217,8 @@ class _Batch:
 
 
 def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -> int:
-    """Load the snapshot and return the time in ms of the last record that it covers. Raises CorruptLog if it is not
-    complete from header to footer."""
+    """Load the snapshot and return the time in ms of the last record that it covers. Raises CorruptLog if the snapshot
+    is not complete from header to footer."""
     last_ms: int | None = None
     next_offset, ended = 0, False
     for batch in _batches(reader, snapshot.path, snapshot.size_bytes):
@@ -253,7 +252,7 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
     for base_offset, size_bytes in segments:
         path = listing.log_path(base_offset)
         if base_offset != next_offset:
-            gap = f"the log has no records from offset {next_offset} to {base_offset}"
+            gap = f"the log has no records from offset {next_offset} up to the segment at offset {base_offset}"
             raise CorruptLog(gap, path=path, remedy=_RESTORE, slug="metadata-log-gap")
         for batch in _batches(reader, path, size_bytes):
             if batch.base_offset != next_offset:
@@ -273,7 +272,7 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
 
 
 def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int], ...]:
-    """Return the segments from the one that contains `start_offset` on."""
+    """Return the segments from the segment that contains `start_offset` on."""
     first = sum(base <= start_offset for base, _ in listing.segments) - 1
     if not listing.segments:
         raise CorruptLog(

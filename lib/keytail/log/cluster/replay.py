@@ -1,8 +1,8 @@
 """Applies records of the metadata log, as a broker does, to obtain topics and configs.
 
-A batch is applied as a whole, a KRaft transaction when it ends. Records at the end of the log may be uncommitted: they
-may be truncated later. For a config that such records change, the earlier values are kept too, because a broker may
-use any of them. `metadata.py` reads the records; contradictory records raise ValueError.
+A batch is applied as a whole, and a KRaft transaction is applied when it ends. Records at the end of the log may be
+uncommitted: they may be truncated later. For a config that such records change, the earlier values are kept too,
+because a broker may use any of them. `metadata.py` reads the records; contradictory records raise ValueError.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class Replay:
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
         """Apply the records of one batch. `settled`: the batch is certainly committed, so it cannot be truncated.
-        Raises ValueError for records that contradict earlier ones.
-        """
+        Raises ValueError for records that contradict earlier records."""
         unit: list[MetadataRecord] = []
         for record in records:
             kind = record.record if isinstance(record, NewerRecord) else record
@@ -100,10 +99,8 @@ class Replay:
         }
 
     def newer(self, resource_type: ResourceType) -> dict[str, str]:
-        """Return the topics or brokers whose settings are uncertain, with the reason.
-
-        One of the records of each has a newer version than this release supports.
-        """
+        """Return the reason by name, for each topic or broker whose settings are uncertain because a record about it
+        has a newer version than this release supports."""
         return {name: why for (number, name), why in self._newer.items() if number == resource_type}
 
     def features(self) -> dict[str, int]:

@@ -64,7 +64,7 @@ class FileStat:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The names in a directory, unsorted: `sized` regular files with their size in bytes and modification time in ns;
-    `regular` files for which these were not requested; and all `others`."""
+    `regular` files, for which size and time were not requested; and all `others`."""
 
     sized: list[tuple[str, int, int]]
     regular: list[str]

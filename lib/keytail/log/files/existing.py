@@ -86,7 +86,7 @@ def unreadable(fd: int) -> list[str]:
     """Return the names of the regular files in the open directory that may not be read, sorted."""
     with os.scandir(fd) as entries:
         closed = [entry for entry in entries if not os.access(entry.name, os.R_OK, dir_fd=fd, effective_ids=True)]
-        # A name that was removed meanwhile, or a link to nothing, is not accessible either.
+        # A name that was removed meanwhile, or a dangling link, is not accessible either.
         return sorted(entry.name for entry in closed if entry.is_file(follow_symlinks=False) and _is_there(fd, entry))
 
 

@@ -20,7 +20,7 @@ _ACL_EXECUTE = 1
 
 
 def refuse_unless_like(like: FileStat) -> None:
-    """Raise Refused if this process cannot create a file with the owner and group of `like`. Call it before writing."""
+    """Raise Refused if this process cannot create a file with the owner and group of `like`; call before writing."""
     user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
     if user == 0 or (user == like.uid and like.gid in groups):
         return
@@ -108,8 +108,7 @@ def _exchanged(path: str) -> Refused:
 
 def _make_like(fd: int, path: str, like: FileStat) -> None:
     """Apply owner, attributes and mode of `like`. The owner comes first, because changing it clears mode bits; the ACL
-    comes before the mode, because both set the group bits. Raises Refused if the system does not permit a change.
-    """
+    comes before the mode, because both set the group bits. Raises Refused if the system does not permit a change."""
     try:
         now = os.fstat(fd)
         if (now.st_uid, now.st_gid) != (like.uid, like.gid):
@@ -138,7 +137,7 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
 
 
 def _without_execute(acl: bytes) -> bytes:
-    """Remove the execute bits of an ACL in the kernel's form: a version, then entries of tag, permissions and id."""
+    """Return an ACL in the kernel's form (a version, then entries of tag, permissions and id) without execute bits."""
     entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER.size :])
     kept = [_ACL_ENTRY.pack(tag, bits & ~_ACL_EXECUTE, user) for tag, bits, user in entries]
     return acl[: _ACL_HEADER.size] + b"".join(kept)

@@ -26,7 +26,7 @@ from keytail.log.index.presized import REBUILD, PresizedIndex
 
 
 class OffsetEntry(NamedTuple):
-    """A batch begins at byte `position`; `offset` is in it, or in a later batch before the next entry
+    """A batch begins at byte `position`; `offset` is in that batch, or in a later batch before the next entry
     (format/INDEX.md). `slot` is -1 before the first entry."""
 
     slot: int
@@ -35,7 +35,7 @@ class OffsetEntry(NamedTuple):
 
 
 class TimeEntry(NamedTuple):
-    """No batch up to the one that ends with `offset` has a larger timestamp. `slot` is -1 before the first entry."""
+    """No batch up to the batch that ends with `offset` has a larger timestamp. `slot` is -1 before the first entry."""
 
     slot: int
     timestamp_ms: int
@@ -94,7 +94,7 @@ class OffsetIndex(PresizedIndex):
 
 
 class TimeIndex(PresizedIndex):
-    """The `.timeindex` of the segment with `base_offset`: maps a timestamp to an offset from which to search for it."""
+    """The `.timeindex` of the segment with `base_offset`: maps a timestamp to an offset at which a search begins."""
 
     _kind = "time index"
     _layout = struct.Struct(">qi")
@@ -170,8 +170,8 @@ class AbortedTransaction(NamedTuple):
 class TransactionIndex:
     """The `.txnindex` of the segment with `base_offset`: the transactions whose ABORT marker is in the segment.
 
-    The file is read as a whole, since it is small and never presized. It is created with the first entry, with the
-    attributes of `like`; without `like` the index is for look-ups only.
+    The file is read as a whole, since it is small and never presized. The file is created with the first entry, with
+    the attributes of `like`; without `like` the index is for look-ups only.
     """
 
     def __init__(self, fs: FileSystem, path: str, base_offset: int, like: FileStat | None = None) -> None:
@@ -197,7 +197,7 @@ class TransactionIndex:
         return int(last["last_offset"][0]) if end else -1
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Append an entry to the file. Raises KeytailError if its marker is not above the marker of the last entry."""
+        """Append an entry to the file. Raises KeytailError unless the marker is above that of the last entry."""
         last_offset = self.last_offset
         if aborted.last_offset <= last_offset:
             self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)
@@ -212,7 +212,7 @@ class TransactionIndex:
     def collect(self, fetch_from: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
         """Return the aborted transactions that a consumer needs for the offsets from `fetch_from` to `upper` - 1.
 
-        Also return whether the list is complete; if it is not, the search continues in the next segment
+        Also return whether the list is complete; if the list is not complete, the search continues in the next segment
         (format/INDEX.md, "Look-ups").
         """
         entries = self.entries()

@@ -16,7 +16,7 @@ class SegmentIndexer:
     """Collects the index entries of the segment with `base_offset`: add every batch once, in order, then call `close`.
 
     With `part`, it indexes a part of the segment, whose first batch is assumed to get an offset entry; the indexer of
-    the preceding batches later joins it. It is small enough to be sent to another host.
+    the preceding batches later joins it. An indexer is small enough to be sent to another host.
     """
 
     stored_fields = ("_base", "_interval", "_max_offset_entries", "_max_time_entries", "_state", "_offsets", "_times")
@@ -51,7 +51,7 @@ class SegmentIndexer:
         return self._state.copy(), len(self._offsets)
 
     def reset_to(self, mark: tuple[np.ndarray, int]) -> None:
-        """Remove everything added since `mark`."""
+        """Undo all calls of `add` and `join` since `mark`."""
         self._state = mark[0].copy()
         del self._offsets[mark[1] :], self._times[mark[1] :]
 
@@ -73,8 +73,8 @@ class SegmentIndexer:
         return -1 if last is None else int(last[1])
 
     def meets(self, part: SegmentIndexer) -> bool:
-        """Return whether the last offset entry so far is also in `part`; then both have the same entries from there on.
-        """
+        """Return whether the last offset entry so far is also in `part`; then both have the same entries after this
+        entry."""
         positions = _joined(part._offsets)[:, 1]
         at = np.searchsorted(positions, self.last_entry_position)
         return bool(at < len(positions) and positions[at] == self.last_entry_position)
@@ -90,7 +90,7 @@ class SegmentIndexer:
         # The part does not know the preceding batches: only its time entries above the largest time so far count.
         largest, largest_offset = (int(self._state[i]) for i in (kernels.MAX_TIMESTAMP, kernels.MAX_TIMESTAMP_OFFSET))
         later = times[times[:, 0] > largest]
-        # If the largest time has no entry yet, it gets one with the next offset entry, unless it is exceeded there.
+        # A largest time without an entry gets one with the next offset entry, unless the time is exceeded by then.
         waits = len(offsets) and largest > self._state[kernels.LAST_TIME_ENTRY]
         if waits and not (len(later) and later[0, 1] <= offsets[0, 0]):
             later = np.concatenate([[[largest, largest_offset - self._base]], later])

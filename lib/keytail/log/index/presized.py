@@ -254,7 +254,7 @@ class PresizedIndex:
         )
 
     def _close_file(self) -> None:
-        """Close the file. It is closed even if the system reports an error."""
+        """Close the file, even if the system reports an error."""
         fd, self._fd = self._fd, -1
         self._fs.close(fd)
 

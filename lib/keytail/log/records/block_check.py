@@ -22,7 +22,7 @@ def check_block(
     attributes: int,
     state: np.ndarray,
 ) -> int:
-    """Return 0, or a code of kernels/verify/codes.py; `state` (int64[STATE_SIZE]) then has the place of the problem.
+    """Return 0, or a code of kernels/verify/codes.py with the place of the problem in `state` (int64[STATE_SIZE]).
 
     `data` is the compressed block; the other arguments are fields of the batch's header.
 

@@ -48,7 +48,7 @@ class _Buffers:
 
 
 class SegmentReader:
-    """Reads segments into its own buffers, alternating between two sets unless more are kept; use one per task."""
+    """Reads segments into its own buffers, two sets in turn unless more are kept; use one reader per task."""
 
     def __init__(
         self, fs: FileSystem, chunk_bytes: int = CHUNK_BYTES, arena_bytes: int = ARENA_BYTES
@@ -60,7 +60,7 @@ class SegmentReader:
         self._opener = BlockOpener(arena_bytes)
 
     def keep_valid(self, chunks: int) -> None:
-        """Keep this many chunks valid at a time. No chunk may be in use now."""
+        """Keep the latest chunks valid, this many at a time. No chunk may be in use when this is called."""
         del self._buffers[chunks:]
         self._buffers += [_Buffers(self._chunk_bytes) for _ in range(chunks - len(self._buffers))]
 
@@ -78,7 +78,7 @@ class SegmentReader:
         return prefetched(chunks) if self.is_longer_than_a_chunk(log_bytes - start) else chunks
 
     def is_longer_than_a_chunk(self, n_bytes: int) -> bool:
-        """Return whether prefetching saves time. Starting a thread takes as long as processing a tenth of a chunk."""
+        """Return whether prefetching saves time: starting a thread takes as long as processing a tenth of a chunk."""
         return n_bytes > self._chunk_bytes
 
     def chunks_without_prefetch(

@@ -24,9 +24,9 @@ from keytail.log.records.scan import RecordScanner
 
 @dataclass(frozen=True)
 class SegmentContents:
-    """The contents of one segment. `next_offset` follows its last batch; `records` counts the records of producers,
-    `tombstones` those with a key and a null value. The timestamps are the smallest and the largest that a consumer
-    sees; None if there are no records.
+    """The contents of one segment. `next_offset` is the offset after the last batch; `records` counts the records of
+    producers, `tombstones` the records with a key and a null value. The timestamps are the smallest and the largest
+    that a consumer sees; None if there are no records.
 
     `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is the digest of the `.log` file, in
     hexadecimal. `index_status` is `good`, `missing`, or `bad` if entries decrease or point outside of the segment.
@@ -46,8 +46,8 @@ class SegmentContents:
 
 
 def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: SegmentReader) -> SegmentContents:
-    """Summarize the segment that begins at `base_offset`. Raises CorruptLog if its bytes are not a valid log, OSError
-    if they cannot be read."""
+    """Summarize the segment that begins at `base_offset`. Raises CorruptLog if the bytes of the file are not a valid
+    log, OSError if they cannot be read."""
     path = os.path.join(partition_path, names.segment_file(base_offset, names.LOG))
     log_bytes = fs.stat(path).size_bytes
     digest, scanner = file_digest(), RecordScanner()

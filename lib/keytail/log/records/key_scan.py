@@ -27,10 +27,10 @@ class _Columns:
 class KeyPortion:
     """The hashed keys of the records in the opened rows of a chunk from `first_row` to before `end_row`.
 
-    `ordinals[i]` is `first_ordinal` of the record's row plus the record's number in the batch; or -1 if the record does
-    not belong in the map, because it has no key or is below the start offset. `keyless` is the number of records
-    without a key from the start offset on; the first of them is at `first_keyless_offset`. The portion after the next
-    one overwrites the arrays.
+    `low` and `high` are the halves of each hash. `ordinals[i]` is `first_ordinal` of the record's row plus the record's
+    number in the batch; or -1 if the record does not belong in the map, because it has no key or is below the start
+    offset. `keyless` is the number of records without a key from the start offset on; the first of them is at
+    `first_keyless_offset`. The portion after the next one overwrites the arrays.
     """
 
     chunk: Chunk
@@ -49,7 +49,8 @@ class KeyPortion:
         return int(np.searchsorted(self.first_ordinal, ordinal, side="right")) - 1
 
     def of_each_record(self, of_rows: np.ndarray) -> np.ndarray:
-        """Return for each record of the portion the value of its row in `of_rows`, which has the chunk's rows."""
+        """Return for each record of the portion the value of its row in `of_rows` (one value for each row of the
+        chunk)."""
         return np.repeat(of_rows[self.first_row : self.end_row], self._counts(self.end_row))
 
     def _counts(self, end_row: int) -> np.ndarray:
@@ -75,7 +76,7 @@ class KeyPortion:
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """All hashed keys of one chunk, as in KeyPortion, and a bit for each of its batches: whether it has a null value.
+    """All hashed keys of one chunk, as in KeyPortion, and `nulls`, a bit for each batch: whether it has a null value.
     """
 
     low: np.ndarray
@@ -87,7 +88,7 @@ class ChunkKeys:
 
 
 class KeyScanner:
-    """Produces the hashed keys of opened chunks; use one per task."""
+    """Produces the hashed keys of opened chunks; use one scanner per task."""
 
     def __init__(self, seed: int, portion_keys: int = _KEYS) -> None:
         self._seed = np.uint64(seed)
@@ -133,7 +134,7 @@ class KeyScanner:
     def keys_of(
         self, chunk: Chunk, parts: Iterable[OpenedRows], from_offset: int, first_ordinal: np.ndarray, keys: int
     ) -> ChunkKeys:
-        """Return the hashed keys of the `parts` of a chunk, which have `keys` records, in arrays of their own.
+        """Return the hashed keys of the `parts` of a chunk, which have `keys` records, in new arrays.
 
         Raises CorruptLog as `portions` does.
         """

@@ -1,4 +1,4 @@
-"""Opens the record blocks of chunks: decompressed, or converted from messages of magic 0 and 1, into reused arenas."""
+"""Opens the record blocks of chunks: decompresses them, or converts messages of magic 0 and 1, into reused arenas."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _RECORD_ERRORS = {
 
 @dataclass
 class Chunk:
-    """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw`, whose first byte is at byte `position` of
-    the file.
+    """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw` (uint8), whose first byte is at byte
+    `position` of the file.
 
-    Both are views of buffers that the reader overwrites with the chunk after the next one.
+    Both arrays are views of buffers that the reader overwrites with the chunk after the next one.
     """
 
     path: str
@@ -68,11 +68,11 @@ class Chunk:
 class OpenedRows:
     """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted rows.
 
-    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position and the
-    size of its block there, in bytes.
-    A block that is too large for memory is returned in pieces, each as an OpenedRows of that row alone. Its `table` is
-    the table of the chunk with the record count and last offset of the piece in that row. `records_before` is the
-    number of records in earlier pieces; more pieces follow unless `is_end`.
+    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position of the
+    row's block in the chunk's `raw` or in `arena`, and the size of the block, in bytes. A block that is too large for
+    memory is returned in pieces, each as an OpenedRows of that row alone. `table` is then the table of the chunk with
+    the record count and last offset of the piece in that row. `records_before` is the number of records in earlier
+    pieces; more pieces follow unless `is_end`.
     """
 
     first: int
@@ -90,12 +90,12 @@ class OpenedRows:
         return self.table is not None
 
     def of(self, chunk: Chunk) -> Chunk:
-        """Return the chunk; for a piece, with its `table`."""
+        """Return the chunk; for a piece, a copy with the `table` of the piece."""
         return chunk if self.table is None else replace(chunk, table=self.table)
 
     def from_here(self, first: np.ndarray) -> np.ndarray:
-        """Return `first`, the number of each row's first record; for a piece, with the number of its own first record.
-        """
+        """Return `first`, the number of each row's first record; for a piece, a copy with the number of the piece's
+        first record in its row."""
         if not self.records_before:
             return first
         first = first.copy()
@@ -136,7 +136,7 @@ class _Layout:
 
 
 class BlockOpener:
-    """Opens blocks into its own arenas, alternating between two; use one per task."""
+    """Opens blocks into its own two arenas in turn; use one opener per task."""
 
     def __init__(self, arena_bytes: int = ARENA_BYTES) -> None:
         self._arenas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
@@ -145,12 +145,13 @@ class BlockOpener:
         self._made_decoders: Decoders | None = None
 
     def open_rows(self, chunk: Chunk, wanted: np.ndarray) -> Iterator[OpenedRows]:
-        """Open the record blocks of the rows that `wanted` (bool) selects, in parts that cover all rows in order.
+        """Open the record blocks of the rows that `wanted` (bool) selects, and yield them in parts that cover all rows
+        in order.
 
         Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part
         after the next one overwrites. A part has about `arena_bytes`, or one block of at most WHOLE_BLOCK_BYTES, or a
         piece of a larger block. Raises CorruptLog for a block that its codec cannot decompress, Refused for a record,
-        or a message of magic 0 and 1, of more than `max_record_bytes`.
+        or a message of magic 0 or 1, of more than `max_record_bytes`.
         """
         table = chunk.table
         n = len(table)
@@ -182,9 +183,8 @@ class BlockOpener:
     def _open_span(
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
-        """Open the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS. The first `floor`
-        bytes of an arena contain converted messages of magic 0 and 1.
-        """
+        """Open and yield the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS records.
+        The first `floor` bytes of an arena contain converted messages of magic 0 and 1."""
         chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
@@ -198,8 +198,8 @@ class BlockOpener:
                 )  # fmt: skip
                 if row == end:
                     break
-                # The block is of an old format, damaged, not in plain framing, or too large for the rest: it is opened
-                # into an empty arena, or by itself.
+                # The block is of an old format, damaged, not in plain framing, or too large for the rest of the arena:
+                # it is opened into an empty one, or by itself.
                 block, is_large = None, False
                 if used - floor <= self._arena_bytes // 2:
                     try:
@@ -228,7 +228,7 @@ class BlockOpener:
             yield layout.part(first, end, self._arenas[0])
 
     def _open_pieces(self, layout: _Layout, row: int) -> Iterator[OpenedRows]:
-        """Open the records of one row of magic 2 in pieces."""
+        """Open the records of one row of magic 2, and yield them in pieces."""
         chunk, batch = layout.chunk, layout.chunk.table[row]
         at, n_bytes = layout.raw_start(row)
         codec = int(batch["attributes"]) & CODEC_MASK
@@ -256,7 +256,7 @@ class BlockOpener:
 
 def _open_row(chunk: Chunk, row: int, start: int, n_bytes: int) -> Buffer | np.ndarray:
     """Return the records of one compressed batch. Raises CorruptLog if its codec cannot decompress them, Refused for a
-    message of magic 0 or 1 that is too large, and _Large for a larger batch."""
+    message of magic 0 or 1 that is too large, and _Large for a block of more than WHOLE_BLOCK_BYTES."""
     codec = int(chunk.table["attributes"][row]) & CODEC_MASK
     try:
         if chunk.table["magic"][row] < 2:

@@ -1,7 +1,7 @@
 """Splits a record block that has too many bytes or records for memory into pieces of whole records.
 
 A piece is about as large as a chunk, or is one record. A batch of some KiB may decompress to gigabytes; Kafka's cleaner
-decompresses it one record at a time. A single record must fit into memory, as in Kafka; records of more than
+decompresses such a batch one record at a time. A single record must fit into memory, as in Kafka; records of more than
 `max_record_bytes` are refused.
 """
 
@@ -31,10 +31,8 @@ _NO_DELTA_LIMIT = 2**31  # larger than every offset delta
 @dataclass(frozen=True)
 class Piece:
     """A part of a batch's records: `block[:n_bytes]` contains the records with numbers `first` to `first + count - 1`;
-    `last_delta` is the largest offset delta so far.
-
-    The last piece has all remaining bytes and counts all remaining records, even if the two disagree.
-    """
+    `last_delta` is the largest offset delta up to the end of the piece. The last piece has all remaining bytes and
+    counts all remaining records, even if the two disagree."""
 
     block: np.ndarray
     n_bytes: int
@@ -45,9 +43,9 @@ class Piece:
 
 
 class RecordStream:
-    """The records of one block, returned in consecutive parts, alternating between two arenas.
+    """The records of one block, returned in consecutive parts in two arenas in turn.
 
-    `arenas` are two arrays of uint8, replaced by larger ones as needed. A part is valid until the second `take` after
+    `arenas` are two arrays of uint8, replaced by larger arrays as needed. A part is valid until the second `take` after
     it.
     """
 
@@ -63,9 +61,9 @@ class RecordStream:
     def take(
         self, most: int, room_bytes: int, up_to_delta: int = _NO_DELTA_LIMIT
     ) -> tuple[np.ndarray, int, int]:
-        """Return (block, bytes, records) of the next whole records: at most `most`, and as many as fit into
-        `room_bytes` but at least one. Returns no records if the next record has a delta above `up_to_delta`, is
-        invalid, or is incomplete.
+        """Return the arena with the next whole records, and the numbers of its bytes and records: at most `most`
+        records, and as many as fit into `room_bytes` but at least one. Returns no records if the next record has a
+        delta above `up_to_delta`, is invalid, or is incomplete.
 
         `last_delta` is the largest offset delta so far. Raises ValueError if the codec cannot decompress the block,
         and for decreasing offsets; Refused for a record of more than `max_record_bytes`.
@@ -98,8 +96,8 @@ class RecordStream:
         return arena, end, count
 
     def rest(self) -> tuple[np.ndarray, int]:
-        """Return (block, bytes) of the last `take`, extended by the available bytes after it; by at least one byte if
-        any remain."""
+        """Return the arena and the number of bytes of the last `take`, extended by the available bytes after them; by
+        at least one byte if any remain."""
         self._fill(self._filled + 1 if self._used == self._filled else self._filled)
         self._used = self._filled
         return self._arenas[0], self._filled
@@ -131,7 +129,7 @@ class RecordStream:
         return n >= n_bytes
 
     def _turn(self) -> None:
-        """Move the rest of one arena to the start of the other."""
+        """Move the bytes of the current arena that were not yet returned to the start of the other arena."""
         left = self._filled - self._used
         self._arenas.reverse()
         if len(self._arenas[0]) < max(left, PIECE_BYTES):

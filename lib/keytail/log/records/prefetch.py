@@ -14,9 +14,9 @@ T = TypeVar("T")
 def prefetched(items: Generator[T, None, None]) -> Iterator[T]:
     """Yield the items; all but the first are produced in a separate thread.
 
-    An error of the generator is raised in place of its item. An item must not share memory with the next one, but may
-    share it with the one after that. If iteration stops early, the generator has produced at most one item more
-    than was taken.
+    An error of the generator is raised in place of an item. An item must not share memory with the next item, but may
+    share it with the item after that. If iteration stops early, the generator has produced at most one item more than
+    was taken.
     """
     end = object()
     with closing(items), Threads(1, "prefetch") as thread:

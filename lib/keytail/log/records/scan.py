@@ -19,7 +19,7 @@ _NO_BITS = np.zeros(1, np.uint8)
 
 
 class Columns:
-    """The arrays of a portion's records, and of the values that later steps store for each."""
+    """The arrays of a portion's records, and of the values that later steps store for each record."""
 
     def __init__(self, n: int) -> None:
         self.records = np.empty(n, kernels.RECORD_TABLE)
@@ -32,9 +32,9 @@ class Columns:
 
 @dataclass
 class Portion:
-    """The rows of a chunk from `first_row` to before `end_row`, and the records (RECORD_TABLE) of the opened ones.
+    """The rows of a chunk from `first_row` to before `end_row`, and the records (RECORD_TABLE) of the opened rows.
 
-    The portion after the next one overwrites them and their `columns`: one may be processed while the next is produced.
+    The portion after the next one overwrites `records` and `columns`: the next portion may be produced in advance.
     """
 
     chunk: Chunk
@@ -59,7 +59,7 @@ class Portion:
 
 
 class RecordScanner:
-    """Produces the portions of opened chunks; use one per task."""
+    """Produces the portions of opened chunks; use one scanner per task."""
 
     def __init__(self, portion_records: int = PORTION_RECORDS) -> None:
         self._columns = [Columns(portion_records), Columns(portion_records)]

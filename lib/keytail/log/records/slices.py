@@ -1,8 +1,8 @@
 """Divides a partition's log into slices for many tasks: byte ranges of segments. The offset indexes provide the
-positions at which a batch, and a slice, begins.
+positions of batches, at which slices can begin.
 
-Every batch is read exactly once: a slice ends where the next one begins, and reading it fails if its last batch does
-not end there.
+Every batch is read exactly once: a slice ends where the next one begins, and reading a slice fails if its last batch
+does not end at that byte.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from keytail.log.records.table import RecordTable
 
 @dataclass(frozen=True)
 class LogSlice:
-    """Bytes `start` to before `stop` of a segment; wanted are its offsets from `from_offset` to below `end_offset`.
+    """Bytes `start` to before `stop` of a segment; the offsets from `from_offset` to below `end_offset` are wanted.
 
-    `segment` is the file as it was listed; with `is_last` it is the active segment. The data after the slice begins at
+    `segment` is the file as it was listed; if `is_last`, it is the active segment. The data after the slice begins at
     offset `next_offset` or above (None: no data follows). `aborted` are all entries of transaction indexes (TXN_ENTRY,
     native byte order) that concern the slice, sorted by producer and first offset; None if aborted data is treated like
     other data.
@@ -141,8 +141,8 @@ def _slice_bounds(
 def _index(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, n_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return offsets and positions of the entries up to the first that does not ascend or points outside of the file,
-    such as the zeros of a preallocated file."""
+    """Return offsets and positions of the index entries before the first entry that does not ascend or points outside
+    of the file, such as the zeros of a preallocated file."""
     if not segment.index_bytes:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     data = fs.read_bytes(os.path.join(partition_path, names.segment_file(segment.base_offset, names.INDEX)))
@@ -159,8 +159,7 @@ def _ends_of_batches(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
 ) -> list[int] | None:
     """Return the last offset of the batch at each position, from its header; None if no batch begins at a position, or
-    a batch begins above the offset of its entry (a later batch may have that offset: format/INDEX.md, 8).
-    """
+    a batch begins above the offset of its entry (a later batch may have that offset: format/INDEX.md, 8)."""
     found: list[int] = []
     if not len(offsets):
         return found
@@ -183,14 +182,14 @@ def _ends_of_batches(
 
 
 def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Return the entries with offsets from `low` to `high` - 1, sorted by producer and first offset."""
+    """Return the entries of transactions with offsets from `low` to `high` - 1, sorted by producer and first offset."""
     found = aborted[(aborted["last_offset"] >= low) & (aborted["first_offset"] < high)]
     return found[np.lexsort((found["first_offset"], found["producer_id"]))]
 
 
 def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Chunk]:
     """Yield the chunks of the slice; some of their rows may be outside of the wanted offsets. Raises CorruptLog for
-    damage, Refused if the file is not, or no longer, the one that was listed."""
+    damage, Refused if the file is not, or is no longer, the file that was listed."""
     reader = SegmentReader(fs)
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         yield from _chunks(reader, piece)
@@ -220,7 +219,7 @@ def _refuse_below_segment(chunk: Chunk, piece: LogSlice) -> None:
 
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
-    """Yield the wanted data records, some thousands at a time; a table is valid until the next one is requested.
+    """Yield the wanted data records, some thousands at a time; a table is valid until the next table is requested.
     Raises the same errors as `batches`, and CorruptLog if the transaction index lacks a transaction that was aborted.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()

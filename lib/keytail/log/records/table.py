@@ -16,8 +16,8 @@ from keytail.kernels.records import IN_ARENA
 
 @dataclass(frozen=True)
 class RecordTable:
-    """`records` (RECORD_TABLE rows) with the buffers of their spans: `raw` or `arena`, depending on `where` of their
-    batch.
+    """`records` (RECORD_TABLE rows) with the buffers that contain their bytes: `raw` or `arena`, depending on `where`
+    of their batch.
 
     `batches` are the BATCH_TABLE rows that `records["row"]` indexes.
     """

@@ -18,7 +18,7 @@ _UNFINISHED = ("cleaned", "swap", "deleted")
 
 
 class Directory:
-    """A partition directory and the names in it. During replacements all changes of names must use it, in one thread.
+    """A partition directory and the names in it. During replacements only this object changes names, in one thread.
 
     Call `refresh` before each replacement and `keep` after it; do not use the object after an error. `refresh` raises
     Refused for a file with a Kafka name that is not regular, or with a name with which no broker starts.
@@ -45,7 +45,7 @@ class Directory:
         self._changed_ns = changed_ns
 
     def keep(self) -> None:
-        """Mark the cached names as the current ones of the directory."""
+        """Mark the cached names as the current names in the directory."""
         self._changed_ns = self.fs.stat(self.path).mtime_ns
 
     def __contains__(self, name: str) -> bool:
@@ -78,7 +78,7 @@ class Directory:
         self._add(target)
 
     def copy(self, source: str, target: str) -> None:
-        """Replace `target` by a copy of a small file, with its mtime. The contents are durable, the name is not yet."""
+        """Replace `target` by a copy of the small file `source`, with its mtime. Only the contents are durable."""
         origin = os.path.join(self.path, source)
         data, like = self.fs.read_bytes(origin, whole=True), self.fs.stat(origin)
         temporary = os.path.join(self.path, names.scratch_of(target, "copy", "0"))

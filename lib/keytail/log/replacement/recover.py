@@ -1,6 +1,6 @@
 """Resolves a replacement of segments, by keytail or by a broker, that was interrupted.
 
-SWAP.md in this directory lists the states on disk and the result of each. The caller holds the locks.
+log/SWAP.md lists the states on disk and the result of each. The caller holds the locks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def recover(fs: FileSystem, partition_path: str, keep: Collection[str] = ()) -> 
     """Resolve the leftovers of an interrupted replacement by keytail or Kafka; return one sentence for each action
     taken.
 
-    Scratch files of all runs are removed, except `keep`, so call it before tasks write. Every `.swap` that a `.cleaned`
-    file makes void is removed; every other `.swap` gets its final name, then `.deleted` files are removed. If this
-    process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog, before anything is
+    Scratch files of all runs are removed, except `keep`, so call this before tasks write. Every `.swap` that a
+    `.cleaned` file makes void is removed; every other `.swap` gets its final name, then `.deleted` files are removed.
+    If this process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog, before anything is
     changed, if a broker would lose data or not start; and LockLost, with nothing changed, if this process no longer
     holds the lock of the log dir.
     """
@@ -110,8 +110,8 @@ def _void(files: list[FileName]) -> set[str]:
 def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
     """Return the replacements to finish, in ascending order.
 
-    Each is finished within its own offset range. A broker treats all `.log.swap` files as one range and deletes
-    everything in between, which is correct only for the outputs of one replacement.
+    Each replacement is finished within its own offset range. A broker treats all `.log.swap` files as one range and
+    deletes everything in between, which is correct only for the outputs of one replacement.
     """
     found: list[_Left] = []
     live, deleted, void = logs(files, "live"), logs(files, "deleted"), _void(files)
@@ -164,7 +164,8 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
     """Remove void `.swap` files, durably, before the `.cleaned` file that makes them void. The `.log.swap` files are
-    removed last, because a broker before 3.0 removes the other `.swap` files only together with their `.log.swap`."""
+    removed last, because a broker before 3.0 removes other `.swap` files only together with the `.log.swap`. Returns
+    what was done."""
     done = []
     void = [file for file in files if file.name in _void(files)]
     for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
@@ -183,7 +184,7 @@ def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
 
 
 def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
-    """Replace everything in the offset range by its `.log.swap` files."""
+    """Replace everything in the offset range by its `.log.swap` files; return a sentence for each action."""
     files = named_files(fs, path)
     present = {file.name for file in files}
     final = [names.segment_file(base, names.LOG) for base in left.bases]
@@ -214,7 +215,8 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
 
 def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
     """Rename `.swap` files of indexes whose log already has its final name, and of snapshots. Index files without a log
-    are removed, and so are indexes that a broker before 3.0 has rebuilt, because they may not match the current log."""
+    are removed, and so are indexes that a broker before 3.0 has rebuilt: they may not match the current log. Returns
+    what was done."""
     done = []
     files = named_files(fs, path)
     present = {file.name for file in files}
@@ -245,7 +247,7 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
 
 
 def _sweep(fs: FileSystem, path: str) -> list[str]:
-    """Remove `.deleted` files, after the index files and snapshots that belong to deleted segments."""
+    """Remove `.deleted` files, after the index files and snapshots of their segments; return a sentence for each."""
     done = []
     files = named_files(fs, path)
     live = logs(files, "live")

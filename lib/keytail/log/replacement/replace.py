@@ -1,7 +1,7 @@
 """Replaces a group's source segments by its finished outputs.
 
-At any instant a broker that starts, and `recover`, find either all sources or all outputs; SWAP.md in this directory
-lists the states on disk. The caller holds the locks, and has proven that the outputs are correct.
+At any instant a broker that starts, and `recover`, find either all sources or all outputs; log/SWAP.md lists the states
+on disk. The caller holds the locks, and has proven that the outputs are correct.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SnapshotFile:
 class GroupOutput:
     """The segments that replace the sources of one group, both in ascending order.
 
-    The first segment has the base offset of the first source; the others begin above it and below the segment that
-    follows the last source. `snapshots` are new producer snapshots, above the previous log end.
+    The first segment has the base offset of the first source; the other segments begin above it and below the segment
+    that follows the last source. `snapshots` are new producer snapshots, above the previous log end.
     """
 
     source_bases: tuple[int, ...]
@@ -76,8 +76,8 @@ def commit_group(
     the other, each with all its outputs at once. The scratch files must be durable and proven. Raises KeytailError or
     Refused, before anything is changed, if the directory or a scratch file is not as expected; and, before the next
     part begins, if the lock of the log dir is lost. A later OSError leaves a state that `recover` resolves. `unlink`
-    removes the `.deleted` files of sources; by default it is that of `fs`. For many groups of one partition pass the
-    same `directory`: it is listed for the first group only.
+    removes the `.deleted` files of sources; by default the `unlink` of `fs` does. For many groups of one partition pass
+    the same `directory`: it is listed for the first group only.
     """
     directory = directory or Directory(fs, partition_path)
     ends = _check_before(directory, group)
@@ -88,10 +88,10 @@ def commit_group(
 
 
 def parts(group: GroupOutput) -> list[GroupOutput]:
-    """Divide the group at every output that begins where a source begins.
+    """Divide the group at every output that begins where a source begins; return the parts.
 
-    Offsets do not overlap, so outputs below that offset come only from the sources below it. In each part, no output
-    after the first begins where a source does; a recovery recognises by this which outputs belong together.
+    Offsets do not overlap, so the outputs below such an output come only from the sources below it. In each part, no
+    output after the first begins where a source does; by this, a recovery recognises which outputs belong together.
     """
     starts = [out.base_offset for out in group.segments if out.base_offset in group.source_bases]
     return [
@@ -113,7 +113,7 @@ def _commit_part(
     source_log = os.path.join(directory.path, names.segment_file(group.base_offset, names.LOG))
     directory.make_empty(guard, directory.fs.stat(source_log))
     directory.fsync()
-    # Each `.log` first, and durably: a broker before 3.0 removes other void `.swap` files only together with it.
+    # Each `.log` is renamed first, durably: a broker before 3.0 removes void `.index.swap` files only with the log.
     for suffixes in ((names.LOG,), names.INDEX_SUFFIXES):
         for out in reversed(group.segments):
             by_suffix = {file.suffix: file.name for file in out.files}

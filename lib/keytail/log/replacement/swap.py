@@ -1,5 +1,5 @@
-"""Completes a replacement whose `.swap` files are committed; used by replacement and recovery. SWAP.md in this
-directory gives the order of the steps and the reasons."""
+"""Completes a replacement whose `.swap` files are committed; used by replacement and recovery. log/SWAP.md gives the
+order of the steps and the reasons."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
     changed, on a file system without hard links.
 
     A broker that finds both names removes the final names within the offset range of the outputs and renames the
-    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. They are copied, because
-    renaming one link over another link to the same file has no effect.
+    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. Such files are copied, because
+    renaming a link to a file over another link to it has no effect.
     """
     given: list[str] = []
     for file in _swap_files(directory, outputs):
@@ -119,8 +119,8 @@ def _remove_swap_names(directory: Directory, outputs: Sequence[int]) -> None:
 
 
 def _rename_to_final_names(directory: Directory, outputs: Sequence[int]) -> None:
-    """Rename the `.swap` files where there are no hard links. A broker before 3.0 that starts between the renames
-    leaves `.index.swap` files (SWAP.md)."""
+    """Rename the `.swap` files, on a file system without hard links. A broker before 3.0 that starts between the
+    renames leaves `.index.swap` files (SWAP.md)."""
     # In ascending order: a broker deletes everything between the remaining `.log.swap` files, so files with final names
     # must always be below them.
     for base in outputs:

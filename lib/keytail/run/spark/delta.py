@@ -64,13 +64,13 @@ IVY_NOISE = re.compile(
 
 @as_caller()
 def session_settings(jars: str | None, *packages: str) -> dict[str, str]:
-    """Return the settings for a session that keytail starts itself. `jars` is a folder with Delta's jars; if None, they
-    are among Spark's own or come from Maven, as do other `packages`."""
+    """Return the settings for a session that keytail starts itself. `jars` is a folder with Delta's jars; if None, the
+    jars are among Spark's own or come from Maven, as do other `packages`."""
     return {**SETTINGS, **(_from_folder(jars) if jars else _from_maven(packages))}
 
 
 def in_sparks_jars() -> str | None:
-    """Return the path of Delta's jar of the installed version among Spark's own jars, or None if it is not there."""
+    """Return the path of Delta's jar of the installed version among Spark's own jars; None if it is missing."""
     home = os.environ.get("SPARK_HOME")
     if home is None:
         import pyspark  # noqa: PLC0415 (a start without Delta does not pay for it)
@@ -184,9 +184,8 @@ def alone(folder: str) -> Iterator[None]:
 
 
 def _open_lock(path: str) -> int:
-    """Open the lock file, creating it if necessary, and return its descriptor. Raises KeytailError if it is not a
-    regular file.
-    """
+    """Open the lock file, creating it if necessary, and return its descriptor. Raises KeytailError if the file is not a
+    regular file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o666)

@@ -30,8 +30,8 @@ answer_schema = "id bigint, answer binary"
 class SparkEngine:
     """The engine (run/engine.py) of a Spark session, which is started and stopped by run/spark/session.py.
 
-    `log` is the output of its JVM; `kernels` is the command whose kernels workers compile before their first task, if
-    any.
+    `log` is the output of the session's JVM; `kernels` is the command whose kernels workers compile before their first
+    task, if any.
     """
 
     has_workers = True
@@ -43,7 +43,7 @@ class SparkEngine:
 
     @property
     def concurrent_tasks(self) -> int:
-        """The cores of `local[n]`, or of one executor."""
+        """The number of cores of `local[n]`, or of one executor."""
         context = self.session.sparkContext
         if context.master.startswith("local"):
             return max(1, context.defaultParallelism)
@@ -71,8 +71,8 @@ class SparkEngine:
         stopped: Callable[[], bool] = lambda: False,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
-        """Do the same as `Engine.run_bundle`, in one Spark job, and in one more for each payload if that job is
-        lost."""
+        """Do the same as `Engine.run_bundle`, in one Spark job, and in one more job for each payload if the first job
+        is lost."""
         if not payloads:
             return []
         try:
@@ -110,7 +110,7 @@ class SparkEngine:
 
 @as_caller()
 def _run_job(session: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
-    """Run one Spark job: one partition with one id for each payload, started in order."""
+    """Run one Spark job, with a partition of one id for each payload, started in order; return the outcomes."""
     context = session.sparkContext
     name_jobs(context, name)
     shared = context.broadcast(list(payloads))
@@ -124,7 +124,7 @@ def _run_job(session: Any, payloads: Sequence[P], function: Callable[[P, str], R
 
 
 def _prepared(kernels: str | None, function: Callable[[P, str], R], payload: P, attempt: str) -> R:
-    """Call `function` in a worker that has the kernels of the command `kernels`."""
+    """Return the result of `function`, called in a worker that has the kernels of the command `kernels`."""
     if kernels is not None:
         compile_on_worker(kernels)
     return function(payload, attempt)
@@ -162,7 +162,7 @@ def _task_of(
 
 
 def attempt_name() -> str:
-    """Return a name for the task attempt that runs here, on a worker; it is unique in the session."""
+    """Return a name, unique in the session, for the task attempt that runs here, on a worker."""
     from pyspark import TaskContext  # noqa: PLC0415
 
     context = TaskContext.get()

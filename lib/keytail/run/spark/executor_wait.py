@@ -1,4 +1,4 @@
-"""Reports that a run gets no executors from its cluster, and why: at once if it never can get one, or else after 30 s.
+"""Reports that a run gets no executors from its cluster, and why: at once if none can ever start, or else after 30 s.
 
 Spark itself only logs a warning, every 15 s, that a job has not accepted any resources. On a standalone cluster the
 workers are requested from the master, by the message that its web page uses; other cluster managers are not asked.
@@ -18,7 +18,7 @@ from keytail.console import print_message
 from keytail.errors import KeytailError
 from keytail.threads import inheriting
 
-# Seconds after which a wait is reported: executors of a cluster with free resources start within a few.
+# Seconds after which a wait is reported: executors of a cluster with free resources start within a few seconds.
 LONGEST_WAIT_S = 30.0
 _PACE_S = 1.0  # seconds between two checks
 _ANSWER_S = 10  # seconds to wait for the master's reply
@@ -40,7 +40,7 @@ class Worker:
 @dataclass(frozen=True)
 class MasterState:
     """The state that a standalone master reports: its workers, including those that died recently, and the other
-    applications. Its reply contains neither the free resources of a worker nor whether it is alive."""
+    applications. The master's reply contains neither the free resources of a worker nor whether it is alive."""
 
     workers: tuple[Worker, ...]
     others: tuple[str, ...] = ()
@@ -49,8 +49,7 @@ class MasterState:
 @dataclass(frozen=True)
 class Executor:
     """The resources of one executor by Spark's settings. `cores` None: all free cores of a worker. `cores_max`: the
-    limit for all executors of the run together; None: no limit.
-    """
+    limit for all executors of the run together; None: no limit."""
 
     memory_mib: int
     cores: int | None = None
@@ -65,7 +64,7 @@ class Executor:
 
 
 def refuse_too_large(executor: Executor, workers: Sequence[Worker], master: str) -> None:
-    """Raise KeytailError if no worker could ever run such an executor. Without workers, this is unknown."""
+    """Raise KeytailError if the settings or all workers exclude such an executor. Without workers, this is unknown."""
     if executor.cores is not None and executor.cores_max is not None and executor.cores > executor.cores_max:
         raise KeytailError(
             f"spark.executor.cores is {executor.cores}, but spark.cores.max is {executor.cores_max}: no executor would "
@@ -169,7 +168,7 @@ def _is_waiting(context: Any) -> bool:
 
 
 def _state(context: Any) -> MasterState | None:
-    """Return the state of the standalone master; None if it is another cluster manager, or does not answer."""
+    """Return the state of the standalone master; None for another cluster manager, or if no master answers."""
     scheme, _, hosts = context.master.partition("://")
     if scheme != "spark":
         return None
@@ -186,7 +185,7 @@ def _state(context: Any) -> MasterState | None:
 
 
 def _master_state(context: Any, url: str) -> Any:
-    """Ask the master for its state, by Spark's internal message; raises an error of py4j if that fails."""
+    """Return the master's answer to Spark's internal message for its state. Raises an error of py4j if that fails."""
     java, rpc = context._jvm, context._jsc.sc().env().rpcEnv()
     unit = java.java.util.concurrent.TimeUnit.SECONDS
     timeout = java.org.apache.spark.rpc.RpcTimeout(java.scala.concurrent.duration.FiniteDuration(_ANSWER_S, unit), "")

@@ -40,9 +40,8 @@ class LocalDirs:
             raise of_system(problem) from problem
 
     def remove(self) -> None:
-        """Remove the directories with their contents, except in a forked child. The next run removes those that cannot
-        be removed now.
-        """
+        """Remove the directories with their contents, except in a forked child. The next run removes the directories
+        that cannot be removed now."""
         if os.getpid() != self._maker:
             return
         while self.paths:
@@ -52,10 +51,10 @@ class LocalDirs:
 
 
 def _make_locked(parent: str) -> tuple[str, int]:
-    """Return the new directory's path, and a descriptor that holds its lock."""
+    """Create a private directory; return its path, and a descriptor that holds its lock."""
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-        # Another run may have locked it first, and removed it as abandoned.
+        # Another run may have locked the directory first, and removed it as abandoned.
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -71,7 +70,7 @@ def remove_abandoned(parent: str) -> None:
     """Remove the directories of this user below `parent` whose creator has ended."""
     try:
         parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # the caller fails to create a directory there, and reports that
+    except OSError:  # the caller fails to create a directory in it, and reports that
         return
     try:
         for name in os.listdir(parent_fd):
@@ -84,8 +83,8 @@ def remove_abandoned(parent: str) -> None:
 
 @contextlib.contextmanager
 def _locked(name: str, parent_fd: int) -> Iterator[None]:
-    """Hold the directory's lock. Raises OSError if it is no private directory of this user, or if its creator holds the
-    lock."""
+    """Hold the directory's lock. Raises OSError if it is not a private directory of this user, or if its creator holds
+    the lock."""
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
     try:
         status = os.fstat(fd)
@@ -98,9 +97,8 @@ def _locked(name: str, parent_fd: int) -> Iterator[None]:
 
 
 def configured_parents() -> list[str]:
-    """Return the directories in which Spark is configured to keep such files: SPARK_LOCAL_DIRS, spark.local.dir of
-    spark-defaults.conf, or the temporary directory. Raises KeytailError if one of them cannot be created.
-    """
+    """Return the directories in which Spark is configured to keep temporary files: SPARK_LOCAL_DIRS, spark.local.dir of
+    spark-defaults.conf, or the temporary directory. Raises KeytailError if one of them cannot be created."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or _local_dir_of_conf() or tempfile.gettempdir()
     parents = [os.path.abspath(parent) for parent in named.split(",") if parent]
     for parent in parents:
@@ -126,9 +124,8 @@ def _local_dir_of_conf() -> str | None:
 
 
 def safe_environment(local_dirs: list[str]) -> dict[str, str]:
-    """Return environment variables for a JVM and its Python workers; the executors of a cluster use those of their
-    hosts.
-    """
+    """Return environment variables for a JVM and its Python workers; the executors of a cluster use the variables of
+    their hosts."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {
         "PYTHONSAFEPATH": "1",

@@ -15,7 +15,7 @@ from keytail.versions import OLDEST_JAVA, numbers
 
 @as_caller()
 def require_java() -> str:
-    """Return the path of the `java` that Spark starts. Raises UsageProblem if there is none, or if it is too old."""
+    """Return the path of the `java` that Spark starts. Raises UsageProblem if there is no Java, or if it is too old."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if home and not os.access(java or "", os.X_OK):

@@ -1,8 +1,8 @@
 """The JVM of Spark sessions that keytail starts: its start, its private directory, its output and its end.
 
-A process has at most one JVM of pyspark, which keeps running when a session is stopped; pyspark keeps it in
-`SparkContext._gateway`. The data of a JVM that keytail started is kept there, too, so this module has no global state.
-A JVM that other code of this process started, as in a notebook, is used but never ended.
+A process has at most one JVM of pyspark, which keeps running when a session is stopped; `SparkContext._gateway` refers
+to it. This attribute also has the data of a JVM that keytail started, so this module has no global state. A JVM that
+other code of this process started, as in a notebook, is used but never ended.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Jvm:
             raise
 
     def popen(self, *arguments: Any, **options: Any) -> Any:
-        """Start the JVM's process, for pyspark, as the user that started this process: it reads packages and writes
-        tables."""
+        """Start and return the JVM's process, for pyspark, as the user that started this process: it reads packages and
+        writes tables."""
         process = popen_as_caller(*arguments, **options)
         self._processes.append(process)
         if self._is_ended:  # another thread was interrupted during the start

@@ -42,8 +42,8 @@ class JvmLog:
         """Pass on the standard error of the JVM that is launched within the context, without the lines that every
         healthy start writes.
 
-        Its standard output is sent to standard error too. The JVM inherits the descriptors when it is launched and
-        keeps them: the pipe exists until the process ends.
+        The JVM's standard output is sent to standard error too. The JVM inherits the descriptors when it is launched
+        and keeps them: the pipe exists until the process ends.
         """
         started = threading.Event()
         reader, writer = os.pipe()
@@ -67,8 +67,8 @@ class JvmLog:
         """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process, as for
         keytail's own JVM.
 
-        If that is impossible, the JVM keeps its standard error. Its log is redirected too, if its appender has
-        `follow`.
+        If that is impossible, the JVM keeps its standard error. The JVM's log is redirected too, if the appender of the
+        log has `follow`.
         """
         reader, writer = os.pipe()
         real, started = os.dup(2), threading.Event()

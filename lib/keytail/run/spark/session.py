@@ -1,6 +1,6 @@
 """The Spark session in which keytail's jobs run: a session that a run starts, or the session of spark-submit.
 
-Its settings are defined in run/spark/settings.py; its JVM is started and ended by run/spark/jvm.py. A job under
+The session's settings are defined in run/spark/settings.py; run/spark/jvm.py starts and ends its JVM. A job under
 spark-submit never gets a master from here.
 """
 
@@ -54,7 +54,7 @@ def local_session(
     start.
 
     The JVM keeps its files in a private directory, which is removed by `end_jvm` or at the end of this process. If this
-    process has a JVM already, that one is used.
+    process has a JVM already, that JVM is used.
     """
     require_java()
     refuse_unreachable(master)
@@ -116,8 +116,8 @@ def session_of_run(
     KeytailError if no worker of a standalone cluster is large enough for an executor.
 
     A cluster marks a submitted application that never creates a session as failed. If the session ends during the run,
-    the resulting errors become SparkEnded, or the signal that accompanies it. Errors that a signal caused become the
-    signal. Workers compile the kernels of the command `kernels` before their first task.
+    the resulting errors become SparkEnded, or the signal that accompanies the end. Errors that a signal caused become
+    the signal. Workers compile the kernels of the command `kernels` before their first task.
     """
     require("Spark", SPARK)
     if submitted:
@@ -151,9 +151,8 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
 
 @as_caller()
 def _stop(engine: SparkEngine) -> None:
-    """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches the JVM of
-    spark-submit.
-    """
+    """Stop the session. The session's JVM may have ended before: the signal that stops a run also reaches the JVM of
+    spark-submit."""
     engine.log.silence()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark warns in that case
@@ -175,7 +174,7 @@ def submitted_session(app_name: str = "keytail") -> Any:
 def _build(
     app_name: str, settings: dict[str, str], master: str | None, popen: Callable[..., Any] = popen_as_caller
 ) -> Any:
-    """Return a session; `popen` starts its JVM if this process has none."""
+    """Return a session; `popen` starts the JVM if this process has none."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
     silence_py4j()
@@ -211,7 +210,7 @@ def _launched(get_or_create: Callable[[], Any], popen: Callable[..., Any]) -> An
 
 def _in_a_thread(make: Callable[[], Any]) -> Any:
     """Return what `make` returns, or raise what it raises. In the main thread Spark would install its own handler for
-    SIGINT, and a signal would interrupt it anywhere; in another thread only the wait for it is interrupted."""
+    SIGINT, and a signal would interrupt `make` anywhere; in another thread only the wait for it is interrupted."""
     made: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def work() -> None:

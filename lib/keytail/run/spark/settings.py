@@ -26,8 +26,8 @@ _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Without this, its ports accept serialized Java objects from any local user. Spark generates a new secret for each
-    # JVM, which never leaves it: on one machine nothing else needs it.
+    # Without this, Spark's ports accept serialized Java objects from any local user. Spark generates a new secret for
+    # each JVM. The secret never leaves the JVM: on one machine no other process needs it.
     "spark.authenticate": "true",
     "spark.log.structuredLogging.enabled": "false",
 }
@@ -39,10 +39,10 @@ _QUIET_LOGGING = Path(__file__).parents[1] / "log4j2.properties"
 
 
 def settings_of(*, local: bool, rows_in_jvm: bool, temporary: str | None) -> dict[str, str]:
-    """Return the settings of a session that is not spark-submit's; CORRECTNESS is not among them.
+    """Return the settings of a session that is not spark-submit's; CORRECTNESS is not included.
 
     `local`: all processes are on this machine. With `rows_in_jvm`, the JVM processes records, and is configured for
-    that and not for a quick start. `temporary` is its directory for temporary files, None if there is a JVM already.
+    that and not for a quick start. `temporary` is the JVM's directory for temporary files, None if a JVM exists.
     """
     java_options = [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
     if local:

@@ -29,7 +29,7 @@ final class Append {
             again.put("clock_ms", partition.clock.milliseconds());
         }
         if (request.path("settle").asBoolean(true)) {
-            // A second start removes stray snapshots, which only the next start removes.
+            // Start once more: stray snapshots are removed only at a start.
             try (Partition partition = new Partition(again)) {
                 partition.describe(answer);
             }

@@ -91,7 +91,7 @@ final class Bench {
         }
     }
 
-    /** Random letters before the compressible filler, about half of each. */
+    /** Random letters before the compressible filler; each is about half of the value. */
     private static void salt(byte[] value, SplittableRandom random) {
         int length = Math.min(SALT_BYTES, value.length);
         for (int i = 0; i < length; ) {

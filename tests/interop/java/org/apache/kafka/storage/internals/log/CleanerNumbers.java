@@ -5,8 +5,8 @@ import java.lang.reflect.Method;
 import java.util.Optional;
 
 /**
- * The numbers by which Kafka's cleaner selects the range to clean, computed by its own functions. It is in their
- * package because they are package-private.
+ * The numbers by which Kafka's cleaner selects the range to clean, computed by its own functions. This class is in
+ * their package because they are package-private.
  */
 public final class CleanerNumbers {
     private static final Method MAX_COMPACTION_DELAY = maxCompactionDelay();
