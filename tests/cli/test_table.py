@@ -35,6 +35,7 @@ LARGE = 1_234_567_890_123
 REQUEST = {
     "execute": False, "prepare": False, "is_out_of_place": False, "every_setting": True, "originals": "/backup",
     "run_id": None, "is_list": False, "maintain": False, "partitions": None, "ledger": "/ledger", "only_ends": False,
+    "repack": None,
 }  # fmt: skip
 
 

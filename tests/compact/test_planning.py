@@ -43,6 +43,8 @@ ROW_FIELDS = [
     "removal_limit_replica",
     "prepared",
     "active_segment",
+    "batches_before",
+    "batches_after",
     "measured",
 ]
 

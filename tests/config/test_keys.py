@@ -47,7 +47,8 @@ def test_every_default_is_allowed(key) -> None:
 def test_every_key_states_which_of_its_values_is_safer() -> None:
     assert {key.safer for key in KEYS.values()} == set(get_args(Safer)) == set(_SAFEST)
     removing = {*settings_of_compaction(), *settings_of_retention(None), *COMMAND_LINE_BROKER_KEYS}
-    assert {key.name for key in KEYS.values() if key.safer != "latest"} - removing == {"message.format.version"}
+    of_others = {key.name for key in KEYS.values() if key.safer != "latest"} - removing
+    assert of_others == {"message.format.version", "unclean.leader.election.enable"}
     assert not [name for name in removing if KEYS[name].safer == "latest"]
 
 

@@ -66,7 +66,7 @@ All configs for topic orders are:
   compression.type=producer sensitive=false synonyms={DEFAULT_CONFIG:compression.type=producer}
   follower.replication.throttled.replicas= sensitive=false synonyms={}
   retention.ms=3600000 sensitive=false synonyms={STATIC_BROKER_CONFIG:log.retention.hours=1}
-  unclean.leader.election.enable=false sensitive=false synonyms={}
+  min.insync.replicas=1 sensitive=false synonyms={}
   preallocate=null sensitive=true synonyms={}
 """
     assert texts(data) == {"orders": {"compression.type": "producer", "retention.ms": "3600000"}}

@@ -18,11 +18,11 @@ PAGE = blocks("METADATA.md")
 EXPECTED: dict[str, m.MetadataRecord] = {
     "topic": m.TopicRecord("orders", ORDERS),
     "topic-unknown-tag": m.TopicRecord("orders", ORDERS),
-    "partition-v0": m.PartitionRecord(ORDERS, 3, (1, 2)),
-    "partition-v1": m.PartitionRecord(ORDERS, 3, (1, 2)),
-    "partition-v2": m.PartitionRecord(ORDERS, 3, (1, 2)),
-    "partition-change": m.PartitionChangeRecord(ORDERS, 3, (2, 7)),
-    "partition-change-of-nothing": m.PartitionChangeRecord(ORDERS, 3, None),
+    "partition-v0": m.PartitionRecord(ORDERS, 3, (1, 2), (2,)),
+    "partition-v1": m.PartitionRecord(ORDERS, 3, (1, 2), (2,)),
+    "partition-v2": m.PartitionRecord(ORDERS, 3, (1, 2), (2,)),
+    "partition-change": m.PartitionChangeRecord(ORDERS, 3, (2, 7), (2, 7)),
+    "partition-change-of-nothing": m.PartitionChangeRecord(ORDERS, 3, None, None),
     "topic-config": m.ConfigRecord(2, "orders", "cleanup.policy", "compact"),
     "topic-config-removed": m.ConfigRecord(2, "orders", "cleanup.policy", None),
     "cluster-config": m.ConfigRecord(4, "", "log.retention.ms", "-1"),
@@ -70,7 +70,7 @@ def test_the_leading_fields_of_a_newer_version_are_read(name: str) -> None:
     newer = m.parse_record(as_newer(PAGE[name], 7, b"\x01\x02\x03"))
     # its changes are in tagged fields, which may begin elsewhere in a newer version
     if isinstance(known, m.PartitionChangeRecord):
-        known = m.PartitionChangeRecord(known.topic_id, known.partition, None)
+        known = m.PartitionChangeRecord(known.topic_id, known.partition, None, None)
     assert newer == m.NewerRecord(PAGE[name][1], 7, known)
 
 
@@ -122,9 +122,11 @@ def test_records_of_the_reference_encoder_are_read(
     topic_id = created.topic_id
     assert m.parse_record(model.remove(number)) == m.RemoveTopicRecord(topic_id)
     made = m.parse_record(model.partition(number, partition, replicas))
-    assert made == m.PartitionRecord(topic_id, partition, replicas)
+    assert made == m.PartitionRecord(topic_id, partition, replicas, replicas)
     changed = m.parse_record(model.change(number, partition, replicas))
-    assert changed == m.PartitionChangeRecord(topic_id, partition, replicas)
+    assert changed == m.PartitionChangeRecord(topic_id, partition, replicas, None)
+    changed = m.parse_record(model.change(number, partition, in_sync=replicas))
+    assert changed == m.PartitionChangeRecord(topic_id, partition, None, replicas)
     configured = m.parse_record(model.config(4, name, key, value))
     assert configured == m.ConfigRecord(4, name, key, value)
 

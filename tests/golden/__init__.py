@@ -24,7 +24,7 @@ RECORDS = HERE / "records.jsonl.xz"
 PROPERTIES = HERE / "server.properties"
 LOG_DIR = "kafka-logs"
 # Overrides that do not concern a topic's files, and that keytail does not read.
-NOT_ABOUT_FILES = frozenset({"min.insync.replicas", "unclean.leader.election.enable"})
+NOT_ABOUT_FILES = frozenset({"min.insync.replicas"})
 
 
 @dataclass(frozen=True)

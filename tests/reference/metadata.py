@@ -49,10 +49,11 @@ def partition(number: int, partition_id: int, replicas: Sequence[int] = (1,)) ->
     return frame(3, 1, fields + uvarint(len(replicas) + 1) + bytes(16 * len(replicas)))
 
 
-def change(number: int, partition_id: int, replicas: Sequence[int] | None = None) -> bytes:
-    tags = uvarint(0)
-    if replicas is not None:
-        tags = uvarint(1) + uvarint(2) + uvarint(len(ints(replicas))) + ints(replicas)
+def change(
+    number: int, partition_id: int, replicas: Sequence[int] | None = None, in_sync: Sequence[int] | None = None
+) -> bytes:
+    given = [(tag, ints(values)) for tag, values in ((0, in_sync), (2, replicas)) if values is not None]
+    tags = uvarint(len(given)) + b"".join(uvarint(tag) + uvarint(len(data)) + data for tag, data in given)
     return frame(5, 2, struct.pack(">i", partition_id) + topic_uuid(number), tags)
 
 

@@ -21,14 +21,17 @@ from keytail.audit.scan import AuditTask
 from keytail.audit.stages import Alone, audit
 from keytail.compact.cleaner import clean_partition, install, next_pass
 from keytail.compact.one_partition import COMPACTED, compact
+from keytail.compact.repack.partition import repack_partition
+from keytail.compact.repack.task import Repacking, RepackTask
 from keytail.compact.task import CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.dump.files import DumpOptions, dump
 from keytail.dump.report import Report
 from keytail.export.latest import LatestTask, find_latest, latest_records, slices_of
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
 from keytail.format.build import build_batch
-from keytail.format.codecs.table import CODECS, GZIP
+from keytail.format.codecs.table import CODECS, GZIP, ZSTD
 from keytail.format.compression import compress
 from keytail.format.control import ControlType
 from keytail.kernels.native import crc32c
@@ -65,9 +68,10 @@ def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:
     for path in paths:
         for command, step in {
             "verify": _verify, "lookup": _lookup, "dump": _dump, "export": _export, "rebuild-index": _rebuild,
-            "compact": _compact,
+            "repack": _repack, "compact": _compact,
         }.items():  # fmt: skip
-            yield command if path == paths[0] else RARE, partial(step, path)
+            is_rare = path != paths[0] and (command, path) != ("repack", paths[1])  # producers are frequent
+            yield RARE if is_rare else command, partial(step, path)
     yield RARE, lambda: _compact_in_passes(_many_keys(home))
     yield "salvage", partial(_salvage, paths[0])
 
@@ -184,6 +188,19 @@ def _facts(path: str) -> PartitionFacts:
 
 def _verify(path: str) -> None:
     verify_partition(LOCAL, path)
+
+
+def _repack(path: str) -> None:
+    """Repack the partition, and remove the output."""
+    facts = _facts(path)
+    task = RepackTask.of(
+        facts, first_dirty_offset=facts.log_end_offset, first_uncleanable_offset=facts.log_end_offset, now_ms=_NOW_MS,
+        config=CompactionConfig(), run_id="warm", repacking=Repacking(1 << 20, ZSTD),
+    )  # fmt: skip
+    for group in repack_partition(LOCAL, task).groups:
+        for output in group.segments:
+            for file in output.files:
+                LOCAL.unlink(os.path.join(path, file.name))
 
 
 def _lookup(path: str) -> None:

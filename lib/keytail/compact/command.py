@@ -16,6 +16,7 @@ from keytail.cli.selection import PartitionFilter, filter_from_flags
 from keytail.cli.statuses import FAILURES, Status
 from keytail.compact import options as c
 from keytail.compact.map_phase.key_counts import HOTTEST
+from keytail.compact.repack.options import RepackFlags, repack_flags
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.table import after_plan, next_step, show_compact, show_plan
 from keytail.errors import UsageProblem
@@ -148,6 +149,7 @@ class Request:
     submitted: bool = False  # the run is a job of spark-submit, which has the master
     in_detail: Annotated[bool, FromFlags(_in_detail)] = False  # the rows have the details for a report
     show_keys: Annotated[bool, FromFlags(_show_keys)] = False  # the report shows the hottest keys
+    repack: Annotated[RepackFlags | None, FromFlags(repack_flags)] = None  # None: the run is a compaction
 
     @property
     def is_out_of_place(self) -> bool:
@@ -236,14 +238,21 @@ def _extras(request: Request) -> Needs:
 _STATUSES = {
     "would-compact": Status("in a plan: `--execute` would compact it", "done"),
     "compacted": Status("done", "done"),
+    "would-repack": Status("with `--repack`, in a dry run: `--execute` would read it, to find what changes", "done"),
+    "repacked": Status("with `--repack`: batches were merged or compressed again", "done"),
     "prepared": Status("with `--prepare`: written and proven, for `--execute` on the stopped broker to commit", "done"),
-    "clean": Status("nothing to clean: everything is below the checkpoint, or only the active segment has records"),
+    "clean": Status(
+        "nothing to clean: everything is below the checkpoint, or only the active segment has records; with "
+        "`--repack`: no batch changes"
+    ),
     "skipped": Status("not due, not of a compacted topic, or the run was stopped; `error` has the reason", "skipped"),
     NOT_BEGUN: Status(
         "`--deadline` had passed, or the run was interrupted, before any of its segments was replaced", "skipped"
     ),
     **FAILURES,
 }
+
+_OF_COMPACT = ("compacted", "prepared", "would-repack", "repacked", NOT_BEGUN)  # statuses that `plan` does not have
 
 PLAN = Command(
     name="plan",
@@ -261,7 +270,7 @@ PLAN = Command(
         f"keytail plan {BROKER} --measure --throttle 50m",
     ),
     rows={"": ResultRow},
-    statuses={name: item for name, item in _STATUSES.items() if name not in ("compacted", "prepared", NOT_BEGUN)},
+    statuses={name: item for name, item in _STATUSES.items() if name not in _OF_COMPACT},
     show=show_plan,
     below=_below,
     next_step=after_plan,
@@ -275,7 +284,8 @@ COMPACT = Command(
     also_called=("clean", "cleanup", "cleaner", "compaction", "compress", "dedupe", "deduplicate", "gc", "run"),
     help="Retain only the latest record of each key, as the broker's log cleaner would. The broker must be stopped."
     "\n\n"
-    "Without --execute this is a dry run, like `plan`.",
+    "Without --execute this is a dry run, like `plan`. With --repack, no record is removed: batches are merged or "
+    "compressed again.",
     request=Request,
     only=_COMPACT_FIELDS,
     run="keytail.compact.driver:run",
@@ -285,6 +295,7 @@ COMPACT = Command(
         f"keytail compact {BROKER} --execute",
         f"keytail compact {BROKER} --topic 'orders|users' --force --execute --report /tmp/run.html",
         "keytail compact --log-dirs /var/lib/kafka --output-dir /backup/kafka --execute",
+        f"keytail compact {BROKER} --repack --compression zstd --execute",
     ),
     rows={"": ResultRow},
     statuses=_STATUSES,

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 def run(request: Request) -> list[ResultRow]:
     """Plan or compact, in place or out of place, as requested; return a row for each partition."""
+    if request.repack is not None:
+        return pkgutil.resolve_name("keytail.compact.repack.driver:repack")(request)
     if request.prepare:
         return pkgutil.resolve_name("keytail.compact.prepared.driver:prepare")(request)
     where = "out_of_place.driver" if request.is_out_of_place else "execution" if request.execute else "driver"

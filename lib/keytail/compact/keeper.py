@@ -64,7 +64,7 @@ class Keeper:
             run_id=task.committing_run_id,
             source_bases=[segment.base_offset for segment in sources],
             end_offset=next_base,
-            next_checkpoint=result.end_offset,
+            next_checkpoint=task.next_checkpoint(result.end_offset),
         )
 
     def remove_unused(self, task: CleaningTask) -> None:

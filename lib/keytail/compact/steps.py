@@ -80,6 +80,7 @@ class Steps:
         *,
         copy_seconds: Sequence[float] = (),
         needs_spark: bool = False,
+        kernels: str = "compact",
         extra: Callable[[], Mapping[str, str]] | None = None,
     ) -> Engine:
         """Return the engine of the submitted session; without one, Spark or, if they are faster, local processes.
@@ -104,7 +105,7 @@ class Steps:
             reporter,
             self.request.master,
             [*(item.seconds for item in known), *copy_seconds],
-            kernels="compact",
+            kernels=kernels,
             needs_spark=needs_spark or may_fan_out or self.request.fan_out == "always",
             extra=extra,
         )

@@ -10,6 +10,7 @@ from keytail.cli import rows as show
 from keytail.cli.statuses import styled
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, print_line, print_paragraph, print_rows
 from keytail.compact.measure.show import MEASURED_COLUMNS, print_topics, topics_of
+from keytail.compact.repack.table import next_step_of_repack, show_repack
 from keytail.compact.roll import ROLLED, WOULD_ROLL, is_shown
 from keytail.run.memory import cores
 from keytail.run.rows import ResultRow
@@ -60,7 +61,9 @@ def show_plan(rows: Sequence[ResultRow], request: Request) -> None:
 
 def show_compact(rows: Sequence[ResultRow], request: Request) -> None:
     """Print no table if nothing was done, is due or failed: each of its lines would be "unchanged"."""
-    if any(row.status not in ("clean", "skipped") for row in rows):
+    if request.repack is not None:
+        show_repack(rows, execute=request.execute)
+    elif any(row.status not in ("clean", "skipped") for row in rows):
         print_table(_title(request), rows)
     else:
         _print_reasons_and_totals(rows, is_below_table=False)
@@ -174,6 +177,8 @@ _DO_IT = "To do it: run the same command with --execute."
 
 
 def next_step(rows: Sequence[ResultRow], request: Request) -> str:
+    if request.repack is not None:
+        return next_step_of_repack(rows, execute=request.execute)
     if request.prepare:
         return _after_prepare(rows)
     if request.is_out_of_place:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -207,6 +207,16 @@ class CleaningTask:
     threads: int = 1
     prepared: Prepared | None = None
     roll: Rolling = "no"
+    would: ClassVar[str] = "would-compact"  # the status in a plan
+
+    @property
+    def begins_at(self) -> int:
+        """The offset at which the section to change begins."""
+        return self.first_dirty_offset
+
+    def next_checkpoint(self, end_offset: int) -> int:
+        """Return the cleaner's checkpoint after this run, which ended at `end_offset`."""
+        return end_offset
 
     @property
     def scratch_path(self) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.task import CleaningResult, CleaningTask
@@ -16,13 +18,18 @@ from keytail.run.watching import sending_progress
 
 
 def clean_on_worker(
-    tasks_per_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool = False
+    tasks_per_host: int,
+    task: CleaningTask,
+    attempt: str,
+    *,
+    shared_storage: bool = False,
+    clean: Callable[[FileSystem, Any], CleaningResult] = clean_partition,
 ) -> CleaningResult:
-    """Run one task; a map memory of 0 means a share of this host's memory."""
+    """Run one task, whose work is `clean`; a map memory of 0 means a share of this host's memory."""
     if not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
     with sending_progress(task.partition_path, attempt):
-        return clean_partition(*on_worker(tasks_per_host, task, attempt))
+        return clean(*on_worker(tasks_per_host, task, attempt))
 
 
 def on_worker(tasks_per_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:

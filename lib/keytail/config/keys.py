@@ -142,6 +142,8 @@ TOPIC_KEYS = (
     _topic("local.retention.bytes", "long", -2, "bytes of a partition of a tiered topic that are retained locally",
            "log.local.retention.bytes", minimum=-2, safer="latest"),
     _topic("remote.storage.enable", "boolean", False, "whether the topic is tiered", safer="true"),
+    _topic("unclean.leader.election.enable", "boolean", False, "whether a replica that is not in sync may lead",
+           "unclean.leader.election.enable", safer="true"),
 )
 
 BROKER_KEYS = (

@@ -31,7 +31,6 @@ _PASSED_OVER = frozenset(
         "remote.copy.lag.ms",
         "remote.log.copy.disable",
         "remote.log.delete.on.disable",
-        "unclean.leader.election.enable",
     }
 )
 # Kafka up to 2.8 does not have these three; its `--all` prints the settings below for a topic.

@@ -43,20 +43,22 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """The state of a partition from this record on."""
+    """The state of a partition from this record on. `in_sync` are the replicas in sync."""
 
     topic_id: str
     partition: int
     replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionChangeRecord:
-    """A change to a partition; `replicas` is None if they do not change."""
+    """A change to a partition; `replicas` and `in_sync` are None if they do not change."""
 
     topic_id: str
     partition: int
     replicas: tuple[int, ...] | None
+    in_sync: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +193,19 @@ def _id(uuid: bytes) -> str:
     return base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
 
 
+def _if_any(fields: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
+    return None if fields.get(name) is None else tuple(fields[name])
+
+
 # By record type, a function that creates the record from its fields; other types become OtherRecord.
 _MAKERS: Mapping[int, Callable[[Mapping[str, Any]], KnownRecord]] = {
     2: lambda fields: TopicRecord(fields["name"], _id(fields["topicId"])),
-    3: lambda fields: PartitionRecord(_id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"])),
+    3: lambda fields: PartitionRecord(
+        _id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"]), tuple(fields["isr"])
+    ),
     4: lambda fields: ConfigRecord(fields["resourceType"], fields["resourceName"], fields["name"], fields["value"]),
     5: lambda fields: PartitionChangeRecord(
-        _id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"]) if "replicas" in fields else None
+        _id(fields["topicId"]), fields["partitionId"], _if_any(fields, "replicas"), _if_any(fields, "isr")
     ),
     9: lambda fields: RemoveTopicRecord(_id(fields["topicId"])),
     12: lambda fields: FeatureLevelRecord(fields["name"], fields["featureLevel"]),

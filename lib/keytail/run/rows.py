@@ -15,7 +15,9 @@ from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refuse
 # The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", this status
 # is not a failure.
 NOT_BEGUN = "not-begun"
-DONE = frozenset({"compacted", "prepared", "clean", "skipped", NOT_BEGUN, "would-compact"})
+DONE = frozenset(
+    {"compacted", "prepared", "repacked", "clean", "skipped", NOT_BEGUN, "would-compact", "would-repack"}
+)
 _LEFT = ("skipped", NOT_BEGUN)
 
 
@@ -100,6 +102,8 @@ class ResultRow(Recorded):
     active_segment: Annotated[
         str | None, "with `--roll-active`: `rolled`, `would-roll` in a plan, `empty`, or `not rolled` and why"
     ] = None
+    batches_before: Annotated[int | None, "with `--repack`: batches of the segments that were read"] = None
+    batches_after: int | None = None
     measured: Annotated[Measured | None, "the result of `plan --measure` or `--estimate`"] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error whose text is in `error`
     # False: the ledger lacks the row, which affects the exit status.

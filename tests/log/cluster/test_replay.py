@@ -48,6 +48,21 @@ def test_changes_of_replicas_are_replayed() -> None:
     assert replay.topics()["t"].replicas == {0: (2, 7)}
 
 
+def test_replicas_in_sync_are_replayed() -> None:
+    replay = replayed(NEW, [model.change(1, 0, in_sync=(2,))], [model.change(1, 0, (2, 7))])
+    assert replay.topics()["t"].in_sync == {0: (2,)}
+    replay = replayed(NEW, [model.change(1, 0, in_sync=(2,))], [model.change(1, 0, in_sync=(1, 2))])
+    assert replay.topics()["t"].in_sync == {0: (1, 2)}
+
+
+def test_a_replica_is_in_sync_only_if_it_is_before_and_after_a_change_that_may_be_uncommitted() -> None:
+    lost, back = model.change(1, 0, in_sync=(2,)), model.change(1, 0, in_sync=(1, 2))
+    assert replayed(NEW, unsettled=[[lost]]).topics()["t"].in_sync == {0: (2,)}
+    assert replayed(NEW, unsettled=[[lost], [back]]).topics()["t"].in_sync == {0: (2,)}
+    assert replayed(NEW, [lost], unsettled=[[back]]).topics()["t"].in_sync == {0: (2,)}
+    assert replayed(NEW, [lost], [back], unsettled=[[back]]).topics()["t"].in_sync == {0: (1, 2)}
+
+
 def test_only_requested_configs_are_kept() -> None:
     replay = replayed([model.config(4, "", "ssl.key.password", "secret"), model.config(4, "", "retention.ms", "5")])
     assert replay.configs(ResourceType.BROKER, "") == {"retention.ms": ("5",)}

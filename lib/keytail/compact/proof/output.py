@@ -81,7 +81,22 @@ def _read_index(proof: Proof, file: CleanFile) -> bytes:
 
 
 def finish_output(proof: Proof) -> None:
-    """Check that the current output and its indexes have been read to the end."""
+    """Check that the current output and its indexes have been read to the end, and its transaction index."""
+    output = finish_log(proof)
+    if output.txn_index:
+        proof.ensure_markers()
+    check_txn_index(
+        output.txn_index,
+        output.paths.get(names.TXN_INDEX, output.paths[names.LOG]),
+        proof.markers,
+        int(proof.state.output.number),
+        proof.spec.log_start_offset,
+        REMEDY,
+    )
+
+
+def finish_log(proof: Proof) -> Output:
+    """Check that the current output and its indexes, except for the transaction index, have been read to the end."""
     state, window, output = proof.state, proof.output, proof.current
     assert output is not None
     while (code := end_of_output(proof.windows().output, state)) == codes.NEED_OUTPUT:
@@ -104,17 +119,8 @@ def finish_output(proof: Proof) -> None:
                 remedy=REMEDY,
                 slug="invalid-output-index",
             )
-    if output.txn_index:
-        proof.ensure_markers()
-    check_txn_index(
-        output.txn_index,
-        output.paths.get(names.TXN_INDEX, output.paths[names.LOG]),
-        proof.markers,
-        int(state.output.number),
-        proof.spec.log_start_offset,
-        REMEDY,
-    )
     proof.bytes_read += output.log_bytes + len(output.index) + len(output.time_index) + len(output.txn_index)
+    return output
 
 
 def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray | None:

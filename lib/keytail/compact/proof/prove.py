@@ -68,7 +68,7 @@ def prove(
     rest = [segment for segment in below_end if own and own[-1].base_offset < segment.base_offset]
     if part is not None:
         rest = list(part.present)
-    _check_groups(spec, own)
+    check_groups(spec, own)
     if spec.threads > 1 and spec.groups and so_far is None and part is None and not rest:
         report = _prove_in_threads(fs, spec)
         if report is not None:
@@ -105,18 +105,19 @@ def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
     keys = Keys(max(spec.memory_bytes, MIN_MEMORY_BYTES), spec.secret)
     keys.expect(spec.expected_keys)
     try:
-        sums = prove_in_parts(fs, spec, _groups_of(spec), keys, _walk)
+        sums = prove_in_parts(fs, spec, groups_of(spec), keys, _walk)
         if sums is None or keys.first_unjustified()[0] >= 0:
             return None
         batches, batches_kept, records, records_kept = sums
         bytes_read = sum(file.size_bytes for group in spec.groups for out in group.segments for file in out.files)
-        bytes_read += sum(segment.log_bytes for group in _groups_of(spec) for segment in group.sources)
+        bytes_read += sum(segment.log_bytes for group in groups_of(spec) for segment in group.sources)
         return ProofReport(batches, batches_kept, records, records_kept, keys.used, bytes_read)
     finally:
         keys.close()
 
 
-def _groups_of(spec: ProofSpec) -> list[Group]:
+def groups_of(spec: ProofSpec) -> list[Group]:
+    """Return the groups with their sources, and for each output where it must end."""
     by_base = {segment.base_offset: segment for segment in spec.segments}
     found: list[Group] = []
     before = 0
@@ -128,7 +129,7 @@ def _groups_of(spec: ProofSpec) -> list[Group]:
 
 
 def _prove_groups(proof: Proof) -> None:
-    for group in _groups_of(proof.spec):
+    for group in groups_of(proof.spec):
         proof.waiting = list(group.outputs)
         start_output(proof)
         for segment in group.sources:
@@ -148,7 +149,7 @@ def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> li
     return [[next(bases) for _ in group.segments] for group in groups]
 
 
-def _check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
+def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
     """Raise KeytailError unless the groups cover the segments `own`, in order, each exactly once."""
     path, segments, groups = spec.partition_path, spec.segments, spec.groups
     expected = [segment.base_offset for segment in own]
@@ -225,14 +226,14 @@ def _supply(proof: Proof, code: int, is_present: bool) -> None:
         if block is None:
             prove_in_pieces(proof, is_present=is_present)
         else:
-            proof.source_block = _put(block, proof.source_block)
+            proof.source_block = put_block(block, proof.source_block)
             state.source.block_bytes = len(block)
     elif code == codes.NEED_OUTPUT_BLOCK:
         block = open_block(proof.output, int(state.output.at), KeytailError, REMEDY)
         if block is None:
             prove_in_pieces(proof, is_present=False)
         else:
-            proof.output_block = _put(block, proof.output_block)
+            proof.output_block = put_block(block, proof.output_block)
             state.output.block_bytes = len(block)
     elif code == codes.NEED_NOTES and wanted.records > WHOLE_BLOCK_RECORDS:
         prove_in_pieces(proof, is_present=is_present)
@@ -254,7 +255,7 @@ def _supply(proof: Proof, code: int, is_present: bool) -> None:
         proof.fail(code)
 
 
-def _put(block: np.ndarray, room: np.ndarray) -> np.ndarray:
+def put_block(block: np.ndarray, room: np.ndarray) -> np.ndarray:
     """Return `room`, or a larger array, that begins with the block."""
     if len(room) < len(block):
         room = np.empty(len(block), np.uint8)

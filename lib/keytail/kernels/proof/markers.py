@@ -25,12 +25,12 @@ PRODUCER, OFFSET, KIND, FIRST_DATA, OUTPUT, COLUMNS = range(6)
 # wanted, last offset seen.
 FROM, TO, IS_ALL, FOUND, WANTED, LAST_OFFSET, CURSOR_SIZE = range(7)
 
-COLLECTED, NEED_BYTES, NEED_ROOM, CUT, BAD_SIZE, BAD_CRC, BAD_ORDER, BAD_MAGIC, _FOUND_ONE = range(9)
+COLLECTED, NEED_BYTES, NEED_ROOM, CUT, BAD_SIZE, BAD_CRC, BAD_ORDER, BAD_MAGIC, FOUND_ONE = range(9)
 
 
 @register_jitable
-def _next_batch(data, cursor):
-    """Return (_FOUND_ONE, size of the next batch); COLLECTED if there is none, or what is needed or wrong."""
+def next_header(data, cursor):
+    """Return (FOUND_ONE, size of the next batch); COLLECTED if there is none, or what is needed or wrong."""
     p, to, is_all = cursor[FROM], cursor[TO], cursor[IS_ALL] != 0
     if p == to and is_all:
         return COLLECTED, np.int64(0)
@@ -40,15 +40,15 @@ def _next_batch(data, cursor):
         return NEED_BYTES, size
     if size < 0:
         return CUT if size == -1 else BAD_SIZE, size
-    return _FOUND_ONE, size
+    return FOUND_ONE, size
 
 
 @kernel
 def collect(data, cursor, found):
     """Append the markers of a segment's batches to `found`, in log order; return a code from those above."""
     while True:
-        code, size = _next_batch(data, cursor)
-        if code != _FOUND_ONE:
+        code, size = next_header(data, cursor)
+        if code != FOUND_ONE:
             return code
         p = cursor[FROM]
         magic = data[p + v2.MAGIC]
@@ -106,8 +106,8 @@ def note_first_data(data, cursor, markers, log_start_offset):
     Reads a segment's batches in log order; returns COLLECTED, NEED_BYTES, CUT or BAD_SIZE.
     """
     while True:
-        code, size = _next_batch(data, cursor)
-        if code != _FOUND_ONE:
+        code, size = next_header(data, cursor)
+        if code != FOUND_ONE:
             return code
         p = cursor[FROM]
         of_transaction = be_16(data, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL_OR_CONTROL == v2.TRANSACTIONAL

@@ -83,7 +83,7 @@ def walk_records(source, output, records, others, notes, state):
         kept = is_whole
         if compares:
             if other_offset < 0 and others_left > 0:
-                other = _read_rewritten(others.data, other_at, others.end)
+                other = read_rewritten(others.data, other_at, others.end)
                 other_offset = base + other.offset_delta
                 if other.end < 0:
                     return fail(state, OUTPUT_RECORD, q, offset)
@@ -96,7 +96,7 @@ def walk_records(source, output, records, others, notes, state):
                 other_offset = np.int64(-1)
                 timestamp = append_time if attributes & v2.LOG_APPEND_TIME else base_timestamp + record.timestamp_delta
                 same_time = timestamp == other_base_timestamp + other.timestamp_delta
-                if not same_time or not _is_same(records.data, record, others.data, other):
+                if not same_time or not is_same_record(records.data, record, others.data, other):
                     return fail(state, OUTPUT_RECORD_DIFFERS, q, offset)
                 if kept_count == 0:
                     first = timestamp
@@ -138,7 +138,7 @@ def _attributes_of(data, p):
 
 
 @_inlined
-def _read_rewritten(data, p, end):
+def read_rewritten(data, p, end):
     """Read a record as `read_record` does; one with attributes is malformed, too."""
     record = read_record(data, p, end)
     if record.end >= 0 and _attributes_of(data, p) != 0:
@@ -150,7 +150,7 @@ def _read_rewritten(data, p, end):
 
 
 @_inlined
-def _is_same(data, record, other_data, other):
+def is_same_record(data, record, other_data, other):
     """Return whether key, value and headers of two checked records are the same.
 
     A rewrite gives nulls the length -1.
@@ -247,7 +247,7 @@ def read_records(block, spans):
     for i in range(spans.shape[0]):
         if p >= block.shape[0]:
             return False
-        record = _read_rewritten(block, p, block.shape[0])
+        record = read_rewritten(block, p, block.shape[0])
         if record.end < 0 or record.end - record.headers != 1:
             return False
         spans[i, 0], spans[i, 1] = record.timestamp_delta, record.offset_delta

@@ -58,7 +58,7 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
     code, size = next_batch(source, state)
     if code != PASSED:
         return code
-    code, q_size = _next_output(output, state)
+    code, q_size = next_output(output, state)
     if code != PASSED:
         return code
     p = state.source.at
@@ -103,7 +103,7 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
 
 
 @_inlined
-def _next_output(output, state):
+def next_output(output, state):
     """Return (code, size) of the output's next batch; size 0: the output has no more."""
     q, to, is_all = state.output.at, state.output.to, state.output.is_all != 0
     if q == to and is_all:
@@ -145,12 +145,12 @@ def _start_batch(source, p, q, is_whole, meaning, state):
 
 
 @_inlined
-def _is_compressed(data, p):
+def is_compressed(data, p):
     return be_16(data, p + v2.ATTRIBUTES) & 7 != 0 and be_32(data, p + v2.RECORD_COUNT) > 0
 
 
 @register_jitable
-def _decompress(data, p, size, tools, block):
+def decompress_block(data, p, size, tools, block):
     """Decompress the block of the batch at `p`; return its bytes, or a negative number if that is left to the caller.
     """
     codec = be_16(data, p + v2.ATTRIBUTES) & 7
@@ -164,14 +164,14 @@ def _open_blocks(windows, size, q_size, tools, state):
     """Decompress the blocks of the batch and of its output that are compressed and not open; return a code."""
     source, output = windows.source, windows.output
     p, q = state.source.at, state.batch.at_output
-    if state.source.block_bytes < 0 and _is_compressed(source, p):
-        n = _decompress(source, p, size, tools, windows.source_block)
+    if state.source.block_bytes < 0 and is_compressed(source, p):
+        n = decompress_block(source, p, size, tools, windows.source_block)
         if n < 0:
             return NEED_SOURCE_BLOCK
         state.source.block_bytes = n
     is_compared = q >= 0 and state.batch.is_whole == 0
     if is_compared and state.output.block_bytes < 0 and be_16(output, q + v2.ATTRIBUTES) & 7 != 0:
-        n = _decompress(output, q, q_size, tools, windows.output_block)
+        n = decompress_block(output, q, q_size, tools, windows.output_block)
         if n < 0:
             return NEED_OUTPUT_BLOCK
         state.output.block_bytes = n
@@ -183,7 +183,7 @@ def source_records(source, block, size, state):
     """Return the records of the source's next batch; `block` is its decompressed block, if it has one."""
     p = state.source.at
     data, at, end = source, p + v2.HEADER_BYTES, p + size
-    if _is_compressed(source, p):
+    if is_compressed(source, p):
         data, at, end = block, np.int64(0), state.source.block_bytes
     return Records(data, at, end, be_32(source, p + v2.RECORD_COUNT))
 

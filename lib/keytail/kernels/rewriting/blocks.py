@@ -49,7 +49,7 @@ def copy(target, p, source, q, n):
 
 
 @njit(forceinline=True)
-def _move_down(array, p, q, n):
+def move_down(array, p, q, n):
     """Move `n` bytes from `q` down to `p` in the same array; return the position after them."""
     for i in range(n):
         array[p + i] = array[q + i]
@@ -69,7 +69,7 @@ def _put_span(target, p, source, q, end):
 
 
 @njit
-def _normalised_body(target, p, source, q, end):
+def normalised_body(target, p, source, q, end):
     """Write key, value and headers of a checked body with minimal varints and -1 for null; return the end position."""
     p, q = _put_span(target, p, source, q, end)
     p, q = _put_span(target, p, source, q, end)
@@ -195,14 +195,14 @@ def rebuild_blocks(
             else:
                 # The length precedes the body but is known last: write the body where the longest prefix would end.
                 body_at = p + 5 + 1 + deltas_bytes
-                stop = _normalised_body(blocks, body_at, a, record.body_start, record.body_start + record.body_bytes)
+                stop = normalised_body(blocks, body_at, a, record.body_start, record.body_start + record.body_bytes)
                 length = 1 + deltas_bytes + stop - body_at
                 shift = 5 - varint_bytes(length)
                 p = put_varint(blocks, p, length)
                 blocks[p] = 0
                 p = put_varint(blocks, p + 1, time_delta)
                 p = put_varint(blocks, p, offset_delta)
-                p = _move_down(blocks, p, p + shift, stop - body_at)
+                p = move_down(blocks, p, p + shift, stop - body_at)
         if code != OK:
             break
         if batch.attributes & v2.LOG_APPEND_TIME:

@@ -35,16 +35,20 @@ Resource: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic that exists: its id, and the ids of the brokers with a replica, by partition."""
+    """A topic that exists: its id, and by partition the ids of the brokers with a replica, and of those whose replica
+    is certainly in sync: before and after each change that may be uncommitted.
+    """
 
     topic_id: str
     replicas: Mapping[int, tuple[int, ...]]
+    in_sync: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass
 class _Topic:
     topic_id: str
     replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Replay:
@@ -89,7 +93,10 @@ class Replay:
         return self._transaction is not None
 
     def topics(self) -> dict[str, Topic]:
-        return {name: Topic(topic.topic_id, dict(topic.replicas)) for name, topic in self._topics.items()}
+        return {
+            name: Topic(topic.topic_id, dict(topic.replicas), dict(topic.in_sync))
+            for name, topic in self._topics.items()
+        }
 
     def newer(self, resource_type: ResourceType) -> dict[str, str]:
         """Return the reason by name, for each topic or broker whose settings are uncertain because a record about it
@@ -128,9 +135,9 @@ class Replay:
             elif isinstance(record, RemoveTopicRecord):
                 self._remove(record)
             elif isinstance(record, PartitionRecord):
-                self._topic_of(record.topic_id).replicas[record.partition] = record.replicas
+                self._add_partition(record)
             elif isinstance(record, PartitionChangeRecord):
-                self._change(record)
+                self._change(record, settled=settled)
             elif isinstance(record, ConfigRecord) and record.name in self._kept:
                 resource = (record.resource_type, record.resource_name)
                 before.setdefault((resource, record.name), self._configs.get(resource, {}).get(record.name))
@@ -153,7 +160,7 @@ class Replay:
         elif isinstance(record, RemoveTopicRecord):
             self._remove(record)
         elif isinstance(record, PartitionRecord):
-            self._topic_of(record.topic_id).replicas[record.partition] = record.replicas
+            self._add_partition(record)
         if resource is None:
             return {}
         number, version = newer.record_type, newer.version
@@ -183,13 +190,22 @@ class Replay:
         del self._topics[name]
         self._configs.pop((ResourceType.TOPIC, name), None)
 
-    def _change(self, record: PartitionChangeRecord) -> None:
-        replicas = self._topic_of(record.topic_id).replicas
+    def _add_partition(self, record: PartitionRecord) -> None:
+        topic = self._topic_of(record.topic_id)
+        topic.replicas[record.partition], topic.in_sync[record.partition] = record.replicas, record.in_sync
+
+    def _change(self, record: PartitionChangeRecord, *, settled: bool) -> None:
+        topic = self._topic_of(record.topic_id)
+        replicas = topic.replicas
         if record.partition not in replicas:
             what = f"a record changes partition {record.partition}, which topic id {record.topic_id} does not have"
             raise ValueError(what)
         if record.replicas is not None:
             replicas[record.partition] = record.replicas
+        if record.in_sync is not None:
+            before = topic.in_sync[record.partition]
+            now = record.in_sync if settled else tuple(broker for broker in record.in_sync if broker in before)
+            topic.in_sync[record.partition] = now
 
     def _configure(self, resource: Resource, record: ConfigRecord) -> None:
         if record.value is None:

@@ -1,0 +1,188 @@
+"""Decides which partitions may be repacked, up to which offset. Reads no log data and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from keytail.cli.cluster import Cluster
+from keytail.cli.configuration import Configuration
+from keytail.compact.expectation import Expected
+from keytail.compact.plan import Decision, refusals, select
+from keytail.compact.planning import Planned
+from keytail.compact.repack.options import RepackFlags
+from keytail.compact.rules import Rules
+from keytail.config.compaction import CompactionConfig
+from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, in_words, joined, refusal
+from keytail.log.fs import FileSystem
+from keytail.log.missing_segments import refuse_missing_segments
+from keytail.log.partition import (
+    LogDirFacts,
+    PartitionEntry,
+    PartitionFacts,
+    SegmentFacts,
+    refuse_damaged_end,
+    survey_partition,
+)
+from keytail.log.producers import Unstable, first_unstable
+
+_MAX_MESSAGE_BYTES, _UNCLEAN = "max.message.bytes", "unclean.leader.election.enable"
+_NEEDED = (_MAX_MESSAGE_BYTES, "remote.storage.enable")
+# Bytes per second and core that a repack reads, merges, writes and proves, and seconds for a partition: rough by
+# design, as in run/rates.py.
+_BYTES_PER_S = 60e6
+_PARTITION_S = 0.1
+_MARGIN_BYTES = 1 << 20
+
+
+def plan_repack(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+    flags: RepackFlags,
+) -> Planned:
+    """Survey a partition and decide; an error of the partition or its settings makes the decision a refusal."""
+    facts = None
+    try:
+        config = configuration.for_compaction(entry.topic)[1]
+        facts = survey_partition(fs, log_dir, entry)
+        if configuration.cluster is not None:
+            configuration.cluster.refuse_stray(fs, entry)
+        unknown = [why_settings_unknown(configuration, entry.topic, *_NEEDED)]
+        if flags.batch_bytes and replicas_of(configuration.cluster, entry.topic, entry.partition) != 1:
+            unknown.append(why_not_mergeable(configuration, entry.topic))
+            if not flags.replicas_in_sync:
+                unknown.append(why_not_in_sync(configuration.cluster, entry.topic, entry.partition))
+        unstable = None
+        if not facts.problems:
+            expiration_ms = config.producer_id_expiration_ms
+            unstable = first_unstable(fs, facts, expiration_ms=expiration_ms, now_ms=rules.now_ms)
+        decision = decide(facts, config, unknown, rules, unstable)
+        if decision.status == "would-compact":
+            refuse_missing_segments(fs, facts)
+            if facts.clean_shutdown:  # if not, a broker was killed, and its start recovers the log
+                by_checkpoint = rules.high_watermark == "checkpoint"
+                refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
+    except (KeytailError, OSError) as problem:
+        return refused(facts or survey_partition(fs, log_dir, entry), problem)
+    return Planned(facts, config, decision)
+
+
+def refused(facts: PartitionFacts, problem: KeytailError | OSError) -> Planned:
+    """Return the refusal of a partition because of an error."""
+    decision = Decision("refused", in_words(problem), None)
+    known = problem if isinstance(problem, KeytailError) else None
+    return Planned(facts, None, decision, corrupt=isinstance(problem, CorruptLog), problem=known)
+
+
+def why_settings_unknown(configuration: Configuration, topic: str, *names: str) -> ErrorText:
+    """Return why one of these settings is unknown, with a remedy; empty if all are known. Kafka's default is unknown
+    if the broker's file, which could set another one, was not read."""
+    if unknown := configuration.unknown(topic, names):
+        return unknown
+    assumed = configuration.of(topic).assumed([name for name in names if name in (_MAX_MESSAGE_BYTES, _UNCLEAN)])
+    if not assumed:
+        return NO_ERROR
+    return refusal(
+        f"topic config unknown: {assumed[0]} of {topic} is the broker's, whose file was not given",
+        slug="unknown-topic-settings",
+        remedy=f"Give the broker's file with --config, or --topic-config {topic}:{assumed[0]}=VALUE",
+    )
+
+
+def why_not_mergeable(configuration: Configuration, topic: str) -> ErrorText:
+    """Return why batches of a replicated topic must not be merged, with a remedy; empty if they may be.
+
+    A broker that truncates its log to an offset inside a batch removes the whole batch, but keeps this offset as its
+    log end: the records before it are lost on this replica, without any message. Only after an unclean leader election
+    does it truncate below the high watermark.
+    """
+    if unknown := why_settings_unknown(configuration, topic, _UNCLEAN):
+        return unknown
+    if not configuration.of(topic).value(_UNCLEAN):
+        return NO_ERROR
+    return refusal(
+        f"unclean.leader.election.enable is true for {topic}: after such an election, this broker could truncate its "
+        "log inside a merged batch, and would lose the first records of that batch without any message",
+        slug="unclean-leader-election",
+        remedy="Set unclean.leader.election.enable to false, or give --batch-bytes 0, which merges nothing",
+    )
+
+
+def replicas_of(cluster: Cluster | None, topic: str, partition: int) -> int | None:
+    """Return the number of replicas of a partition by the metadata log; None if it is unknown."""
+    if cluster is None or cluster.metadata is None or topic in cluster.metadata.uncertain_topics:
+        return None
+    found = cluster.metadata.topics.get(topic)
+    return len(found.replicas[partition]) if found is not None and partition in found.replicas else None
+
+
+def why_not_in_sync(cluster: Cluster | None, topic: str, partition: int) -> ErrorText:
+    """Return why followers may lack records below the high watermark, with a remedy; empty if the metadata log shows
+    that none does.
+
+    A replica in sync has all records below the high watermark of its leader, and also later, when it is no longer in
+    sync. The broker of these log dirs is stopped, and so need not be in sync.
+    """
+    remedy = (
+        "Let all followers catch up, and stop the broker ten minutes later; or state with --replicas-in-sync that all "
+        "followers have every record below the high watermark; or give --batch-bytes 0, which merges nothing"
+    )
+    if cluster is None or cluster.metadata is None or replicas_of(cluster, topic, partition) is None:
+        why = cluster.why_unknown(topic) if cluster is not None else "no metadata log was read"
+        return refusal(f"whether followers are in sync is unknown: {why}", slug="replicas-unknown", remedy=remedy)
+    found = cluster.metadata.topics[topic]
+    in_sync = found.in_sync.get(partition, ())
+    behind = [broker for broker in found.replicas[partition] if broker != cluster.broker and broker not in in_sync]
+    if not behind:
+        return NO_ERROR
+    named = ", ".join(map(str, behind))
+    return refusal(
+        f"the replicas on these brokers are not certainly in sync: {named} ({cluster.origin}); a follower whose log "
+        "ends inside a merged batch of its leader fails",
+        slug="replicas-not-in-sync",
+        remedy=remedy,
+    )
+
+
+def decide(
+    facts: PartitionFacts,
+    config: CompactionConfig,
+    unknown: Sequence[ErrorText],
+    rules: Rules,
+    unstable: Unstable | None,
+) -> Decision:
+    """Return the status of a partition in a plan, whatever its cleanup.policy. The section ends where that of a
+    compaction would end, but the minimum compaction lag does not matter.
+    """
+    reasons = refusals(
+        facts, config, joined(unknown), rules.now_ms, high_watermark=rules.high_watermark,
+        unsafe_clock=rules.unsafe_clock,
+    )  # fmt: skip
+    if reasons:
+        return Decision("refused", joined(reasons), None)
+    any_policy = replace(config, cleanup_policy=frozenset({"compact"}), min_compaction_lag_ms=0)
+    selection = select(
+        facts, any_policy, rules.now_ms, force=True, from_log_start=True, high_watermark=rules.high_watermark,
+        unstable=unstable,
+    )  # fmt: skip
+    if any(segment.log_bytes for segment in to_repack(facts, selection.first_uncleanable_offset)):
+        return Decision("would-compact", NO_ERROR, selection)
+    blocker = ErrorText(f"there is nothing to repack: {selection.why}" if selection.why else selection.blocker)
+    return Decision("clean" if selection.limit == "active segment" else "skipped", blocker, selection, selection.remedy)
+
+
+def to_repack(facts: PartitionFacts, end_offset: int) -> list[SegmentFacts]:
+    """Return the segments below the offset at which the section of a repack ends."""
+    return [segment for segment in facts.segments if segment.base_offset < end_offset]
+
+
+def expected(planned: Planned) -> Expected | None:
+    """Return the estimate for a due partition; None if it is not due."""
+    selection = planned.decision.selection
+    if selection is None or not planned.wanted:
+        return None
+    log_bytes = sum(segment.log_bytes for segment in to_repack(planned.facts, selection.first_uncleanable_offset))
+    return Expected("one task", _PARTITION_S + log_bytes / _BYTES_PER_S, log_bytes + _MARGIN_BYTES)

@@ -1,0 +1,82 @@
+"""The input of a task that repacks one partition, and what one of its passes saves for the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from keytail.compact.task import CleaningTask, SavedState, Totals
+from keytail.format.batch import HEADER_BYTES
+from keytail.log.replacement.replace import CleanFile
+from keytail.log.writer import MAX_SEGMENT_BYTES
+
+_NO_FILE = CleanFile("", "", 0, "")
+
+
+@dataclass(frozen=True)
+class Repacking:
+    """What a repack changes. Neighbouring batches are merged up to `batch_bytes` of uncompressed records, which 0
+    disables. `codec` is the number of the codec that all batches get, at `level`; None: batches keep their codec, and
+    merged ones are compressed at `level`, too. A level of None is the default of Kafka's codec.
+    """
+
+    batch_bytes: int
+    codec: int | None = None
+    level: int | None = None
+
+    @property
+    def merges(self) -> bool:
+        return self.batch_bytes > 0
+
+    def block_bytes(self, max_message_bytes: int) -> int:
+        """Return the limit of a merged batch's records, uncompressed and encoded for that batch."""
+        return max(0, min(self.batch_bytes, max_message_bytes - HEADER_BYTES))
+
+
+@dataclass(frozen=True)
+class RepackTask(CleaningTask):
+    """One repack of one partition. Segments from `first_uncleanable_offset` on are not read."""
+
+    repacking: Repacking = field(default_factory=partial(Repacking, 0))
+    cleaner_checkpoint: int | None = None
+    would: ClassVar[str] = "would-repack"
+
+    @property
+    def begins_at(self) -> int:
+        return self.segments[0].base_offset
+
+    def next_checkpoint(self, end_offset: int) -> int:
+        """Return the cleaner's checkpoint, which a repack does not move; if there is none, `end_offset`."""
+        return max(end_offset, self.cleaner_checkpoint or 0)
+
+
+@dataclass(frozen=True)
+class RepackState(SavedState):
+    """A pass saves no files, only where the next one continues: each segment is repacked by itself.
+
+    `kept` and `proven_kept` are the base offsets (int64, sorted) of batches that must stay as they are, as the writer
+    and the proof of the first pass have found them: later, some sources are replaced.
+    """
+
+    kept: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64), compare=False)
+    proven_kept: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64), compare=False)
+    batches_before: int = 0  # in all passes so far
+    batches_after: int = 0
+
+    @classmethod
+    def at(cls, next_segment: int, totals: Totals, **more: Any) -> RepackState:
+        return cls(next_segment, _NO_FILE, _NO_FILE, totals, **more)
+
+    @property
+    def files(self) -> tuple[CleanFile, ...]:
+        return ()
+
+
+def output_segment_bytes(task: CleaningTask) -> int:
+    """Return the limit of an output's size: twice that of a segment, so that only segments that grow much are divided.
+    """
+    largest = max((segment.log_bytes for segment in task.segments), default=0)
+    return min(MAX_SEGMENT_BYTES, 2 * max(task.config.segment_bytes, largest))

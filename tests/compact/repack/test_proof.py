@@ -1,0 +1,433 @@
+"""The proof of a repack: it passes for every correct output, and finds each violation at its place."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from keytail.compact.proof import state as proof_state
+from keytail.compact.repack.proof import RepackReport, RepackSpec, prove_repack
+from keytail.errors import CorruptLog, KeytailError
+from keytail.log.fs import LOCAL
+from keytail.log.partition import SegmentFacts
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
+from tests.chance import SEED, draws
+from tests.compact.proof.case import SmallWindow
+from tests.compact.repack.cases import NOW, expected, rules, segments
+from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
+from tests.reference.indexing import index_files
+from tests.reference.repack import Rules
+from tests.reference.varints import crc32c
+
+INTERVAL = 100
+
+
+@dataclass
+class Case:
+    """A segment at offset `base`, which ends below `end`, and its repacked output as a list of batches."""
+
+    source: bytes
+    rules: Rules
+    base: int = 0
+    end: int = 100
+    txn_index: bytes = b""
+    producer_ids: tuple[int, ...] = ()
+    active: bytes = b""
+    out: list[bytes] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)  # instead of those that follow from `out`
+
+    def __post_init__(self) -> None:
+        made = expected(self.source, self.rules)
+        self.out = [made[batch.position : batch.position + batch.size] for batch in decode_log(made)]
+
+    def batch(self, number: int) -> Batch:
+        return decode_log(self.out[number])[0]
+
+    def position(self, number: int) -> int:
+        return sum(map(len, self.out[:number]))
+
+    def rebuild(self, number: int, records: list[Rec] | None = None, **more) -> None:
+        """Encode an output batch again, with other records or fields."""
+        batch = self.batch(number)
+        fields = {
+            "base_offset": batch.base_offset, "last_offset": batch.last_offset, "codec": batch.codec,
+            "timestamp_type": batch.timestamp_type, "leader_epoch": batch.leader_epoch,
+            "producer_id": batch.producer_id, "producer_epoch": batch.producer_epoch,
+            "base_sequence": batch.base_sequence, "transactional": batch.transactional,
+            "delete_horizon_ms": batch.delete_horizon_ms,
+            "max_timestamp": batch.max_timestamp if batch.timestamp_type else None,
+        }  # fmt: skip
+        self.out[number] = encode_batch(list(batch.records) if records is None else records, **{**fields, **more})
+
+    def outputs(self) -> dict[str, bytes]:
+        log = b"".join(self.out)
+        index, time_index = index_files(log, self.base, INTERVAL)
+        files = {".log": log, ".index": index, ".timeindex": time_index}
+        if self.txn_index:
+            files[".txnindex"] = self.txn_index
+        return {**files, **self.files}
+
+    def prove(self, directory: Path) -> RepackReport:
+        directory.mkdir(exist_ok=True)
+        for base, data in ((self.base, self.source), (self.end, self.active)):
+            (directory / f"{base:020d}.log").write_bytes(data)
+        if self.txn_index:
+            (directory / f"{self.base:020d}.txnindex").write_bytes(self.txn_index)
+        facts = [
+            SegmentFacts(self.base, len(self.source), 0, 0, 0, len(self.txn_index) or None, 0, 0),
+            SegmentFacts(self.end, len(self.active), 0, 0, 0, None, 0, 0),
+        ]
+        made = []
+        for suffix, data in self.outputs().items():
+            name = f"{self.base:020d}{suffix}.r.a.clean"
+            (directory / name).write_bytes(data)
+            made.append(CleanFile(suffix, name, len(data), ""))
+        limit = min(self.rules.batch_bytes, self.rules.max_message_bytes - 61)
+        spec = RepackSpec(
+            str(directory),
+            facts,
+            [GroupOutput((self.base,), (OutputSegment(self.base, tuple(made)),))],
+            log_end_offset=self.end + 50,
+            max_block_bytes=limit if self.rules.batch_bytes else -1,
+            max_batch_bytes=self.rules.max_message_bytes,
+            codec=self.rules.codec,
+            producer_ids=np.array(self.producer_ids, np.int64),
+            index_interval_bytes=INTERVAL,
+            segment_index_bytes=10**6,
+            scratch_path=str(directory),
+        )
+        return prove_repack(LOCAL, spec)
+
+
+def example(**more) -> Case:
+    """Return a segment whose output has these batches: 0: offsets 0 to 5 of three batches; 1: a marker; 2: a batch of a
+    producer with another codec; 3: tombstones with a horizon, of two batches; 4: an append time, of two batches; 5: a
+    batch that stays alone; 6: an emptied one.
+    """
+    fields = {"leader_epoch": 3}
+    times = {**fields, "timestamp_type": 1, "max_timestamp": NOW + 7}
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 1}
+    headers = ((b"h", b"x"), (b"n", None))
+    parts = [
+        encode_batch([Rec(0, NOW, b"a", b"1" * 30), Rec(2, NOW - 5, None, b"", headers)], **fields),
+        encode_batch([Rec(3, NOW + 9, b"b", None)], **fields),
+        encode_batch([Rec(4, NOW + 1, b"a", b"2" * 30, headers), Rec(5, NOW, b"c", b"3")], **fields),
+        encode_marker(6, NOW, commit=True, producer_id=7, producer_epoch=0, leader_epoch=3),
+        encode_batch([Rec(7, NOW, b"p", b"4" * 50)], codec=1, **producer, **fields),
+        encode_batch([Rec(8, NOW, b"t", None)], delete_horizon_ms=NOW + 50, **fields),
+        encode_batch([Rec(9, NOW + 2, b"u", None)], delete_horizon_ms=NOW + 50, **fields),
+        encode_batch([Rec(10, NOW + 7, b"x", b"5")], **times),
+        encode_batch([Rec(11, NOW + 7, b"y", b"6")], **times),
+        encode_batch([Rec(12, NOW, b"z", b"7" * 20)], last_offset=14, leader_epoch=4),
+        encode_batch([], base_offset=15, last_offset=16, max_timestamp=NOW, leader_epoch=4),
+    ]
+    return Case(b"".join(parts), **{"rules": Rules(10**4, 10**5, codec=0), **more})
+
+
+def fix_crc(data: bytes) -> bytes:
+    return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
+
+
+def patch(data: bytes, at: int, new: bytes) -> bytes:
+    return fix_crc(data[:at] + new + data[at + len(new) :])
+
+
+@pytest.fixture(params=["windows of 2 MiB", "windows below a batch"])
+def windows(request, monkeypatch):
+    if request.param != "windows of 2 MiB":
+        monkeypatch.setattr(proof_state, "Window", SmallWindow)
+        monkeypatch.setattr(proof_state, "_BLOCK_BYTES", 40)
+
+
+@pytest.mark.parametrize("codec", [None, 0, 1, 2, 3, 4])
+def test_the_proof_passes_without_a_mutation(tmp_path, windows, codec):
+    case = example(rules=Rules(10**4, 10**5, codec=codec))
+    report = case.prove(tmp_path)
+    assert (report.source_batches, report.output_batches) == (11, len(case.out))
+    assert len(case.out) == 7
+
+
+@settings(deadline=None, max_examples=draws(300))
+@given(segments(), rules())
+def test_every_correct_output_passes(tmp_path_factory, log, rules):
+    batches = decode_log(log)
+    if batches:
+        case = Case(log, rules, base=batches[0].base_offset, end=batches[-1].last_offset + 1)
+        report = case.prove(tmp_path_factory.mktemp("p"))
+        assert report.output_batches == len(case.out)
+
+
+@pytest.mark.parametrize("case", range(draws(200)))
+def test_a_flipped_bit_is_found(tmp_path, case):
+    rng = random.Random(SEED * 1000 + case)
+    changed = example()
+    files = changed.outputs()
+    suffix = rng.choice([name for name, data in files.items() if data])
+    data = bytearray(files[suffix])
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    changed.files[suffix] = bytes(data)
+    with pytest.raises(KeytailError):
+        changed.prove(tmp_path)
+
+
+@pytest.mark.parametrize("case", range(draws(200)))
+def test_a_flipped_bit_under_a_valid_checksum_is_found(tmp_path, case):
+    rng = random.Random(SEED * 1000 + case)
+    changed = example()
+    number = rng.randrange(len(changed.out))
+    data = bytearray(changed.out[number])
+    data[rng.randrange(21, len(data))] ^= 1 << rng.randrange(8)
+    changed.out[number] = fix_crc(bytes(data))
+    changed.files = {suffix: data for suffix, data in example().outputs().items() if suffix != ".log"}
+    with pytest.raises(KeytailError):
+        changed.prove(tmp_path)
+
+
+# Mutations.
+
+
+def _lose_record(case: Case) -> None:
+    case.rebuild(0, [record for record in case.batch(0).records if record.offset != 4])
+
+
+def _lose_last_record(case: Case) -> None:
+    case.rebuild(0, list(case.batch(0).records[:-1]))
+
+
+def _lose_batch(case: Case) -> None:
+    del case.out[3]
+
+
+def _lose_all_from(case: Case) -> None:
+    del case.out[5:]
+
+
+def _add_record(case: Case) -> None:
+    records = list(case.batch(0).records)
+    case.rebuild(0, [*records[:1], Rec(1, NOW, b"new", b""), *records[1:]])
+
+
+def _add_last_record(case: Case) -> None:
+    case.rebuild(0, [*case.batch(0).records[:-1], Rec(5, NOW, b"c", b"3"), Rec(5, NOW, b"c", b"3")])
+
+
+def _change(**fields) -> Callable[[Case], None]:
+    def change(case: Case) -> None:
+        records = list(case.batch(0).records)
+        at = next(i for i, record in enumerate(records) if record.offset == 4)
+        records[at] = Rec(**{**vars(records[at]), **fields})
+        case.rebuild(0, records)
+
+    return change
+
+
+def _fields(number: int, **fields) -> Callable[[Case], None]:
+    return lambda case: case.rebuild(number, **fields)
+
+
+def _patched(number: int, at: int, new: bytes) -> Callable[[Case], None]:
+    def change(case: Case) -> None:
+        case.out[number] = patch(case.out[number], at, new)
+
+    return change
+
+
+def _merge_over_marker(case: Case) -> None:
+    case.rebuild(0, [*case.batch(0).records, *case.batch(2).records], last_offset=7)
+    del case.out[1:3]
+
+
+def _merge(number: int) -> Callable[[Case], None]:
+    """Merge an output batch with the next one, whose headers differ."""
+
+    def change(case: Case) -> None:
+        first, second = case.batch(number), case.batch(number + 1)
+        case.rebuild(number, [*first.records, *second.records], last_offset=second.last_offset)
+        del case.out[number + 1]
+
+    return change
+
+
+def _split(case: Case) -> None:
+    records = list(case.batch(0).records)
+    rest = encode_batch(records[-1:], leader_epoch=3)
+    case.rebuild(0, records[:-1], last_offset=4)
+    case.out.insert(1, rest)
+
+
+def _rebuild_alone(case: Case) -> None:
+    """Other base timestamp, and so other bytes, but the same record."""
+    case.rebuild(5, base_timestamp=NOW - 1)
+
+
+def _change_marker(case: Case) -> None:
+    case.out[1] = encode_marker(6, NOW, commit=False, producer_id=7, producer_epoch=0, leader_epoch=3)
+
+
+def _wrong_crc(case: Case) -> None:
+    case.out[0] = case.out[0][:17] + bytes([case.out[0][17] ^ 1]) + case.out[0][18:]
+
+
+def _cut(case: Case) -> None:
+    case.files[".log"] = b"".join(case.out)[:-1]
+
+
+def _attributes_in_record(case: Case) -> None:
+    case.out[0] = patch(case.out[0], 62, b"\x01")
+
+
+def _other_order(case: Case) -> None:
+    case.out[3], case.out[4] = case.out[4], case.out[3]
+
+
+def _twice(case: Case) -> None:
+    case.out.insert(6, case.out[5])
+
+
+# Name, change, text of the error, number of the output batch (None: in the source), offset.
+MUTATIONS: list[tuple[Callable[[Case], None], str, int | None, int | None]] = [
+    (_lose_record, "a record is not in the output", None, 4),
+    (_lose_last_record, "a record is not in the output", None, 5),
+    (_lose_batch, "has this base offset at this place", 3, 10),
+    (_lose_all_from, "a batch is not in the output", None, 12),
+    (_add_record, "has a record that the source's does not have", 0, 1),
+    (_add_last_record, "has a record that the source's does not have", 0, 0),
+    (_change(key=b"b"), "a record's timestamp, key, value or headers differ", 0, 4),
+    (_change(key=None), "a record's timestamp, key, value or headers differ", 0, 4),
+    (_change(value=b"2" * 29 + b"x"), "a record's timestamp, key, value or headers differ", 0, 4),
+    (_change(value=None), "a record's timestamp, key, value or headers differ", 0, 4),
+    (_change(timestamp=NOW + 2), "a record's timestamp, key, value or headers differ", 0, 4),
+    (_change(headers=()), "a record's timestamp, key, value or headers differ", 0, 4),
+    (_change(headers=((b"h", b"x"), (b"n", b""))), "a record's timestamp, key, value or headers differ", 0, 4),
+    (_attributes_in_record, "a record cannot be parsed", 0, 0),
+    (_fields(0, leader_epoch=4), "leader epoch differs", 0, 0),
+    (_fields(0, producer_id=7), "producer id, epoch or sequence differs", 0, 0),
+    (_fields(0, producer_epoch=0), "producer id, epoch or sequence differs", 0, 0),
+    (_fields(0, base_sequence=0), "producer id, epoch or sequence differs", 0, 0),
+    (_fields(2, producer_id=-1, producer_epoch=-1, base_sequence=-1), "producer id, epoch or sequence", 2, 7),
+    (_fields(0, codec=3), "codec differs", 0, 0),
+    (_fields(0, transactional=True), "attributes differ", 0, 0),
+    (_fields(0, extra_attributes=0x80), "attributes differ", 0, 0),
+    (_fields(0, timestamp_type=1, max_timestamp=NOW + 9), "attributes differ", 0, 0),
+    (_fields(0, delete_horizon_ms=NOW), "attributes differ", 0, 0),
+    (_fields(3, delete_horizon_ms=None), "attributes differ", 3, 8),
+    (_fields(3, delete_horizon_ms=NOW + 51), "delete horizon is missing or should not be there", 3, 8),
+    (_fields(0, base_timestamp=NOW - 1), "base timestamp is wrong", 0, 0),
+    (_fields(0, max_timestamp=NOW + 10), "max timestamp is wrong", 0, 0),
+    (_fields(4, max_timestamp=NOW + 8), "max timestamp is wrong", 4, 10),
+    (_fields(0, last_offset=4), "last offset differs", 0, 4),
+    (_fields(6, last_offset=17), "a batch differs from the source's, which must stay as it is", 6, 15),
+    (_fields(0, record_count=4), "a record is not in the output", None, 5),
+    (_fields(0, record_count=6), "has a record that the source's does not have", 0, 0),
+    (_patched(0, 57, struct.pack(">i", -1)), "a record is not in the output", None, 0),
+    (_patched(0, 16, b"\x01"), "a batch is not of format v2", 0, 0),
+    (_merge_over_marker, "a batch differs from the source's, which must stay as it is", 0, 6),
+    (_merge(2), "producer id, epoch or sequence differs", 2, 7),
+    (_merge(3), "attributes differ", 3, 10),
+    (_merge(4), "attributes differ", 4, 12),
+    (_split, "last offset differs", 0, 4),
+    (_rebuild_alone, "a batch from which nothing was removed differs", 5, 12),
+    (_change_marker, "a batch differs from the source's, which must stay as it is", 1, 6),
+    (_wrong_crc, "invalid CRC", 0, 0),
+    (_cut, "cut off by the end of the file", 6, None),
+    (_other_order, "has this base offset at this place", 3, 10),
+    (_twice, "do not follow those of the batch before it", 6, 12),
+]
+
+
+@pytest.mark.parametrize(("mutate", "text", "number", "offset"), MUTATIONS)
+def test_a_violation_is_found_at_its_place(tmp_path, windows, mutate, text, number, offset):
+    case = example()
+    before = list(case.out)
+    mutate(case)
+    with pytest.raises(KeytailError) as caught:
+        case.prove(tmp_path)
+    problem = caught.value
+    assert text in str(problem.what)
+    assert problem.offset == offset
+    if number is None:
+        assert problem.path == str(tmp_path / f"{0:020d}.log")
+        assert problem.byte_position == next(
+            b.position for b in decode_log(case.source) if b.base_offset <= offset <= b.last_offset
+        )
+    else:
+        assert problem.path == str(tmp_path / f"{0:020d}.log.r.a.clean")
+        at = case.position(number) if ".log" not in case.files else sum(map(len, before[:number]))
+        assert problem.byte_position == at
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change", "text"),
+    [
+        (".index", lambda data: data[:-8], "an offset index entry is missing"),
+        (".index", lambda data: data + data[-8:], "more bytes than the entries of its segment need"),
+        (".index", lambda data: data[:3] + bytes([data[3] ^ 1]) + data[4:], "offset index entry does not match"),
+        (".timeindex", lambda data: data[:-12], "a time index entry is missing"),
+        (".timeindex", lambda data: data + data[-12:], "more bytes than the entries of its segment need"),
+        (".timeindex", lambda data: data[:7] + bytes([data[7] ^ 1]) + data[8:], "time index entry does not match"),
+        (".txnindex", lambda data: data[:-1], "transaction indexes of the outputs differ"),
+        (".txnindex", lambda data: b"", "transaction indexes of the outputs differ"),
+    ],
+)
+def test_a_wrong_index_is_found(tmp_path, suffix, change, text):
+    case = example(txn_index=struct.pack(">hqqqq", 0, 7, 1, 6, 7))
+    case.prove(tmp_path)
+    case.files[suffix] = change(case.outputs()[suffix])
+    with pytest.raises(KeytailError, match=text):
+        case.prove(tmp_path)
+
+
+def test_a_merge_that_was_not_asked_for_is_found(tmp_path):
+    case = example(rules=Rules(10**4, 10**5))
+    case.rules = Rules(0, 10**5)
+    with pytest.raises(KeytailError, match="although nothing was to be merged"):
+        case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("limits", [(100, 10**5), (10**4, 150)])
+def test_a_batch_above_a_limit_is_found(tmp_path, limits):
+    case = example()
+    case.rules = Rules(*limits, codec=0)
+    with pytest.raises(KeytailError, match="a batch is larger than allowed") as caught:
+        case.prove(tmp_path)
+    assert (caught.value.byte_position, caught.value.offset) == (0, 0)
+
+
+def test_a_batch_of_a_producer_is_not_merged(tmp_path):
+    """Also not with another one of the same producer."""
+    fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 9)], **fields) for offset in range(2)]
+    case = Case(b"".join(batches), Rules(10**4, 10**5))
+    case.rebuild(0, [record for number in (0, 1) for record in case.batch(number).records], last_offset=1)
+    del case.out[1]
+    with pytest.raises(KeytailError, match="producer id, epoch or sequence"):
+        case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("latest", [0, 1])
+def test_one_of_the_last_batches_of_a_producer_stays_as_it_is(tmp_path, latest):
+    """The latest five may be in later segments."""
+    fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 99)], **fields) for offset in range(5 - latest)]
+    active = encode_batch([Rec(100, NOW, b"k", b"v")], **fields) * latest
+    case = Case(b"".join(batches), Rules(0, 10**5, codec=3), active=active)
+    case.prove(tmp_path / "unknown")
+    case.producer_ids = (3, 7)
+    with pytest.raises(KeytailError, match="must stay as it is") as caught:
+        case.prove(tmp_path / "known")
+    assert caught.value.offset == 0
+
+
+def test_a_damaged_source_is_reported_as_damage(tmp_path):
+    case = example()
+    case.source = case.source[:100] + bytes([case.source[100] ^ 1]) + case.source[101:]
+    with pytest.raises(CorruptLog, match="invalid CRC") as caught:
+        case.prove(tmp_path)
+    assert (caught.value.path, caught.value.byte_position) == (str(tmp_path / f"{0:020d}.log"), 0)
