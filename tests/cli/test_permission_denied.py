@@ -149,5 +149,5 @@ def test_the_error_for_an_unreadable_settings_file_names_its_permissions(
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", denied)
-    with pytest.raises(UsageProblem, match="Run as a user that may read it"):
+    with pytest.raises(UsageProblem, match="Run as a user that may read the file"):
         read_configuration(config=str(tmp_path / "server.properties"))

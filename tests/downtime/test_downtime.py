@@ -43,7 +43,7 @@ def test_a_downtime_is_shown_with_its_run(run: Run, tmp_path: Path) -> None:
     shown = run("history", "--ledger", ledger)
     assert shown.stdout.count("41.3 s") == 3, shown.stdout  # the downtime without a run `took` as long
     one = run("history", "--ledger", ledger, "--run", "aa").stdout
-    assert "downtime: 41.3 s of broker b1, in sync after 1 min 0 s" in one
+    assert "downtime: 41.3 s, broker b1, in sync after 1 min 0 s" in one
     assert "downtime:" not in run("history", "--ledger", ledger, "--run", "bb").stdout
     page = tmp_path / "page.html"
     assert run("report", "--ledger", ledger, "--run", "aa", page).exit_code == 0
@@ -72,7 +72,7 @@ def test_unknown_times_remain_unknown(run: Run, tmp_path: Path) -> None:
     [row] = history(run, tmp_path / "ledger")
     assert [row[name] for name in COLUMNS] == ["b1", DOWN, None, None]
     shown = run("history", "--ledger", tmp_path / "ledger", "--run", row["run_id"]).stdout
-    assert "downtime: unknown of broker b1, it is unknown when all replicas were in sync again" in shown
+    assert "downtime: for an unknown time, broker b1, it is unknown when all replicas were in sync again" in shown
     page = tmp_path / "page.html"
     assert run("report", "--ledger", tmp_path / "ledger", page).exit_code == 0
     assert "<dt>broker reachable</dt><dd>unknown</dd>" in page.read_text()

@@ -217,7 +217,7 @@ def test_leftovers_are_reported_but_only_a_pending_swap_is_a_problem(tmp_path: P
     (path / "00000000000000000000.log.swap").touch()
     facts = _survey(log_dir)["orders-0"]
     assert "00000000000000000000.log.swap" in facts.leftovers
-    assert "an interrupted replacement" in facts.problems[0]
+    assert "a replacement of segments was interrupted" in facts.problems[0]
 
 
 def test_a_leader_epoch_checkpoint_with_a_syntax_error_is_a_problem(tmp_path: Path) -> None:

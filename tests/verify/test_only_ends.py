@@ -29,7 +29,7 @@ Found = list[tuple[str, str, int | None]]
 NEEDS_ALL = {
     "position off by one", "offset off by one", "wrong timestamp in a time entry", "wrong offset in a time entry",
     "missing entry", "entry without a marker", "wrong producer in an entry", "entry begins late",
-    "stable offset behind its marker",
+    "stable offset after its marker",
     "stable offset that hides a later transaction", "missing snapshots", "epochs: missing file", "epochs: begins late",
 }  # fmt: skip
 

@@ -385,7 +385,7 @@ def _add(path: Path, data: bytes) -> None:
 
 NOT_CLOSED = {
     "tail": ("00000000000000000000.log", b"tail", "bytes after the last batch are not a batch"),
-    "leftover": ("00000000000000000000.log.swap", b"", "an interrupted replacement of segments"),
+    "leftover": ("00000000000000000000.log.swap", b"", "a replacement of segments was interrupted"),
     "scratch": ("00000000000000000000.log.cleaned", b"", "left from an unfinished operation"),
     "damaged snapshot": ("00000000000000000002.snapshot", b"!", "no valid producer snapshot at the log end offset 2"),
     "snapshot above the log end": ("00000000000000000009.snapshot", b"", "or there is one above it"),

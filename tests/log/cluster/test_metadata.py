@@ -233,7 +233,7 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
     ),
     "a missing segment": (
         lambda log: (log.path / f"{9:020d}.log").touch(),
-        "no records from offset 4 to 9",
+        "no records from offset 4 up to the segment at offset 9",
     ),
     "a missing batch": (
         lambda log: (setattr(log, "end_offset", 9), log.append(policy("delete"))),

@@ -187,7 +187,7 @@ def test_a_name_that_is_not_a_regular_file_is_an_error_with_a_remedy(kind: str, 
     [facts] = survey_log_dirs(LOCAL, [str(log_dir)])
     problem = facts.problems[-1]
     assert f"Not a regular file while opening the file for reading ({path})" in problem
-    assert problem.endswith("move it away, then run again [not-a-regular-file]")
+    assert problem.endswith("move it elsewhere, then run again [not-a-regular-file]")
 
 
 @pytest.mark.parametrize("way", ["symlink", pytest.param("hard link", marks=root_only)])
