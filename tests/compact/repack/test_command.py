@@ -84,18 +84,6 @@ def test_compression_applies_to_every_batch_below_the_active_segment(run: Run, l
     assert batches(log_dir / "orders-0") == [10, 10, 10, 10]
 
 
-def test_passes_of_little_scratch_space_have_the_same_result(run: Run, log_dir: Path, tmp_path: Path) -> None:
-    names = ("orders-0", "orders-1", "users-0")
-    other = write_log_dir(tmp_path / "other", {name: random_records(n, 400) for n, name in enumerate(names)})
-    run(*flags(log_dir, "--execute"))
-    result = run(*flags(other, "--execute", "--max-scratch-bytes", "2500k"))
-    assert {row["batches_after"] for row in rows_of(result).values()} == {3}
-    for name in names:
-        assert {f: d for f, (d, _) in snapshot(log_dir / name).items()} == {
-            f: d for f, (d, _) in snapshot(other / name).items()
-        }
-
-
 def test_a_backup_restores_every_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
     (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 399\n")
     before = snapshot(log_dir)

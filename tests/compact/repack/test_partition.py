@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keytail.compact.cleaner import install, next_pass
+from keytail.compact.cleaner import clean_partition, install, next_pass
 from keytail.compact.repack.partition import RepackResult, last_batches, repack_partition
 from keytail.compact.repack.task import RepackState, RepackTask
 from keytail.errors import CorruptLog
@@ -17,9 +17,9 @@ from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL
 from keytail.log.records.chunk import SegmentReader
 from tests.chance import SEED, draws
-from tests.compact.logs import RandomLog
+from tests.compact.logs import RandomLog, task_for
 from tests.compact.repack.cases import NOW, expected, files_in, log_of, replace_segments, task_of, written
-from tests.reference.batches import Rec, decode_log, encode_batch
+from tests.reference.batches import Rec, all_records, decode_log, encode_batch
 from tests.reference.cleaner import Aborted, Segment
 from tests.reference.indexing import index_files
 from tests.reference.repack import Rules
@@ -165,3 +165,29 @@ def test_a_pass_continues_where_the_last_one_ended(tmp_path):
     assert first.rest.next_segment == 1
     assert [group.source_bases for result in (first, second) for group in result.groups] == [(0,), (5,)]
     assert (second.batches_before, second.batches_after) == (10, 2)
+
+
+@pytest.mark.parametrize("case", range(draws(30)))
+def test_a_compaction_afterwards_retains_the_same_records(case, tmp_path):
+    rng = random.Random(SEED * 1000 + case)
+    log = log_of(rng, (0, 3))
+    log = replace_segments(log, [replace(segment, aborted=()) for segment in log.segments])
+    first_dirty = rng.choice([log.segments[0].base_offset, *log.batch_ends])
+    end = log.segments[-1].base_offset
+    if end <= log.segments[0].base_offset:
+        return
+    found = []
+    for number, rules in enumerate([None, Rules(rng.choice([300, 10**5]), 10**6, rng.choice([None, 4]))]):
+        path = str(tmp_path / f"t-{number}")
+        facts = written(path, log)
+        if rules is not None:
+            run(task_of(path, log, facts, rules))
+            facts = tuple(
+                fact._replace(log_bytes=Path(path, f"{fact.base_offset:020d}.log").stat().st_size) for fact in facts
+            )
+        task = task_for(path, log, facts, NOW, first_dirty=min(first_dirty, end - 1), drop_keyless=True)
+        result = clean_partition(LOCAL, task)
+        install(LOCAL, task, result)
+        logs = sorted(name for name in files_in(path) if name.endswith(".log"))
+        found.append(all_records([batch for name in logs for batch in decode_log(Path(path, name).read_bytes())]))
+    assert found[0] == found[1]
