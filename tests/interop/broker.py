@@ -115,6 +115,11 @@ class Broker:
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._ports[0]}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
     def start(self) -> None:
         """Format the log dirs if they are new, start the broker, and return when it is ready."""
         assert self._process is None

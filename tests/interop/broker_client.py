@@ -60,12 +60,25 @@ class BrokerClient:
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str], *, replicas: int = 1) -> None:
         self._ask("create_topic", topic=topic, partitions=partitions, configs=dict(configs), replicas=replicas)
 
+    def create_partition(self, topic: str, brokers: Sequence[int], configs: Mapping[str, str]) -> None:
+        """Create a topic with one partition on these brokers, of which the first is the preferred leader."""
+        self._ask("create_topic", topic=topic, brokers=list(brokers), configs=dict(configs))
+
+    def reassign(self, topic: str, partition: int, brokers: Sequence[int]) -> None:
+        """Change the brokers of a partition, of which the first is the preferred leader."""
+        self._ask("reassign", topic=topic, partition=partition, brokers=list(brokers))
+
+    def elect_leader(self, topic: str, partition: int, *, unclean: bool = False) -> None:
+        """Elect the preferred leader, or if `unclean`, any replica of a partition without a leader."""
+        self._ask("elect_leader", topic=topic, partition=partition, unclean=unclean)
+
     def alter_configs(self, topic: str, configs: Mapping[str, str]) -> None:
         self._ask("alter_configs", topic=topic, configs=dict(configs))
 
     def describe_topics(self) -> dict[str, dict[str, Any]]:
-        """Return all topics, including internal ones: `partitions`, `id`, `in_sync` (the smallest number of in-sync
-        replicas of a partition), and `configs` (those set on the topic itself).
+        """Return all topics, including internal ones: `partitions`, `id`, `leaders` (by partition, -1 for none),
+        `in_sync` (the smallest number of in-sync replicas of a partition), and `configs` (those set on the topic
+        itself).
         """
         answer: dict[str, dict[str, Any]] = self._ask("describe_topics")
         return answer
@@ -92,6 +105,7 @@ class BrokerClient:
         codec: str = "none",
         idempotent: bool = False,
         transactional_id: str | None = None,
+        acks: str = "all",
     ) -> list[int]:
         """Send one batch of (timestamp, key, value[, headers]) with the producer of that name, and return the offsets.
 
@@ -106,6 +120,7 @@ class BrokerClient:
             codec=codec,
             idempotent=idempotent,
             transactional_id=transactional_id,
+            acks=acks,
         )
         return answer
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.interop.broker import JVM_FLAGS, NODE_ID, Broker, tool
-from tests.interop.kafka import broker_class_path
+from tests.interop.kafka import VERSION, broker_class_path
 from tests.ports import free_ports
 from tests.versions_of_kafka import has_zookeeper
 
@@ -37,7 +37,7 @@ class ZooKeeper:
 
     def __init__(self, version: str, work_dir: Path) -> None:
         self.port = free_ports(1)[0]
-        self._version = version
+        self.version = version
         self._work_dir = work_dir
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,7 +60,7 @@ class ZooKeeper:
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         with log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [tool("java"), "-Xmx128m", *JVM_FLAGS, "-cp", broker_class_path(self._version), main, str(config)],
+                [tool("java"), "-Xmx128m", *JVM_FLAGS, "-cp", broker_class_path(self.version), main, str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -130,14 +130,14 @@ class ZooKeeperBroker(Broker):
         self.zookeeper.wait_until_free()
 
 
-class Follower(ZooKeeperBroker):
-    """Broker 2 of the cluster of `leader`. Start `leader` first, and stop it last."""
+class ZooKeeperMember(ZooKeeperBroker):
+    """Broker `number` of a cluster whose ZooKeeper is started and killed by the caller."""
 
-    ready_text = "[KafkaServer id=2] started"
-
-    def __init__(self, leader: ZooKeeperBroker, log_dirs: Path, work_dir: Path, **options: Any) -> None:
-        super().__init__(log_dirs, work_dir, version=leader.version, **options)
-        self.zookeeper = leader.zookeeper
+    def __init__(self, number: int, zookeeper: ZooKeeper, log_dirs: Path, work_dir: Path, **options: Any) -> None:
+        super().__init__(log_dirs, work_dir, version=zookeeper.version, **options)
+        self.zookeeper, self.work_dir = zookeeper, work_dir
+        self._number = number
+        self.ready_text = f"[KafkaServer id={number}] started"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -145,17 +145,32 @@ class Follower(ZooKeeperBroker):
         Broker.__exit__(self, kind, error, trace)
 
     def _mode_properties(self) -> Mapping[str, str]:
-        return {**super()._mode_properties(), "broker.id": "2"}
+        return {**super()._mode_properties(), "broker.id": str(self._number)}
 
     def _prepare(self, config: Path) -> None:
-        self.zookeeper.wait_until_free(broker=2)
+        self.zookeeper.wait_until_free(self._number)
+
+
+class Follower(ZooKeeperMember):
+    """Broker 2 of the cluster of `leader`. Start `leader` first, and stop it last."""
+
+    def __init__(self, leader: ZooKeeperBroker, log_dirs: Path, work_dir: Path, **options: Any) -> None:
+        super().__init__(2, leader.zookeeper, log_dirs, work_dir, **options)
 
 
 class ClusterBroker(Broker):
     """Broker `number` of a KRaft cluster whose controller is a separate process, with its own work directory."""
 
-    def __init__(self, number: int, controller_port: int, work_dir: Path, *, properties: Mapping[str, str]) -> None:
-        super().__init__(work_dir / "logs", work_dir, properties=properties, heap="256m")
+    def __init__(
+        self,
+        number: int,
+        controller_port: int,
+        work_dir: Path,
+        *,
+        properties: Mapping[str, str],
+        version: str = VERSION,
+    ) -> None:
+        super().__init__(work_dir / "logs", work_dir, properties=properties, heap="256m", version=version)
         self.work_dir = work_dir
         self._number = number
         self._controller_port = controller_port
@@ -170,7 +185,7 @@ class ClusterBroker(Broker):
         }
 
 
-def controller_of(work_dir: Path, port: int) -> Broker:
+def controller_of(work_dir: Path, port: int, version: str = VERSION) -> Broker:
     """Return the controller of a cluster, which is not a broker."""
     properties = {
         "controller.quorum.voters": f"{CONTROLLER_ID}@127.0.0.1:{port}",
@@ -178,4 +193,4 @@ def controller_of(work_dir: Path, port: int) -> Broker:
         "node.id": str(CONTROLLER_ID),
         "process.roles": "controller",
     }
-    return Broker(work_dir / "logs", work_dir, properties=properties, heap="128m")
+    return Broker(work_dir / "logs", work_dir, properties=properties, heap="128m", version=version)

@@ -6,10 +6,11 @@ Both check the CRC of each batch, and return every record of the given partition
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
@@ -61,6 +62,41 @@ def old_records(broker: Broker, partitions: Partitions) -> list[Served]:
 
 def librdkafka_records(broker: Broker, partitions: Partitions, *, isolation: str = "read_uncommitted") -> list[Served]:
     """Return the records that librdkafka receives."""
+    with _librdkafka(broker, isolation) as consumer:
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for topic, number in partitions])
+        found, at_end, give_up = [], set[tuple[str, int]](), time.monotonic() + LIMIT_S
+        while len(at_end) < len(partitions):
+            assert time.monotonic() < give_up, f"librdkafka did not reach the end of {set(partitions) - at_end}"
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            if _is_end(message):
+                at_end.add((str(message.topic()), int(message.partition() or 0)))
+            else:
+                found.append(_of_message(message))
+        return sorted(found, key=lambda record: record[:3])
+
+
+def librdkafka_first(
+    broker: Broker, topic: str, offsets: Sequence[int], *, isolation: str = "read_uncommitted"
+) -> list[int | None]:
+    """Return, for each offset, the offset of the first record of partition 0 that librdkafka receives if it starts
+    there, or None.
+    """
+    found: list[int | None] = []
+    with _librdkafka(broker, isolation) as consumer:
+        for offset in offsets:
+            consumer.assign([TopicPartition(topic, 0, offset)])
+            message, give_up = consumer.poll(1.0), time.monotonic() + LIMIT_S
+            while message is None:
+                assert time.monotonic() < give_up, f"librdkafka received nothing from offset {offset} of {topic}"
+                message = consumer.poll(1.0)
+            found.append(None if _is_end(message) else message.offset())
+    return found
+
+
+@contextlib.contextmanager
+def _librdkafka(broker: Broker, isolation: str) -> Iterator[Consumer]:
     config = {
         "bootstrap.servers": broker.bootstrap,
         "group.id": "tests",
@@ -72,22 +108,16 @@ def librdkafka_records(broker: Broker, partitions: Partitions, *, isolation: str
     }
     consumer = Consumer(config)
     try:
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for topic, number in partitions])
-        found, at_end, give_up = [], set[tuple[str, int]](), time.monotonic() + LIMIT_S
-        while len(at_end) < len(partitions):
-            assert time.monotonic() < give_up, f"librdkafka did not reach the end of {set(partitions) - at_end}"
-            message = consumer.poll(1.0)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                found.append(_of_message(message))
-            else:
-                assert error.code() == KafkaError._PARTITION_EOF, error
-                at_end.add((str(message.topic()), int(message.partition() or 0)))
-        return sorted(found, key=lambda record: record[:3])
+        yield consumer
     finally:
         consumer.close()
+
+
+def _is_end(message: Message) -> bool:
+    """Return whether the message is the end of a partition, and not a record. Any other error fails the test."""
+    error = message.error()
+    assert error is None or error.code() == KafkaError._PARTITION_EOF, error
+    return error is not None
 
 
 def _of_message(message: Message) -> Served:

@@ -26,8 +26,9 @@ from tests.chance import SEED, chance
 from tests.interop.broker import Broker, LogLine
 from tests.interop.broker_client import BrokerClient, ClientError, Served
 from tests.interop.broker_story import KEYTAIL, complaints, keytail, latest_by_key
-from tests.ports import free_ports
-from tests.versions_of_kafka.broker import ClusterBroker, controller_of
+from tests.interop.kafka import VERSION
+from tests.versions_of_kafka.broker import ClusterBroker, ZooKeeperMember
+from tests.versions_of_kafka.cluster import Cluster
 from tests.versions_of_kafka.consumers import java_records, librdkafka_records
 from tests.versions_of_kafka.test_swap_states import REBUILDS
 
@@ -50,6 +51,7 @@ PROPERTIES = {
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "3",
     "replica.high.watermark.checkpoint.interval.ms": "200",
+    "replica.lag.time.max.ms": "30000",
     "transaction.state.log.min.isr": "2",
     "transaction.state.log.replication.factor": "3",
     # Two hours: one transaction is open during many restarts.
@@ -207,23 +209,14 @@ class Writers:
 
 
 def test_prepared_compactions_are_committed_in_rolling_restarts(tmp_path: Path) -> None:
-    ports = free_ports(1)
-    controller = controller_of(tmp_path / "controller", ports[0])
-    brokers = {
-        number: ClusterBroker(number, ports[0], tmp_path / f"b{number}", properties=PROPERTIES) for number in BROKERS
-    }
     found: Counter[str] = Counter()
     down_s: list[float] = []
     draws = chance()
     print(f"seed {SEED}", flush=True)
-    with ExitStack() as cluster:
-        cluster.callback(_print, found)
-        controller.start()
-        cluster.callback(controller.kill)
-        for broker in brokers.values():
-            cluster.enter_context(broker)
-        admin = cluster.enter_context(BrokerClient(heap="256m"))
-        admin.connect(brokers[1])
+    with ExitStack() as end, Cluster(VERSION, tmp_path, len(BROKERS), properties=PROPERTIES) as cluster:
+        end.callback(_print, found)
+        cluster.start(*BROKERS)
+        admin, brokers = cluster.client, cluster.brokers
         for topic, settings in TOPICS.items():
             admin.create_topic(topic, 1, settings, replicas=3)
         with Writers(brokers[1]) as writers:
@@ -243,6 +236,7 @@ def test_prepared_compactions_are_committed_in_rolling_restarts(tmp_path: Path) 
             with writers.paused():
                 _wait_until_in_sync(admin)
                 start, _ = admin.offsets([("both", 0)])["both-0"]
+        cluster.stop(*BROKERS)
     replicas = [text for number in BROKERS for text in ("--replica", f"b{number}={tmp_path / f'b{number}' / 'logs'}")]
     rows = keytail("audit", *replicas, "--topic-list", ",".join(TOPICS))
     assert {row["status"] for row in rows} == {"alike"}, rows
@@ -259,7 +253,9 @@ def _print(found: Counter[str]) -> None:
     print("\n".join(f"{count:5} {what}" for what, count in sorted(found.items())), flush=True)
 
 
-def _roll(broker: ClusterBroker, writers: Writers, down_s: list[float], draws: random.Random) -> list[str]:
+def _roll(
+    broker: ClusterBroker | ZooKeeperMember, writers: Writers, down_s: list[float], draws: random.Random
+) -> list[str]:
     """Prepare beside the broker, stop it, commit, start it; return the result of each preparation."""
     log_dir, ended = broker.log_dirs[0], list[str]()
     common = ("--config", broker.work_dir / "server.properties", "--force", "--topic-list", ",".join(TOPICS))

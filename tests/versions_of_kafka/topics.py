@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.chance import SEED
@@ -50,12 +50,12 @@ def produce(client: BrokerClient, topic: str, time_ms: int, number: int) -> None
     client.wait_until_decided([(topic, 0)])
 
 
-def wait_until_served(client: BrokerClient) -> None:
-    """Wait until the topics are served: with ZooKeeper, a broker may be ready before it knows its partitions."""
+def wait_until_served(client: BrokerClient, partitions: Sequence[tuple[str, int]] = PARTITIONS) -> None:
+    """Wait until they are served: with ZooKeeper, a broker may be ready before it knows its partitions."""
     give_up = time.monotonic() + 60
     while True:
         try:
-            client.wait_until_decided(PARTITIONS)
+            client.wait_until_decided(partitions)
             return
         except ClientError:
             if time.monotonic() > give_up:

@@ -16,7 +16,9 @@ import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Properties;
+import java.util.Set;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.AbortTransactionSpec;
 import org.apache.kafka.clients.admin.Admin;
@@ -26,6 +28,7 @@ import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.ListOffsetsResult;
 import org.apache.kafka.clients.admin.LogDirDescription;
+import org.apache.kafka.clients.admin.NewPartitionReassignment;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.ProducerState;
@@ -39,6 +42,7 @@ import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.ElectionType;
 import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.compress.Compression;
@@ -99,6 +103,8 @@ public final class BrokerClient {
         switch (request.get("op").asText()) {
             case "connect": return connect(request);
             case "create_topic": return createTopic(request);
+            case "reassign": return reassign(request);
+            case "elect_leader": return electLeader(request);
             case "alter_configs": return alterConfigs(request);
             case "describe_topics": return describeTopics();
             case "describe_log_dirs": return describeLogDirs(request);
@@ -143,10 +149,25 @@ public final class BrokerClient {
     }
 
     private JsonNode createTopic(JsonNode request) throws Exception {
-        NewTopic topic = new NewTopic(request.get("topic").asText(), request.get("partitions").asInt(),
-            (short) request.get("replicas").asInt());
+        String name = request.get("topic").asText();
+        NewTopic topic = request.hasNonNull("brokers")
+            ? new NewTopic(name, Map.of(0, integers(request.get("brokers"))))
+            : new NewTopic(name, request.get("partitions").asInt(), (short) request.get("replicas").asInt());
         topic.configs(strings(request.get("configs")));
         admin.createTopics(List.of(topic)).all().get();
+        return JSON.getNodeFactory().booleanNode(true);
+    }
+
+    /** Changes the brokers of a partition; `brokers` begins with the preferred leader. */
+    private JsonNode reassign(JsonNode request) throws Exception {
+        var target = new NewPartitionReassignment(integers(request.get("brokers")));
+        admin.alterPartitionReassignments(Map.of(partition(request), Optional.of(target))).all().get();
+        return JSON.getNodeFactory().booleanNode(true);
+    }
+
+    private JsonNode electLeader(JsonNode request) throws Exception {
+        ElectionType type = request.get("unclean").asBoolean() ? ElectionType.UNCLEAN : ElectionType.PREFERRED;
+        admin.electLeaders(type, Set.of(partition(request))).all().get();
         return JSON.getNodeFactory().booleanNode(true);
     }
 
@@ -176,6 +197,9 @@ public final class BrokerClient {
             ObjectNode topic = answer.putObject(resource.name());
             topic.put("partitions", topics.get(resource.name()).partitions().size());
             topic.put("id", topics.get(resource.name()).topicId().toString());
+            ArrayNode leaders = topic.putArray("leaders");
+            topics.get(resource.name()).partitions().forEach(partition ->
+                leaders.add(partition.leader() == null ? -1 : partition.leader().id()));
             topic.put("in_sync", topics.get(resource.name()).partitions().stream()
                 .mapToInt(partition -> partition.isr().size()).min().orElse(0));
             ObjectNode overrides = topic.putObject("configs");
@@ -229,7 +253,7 @@ public final class BrokerClient {
         settings.put("client.id", name);
         settings.put("compression.type", request.path("codec").asText("none"));
         settings.put("enable.idempotence", request.path("idempotent").asText("false"));
-        settings.put("acks", "all");
+        settings.put("acks", request.path("acks").asText("all"));
         settings.put("linger.ms", "60000");  // each call writes one batch, because produce() flushes
         settings.put("batch.size", "1000000");
         settings.put("delivery.timeout.ms", "120000");
@@ -351,7 +375,7 @@ public final class BrokerClient {
             Compression.of(CompressionType.forName(codec)).build(), request.get("producer_id").asLong(),
             (short) request.get("epoch").asInt(), request.get("sequence").asInt(),
             records.toArray(new SimpleRecord[0]));
-        short version = 12;  // the last version with topic names; later ones need the topic id
+        short version = 8;  // for brokers from 2.4 on; versions after 12 need the topic id
         ProduceRequestData data = new ProduceRequestData().setAcks((short) -1).setTimeoutMs(30000);
         data.topicData().add(new ProduceRequestData.TopicProduceData().setName(request.get("topic").asText())
             .setPartitionData(List.of(new ProduceRequestData.PartitionProduceData()
@@ -527,6 +551,12 @@ public final class BrokerClient {
         for (JsonNode one : request.get("partitions")) {
             all.add(new TopicPartition(one.get(0).asText(), one.get(1).asInt()));
         }
+        return all;
+    }
+
+    private static List<Integer> integers(JsonNode array) {
+        List<Integer> all = new ArrayList<>();
+        array.forEach(number -> all.add(number.asInt()));
         return all;
     }
 
