@@ -188,6 +188,8 @@ def check_kept(source, output, state):
     nulls = batch.has_nulls != 0
     if q < 0:
         return PASSED
+    if state.rules.erases != 0 and batch.is_whole == 0 and (attributes & v2.CONTROL or batch.kept_count == count):
+        return fail(state, OUTPUT_REBUILT_WHOLE, q, base)
     if batch.is_whole != 0:  # the batch has the same bytes as its source
         if nulls and attributes & v2.DELETE_HORIZON == 0 and state.rules.horizon_ms >= 0:
             return fail(state, OUTPUT_HORIZON, q, base)

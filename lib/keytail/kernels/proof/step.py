@@ -15,6 +15,7 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.opening.plain import decompress_plain
 from keytail.kernels.proof.checks import check_fields, check_kept, check_output, check_source, next_batch
 from keytail.kernels.proof.codes import (
+    LOST_BATCH,
     LOST_LAST_BATCH,
     LOST_PRODUCER,
     NEED_LEGACY,
@@ -128,6 +129,8 @@ def _place(source, p, output, q_size, producers, state):
         return fail(state, OUTPUT_UNKNOWN, q, be_64(output, q)), dropped
     if q_size > 0 and be_64(output, q) == base:
         return PASSED if output[q + v2.MAGIC] == 2 else fail(state, OUTPUT_MAGIC, q, base), q
+    if state.rules.erases != 0:
+        return fail(state, LOST_BATCH, p, base), dropped
     last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)
     if last + 1 == state.rules.first_uncleanable and state.rules.by_file_time == 0:
         return fail(state, LOST_LAST_BATCH, p, base), dropped
