@@ -1,5 +1,6 @@
-"""Finds backups of a partition that earlier runs made, by the command lines in the ledger. They may have records that are
-to be erased.
+"""Finds backups of a partition that earlier runs made, by the command lines in the ledger.
+
+They may have records that are to be erased.
 """
 
 from __future__ import annotations
