@@ -141,8 +141,7 @@ class Erasure:
         for state, outcome in zip(states, self._tasks(payloads, find_task, "erase: find keys"), strict=True):
             state.row = replace(state.row, start_ms=outcome.start_ms or None)
             try:
-                found: FoundInPartition = value_of(outcome)
-                state.found = found
+                state.found = found = _answer_of(outcome)
                 self._note_found(state, found)
                 bases = [segment.base_offset for segment in found.segments]
                 if is_in_active(state.item.facts, bases) and state.item.facts.clean_shutdown:
@@ -269,6 +268,12 @@ class Erasure:
         end_ms = row.end_ms or (time.time_ns() // 1_000_000 if row.start_ms else None)
         state.row, state.ended = replace(row, end_ms=end_ms), True
         self.on_row(state.row)
+
+
+def _answer_of(outcome: Outcome[FoundInPartition]) -> FoundInPartition:
+    answer: Any = outcome
+    found: FoundInPartition = value_of(answer)
+    return found
 
 
 def _file_system(fs: FileSystem | None, path: str, *, shared_storage: bool) -> FileSystem:
