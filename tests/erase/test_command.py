@@ -173,7 +173,8 @@ def test_an_unclean_shutdown_is_refused(run: Run, closed: Path, keys_file: Path)
 def test_an_active_segment_that_cannot_be_rolled_is_refused(run: Run, closed: Path, keys_file: Path) -> None:
     (closed / "orders-0" / f"{400:020d}.snapshot").unlink()
     error = refused(run, closed, keys_file, "--execute")
-    assert "the active segment has records to be erased and is not rolled: the producer snapshot" in error
+    assert "the active segment has records to be erased, and must be rolled first" in error
+    assert "The producer snapshot at the log end offset" in error
 
 
 def test_files_with_other_names_are_refused(run: Run, closed: Path, keys_file: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.reference.varints import crc32c
 
 NOW = 1_700_000_000_000
 KEYS = [b"x", b"y", b"\0\0\0\0"]
+PRODUCERS = {9: (5, 1)}
 TXN_ENTRY = struct.Struct(">hqqqq")
 
 
@@ -57,7 +58,7 @@ class Case:
     def __post_init__(self) -> None:
         self.outputs = {
             base: [log[batch.position : batch.position + batch.size] for batch in decode_any_log(log)]
-            for base, log in erasure.erase(self.segments, self.keys).items()
+            for base, log in erasure.erase(self.segments, self.keys, PRODUCERS).items()
         }
 
     def source(self, base_offset: int) -> tuple[Batch, bytes]:
@@ -118,6 +119,7 @@ class Case:
             ProofSpec(
                 str(directory), facts, groups, first_dirty_offset=0, end_offset=end, first_uncleanable_offset=end,
                 now_ms=NOW, delete_retention_ms=1000, index_interval_bytes=150, drop_keyless=False,
+                active_producers=tuple(np.array([value]) for value in (9, *PRODUCERS[9])),  # type: ignore[arg-type]
                 memory_bytes=1 << 22, secret=secret, log_start_offset=self.log_start, keep_magic=True,
                 erased_keys=np.array(hashes, np.uint64).T.copy(),
             ),
@@ -307,6 +309,14 @@ def _m_producer_epoch_changed(c):
 
 def _m_max_timestamp_of_an_emptied_batch_changed(c):
     c.patch(4, 35, struct.pack(">q", NOW))
+
+
+def _m_max_timestamp_of_an_emptied_batch_negative(c):
+    c.patch(48, 35, struct.pack(">q", -1))
+
+
+def _m_time_of_an_active_producers_last_batch_lowered(c):
+    c.patch(4, 35, struct.pack(">q", 0))
 
 
 def _m_max_timestamp_of_a_rebuilt_batch_changed(c):

@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.compact.proof import state as proof_state
+from keytail.compact.task import CleaningTask
 from keytail.erase.finding import find_in_partition
 from keytail.erase.rewriting import RewriteTask, refuse_left, rewrite
 from keytail.errors import KeytailError, Refused
+from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from tests.chance import draws
 from tests.compact.logs import RandomLog, random_log
 from tests.compact.proof.case import SmallWindow
 from tests.compact.test_keep_magic import log_of
-from tests.erase.logs import erase, keys_of, task_of, transactional_log
+from tests.erase.logs import NOW, erase, keys_of, task_of, transactional_log
 from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Batch
 from tests.reference.cleaner import Segment
@@ -64,7 +66,9 @@ def test_exactly_the_records_of_the_keys_are_removed(tmp_path, kind):
         log = KINDS[kind](rng)
         keys = some_keys(log, rng)
         task = task_of(path, log)
-        expected = expected_logs(log.segments, keys)
+        if has_snapshot := rng.random() < 0.7:
+            task = with_snapshot(task, log)
+        expected = expected_logs(log.segments, keys, log.producers if has_snapshot else None)
         found, _ = erase(task, keys_of(keys))
         assert {segment.base_offset for segment in found.segments} == set(expected)
         after = log_bytes(path)
@@ -90,7 +94,16 @@ def test_exactly_the_records_of_the_keys_are_removed(tmp_path, kind):
     check()
 
 
-def task_again(task):
+def with_snapshot(task: CleaningTask, log: RandomLog) -> CleaningTask:
+    """Write a producer snapshot at the log end."""
+    entries = [
+        ProducerEntry(producer, epoch, 0, last, 0, NOW, -1, -1) for producer, (last, epoch) in log.producers.items()
+    ]
+    Path(task.path(log.log_end_offset, ".snapshot")).write_bytes(encode_snapshot(entries))
+    return replace(task, snapshots=(log.log_end_offset,))
+
+
+def task_again(task: CleaningTask) -> CleaningTask:
     """Return the task for the files that are there now."""
     segments = []
     for segment in task.segments:

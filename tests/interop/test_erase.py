@@ -122,6 +122,10 @@ def test_consumers_receive_exactly_the_other_records_and_producers_continue(
             of_people = [record.offset for record in others(before) if record.topic == "people"]
             expected = [next((at for at in of_people if at >= offset), None) for offset in range(start, end, 5)]
             assert client.first_from(*PEOPLE, range(start, end, 5)) == expected
+            times = sorted({record.timestamp_ms for record in before if record.topic == "events"})
+            events = [record for record in others(before) if record.topic == "events"]
+            wanted = [next(((e.offset, e.timestamp_ms) for e in events if e.timestamp_ms >= ms), None) for ms in times]
+            assert client.offsets_for_times("events", 0, times) == wanted
             of_raw = [(0, b"anna", b"raw anna"), (0, b"bert", b"raw bert")]
             ids = {"producer_id": RAW_PRODUCER, "epoch": EPOCH}
             again = client.raw_produce("people", 0, of_raw, **ids, sequence=raw_sequence)

@@ -32,9 +32,9 @@ class Backups:
             for path in entry_directories(fs, directory):
                 run, name = os.path.split(path)
                 if name == partition and run != directory:
-                    text = f"a backup of the partition is in {path}; remove it with `keytail undo --originals "
-                    text += f"{directory} --run {os.path.basename(run)} --forget --execute`"
-                    found.append(refusal(text, slug="backup-of-partition"))
+                    undo = f"keytail undo --originals {directory} --run {os.path.basename(run)} --forget --execute"
+                    text = f"a backup of the partition is in {path}"
+                    found.append(refusal(text, slug="backup-of-partition", remedy=f"Remove it with `{undo}`"))
         return found
 
     def notes(self) -> Iterator[str]:

@@ -80,7 +80,7 @@ class EraseRow(OfPartition):
     start_ms: Annotated[int | None, ""] = None
     end_ms: Annotated[int | None, ""] = None
     # Bits of the keys that were found, by their order in the set (uint8).
-    found: bytes = field(default=b"", compare=False, repr=False)
+    found_keys: bytes = field(default=b"", compare=False, repr=False)
     recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks the row
 
 
@@ -107,7 +107,7 @@ def keys_found(rows: Sequence[EraseRow]) -> int:
     """Return how many keys of the file were found in any partition."""
     union = 0
     for row in rows:  # all have the same number of bits
-        union |= int.from_bytes(row.found, "big")
+        union |= int.from_bytes(row.found_keys, "big")
     return union.bit_count()
 
 

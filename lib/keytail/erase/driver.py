@@ -7,8 +7,8 @@ nothing is changed and no lock is taken; with it, locks are held from before the
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
+import pwd
 import secrets
 import time
 from collections.abc import Callable
@@ -85,11 +85,19 @@ def erase(
                 return erasure.run()
             about = Run(
                 "erase", run_id_at(now_ms, run_id), now_ms, log_dirs, configuration, request.shared_storage,
-                {"keys": str(keys.count), "SHA-256 of --keys-file": keys.file_digest, "user": getpass.getuser()},
+                {"keys": str(keys.count), "SHA-256 of --keys-file": keys.file_digest, "user": _user()},
             )  # fmt: skip
             with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                 rows = _recorded(erasure, record)
         return record.recorded(rows)
+
+
+def _user() -> str:
+    """Return the name of the user that started this process, or the id of a user without a name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _recorded(erasure: Erasure, record: Recording) -> list[EraseRow]:

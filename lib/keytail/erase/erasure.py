@@ -141,7 +141,7 @@ class Erasure:
         for state, outcome in zip(states, self._tasks(payloads, find_task, "erase: find keys"), strict=True):
             state.row = replace(state.row, start_ms=outcome.start_ms or None)
             try:
-                state.found = found = _answer_of(outcome)
+                state.found = found = value_of(outcome)
                 self._note_found(state, found)
                 bases = [segment.base_offset for segment in found.segments]
                 if is_in_active(state.item.facts, bases) and state.item.facts.clean_shutdown:
@@ -160,7 +160,7 @@ class Erasure:
             state.row, status="would-erase" if bases else "absent", keys_found=found.keys_found,
             records_erased=found.erased, records_before=found.records, segments_rewritten=len(bases),
             records_after=found.records - found.erased, active_segment="would-roll" if in_active else "",
-            found=found.keys.tobytes(),
+            found_keys=found.keys.tobytes(),
         )  # fmt: skip
         if not self.execute and bases:
             state.row = replace(state.row, segments_after=None, bytes_after=None)
@@ -268,12 +268,6 @@ class Erasure:
         end_ms = row.end_ms or (time.time_ns() // 1_000_000 if row.start_ms else None)
         state.row, state.ended = replace(row, end_ms=end_ms), True
         self.on_row(state.row)
-
-
-def _answer_of(outcome: Outcome[FoundInPartition]) -> FoundInPartition:
-    answer: Any = outcome
-    found: FoundInPartition = value_of(answer)
-    return found
 
 
 def _file_system(fs: FileSystem | None, path: str, *, shared_storage: bool) -> FileSystem:

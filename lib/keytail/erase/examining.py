@@ -64,7 +64,7 @@ class Examined:
         """Return the partition with the facts that a survey finds now."""
         facts = survey_partition(fs, self.log_dir, self.entry)
         if facts.problems:
-            raise Refused(joined(facts.problems), path=facts.path, slug="partition-changed")
+            raise Refused(joined(facts.problems), path=facts.path, remedy="Run again", slug="partition-changed")
         return replace(self, facts=facts)
 
 
@@ -87,9 +87,9 @@ def examine(
         if execute and not facts.clean_shutdown:
             reasons.append(
                 refusal(
-                    "the broker was not stopped cleanly, so it may truncate the log when it starts: start the broker "
-                    "and stop it cleanly",
+                    "the broker was not stopped cleanly, so it may truncate the log when it starts",
                     slug="unclean-shutdown",
+                    remedy="Start the broker and stop it cleanly",
                 )
             )
         if reasons:
@@ -114,24 +114,26 @@ def _refusals(
     """Return reasons that hold whatever an interrupted run has left."""
     reasons = [unknown] if unknown else []
     if entry.topic in INTERNAL_TOPICS:
-        text = f"{entry.topic} is an internal topic of Kafka, whose records brokers need; nothing is erased in it"
-        reasons.append(refusal(text, slug="internal-topic"))
+        text = f"{entry.topic} is an internal topic of Kafka, and nothing is erased in it: brokers need its records"
+        remedy = "--topic '(?!__).*' selects all topics except Kafka's internal ones"
+        reasons.append(refusal(text, slug="internal-topic", remedy=remedy))
     prepared = [name for name in facts.leftovers if is_prepared(name)]
     if prepared:
         reasons.append(
             refusal(
-                f"an earlier run has prepared a compaction, whose files have the records to be erased: "
-                f"{os.path.join(facts.path, prepared[0])}; remove it with `keytail prepared --discard --execute`",
+                "an earlier run has prepared a compaction, whose files may have records to be erased: "
+                + os.path.join(facts.path, prepared[0]),
                 slug="prepared-compaction",
+                remedy="Remove it with `keytail prepared --discard --execute`",
             )
         )
     others = [os.path.join(log_dir.path, name) for name in log_dir.skipped if _is_copy(name, entry)]
     if others:
         reasons.append(
             refusal(
-                f"another directory has records of the partition: {', '.join(others)}; start the broker, which removes "
-                "it, or remove it",
+                f"another directory has records of the partition: {', '.join(others)}",
                 slug="other-directory-of-partition",
+                remedy="Start the broker, which removes a directory that ends in -delete; move or remove any other",
             )
         )
     return reasons
@@ -160,8 +162,9 @@ def refuse_roll(fs: FileSystem, facts: PartitionFacts) -> None:
     """Raise Refused if the active segment must not be rolled."""
     if why := reason_against(facts) or why_not_closed(fs, facts):
         raise Refused(
-            f"the active segment has records to be erased and is not rolled: {why}",
+            "the active segment has records to be erased, and must be rolled first",
             path=facts.path,
+            remedy=why[0].upper() + why[1:],
             slug="active-segment-not-rolled",
         )
 

@@ -6,14 +6,13 @@ keys alone decide; an emptied batch is retained; no delete horizon is set.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from keytail.compact.cleaner import check_hash, check_sources, output_writer, proof_spec
 from keytail.compact.map_phase.offset_map import OffsetMap
-from keytail.compact.map_phase.reading import PhaseClock
+from keytail.compact.map_phase.reading import PhaseClock, active_producers
 from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.proof.prove import find_erased, prove
@@ -26,10 +25,11 @@ from keytail.errors import KeytailError
 from keytail.format.batch import NOT_COPIED
 from keytail.kernels.rewriting.records import BEYOND, COPY, EMPTY, OPEN
 from keytail.log.fs import FileSystem
+from keytail.log.partition import SegmentFacts
 from keytail.log.records.chunk import Chunk, SegmentReader
 from keytail.log.replacement.replace import GroupOutput
 from keytail.log.transactions import Transactions
-from keytail.log.writer import OutputWriter, Source
+from keytail.log.writer import Appends, OutputWriter, Source
 
 _NO_PRODUCERS = ActiveProducers(*(np.empty(0, np.int64) for _ in range(3)))
 
@@ -52,14 +52,21 @@ class RewriteTask:
 class EraseRewriter(Rewriter):
     """Rewrites segments without the records that have erased keys."""
 
-    def __init__(self, task: CleaningTask, reader: SegmentReader, transactions: Transactions, keys: ErasedKeys) -> None:
+    def __init__(self, task: RewriteTask, reader: SegmentReader, producers: ActiveProducers) -> None:
         nothing_mapped = Survivors(OffsetMap(0), 0)
         super().__init__(
-            task, reader, nothing_mapped, transactions, _NO_PRODUCERS, first_dirty_offset=0, file_horizon_ms=-1
-        )
+            task.cleaning, reader, nothing_mapped, task.transactions, producers,
+            first_dirty_offset=0, file_horizon_ms=-1,
+        )  # fmt: skip
         self._horizon_ms = -1
-        self._finder = Finder(reader, keys)
+        self._finder = Finder(reader, task.keys)
+        self._newest_ms = -1  # the largest timestamp of the batches of the segment that are not emptied
         self.erased = 0
+
+    def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
+        """Append to `writer` what remains of segment `number` of the partition."""
+        self._newest_ms = -1
+        super().rewrite(partition_path, segment, number, writer)
 
     def _decide_rows(self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool) -> RowDecisions:
         """Decide by the keys of all records of the chunk."""
@@ -85,6 +92,31 @@ class EraseRewriter(Rewriter):
             kept_nulls=np.zeros(n, np.int64),
         )
 
+    def _append(
+        self,
+        chunk: Chunk,
+        part: tuple[int, int],
+        rows: RowDecisions,
+        rebuilt: np.ndarray,
+        packed: np.ndarray,
+        number: int,
+        writer: Appends,
+    ) -> None:
+        """Lower the max timestamps of emptied batches before the batches are appended.
+
+        A broker looks up a time in the first segment that claims it, and would find nothing there. The time of an
+        active producer's last batch is retained, because the producer expires by it.
+        """
+        table, action = chunk.table[slice(*part)], rows.action[slice(*part)]
+        newest_ms = np.where(action == COPY, table["max_timestamp_ms"], -1)
+        newest_ms[rebuilt["row"] - part[0]] = rebuilt["max_timestamp_ms"]
+        before_ms = np.maximum.accumulate(np.concatenate([[max(self._newest_ms, 0)], newest_ms]))
+        lowered = (action == EMPTY) & (table["max_timestamp_ms"] > before_ms[:-1])
+        lowered &= ~self._producers.ends_a_producer(table)
+        table["max_timestamp_ms"][lowered] = before_ms[:-1][lowered]
+        self._newest_ms = int(before_ms[-1])
+        super()._append(chunk, part, rows, rebuilt, packed, number, writer)
+
 
 def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
     """Write the segments without the erased records, and prove them.
@@ -95,7 +127,8 @@ def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
     check_sources(fs, cleaning)
     check_hash(cleaning)
     reader = SegmentReader(fs)
-    rewriter = EraseRewriter(cleaning, reader, task.transactions, task.keys)
+    producers = active_producers(fs, cleaning, reader)
+    rewriter = EraseRewriter(task, reader, producers)
     writers: list[OutputWriter] = []
     groups: list[GroupOutput] = []
     bases = [*(segment.base_offset for segment in cleaning.segments), cleaning.log_end_offset]
@@ -116,7 +149,7 @@ def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
                 slug="erased-records-differ",
             )
         with clock.phase("prove"):
-            prove(fs, _spec(cleaning, task.keys, groups))
+            prove(fs, _spec(cleaning, task.keys, producers, groups))
     except BaseException:
         for writer in writers:
             writer.discard()
@@ -124,11 +157,11 @@ def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
     return _result(task, rewriter, groups, sum(writer.size_bytes for writer in writers), clock)
 
 
-def _spec(cleaning: CleaningTask, keys: ErasedKeys, groups: list[GroupOutput]) -> ProofSpec:
-    spec = proof_spec(cleaning, groups, _NO_PRODUCERS, cleaning.log_end_offset, (0, 0))
-    return replace(
-        spec, pass_segments=None, active_producers=None, secret=keys.secret, erased_keys=keys.hashes, threads=1
-    )
+def _spec(
+    cleaning: CleaningTask, keys: ErasedKeys, producers: ActiveProducers, groups: list[GroupOutput]
+) -> ProofSpec:
+    spec = proof_spec(cleaning, groups, producers, cleaning.log_end_offset, (0, 0))
+    return replace(spec, pass_segments=None, secret=keys.secret, erased_keys=keys.hashes)
 
 
 def _result(
@@ -161,6 +194,4 @@ def refuse_left(fs: FileSystem, cleaning: CleaningTask, keys: ErasedKeys) -> int
 
     The reader, the parser, the hash and the search are those of the proof.
     """
-    with contextlib.suppress(FileNotFoundError):
-        return find_erased(fs, _spec(cleaning, keys, []))
-    raise KeytailError("a segment has disappeared", path=cleaning.partition_path, slug="segment-changed")
+    return find_erased(fs, _spec(cleaning, keys, _NO_PRODUCERS, []))

@@ -175,7 +175,9 @@ def check_fields(source, p, output, q, q_size, state):
         return PASSED
     has_codec_or_horizon = attributes & (v2.CODEC_MASK | v2.DELETE_HORIZON) != 0
     emptied = q_size == v2.HEADER_BYTES and be_64(output, q + v2.BASE_TIMESTAMP) == -1 and not has_codec_or_horizon
-    if not emptied or be_64(output, q + v2.MAX_TIMESTAMP) != be_64(source, p + v2.MAX_TIMESTAMP):
+    newest, newest_before = be_64(output, q + v2.MAX_TIMESTAMP), be_64(source, p + v2.MAX_TIMESTAMP)
+    is_lowered = state.rules.erases != 0 and 0 <= newest < newest_before
+    if not emptied or (newest != newest_before and not is_lowered):
         return fail(state, OUTPUT_EMPTY, q, base)
     return PASSED
 
