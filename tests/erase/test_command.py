@@ -104,10 +104,10 @@ def test_all_records_of_the_keys_go_and_a_second_run_changes_nothing(run: Run, c
 
 def test_the_table_has_totals_and_no_key(run: Run, closed: Path, keys_file: Path) -> None:
     result = run("erase", "--log-dirs", closed, "--keys-file", keys_file, *KNOWN, "--topic", "orders")
-    assert "73 records with 2 keys would be erased" in result.stdout, result.stdout
+    assert "To erase: 73 records, of 2 keys." in result.stdout, result.stdout
     assert "This was a dry run" in result.output
     result = run("erase", "--log-dirs", closed, "--keys-file", keys_file, *KNOWN, "--topic", "orders", "--execute")
-    assert "73 records with 2 keys were erased" in result.stdout
+    assert "Erased: 73 records, of 2 keys." in result.stdout
     assert "key-3" not in result.output and "key-17" not in result.output
 
 
@@ -138,6 +138,7 @@ def refused(run: Run, log_dir: Path, keys_file: Path, *more: str | Path, **known
     status, rows = erase(run, log_dir, keys_file, "--partitions", "orders-0", *more, **known)
     assert status == 1
     assert rows["orders-0"]["status"] == "refused", rows["orders-0"]
+    assert rows["orders-0"]["records_erased"] is None
     assert snapshot(log_dir) == before
     return rows["orders-0"]["error"]
 

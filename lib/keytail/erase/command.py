@@ -63,7 +63,7 @@ class EraseRow(OfPartition):
     status: Annotated[str, ""]
     error: Annotated[ErrorText, ""] = NO_ERROR
     keys_found: Annotated[int | None, "keys of the file that records of the partition have"] = None
-    records_erased: Annotated[int | None, "records with such a key; in a dry run: that would be erased"] = None
+    records_erased: Annotated[int | None, "records that were erased or, in a dry run, would be"] = None
     records_before: Annotated[int | None, "all records of the partition"] = None
     records_after: Annotated[int | None, ""] = None
     segments_rewritten: Annotated[int | None, "segments with such a record"] = None
@@ -104,7 +104,7 @@ _COLUMNS: tuple[Column[EraseRow], ...] = (
 
 
 def keys_found(rows: Sequence[EraseRow]) -> int:
-    """Return how many keys of the file were found in any partition."""
+    """Return how many keys of the file were found in any of these partitions."""
     union = 0
     for row in rows:  # all have the same number of bits
         union |= int.from_bytes(row.found_keys, "big")
@@ -116,9 +116,12 @@ def show_rows(rows: Sequence[EraseRow], request: Request) -> None:
     title = "Erased" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, lambda row: row.status == "absent" and not (row.error or row.notes))
     print_below(rows, notes_of(shown))
-    erased = sum(row.records_erased or 0 for row in rows)
-    verb = "were erased" if request.execute else "would be erased"
-    print_line(f"\n{total(rows)} {erased:,} records with {keys_found(rows):,} keys {verb}.")
+    done = [row for row in rows if row.status in ("erased", "would-erase")]
+    text = total(rows)
+    if done:
+        verb = "Erased" if request.execute else "To erase"
+        text += f" {verb}: {sum(row.records_erased or 0 for row in done):,} records, of {keys_found(done):,} keys."
+    print_line(f"\n{text}")
 
 
 def next_step(rows: Sequence[EraseRow], request: Request) -> str:

@@ -64,10 +64,11 @@ def erase(
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, log_dirs, request.configuration)
         items = _examined(fs, chosen, configuration, request)
-        sizes = [(os.path.basename(item.facts.path), item.log_bytes) for item in items if item.config is not None]
+        sizes = [(os.path.basename(item.facts.path), item.log_bytes) for item in items]
         with Reporter("erase", sizes, _READS if request.execute else 1.0) as reporter:
-            engine = _engine(run, request, reporter, engine, [size for _, size in sizes], fs)
-            reporter.note(f"{keys.count:,} keys in {request.keys_file}")
+            to_read = [item.log_bytes for item in items if item.config is not None]
+            engine = _engine(run, request, reporter, engine, to_read, fs)
+            reporter.note(f"keys in {request.keys_file}: {keys.count:,}")
             if flags.path is not None:
                 backups = backups_of_ledger(flags.path, log_dirs, engine.session)
                 items = [_without_backups(fs, item, backups) for item in items]

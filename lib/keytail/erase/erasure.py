@@ -264,7 +264,8 @@ class Erasure:
 
     def _end(self, state: _State, row: EraseRow) -> None:
         if row.status not in ("erased", "absent", "would-erase"):
-            row = replace(row, records_after=None, active_segment="rolled" if row.active_segment == "rolled" else "")
+            rolled = "rolled" if row.active_segment == "rolled" else ""
+            row = replace(row, records_erased=None, records_after=None, segments_rewritten=None, active_segment=rolled)
         end_ms = row.end_ms or (time.time_ns() // 1_000_000 if row.start_ms else None)
         state.row, state.ended = replace(row, end_ms=end_ms), True
         self.on_row(state.row)
