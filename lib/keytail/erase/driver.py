@@ -160,7 +160,7 @@ def _engine(
         reporter.watch(engine.driver_address)
         return engine
     flags = request.ledger
-    why_spark = flags.why_spark() if request.execute else ""
+    why_spark = flags.why_spark()
     if request.master is None and sum(sizes) <= HERE_BYTES and not why_spark:
         if sizes:
             compile_kernels(["erase"], reporter.note)

@@ -209,7 +209,8 @@ class Erasure:
             state.item = state.item.again(self.fs)
         except (KeytailError, OSError) as problem:
             part.fail(as_problem(problem))
-            state.row = replace(state.row, status=part.row.status, error=part.row.error)
+            status = "failed" if part.row.status == "skipped" else part.row.status  # "skipped" after a signal
+            state.row = replace(state.row, status=status, error=part.row.error)
         self.made.setdefault(state.row.name, []).extend(part.made)
         if part.problem is not None:
             self._end(state, self._measured(state))
