@@ -267,7 +267,10 @@ def test_the_ledger_has_the_numbers_and_no_key(run: Run, closed: Path, keys_file
     assert sorted(row["status"] for row in partitions) == ["erased", "erased"]
     segments = read_rows(str(ledger), "segments", {})
     assert len(segments) == 8 and {row["index_status"] for row in segments} == {"good"}
-    text = json.dumps([of_run, *partitions, *segments], default=str)
+    page = tmp_path / "page.html"
+    assert run("report", "--ledger", ledger, page).exit_code == 0
+    assert f"Erased {erased} records in 2 of 2 partitions." in page.read_text()
+    text = json.dumps([of_run, *partitions, *segments], default=str) + page.read_text()
     assert not any(key.decode() in text for key in KEYS)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from tests.reference.erasure import erase as expected_logs
 from tests.reference.erasure import is_erased
 from tests.reference.indexing import index_files
 from tests.reference.legacy import decode_any_log
+from tests.reference.producers import Producer, Producers
 
 KINDS = {
     "plain": lambda rng: random_log(rng, 1_750_000_000_000, codecs=range(5), keyless=0.2),
@@ -81,6 +83,7 @@ def test_exactly_the_records_of_the_keys_are_removed(tmp_path, kind):
                 assert (path / f"{base:020d}.timeindex").read_bytes() == times
             else:
                 assert after[base] == segment.log
+        assert producers_of(after.values()) == producers_of(segment.log for segment in log.segments)
         records = [record for data in after.values() for batch in decode_any_log(data) for record in batch.records]
         before = [r for s in log.segments for batch in decode_any_log(s.log) for r in batch.records]
         assert found.records == len(before)
@@ -92,6 +95,14 @@ def test_exactly_the_records_of_the_keys_are_removed(tmp_path, kind):
         assert log_bytes(path) == after
 
     check()
+
+
+def producers_of(logs: Iterable[bytes]) -> dict[int, Producer]:
+    """Return the state of producers that a broker rebuilds from a log, without times."""
+    producers = Producers()
+    for batch in (batch for log in logs for batch in decode_any_log(log)):
+        producers.take(batch)
+    return {key: replace(producer, last_timestamp=0) for key, producer in producers.known.items()}
 
 
 def with_snapshot(task: CleaningTask, log: RandomLog) -> CleaningTask:

@@ -50,7 +50,7 @@ class Request:
     master: o.Master = None
     shared_storage: o.SharedStorage = False
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
-    submitted: bool = False  # spark-submit runs this process and sets the master
+    submitted: bool = False  # there is no job for spark-submit
 
 
 @dataclass(frozen=True, slots=True)

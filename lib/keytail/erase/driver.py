@@ -33,7 +33,6 @@ from keytail.log.lock import hold
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
-from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 from keytail.run.workers import workers_of_run
 
@@ -51,10 +50,6 @@ def erase(
         select_partitions(fs, request.partition_filter)  # invalid flags are reported before any lock is taken
         flags = request.ledger.checked(fs, log_dirs)
         keys = keys_of(request)
-        engine: Engine = ThisProcess()
-        if request.submitted:
-            engine = session_of_run(run, request.master, submitted=True, kernels="erase")
-            flags = flags.in_session(engine, fs, log_dirs)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, log_dirs)
@@ -67,7 +62,7 @@ def erase(
         sizes = [(os.path.basename(item.facts.path), item.log_bytes) for item in items]
         with Reporter("erase", sizes, _READS if request.execute else 1.0) as reporter:
             to_read = [item.log_bytes for item in items if item.config is not None]
-            engine = _engine(run, request, reporter, engine, to_read, fs)
+            engine = _engine(run, request, reporter, to_read, fs)
             reporter.note(f"keys in {request.keys_file}: {keys.count:,}")
             if flags.path is not None:
                 backups = backups_of_ledger(flags.path, log_dirs, engine.session)
@@ -154,18 +149,16 @@ def _without_backups(fs: FileSystem, item: Examined, backups: Backups) -> Examin
 
 
 def _engine(
-    run: contextlib.ExitStack, request: Request, reporter: Reporter, engine: Engine, sizes: list[int], fs: FileSystem
+    run: contextlib.ExitStack, request: Request, reporter: Reporter, sizes: list[int], fs: FileSystem
 ) -> Engine:
-    if request.submitted or fs is not LOCAL:
-        reporter.watch(engine.driver_address)
-        return engine
-    flags = request.ledger
+    """Return this process for little work, and workers or Spark for more."""
+    flags, here = request.ledger, ThisProcess()
     why_spark = flags.why_spark()
-    if request.master is None and sum(sizes) <= HERE_BYTES and not why_spark:
+    if fs is not LOCAL or (request.master is None and sum(sizes) <= HERE_BYTES and not why_spark):
         if sizes:
             compile_kernels(["erase"], reporter.note)
-        reporter.watch(engine.driver_address)
-        return engine
+        reporter.watch(here.driver_address)
+        return here
     if why_spark and request.master is None:
         reporter.note(why_spark)
     seconds = [size / INDEXED_BYTES_PER_S for size in sizes]
