@@ -18,13 +18,13 @@ from keytail.errors import KeytailError, Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
-from tests.chance import draws
+from tests.chance import chance, draws
 from tests.compact.logs import RandomLog, random_log
 from tests.compact.proof.case import SmallWindow
 from tests.compact.test_keep_magic import log_of
 from tests.erase.logs import NOW, erase, keys_of, task_of, transactional_log
 from tests.in_pieces import read_in_pieces
-from tests.reference.batches import Batch
+from tests.reference.batches import Batch, Rec, encode_batch
 from tests.reference.cleaner import Segment
 from tests.reference.erasure import erase as expected_logs
 from tests.reference.erasure import is_erased
@@ -124,8 +124,8 @@ def task_again(task: CleaningTask) -> CleaningTask:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_in_pieces_give_the_same_result(tmp_path, monkeypatch, chance_of_test, kind):
-    rng = chance_of_test
+def test_batches_in_pieces_give_the_same_result(tmp_path, kind):
+    rng = chance()
     for number in range(draws(12)):
         log = KINDS[kind](rng)
         keys = keys_of(some_keys(log, rng))
@@ -147,18 +147,11 @@ def task_of_there(path: Path, log: RandomLog):
     return replace(task, partition_path=str(path), segments=facts)
 
 
-@pytest.fixture
-def chance_of_test():
-    from tests.chance import chance
-
-    return chance()
-
-
-def test_an_open_transaction_with_an_erased_key_is_refused(tmp_path, chance_of_test):
-    refused = 0
+def test_an_open_transaction_with_an_erased_key_is_refused(tmp_path):
+    rng, refused = chance(), 0
     for number in range(draws(40)):
-        log = transactional_log(chance_of_test, ends_open=True)
-        keys = some_keys(log, chance_of_test)
+        log = transactional_log(rng, ends_open=True)
+        keys = some_keys(log, rng)
         last_marker: dict[int, int] = {}
         is_open = set()
         for batch in (batch for segment in log.segments for batch in decode_any_log(segment.log)):
@@ -178,10 +171,11 @@ def test_an_open_transaction_with_an_erased_key_is_refused(tmp_path, chance_of_t
     assert refused
 
 
-def test_scratch_files_are_removed_after_an_error(tmp_path, monkeypatch, chance_of_test):
-    log = KINDS["plain"](chance_of_test)
+def test_scratch_files_are_removed_after_an_error(tmp_path):
+    rng = chance()
+    log = KINDS["plain"](rng)
     while not all_keys(log):
-        log = KINDS["plain"](chance_of_test)
+        log = KINDS["plain"](rng)
     keys = keys_of(all_keys(log)[:1])
     task = task_of(tmp_path, log)
     found = find_in_partition(LOCAL, task, keys)
@@ -193,8 +187,6 @@ def test_scratch_files_are_removed_after_an_error(tmp_path, monkeypatch, chance_
 
 
 def test_a_record_that_is_left_is_found_on_the_disk(tmp_path):
-    from tests.reference.batches import Rec, encode_batch
-
     records = [Rec(i, 1000, b"k%d" % i, b"v") for i in range(9)]
     log = RandomLog([Segment(0, encode_batch(records, codec=1)), Segment(9, b"")], [], 9, {})
     task = task_of(tmp_path, log)
@@ -202,3 +194,16 @@ def test_a_record_that_is_left_is_found_on_the_disk(tmp_path):
     with pytest.raises(KeytailError, match="a record with an erased key is left") as error:
         refuse_left(LOCAL, task, keys_of([b"k7"]))
     assert error.value.offset == 7
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+def test_only_the_last_batch_of_an_active_producer_keeps_its_time(tmp_path, is_active):
+    fields = {"producer_id": 7, "producer_epoch": 0}
+    data = encode_batch([Rec(0, NOW - 100, b"other", b"v")])
+    data += encode_batch([Rec(1, NOW - 50, b"k", b"v")], base_sequence=0, **fields)
+    data += encode_batch([Rec(2, NOW, b"k", b"v")], base_sequence=1, **fields)
+    log = RandomLog([Segment(0, data), Segment(3, b"")], [], 3, {7: (2, 0)} if is_active else {})
+    task = with_snapshot(task_of(tmp_path, log), log)
+    erase(task, keys_of([b"k"]))
+    times = [batch.max_timestamp for batch in decode_any_log(log_bytes(tmp_path)[0])]
+    assert times == [NOW - 100, NOW - 100, NOW if is_active else NOW - 100]
