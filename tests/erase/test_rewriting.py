@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from keytail.compact.proof import state as proof_state
 from keytail.compact.task import CleaningTask
-from keytail.erase.finding import find_in_partition
+from keytail.erase.finding import FoundInSegment, find_in_partition, longest_without_records
 from keytail.erase.rewriting import RewriteTask, refuse_left, rewrite
 from keytail.errors import KeytailError, Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
@@ -207,3 +207,11 @@ def test_only_the_last_batch_of_an_active_producer_keeps_its_time(tmp_path, is_a
     erase(task, keys_of([b"k"]))
     times = [batch.max_timestamp for batch in decode_any_log(log_bytes(tmp_path)[0])]
     assert times == [NOW - 100, NOW - 100, NOW if is_active else NOW - 100]
+
+
+def test_adjacent_segments_without_records_are_counted():
+    found = [FoundInSegment(base, 5, 5 if base != 40 else 4) for base in (10, 20, 40, 50)]
+    assert longest_without_records([0, 10, 20, 30, 40, 50], found) == 2
+    assert longest_without_records([0, 10, 20, 40, 50], found) == 2
+    assert longest_without_records([0, 10, 20, 50], [*found[:2], found[3]]) == 3
+    assert longest_without_records([0], []) == 0

@@ -14,7 +14,7 @@ from keytail.compact.running.replacing import Replacing, planned_row, remove_unn
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.erase.command import EraseRow
 from keytail.erase.examining import Examined, is_in_active, refuse_linked, refuse_roll
-from keytail.erase.finding import FoundInPartition, FoundInSegment, find_in_partition
+from keytail.erase.finding import FoundInPartition, FoundInSegment, find_in_partition, longest_without_records
 from keytail.erase.keys import ErasedKeys
 from keytail.erase.rewriting import RewriteTask, refuse_left, rewrite
 from keytail.errors import ErrorText, KeytailError, in_words
@@ -33,6 +33,9 @@ from keytail.threads import Threads
 # Maximum size of the segments that the tasks of one job rewrite before they are replaced.
 BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
+# librdkafka doubles its fetch size after each fetch without a record, from 1 MiB on, and reports more than 1 GiB. A
+# fetch ends with a segment.
+MOST_EMPTIED = 8
 
 
 @dataclass
@@ -165,6 +168,10 @@ class Erasure:
         if not self.execute and bases:
             state.row = replace(state.row, segments_after=None, bytes_after=None)
         sizes = {segment.base_offset: segment.log_bytes for segment in state.item.facts.segments}
+        if (adjacent := longest_without_records(list(sizes), found.segments)) > MOST_EMPTIED:
+            note = f"{adjacent} adjacent segments are left without a record: a consumer of librdkafka may report there "
+            note += "that a message is too large (MSG_SIZE_TOO_LARGE), and continues"
+            state.row = replace(state.row, notes=(*state.row.notes, note))
         limit = self._most_bytes([state]) if bases and self.execute else BUNDLE_BYTES
         state.passes.extend(in_bundles(found.segments, lambda segment: sizes[segment.base_offset], limit))
 

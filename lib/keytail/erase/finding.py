@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,6 +82,16 @@ class FoundInPartition:
     @property
     def keys_found(self) -> int:
         return int(np.unpackbits(self.keys).sum())
+
+
+def longest_without_records(bases: Sequence[int], segments: Iterable[FoundInSegment]) -> int:
+    """Return the largest number of adjacent segments in which no record is left. `bases` are those of all segments."""
+    emptied = {segment.base_offset for segment in segments if segment.erased == segment.records}
+    longest = run = 0
+    for base in bases:
+        run = run + 1 if base in emptied else 0
+        longest = max(longest, run)
+    return longest
 
 
 @dataclass
