@@ -98,7 +98,11 @@ def _user() -> str:
 
 def _recorded(erasure: Erasure, record: Recording) -> list[EraseRow]:
     record.intend([replace(item.row(), status="begun") for item in erasure.items if item.config is not None])
-    rows = erasure.run()
+    try:
+        rows = erasure.run()
+    except BaseException:  # the partitions that have ended are recorded, the others appear as interrupted
+        record.end(erasure.done, 1, erasure.made)
+        raise
     record.end(rows, exit_status(rows), erasure.made)
     return rows
 

@@ -74,6 +74,7 @@ class Erasure:
     fs: FileSystem = LOCAL
     shared_storage: bool = False
     made: dict[str, list[int]] = field(default_factory=dict)  # base offsets of new segments, by partition
+    done: list[EraseRow] = field(default_factory=list)  # rows of the partitions that have ended
     _stopped: bool = field(default=False, init=False)
 
     def run(self) -> list[EraseRow]:
@@ -276,6 +277,7 @@ class Erasure:
             row = replace(row, records_erased=None, records_after=None, segments_rewritten=None, active_segment=rolled)
         end_ms = row.end_ms or (time.time_ns() // 1_000_000 if row.start_ms else None)
         state.row, state.ended = replace(row, end_ms=end_ms), True
+        self.done.append(state.row)
         self.on_row(state.row)
 
 
