@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,3 +109,23 @@ def test_no_stop_or_fault_of_an_erasure_loses_another_record(
     with capsys.disabled():
         print(f"\nerase, {name}: {counts}")
     assert {0, len(erased)} <= seen
+
+
+def test_a_stop_before_the_installation_replaces_nothing(tmp_path: Path) -> None:
+    class Stopping(ThisProcess):
+        def run_bundle(self, payloads: Any, function: Any, **more: Any) -> Any:
+            outcomes = super().run_bundle(payloads, function, **more)
+            erasure._stopped = more["name"] == "erase: rewrite segments"
+            return outcomes
+
+    make(tmp_path)
+    before = files(tmp_path)
+    keys = read_keys(io.BytesIO(b"key-3\n"), "keys", "utf8")
+    [listing] = survey_log_dirs(LOCAL, [str(tmp_path)])
+    items = [examine(LOCAL, listing, entry, CONFIGURATION, execute=True) for entry in listing.partitions]
+    erasure = Erasure(Stopping(), items, keys, "abcd1234", NOW_MS, True)
+    [row] = erasure.run()
+    assert row.status == "failed" and row.records_erased is None
+    assert row.error.startswith("interrupted") and "Nothing was replaced" in row.error
+    assert erasure.done == [row]
+    assert files(tmp_path) == before
