@@ -186,7 +186,10 @@ def _damaged_batches() -> list[bytes]:
 def test_a_step_of_the_proof_reads_only_its_windows(is_all):
     source = encode_batch([Rec(5 + i, 100 + i, b"key%d" % i, b"v") for i in range(4)])
     none, nothing = np.empty((0, 0), dtype=np.int64), guarded(b"")
-    notes = Notes(np.empty((2, 64), np.uint64), np.empty((2, 64), np.int64), coefficients_of(bytes(SECRET_BYTES)))
+    coefficients = coefficients_of(bytes(SECRET_BYTES))
+    notes = Notes(
+        np.empty((2, 64), np.uint64), np.empty((2, 64), np.int64), coefficients, np.empty((2, 0), np.uint64)
+    )
     for bad in _damaged_batches():
         for first, second in ((bad, source), (source, bad), (bad, bad)):
             state = new_state()

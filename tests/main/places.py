@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from keytail.format.producers import encode_snapshot
 from tests import golden
 from tests.log_dirs import BASE_MS, random_records, write_log_dir
 from tests.reference.batches import decode_log, encode_batch
@@ -154,6 +155,16 @@ def _broker(root: Path) -> None:
     (root / "server.properties").write_text(f"{text}log.dirs={root / 'logs'}\n")
 
 
+def _erasable(root: Path) -> None:
+    """Write a partition that can be rolled, one that cannot, and files of keys."""
+    log_dir = _logs(root)
+    (log_dir / "orders-0" / f"{RECORDS:020d}.snapshot").write_bytes(encode_snapshot([]))
+    _set_times(log_dir)
+    (root / "keys").write_text("key-3\nkey-11\nno-such-key\n")
+    (root / "absent").write_text("6e6f\n")
+    (root / "twice").write_text("key-3\nkey-11\nkey-3\n")
+
+
 def _table(root: Path) -> None:
     """Write the log dir of a stopped broker, and a table of records to import."""
     _logs(root)
@@ -177,5 +188,6 @@ PLACES: dict[str, Callable[[Path], None]] = {
     "two log dirs": _two_log_dirs,
     "replicas": _replicas,
     "broker": _broker,
+    "erasable": _erasable,
     "table": _table,
 }

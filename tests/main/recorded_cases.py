@@ -19,6 +19,7 @@ EXPIRING = (
 IMPORT = (
     f"import /HOST/orders.parquet {KNOWN} --topic orders --append --single-replica --topic-id AAAAAAAAAAAAAAAAAAAAAQ"
 )
+ERASE = f"erase {NO_OVERRIDES} --topic orders --keys-file /HOST/keys"
 PARTLY = NOW_MS - BASE_MS - 60  # the first segment of each partition is older than this
 BROKER = "--config /HOST/server.properties"
 ORDERS = "/HOST/logs/orders-0"
@@ -210,6 +211,29 @@ CASES: dict[str, tuple[Case, ...]] = {
                 f"expire {EXPIRING} --topic-config retention.ms=long",
                 f"expire {EXPIRING} --execute --ledger /HOST/logs/ledger",
                 "expire --log-dirs /HOST/nowhere",
+            ), columns=NARROW,
+        ),
+    ),
+    "erase": (
+        Case(
+            "a dry run, the run, and the same again", "erasable", (
+                f"{ERASE} --partitions orders-0", f"{ERASE} --execute", f"{ERASE} --execute",
+            ),
+        ),
+        Case(
+            "no record has one of the keys", "erasable", (
+                f"erase {NO_OVERRIDES} --topic users --keys-file /HOST/absent --key-format hex",
+            ),
+        ),
+        Case("settings are not known", "erasable", (f"erase {LOGS} --topic orders --keys-file /HOST/keys",)),
+        Case(
+            "flags that conflict, and missing files", "erasable", (
+                f"erase {NO_OVERRIDES} --keys-file /HOST/keys",
+                f"erase {NO_OVERRIDES} --topic orders --keys-file /HOST/nowhere",
+                f"erase {NO_OVERRIDES} --topic orders --keys-file /HOST/twice",
+                f"erase {NO_OVERRIDES} --topic orders --keys-file /HOST/keys --key-format hex",
+                f"erase {NO_OVERRIDES} --topic orders --keys-file /HOST/keys --key-format avro",
+                f"{ERASE} --execute --ledger /HOST/logs/ledger",
             ), columns=NARROW,
         ),
     ),

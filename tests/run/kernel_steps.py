@@ -27,6 +27,9 @@ from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.dump.files import DumpOptions, dump
 from keytail.dump.report import Report
+from keytail.erase.finding import find_in_partition
+from keytail.erase.keys import read_keys
+from keytail.erase.rewriting import RewriteTask, refuse_left, rewrite
 from keytail.export.latest import LatestTask, find_latest, latest_records, slices_of
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
@@ -68,7 +71,7 @@ def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:
     for path in paths:
         for command, step in {
             "verify": _verify, "lookup": _lookup, "dump": _dump, "export": _export, "rebuild-index": _rebuild,
-            "repack": _repack, "compact": _compact,
+            "repack": _repack, "erase": _erase, "compact": _compact,
         }.items():  # fmt: skip
             is_rare = path != paths[0] and (command, path) != ("repack", paths[1])  # producers are frequent
             yield RARE if is_rare else command, partial(step, path)
@@ -233,6 +236,21 @@ def _rebuild(path: str) -> None:
             RebuildSettings(512, 10_485_760, rebuild_all=rebuild_all, execute=True, run_id="warm"),
         )  # fmt: skip
         Rebuild([plan]).run()
+
+
+def _erase(path: str) -> None:
+    """Erase two keys, and check the result."""
+    facts = survey(path)
+    keys = read_keys(io.BytesIO(b"key-3\nkey-7\n"), "keys", "utf8")
+    task = CleaningTask.of(
+        facts, first_dirty_offset=facts.log_start_offset, first_uncleanable_offset=facts.log_end_offset,
+        now_ms=_NOW_MS, config=COMPACTED, run_id="warm", grouping="kafka", message_format="keep",
+    )  # fmt: skip
+    found = find_in_partition(LOCAL, task, keys)
+    bases = tuple(segment.base_offset for segment in found.segments)
+    result = rewrite(LOCAL, RewriteTask(task, keys, bases, found.transactions, found.erased))
+    install(LOCAL, task, result)
+    refuse_left(LOCAL, replace(task, segments=survey(path).segments), keys)
 
 
 def _compact(path: str) -> None:

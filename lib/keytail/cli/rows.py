@@ -29,7 +29,7 @@ MAX_DRAWN = 1000
 _MAX_NAMED = 3  # maximum number of partitions that are named for one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
 human_bytes = sizes.human_bytes
-NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown")
+NOT_IN_JSON = ("problem", "places", "recorded", "detail", "shown", "found_keys")
 
 
 def error_console() -> Console:

@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -163,7 +163,9 @@ def _as_result(row: Any) -> ResultRow:
 
 @dataclass(frozen=True)
 class Run:
-    """The facts about a run that a ledger records when the run begins; `run_id` is the result of `run_id_at`."""
+    """The facts about a run that a ledger records when the run begins; `run_id` is the result of `run_id_at`. `more` is
+    recorded with the settings that were given.
+    """
 
     command: str
     run_id: str
@@ -171,6 +173,7 @@ class Run:
     log_dirs: Sequence[str]
     configuration: Configuration
     shared_storage: bool = False
+    more: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -194,7 +197,7 @@ def recording(
         log_dirs=list(run.log_dirs),
         versions=versions(),
         now_ms=run.now_ms,
-        config=given_settings(run.configuration),
+        config={**given_settings(run.configuration), **run.more},
     )
     show = f"keytail history --ledger {masked(flags.path)} --run {run.run_id}"
     on_note(f"ledger: this is run {run.run_id}; to show it: {show}")

@@ -44,7 +44,7 @@ _VERSION_PROPERTY = "keytail.ledger.version"
 _MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
 _ATTEMPTS = 8
 # Statuses of rows whose sizes before and after are added up for the run.
-_CHANGED = ("compacted", "repacked", "expired")
+_CHANGED = ("compacted", "repacked", "expired", "erased")
 
 Row = Mapping[str, Any]
 

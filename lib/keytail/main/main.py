@@ -26,6 +26,7 @@ from keytail.describe.command import DESCRIBE
 from keytail.doctor.command import DOCTOR
 from keytail.downtime.command import DOWNTIME
 from keytail.dump.command import DUMP
+from keytail.erase.command import ERASE
 from keytail.expire.command import EXPIRE
 from keytail.export.command import EXPORT
 from keytail.import_.command import IMPORT
@@ -54,8 +55,8 @@ app = typer.Typer(
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
-        PLAN, COMPACT, PREPARED, VERIFY, DESCRIBE, REBUILD_INDEX, EXPIRE, LOOKUP, DUMP, AUDIT, IMPORT, EXPORT, SALVAGE,
-        UNDO, HISTORY, DOWNTIME, REPORT, DOCTOR, JOBS_DIR,
+        PLAN, COMPACT, PREPARED, VERIFY, DESCRIBE, REBUILD_INDEX, EXPIRE, ERASE, LOOKUP, DUMP, AUDIT, IMPORT, EXPORT,
+        SALVAGE, UNDO, HISTORY, DOWNTIME, REPORT, DOCTOR, JOBS_DIR,
     )
 }  # fmt: skip
 

@@ -115,6 +115,12 @@ def _about_rebuild(report: Report) -> str:
     return f"Index files of {made:,} of {everything} {'were rebuilt' if report.execute else 'are missing or wrong'}."
 
 
+def _about_erase(report: Report) -> str:
+    done = [partition for partition in report.partitions if partition.status == "erased"]
+    records = _sum(done, "records_before") - _sum(done, "records_after")
+    return f"Erased {records:,} records in {len(done):,} of {count(len(report.partitions), 'partition')}."
+
+
 def _about_change(report: Report) -> str:
     """Return the sentence for `compact` and for plans."""
     found = report.partitions
@@ -140,6 +146,7 @@ _SUMMARIES: dict[str, Callable[[Report], str]] = {
     "verify": _about_verify,
     "audit": _about_audit,
     "rebuild-index": _about_rebuild,
+    "erase": _about_erase,
 }
 
 

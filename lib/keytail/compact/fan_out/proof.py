@@ -19,7 +19,7 @@ import numpy as np
 from keytail.compact.cleaner import proof_spec
 from keytail.compact.fan_out.slices import Settled
 from keytail.compact.proof.keys import SLOT_BYTES, Keys
-from keytail.compact.proof.markers import collect_markers, walk_headers
+from keytail.compact.proof.markers import collect_markers, note_first_data
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import PartOfProof
 from keytail.compact.saved_state import load_state, save_state
@@ -28,7 +28,6 @@ from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.kernels import fan_out as kernels
 from keytail.kernels.memory import zeros
-from keytail.kernels.proof import markers as marker_kernels
 from keytail.kernels.proof import table as proof_table
 from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import CleanFile, GroupOutput
@@ -90,12 +89,7 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
             remedy="Nothing was replaced. Raise --map-memory",
             slug="proof-memory-exceeded",
         )
-    cursor = np.zeros(marker_kernels.CURSOR_SIZE, np.int64)
-
-    def note(data: np.ndarray) -> int:
-        return int(marker_kernels.note_first_data(data, cursor, markers, task.log_start_offset))
-
-    walk_headers(fs, task.partition_path, task.segments, cursor, note)
+    note_first_data(fs, task.partition_path, task.segments, markers, task.log_start_offset)
     return save_state(fs, replace(task, attempt=attempt), names.PROOF, markers)
 
 

@@ -25,16 +25,15 @@ _NOTES = 1 << 16
 _FIRST_SLOTS = 1 << 16
 _LOAD = 0.75
 MIN_MEMORY_BYTES = 4 << 20
-
-
+NOT_ERASED = np.empty((2, 0), np.uint64)
 
 
 class Keys:
     """A table of at most `memory_bytes`, also while it grows; `put` takes the notes in the order of offsets.
 
     Keys are hashed under `secret`, the same one for all tables whose entries are compared or merged. `slots` and `used`
-    are those of the previous pass, if there was one. With `spill`, a full table is passed to it and then emptied, so
-    the caller has to merge several entries per key.
+    are those of the previous pass, if there was one. `erased`: see Notes. With `spill`, a full table is passed to it
+    and then emptied, so the caller has to merge several entries per key.
     """
 
     def __init__(
@@ -44,6 +43,7 @@ class Keys:
         slots: np.ndarray | None = None,
         used: int = 0,
         spill: Callable[[np.ndarray], None] | None = None,
+        erased: np.ndarray = NOT_ERASED,
     ) -> None:
         self._memory_bytes = memory_bytes
         self._spill = spill
@@ -52,7 +52,7 @@ class Keys:
         self._used = used
         self._limit = _limit_of(len(self._slots) // kernels.SLOT_WORDS)
         self._expected = 0
-        self._coefficients = coefficients_of(secret)
+        self._coefficients, self._erased = coefficients_of(secret), erased
         self._notes = [self._room_for(_NOTES), self._room_for(_NOTES)]
         self._thread = Threads(1, "keys")
         self._coming: Future[tuple[int, int]] | None = None
@@ -118,7 +118,8 @@ class Keys:
                 self.fail_for_memory()
 
     def _room_for(self, records: int) -> Notes:
-        return Notes(np.empty((2, records), np.uint64), np.empty((2, records), np.int64), self._coefficients)
+        room = np.empty((2, records), np.uint64), np.empty((2, records), np.int64)
+        return Notes(*room, self._coefficients, self._erased)
 
     def _put_in_parts(self, notes: Notes, n: int) -> None:
         for start in range(0, n, self._limit):
@@ -180,7 +181,7 @@ class KeysOfPart(Keys):
 
     def __init__(self, shared: Keys) -> None:
         self._shared = shared
-        self._coefficients = shared._coefficients
+        self._coefficients, self._erased = shared._coefficients, shared._erased
         self._notes = [self._room_for(_NOTES)]
 
     def expect(self, keys: int) -> None:

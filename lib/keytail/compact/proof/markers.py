@@ -61,6 +61,18 @@ def collect_markers(
     return np.ascontiguousarray(found[order])
 
 
+def note_first_data(
+    fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], markers: np.ndarray, log_start_offset: int
+) -> None:
+    """Note in the table of all markers where the data of each transaction begins."""
+    cursor = np.zeros(kernels.CURSOR_SIZE, np.int64)
+
+    def note(data: np.ndarray) -> int:
+        return int(kernels.note_first_data(data, cursor, markers, log_start_offset))
+
+    walk_headers(fs, partition_path, segments, cursor, note)
+
+
 class _NoRoom(Exception):
     """The table of markers would exceed its limit."""
 

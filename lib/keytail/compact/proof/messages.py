@@ -12,7 +12,7 @@ from keytail.compact.proof.output import finish_output, start_output
 from keytail.compact.proof.state import REMEDY, SOURCE, Proof
 from keytail.errors import CorruptLog, KeytailError
 from keytail.kernels.proof import codes
-from keytail.kernels.proof.key_hash import hash_one
+from keytail.kernels.proof.key_hash import hash_one, is_in
 from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
 
 
@@ -70,7 +70,10 @@ def note_present_message(proof: Proof) -> None:
     rules = proof.state.rules
     noted = []
     for record in message.records:
-        if record.offset >= rules.end_offset:
+        if rules.erases:
+            if _is_erased(proof, record.key):
+                proof.fail_at_source(codes.SOURCE_ERASED_KEY, record.offset)
+        elif record.offset >= rules.end_offset:
             continue
         if record.key is None:
             if not rules.drop_keyless:
@@ -109,6 +112,11 @@ def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
     noted = []
     for record in message.records:
         is_kept = record.offset in kept
+        if rules.erases:
+            if is_kept == _is_erased(proof, record.key):
+                code = codes.SOURCE_ERASED_KEY if is_kept else codes.LOST_OTHER_KEY
+                proof.fail_at_source(code, record.offset)
+            continue
         expired = old and record.value is None and record.offset < rules.removal_limit
         if record.offset >= rules.end_offset:
             if not is_kept:
@@ -119,6 +127,14 @@ def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
         elif record.offset >= rules.first_dirty or not (is_kept or expired):
             noted.append((record.key, record.offset, KEPT if is_kept else EXPIRED if expired else DROPPED))
     _note(proof, noted)
+
+
+def _is_erased(proof: Proof, key: bytes | None) -> bool:
+    """Return whether records with this key are erased."""
+    if key is None:
+        return False
+    notes = proof.keys.notes
+    return bool(is_in(np.frombuffer(bytearray(key), np.uint8), len(key), notes.coefficients, notes.erased))
 
 
 def _note(proof: Proof, noted: Sequence[tuple[bytes, int, int]]) -> None:

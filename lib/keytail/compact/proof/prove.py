@@ -9,6 +9,7 @@ writer. It changes nothing. At the first violation, it raises an error with the 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,11 +66,17 @@ def prove(
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
     own = segments[slice(*spec.pass_segments)] if spec.pass_segments else below_end
+    if spec.erased_keys is not None:
+        named = {base for group in spec.groups for base in group.source_bases}
+        own = [segment for segment in segments if segment.base_offset in named]
     rest = [segment for segment in below_end if own and own[-1].base_offset < segment.base_offset]
     if part is not None:
         rest = list(part.present)
+    elif spec.erased_keys is not None:
+        rest = []
     check_groups(spec, own)
-    if spec.threads > 1 and spec.groups and so_far is None and part is None and not rest:
+    shares = spec.threads > 1 and spec.erased_keys is None
+    if shares and spec.groups and so_far is None and part is None and not rest:
         report = _prove_in_threads(fs, spec)
         if report is not None:
             return report
@@ -98,6 +105,20 @@ def prove(
         bytes_read=proof.bytes_read,
         so_far=proof.so_far() if rest and part is None else None,
     )
+
+
+def find_erased(fs: FileSystem, spec: ProofSpec) -> int:
+    """Read all segments of the partition; raise KeytailError at the first record with a key of `spec.erased_keys`.
+
+    Returns the number of bytes read.
+    """
+    proof = Proof(fs, spec)
+    try:
+        for segment in spec.segments:
+            _walk_source(proof, segment, is_present=True)
+    finally:
+        proof.close()
+    return proof.bytes_read
 
 
 def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
@@ -142,11 +163,13 @@ def _prove_groups(proof: Proof) -> None:
 
 def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> list[list[int]]:
     """Return for each output of each group the base offset of the next output or segment."""
-    outputs = [segment.base_offset for group in groups for segment in group.segments]
-    last_source = groups[-1].source_bases[-1] if groups else -1
-    behind = [segment.base_offset for segment in segments if segment.base_offset > last_source]
-    bases = iter([*outputs, behind[0] if behind else _NO_LIMIT][1:])
-    return [[next(bases) for _ in group.segments] for group in groups]
+    return [[*(out.base_offset for out in group.segments[1:]), _base_after(segments, group)] for group in groups]
+
+
+def _base_after(segments: Sequence[SegmentFacts], group: GroupOutput) -> int:
+    """Return the base offset of the segment that follows the sources of a group."""
+    at = bisect_right(segments, group.source_bases[-1], key=lambda segment: segment.base_offset)
+    return segments[at].base_offset if at < len(segments) else _NO_LIMIT
 
 
 def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
@@ -162,7 +185,6 @@ def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
             slug="invalid-output-segments",
         )
     needed = {names.LOG, names.INDEX, names.TIME_INDEX}
-    following = [segment.base_offset for segment in segments if own and segment.base_offset > expected[-1]]
     before = -1
     for group in groups:
         bases = [segment.base_offset for segment in group.segments]
@@ -171,7 +193,7 @@ def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
             raise KeytailError(what, path=path, remedy=REMEDY, slug="invalid-output-segments")
         for segment in group.segments:
             base = segment.base_offset
-            if base <= before or (following and base >= following[0]):
+            if base <= before or base >= _base_after(segments, group):
                 raise KeytailError(
                     f"an output segment has the wrong base offset {base}",
                     path=path,

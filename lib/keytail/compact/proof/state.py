@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from keytail.compact.proof.keys import MIN_MEMORY_BYTES as _MIN_MEMORY_BYTES
-from keytail.compact.proof.keys import Keys
-from keytail.compact.proof.markers import SOURCE_REMEDY, collect_markers
+from keytail.compact.proof.keys import NOT_ERASED, Keys
+from keytail.compact.proof.markers import SOURCE_REMEDY, collect_markers, note_first_data
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.kernels.opening.decoders import Decoders
@@ -51,6 +51,8 @@ _LOST = {
     codes.LOST_MARKER: "the marker of a transaction that had data is not in the output",
     codes.LOST_MARKER_EARLY: "a marker was removed before its delete horizon",
     codes.LOST_MARKER_HELD: "a marker was removed above the offset to which another replica has been cleaned",
+    codes.LOST_BATCH: "a batch is not in the output, not even without its records",
+    codes.LOST_OTHER_KEY: "a record whose key is not to be erased is not in the output",
 }
 _OUTPUT = {
     codes.OUTPUT_CUT: "a batch is cut off by the end of the file",
@@ -74,6 +76,7 @@ _OUTPUT = {
     codes.OUTPUT_EXTRA_RECORD: "the batch has a record that the source's does not have",
     codes.OUTPUT_RECORD_DIFFERS: "a record's timestamp, key, value or headers differ from the source's",
     codes.OUTPUT_ABORTED: "a batch has data of an aborted transaction",
+    codes.OUTPUT_ERASED_KEY: "a record has a key that is to be erased",
     codes.OUTPUT_REBUILT_WHOLE: "a batch from which nothing was removed differs from the source's bytes",
 }
 _INDEX = {
@@ -116,6 +119,9 @@ class ProofSpec:
     threads: int = 1  # that share the proof
     keep_magic: bool = False  # rewritten messages of magic 0 and 1 keep their magic
     by_file_time: bool = False  # the rules are those of format/CLEANING.md 16
+    # Of an erasure (erase/ERASE.md): the hashes under `secret` of the keys whose records are removed, uint64[2, n],
+    # sorted by the low word. Segments that no group names are unchanged.
+    erased_keys: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,8 @@ class Proof:
             # the log has no transactions.
             self.state.knows_markers = 1
         else:
-            self.keys = Keys(self._memory_bytes, spec.secret)
+            erased = NOT_ERASED if spec.erased_keys is None else spec.erased_keys
+            self.keys = Keys(self._memory_bytes, spec.secret, erased=erased)
         self.keys.expect(spec.expected_keys)
         self._set_rules()
 
@@ -208,7 +215,8 @@ class Proof:
     def _set_rules(self) -> None:
         spec, rules = self.spec, self.state.rules
         horizon_ms = spec.now_ms + spec.delete_retention_ms
-        has_horizon = horizon_ms < 2**63 and not spec.by_file_time
+        erases = spec.erased_keys is not None
+        has_horizon = horizon_ms < 2**63 and not spec.by_file_time and not erases
         rules.first_dirty = spec.first_dirty_offset
         rules.end_offset = spec.end_offset
         rules.first_uncleanable = spec.first_uncleanable_offset
@@ -220,6 +228,7 @@ class Proof:
         rules.drop_keyless = spec.drop_keyless
         rules.keep_magic = spec.keep_magic
         rules.by_file_time = spec.by_file_time
+        rules.erases = erases
 
     def restart_state(self) -> None:
         """Set the state to that of the start of a proof, in which nothing is known yet."""
@@ -242,6 +251,8 @@ class Proof:
         found = collect_markers(self.fs, self.path, self.spec.segments, self._memory_bytes // 2)
         if found is None:
             self.keys.fail_for_memory()
+        if self.spec.erased_keys is not None:  # the data of a transaction may be in a segment that is not rewritten
+            note_first_data(self.fs, self.path, self.spec.segments, found, self.spec.log_start_offset)
         self.markers = found
         self.keys.take_memory(found.nbytes)
         self.state.knows_markers = 1
@@ -307,6 +318,9 @@ class Proof:
                 "policy is wrong. To remove them, give --drop-keyless",
                 slug="records-without-key",
             )
+        if code == codes.SOURCE_ERASED_KEY:
+            remedy = "Run the same command again, and report this if it remains"
+            raise KeytailError("a record with an erased key is left", **where, remedy=remedy, slug="erased-key-left")
         raise CorruptLog(
             SOURCE[code], **where, remedy=SOURCE_REMEDY, slug=_SOURCE_SLUGS.get(code, "invalid-batch")
         )

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
@@ -26,6 +27,7 @@ from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import Outcome
 
 _SAFE = "safe to start the broker"
+R = TypeVar("R")
 
 
 class Interrupted(KeytailError):
@@ -270,7 +272,7 @@ def written(result: CleaningResult) -> set[str]:
     return files | ({file.name for file in result.rest.files} if result.rest else set())
 
 
-def value_of(outcome: Outcome[CleaningResult]) -> CleaningResult:
+def value_of(outcome: Outcome[R]) -> R:
     """Return the result of a task, or raise its problem."""
     if outcome.problem is not None or outcome.value is None:
         raise outcome.problem or KeytailError(

@@ -175,7 +175,9 @@ def check_fields(source, p, output, q, q_size, state):
         return PASSED
     has_codec_or_horizon = attributes & (v2.CODEC_MASK | v2.DELETE_HORIZON) != 0
     emptied = q_size == v2.HEADER_BYTES and be_64(output, q + v2.BASE_TIMESTAMP) == -1 and not has_codec_or_horizon
-    if not emptied or be_64(output, q + v2.MAX_TIMESTAMP) != be_64(source, p + v2.MAX_TIMESTAMP):
+    newest, newest_before = be_64(output, q + v2.MAX_TIMESTAMP), be_64(source, p + v2.MAX_TIMESTAMP)
+    is_lowered = state.rules.erases != 0 and 0 <= newest < newest_before
+    if not emptied or (newest != newest_before and not is_lowered):
         return fail(state, OUTPUT_EMPTY, q, base)
     return PASSED
 
@@ -188,6 +190,8 @@ def check_kept(source, output, state):
     nulls = batch.has_nulls != 0
     if q < 0:
         return PASSED
+    if state.rules.erases != 0 and batch.is_whole == 0 and (attributes & v2.CONTROL or batch.kept_count == count):
+        return fail(state, OUTPUT_REBUILT_WHOLE, q, base)
     if batch.is_whole != 0:  # the batch has the same bytes as its source
         if nulls and attributes & v2.DELETE_HORIZON == 0 and state.rules.horizon_ms >= 0:
             return fail(state, OUTPUT_HORIZON, q, base)

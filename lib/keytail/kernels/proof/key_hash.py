@@ -128,6 +128,40 @@ def hash_key(data, start, n, coefficients):
     return low ^ low >> np.uint64(32), _mixed(_remainder(b_high, b_low), 3, _MIXES[1])
 
 
+@register_jitable
+def has_hash(hashes, low, high):
+    """Return whether `hashes` (uint64[2, n], sorted by the low word) contain a hash."""
+    first, end = np.int64(0), np.int64(hashes.shape[1])
+    while first < end:
+        middle = (first + end) // 2
+        if hashes[0, middle] < low:
+            first = middle + 1
+        else:
+            end = middle
+    while first < hashes.shape[1] and hashes[0, first] == low:
+        if hashes[1, first] == high:
+            return True
+        first += 1
+    return False
+
+
+@kernel
+def hash_all(data, ends, coefficients, hashes):
+    """Write to `hashes` (uint64[2, n]) the hashes of n byte strings, which are consecutive in `data` (uint8) and end at
+    `ends` (int64[n])."""
+    start = np.int64(0)
+    for i in range(ends.shape[0]):
+        hashes[0, i], hashes[1, i] = hash_key(data, start, ends[i] - start, coefficients)
+        start = ends[i]
+
+
+@kernel
+def is_in(data, n, coefficients, hashes):
+    """Return whether `hashes` contain the hash of the first `n` bytes of `data`, for Python."""
+    low, high = hash_key(data, np.int64(0), n, coefficients)
+    return has_hash(hashes, low, high)
+
+
 @kernel
 def hash_one(data, n, coefficients):
     """Return `hash_key` of the first `n` bytes of `data`, for Python."""

@@ -48,14 +48,15 @@ def settle(source, p, size, output, q, markers, state):
             return PASSED, SILENT
         row = next_marker(markers, producer, last + 1)
         if row < 0:
-            if q < 0 or (count > 0 and kept == 0):
+            is_removed = kept < count if state.rules.erases != 0 else count > 0 and kept == 0
+            if q < 0 or is_removed:
                 return fail(state, LOST_OPEN, p, base), COUNTS
             return PASSED, COUNTS
         if markers[row, FIRST_DATA] < 0:
             markers[row, FIRST_DATA] = base
         if markers[row, KIND] != ABORT:
             return PASSED, COUNTS
-        if kept > 0:
+        if kept > 0 and state.rules.erases == 0:
             return fail(state, OUTPUT_ABORTED, q, base), SILENT
         return PASSED, SILENT
     if count == 0:

@@ -12,17 +12,20 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.proof.codes import (
     LOST_BEYOND_END,
     LOST_KEYLESS,
+    LOST_OTHER_KEY,
     NEED_NOTES,
     OUTPUT_COUNT,
+    OUTPUT_ERASED_KEY,
     OUTPUT_EXTRA_RECORD,
     OUTPUT_RECORD,
     OUTPUT_RECORD_DIFFERS,
     PASSED,
     SOURCE_COUNT,
+    SOURCE_ERASED_KEY,
     SOURCE_RECORD,
     WOULD_LOSE_KEYLESS,
 )
-from keytail.kernels.proof.key_hash import hash_key
+from keytail.kernels.proof.key_hash import has_hash, hash_key
 from keytail.kernels.proof.meaning import COUNTS, is_over
 from keytail.kernels.proof.state import fail
 from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
@@ -69,6 +72,7 @@ def walk_records(source, output, records, others, notes, state):
     append_time, base_timestamp = be_64(source, p + v2.MAX_TIMESTAMP), be_64(source, p + v2.BASE_TIMESTAMP)
     other_base_timestamp = be_64(output, q + v2.BASE_TIMESTAMP) if compares else np.int64(0)
     expired = is_over(source, p, state)
+    erases = _erases(source, p, state)
     first, newest, nulls = batch.first_ms, batch.newest_ms, batch.has_nulls
     before, kept_count = batch.last_offset, batch.kept_count
     at, other_at, others_left = records.at, others.at, others.n
@@ -105,13 +109,18 @@ def walk_records(source, output, records, others, notes, state):
             kept_count += 1
             if record.value_bytes < 0:
                 nulls = np.int64(1)
-        code = _judge(record, offset, kept, expired, state)
+        if erases:
+            code = PASSED
+            if kept == _is_erased(records.data, record, notes):
+                code = OUTPUT_ERASED_KEY if kept else LOST_OTHER_KEY
+        else:
+            code = _judge(record, offset, kept, expired, state)
         if code == _NOTE:
             action = KEPT if kept else EXPIRED if _may_be_removed(record, offset, expired, state) else DROPPED
             _note(notes, noted, records.data, record, offset, action)
             noted += 1
         elif code != PASSED:
-            return fail(state, code, p, offset)
+            return fail(state, code, q if code == OUTPUT_ERASED_KEY else p, offset)
     if at != records.end:
         return fail(state, SOURCE_COUNT, p, base)
     if other_offset >= 0 or others_left > 0:
@@ -162,6 +171,23 @@ def is_same_record(data, record, other_data, other):
     if record.value_bytes > 0 and not same_bytes(data, record.value, other_data, other.value, record.value_bytes):
         return False
     return same_headers(data, record.headers, record.end, other_data, other.headers, other.end)
+
+
+# Erase.
+
+
+@_inlined
+def _erases(source, p, state):
+    """Return whether keys decide which records of the batch at `p` are retained; a control batch is never changed."""
+    return state.rules.erases != 0 and be_16(source, p + v2.ATTRIBUTES) & v2.CONTROL == 0
+
+
+@_inlined
+def _is_erased(data, record, notes):
+    if record.key_bytes < 0:
+        return False
+    low, high = hash_key(data, record.key, record.key_bytes, notes.coefficients)
+    return has_hash(notes.erased, low, high)
 
 
 # Note.
@@ -218,13 +244,19 @@ def note_present(source, records, notes, state):
     base = be_64(source, p)
     last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)
     at, noted = records.at, state.noted.count
+    erases = _erases(source, p, state)
     for _ in range(records.n):
         record = read_record(records.data, at, records.end)
         offset = base + record.offset_delta
         if record.end < 0 or offset <= before or offset > last:
             return fail(state, SOURCE_RECORD, p, offset if record.end >= 0 else before + 1)
         at, before = record.end, offset
-        code = _judge_present(record, offset, state)
+        if state.rules.erases != 0:
+            code = PASSED
+            if erases and _is_erased(records.data, record, notes):
+                code = SOURCE_ERASED_KEY
+        else:
+            code = _judge_present(record, offset, state)
         if code == _NOTE:
             _note(notes, noted, records.data, record, offset, PRESENT)
             noted += 1

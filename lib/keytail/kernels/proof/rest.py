@@ -42,7 +42,7 @@ def _note_batch(source, block, notes, markers, state):
         if code != PASSED:
             return code
     meaning = COUNTS
-    if be_16(source, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL_OR_CONTROL:
+    if be_16(source, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL_OR_CONTROL and state.rules.erases == 0:
         if state.knows_markers == 0:
             return NEED_MARKERS
         meaning = COUNTS if is_value(source, p, markers, state) else SILENT

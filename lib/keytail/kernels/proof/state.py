@@ -20,10 +20,11 @@ def _int64s(*names: str) -> np.dtype:
 # The rules of the proof. `horizon_ms`: delete horizon for a batch that has none, -1: none. `removal_limit`: no
 # tombstone or marker at or above this offset may be removed for its age. `keep_magic`: rewritten messages of magic 0 or
 # 1 keep their magic. `by_file_time`: `source.is_old` decides about tombstones and markers; no horizon is set or
-# retained (CLEANING.md 16).
+# retained (CLEANING.md 16). `erases`: the records with the keys `Notes.erased` are removed, and nothing else
+# (erase/ERASE.md).
 RULES = _int64s(
     "first_dirty", "end_offset", "first_uncleanable", "log_start", "removal_limit", "now_ms", "horizon_ms",
-    "interval_bytes", "drop_keyless", "keep_magic", "by_file_time",
+    "interval_bytes", "drop_keyless", "keep_magic", "by_file_time", "erases",
 )  # fmt: skip
 
 # Fields of both windows: the index of the next batch, the end of the bytes, whether the file ends there, bytes of the
@@ -82,11 +83,13 @@ class IndexFiles(NamedTuple):
 
 class Notes(NamedTuple):
     """Keys for the table of `table.py`: their hashes (uint64[2, n]: low, high), and offset and outcome of their records
-    (int64[2, n]); and the `coefficients` of the hash (`key_hash.py`)."""
+    (int64[2, n]); the `coefficients` of the hash (`key_hash.py`); and the hashes of the keys that an erasure removes
+    (uint64[2, k]: low, high), sorted by the low word."""
 
     hashes: np.ndarray
     records: np.ndarray
     coefficients: np.ndarray
+    erased: np.ndarray
 
 
 def new_state(saved: np.ndarray | None = None) -> Any:

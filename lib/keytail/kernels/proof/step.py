@@ -15,6 +15,7 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.opening.plain import decompress_plain
 from keytail.kernels.proof.checks import check_fields, check_kept, check_output, check_source, next_batch
 from keytail.kernels.proof.codes import (
+    LOST_BATCH,
     LOST_LAST_BATCH,
     LOST_PRODUCER,
     NEED_LEGACY,
@@ -24,6 +25,7 @@ from keytail.kernels.proof.codes import (
     NEED_OUTPUT_BLOCK,
     NEED_SOURCE_BLOCK,
     OUTPUT_CUT,
+    OUTPUT_EMPTY,
     OUTPUT_MAGIC,
     OUTPUT_SIZE,
     OUTPUT_UNKNOWN,
@@ -81,6 +83,12 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
         code = check_fields(source, p, output, q, q_size, state)
         if code != PASSED:
             return code
+        # The time of an active producer's last batch determines when the producer expires.
+        is_lowered = be_32(output, q + v2.RECORD_COUNT) == 0 and not same_bytes(
+            source, p + v2.MAX_TIMESTAMP, output, q + v2.MAX_TIMESTAMP, 8
+        )
+        if is_lowered and producers.shape[1] > 0 and ends_a_producer(source, p, producers):
+            return fail(state, OUTPUT_EMPTY, q, be_64(source, p))
     meaning = COUNTS
     if be_16(source, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL_OR_CONTROL:
         if state.knows_markers == 0:
@@ -128,6 +136,8 @@ def _place(source, p, output, q_size, producers, state):
         return fail(state, OUTPUT_UNKNOWN, q, be_64(output, q)), dropped
     if q_size > 0 and be_64(output, q) == base:
         return PASSED if output[q + v2.MAGIC] == 2 else fail(state, OUTPUT_MAGIC, q, base), q
+    if state.rules.erases != 0:
+        return fail(state, LOST_BATCH, p, base), dropped
     last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)
     if last + 1 == state.rules.first_uncleanable and state.rules.by_file_time == 0:
         return fail(state, LOST_LAST_BATCH, p, base), dropped

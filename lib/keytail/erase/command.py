@@ -1,0 +1,168 @@
+"""Declares the command `erase`: flags, rows, statuses, next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Annotated, Literal
+
+from keytail.cli import options as o
+from keytail.cli import rows as show
+from keytail.cli.command import BROKER, Command
+from keytail.cli.configuration import Configuration, ConfigurationByFlags
+from keytail.cli.selection import PartitionFilterFlags
+from keytail.cli.statuses import FAILURES, Status, exit_status_of
+from keytail.cli.table import (
+    PARTITION,
+    STATUS,
+    TOOK,
+    Column,
+    notes_of,
+    print_below,
+    print_line,
+    print_remarkable,
+    total,
+)
+from keytail.errors import NO_ERROR, ErrorText
+from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
+from keytail.run.rows import OfPartition
+
+KeyFormat = Literal["utf8", "hex", "base64"]
+
+KeysFile = Annotated[str, o.flag(
+    "--keys-file FILE", "File with the keys to erase, one on each line. It is read once; no key is printed or stored."
+)]
+KeyFormatFlag = Annotated[KeyFormat, o.flag(
+    "--key-format", "How the file encodes keys: as they are (utf8), in hexadecimal, or in base64.", KeyFormat
+)]
+
+
+@dataclass(frozen=True)
+class Request:
+    """All parameters of `erase`, with the defaults of its flags."""
+
+    partition_filter: PartitionFilterFlags
+    configuration: ConfigurationByFlags = field(default_factory=Configuration)
+    _: KW_ONLY
+    keys_file: KeysFile
+    key_format: KeyFormatFlag = "utf8"
+    execute: o.Execute = False
+    master: o.Master = None
+    shared_storage: o.SharedStorage = False
+    ledger: LedgerByFlags = field(default_factory=LedgerFlags)
+    submitted: bool = False  # there is no job for spark-submit
+
+
+@dataclass(frozen=True, slots=True)
+class EraseRow(OfPartition):
+    """One partition. Sizes are of `.log` files; unknown values are None."""
+
+    topic: Annotated[str, ""]
+    partition: Annotated[int, ""]
+    log_dir: Annotated[str, ""]
+    status: Annotated[str, ""]
+    error: Annotated[ErrorText, ""] = NO_ERROR
+    keys_found: Annotated[int | None, "keys of the file that records of the partition have"] = None
+    records_erased: Annotated[int | None, "records that were erased or, in a dry run, would be"] = None
+    records_before: Annotated[int | None, "all records of the partition"] = None
+    records_after: Annotated[int | None, ""] = None
+    segments_rewritten: Annotated[int | None, "segments with such a record"] = None
+    segments_before: Annotated[int | None, ""] = None
+    segments_after: Annotated[int | None, ""] = None
+    bytes_before: Annotated[int | None, "size of the `.log` files"] = None
+    bytes_after: Annotated[int | None, ""] = None
+    active_segment: Annotated[str, "`rolled`, or `would-roll`, if the active segment has such a record"] = ""
+    replicas: Annotated[
+        tuple[int, ...] | None, "ids of the other brokers with a replica; `null` if the cluster's metadata is not here"
+    ] = None
+    in_use: Annotated[bool, "a broker has the log dir open"] = False
+    notes: Annotated[tuple[str, ...], "other changes, a sentence each"] = ()
+    start_ms: Annotated[int | None, ""] = None
+    end_ms: Annotated[int | None, ""] = None
+    # Bits of the keys that were found, by their order in the set (uint8).
+    found_keys: bytes = field(default=b"", compare=False, repr=False)
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks the row
+
+
+def exit_status(rows: Sequence[EraseRow], request: Request | None = None) -> int:
+    if status := exit_status_of(rows):
+        return status
+    return 0 if all(row.recorded for row in rows) else 3
+
+
+_COLUMNS: tuple[Column[EraseRow], ...] = (
+    PARTITION,
+    STATUS,
+    Column("keys", lambda row: show.count(row.keys_found)),
+    Column("records", lambda row: show.change(show.count(row.records_before), show.count(row.records_after))),
+    Column("erased", lambda row: show.count(row.records_erased)),
+    Column("segments", lambda row: show.plain(row.segments_rewritten)),
+    Column("log size", lambda row: show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))),
+    Column("replicas", lambda row: "?" if row.replicas is None else ",".join(map(str, row.replicas))),
+    TOOK,
+)
+
+
+def keys_found(rows: Sequence[EraseRow]) -> int:
+    """Return how many keys of the file were found in any of these partitions."""
+    union = 0
+    for row in rows:  # all have the same number of bits
+        union |= int.from_bytes(row.found_keys, "big")
+    return union.bit_count()
+
+
+def show_rows(rows: Sequence[EraseRow], request: Request) -> None:
+    """Print a line for each partition, then the totals. Many partitions without such a record are only counted."""
+    title = "Erased" if request.execute else "Dry run: nothing was changed"
+    shown = print_remarkable(title, _COLUMNS, rows, lambda row: row.status == "absent" and not (row.error or row.notes))
+    print_below(rows, notes_of(shown))
+    done = [row for row in rows if row.status in ("erased", "would-erase")]
+    text = total(rows)
+    if done:
+        verb = "Erased" if request.execute else "To erase"
+        text += f" {verb}: {sum(row.records_erased or 0 for row in done):,} records, of {keys_found(done):,} keys."
+    print_line(f"\n{text}")
+
+
+def next_step(rows: Sequence[EraseRow], request: Request) -> str:
+    if any(row.status == "would-erase" for row in rows):
+        return (
+            "This was a dry run. To erase the records, stop the broker, and run the same command with --execute. Do so "
+            "on each broker with a replica."
+        )
+    if any(row.status in FAILURES for row in rows):
+        return "Partitions that were not done may still have such records; the reasons and remedies are given above."
+    if any(row.status == "erased" for row in rows):
+        return (
+            "Next: start the broker, and do the same on the other brokers with a replica. Until then, do not add or "
+            "rebuild a replica."
+        )
+    return ""
+
+
+ERASE = Command(
+    name="erase",
+    also_called=("forget", "gdpr", "remove-keys", "delete-keys", "redact", "wipe"),
+    help="Remove all records with given keys from every segment, whatever the topic's cleanup.policy.\n\n"
+    "Without --execute it reports how many records and keys each partition has. Offsets of other records do not "
+    "change. Other replicas must be treated as well.",
+    request=Request,
+    run="keytail.erase.driver:erase",
+    examples=(
+        f"keytail erase {BROKER} --topic-list orders --keys-file keys.txt",
+        f"keytail erase {BROKER} --topic-list orders --keys-file keys.txt --execute",
+        f"keytail erase {BROKER} --topic 'customer-.*' --keys-file keys.hex --key-format hex --execute",
+    ),
+    rows={"": EraseRow},
+    statuses={
+        "would-erase": Status("dry run: with --execute, records would be erased", "notable"),
+        "erased": Status("all records with these keys were erased", "done"),
+        "absent": Status("no record has one of the keys"),
+        **FAILURES,
+    },
+    show=show_rows,
+    next_step=next_step,
+    exit_status=exit_status,
+    reads_records=True,
+    reports_rows=True,
+)

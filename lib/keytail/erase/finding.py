@@ -1,0 +1,160 @@
+"""Finds the records whose keys are to be erased: in a chunk, for the rewrite, and in a whole partition, for a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keytail.compact.map_phase.reading import with_aborted
+from keytail.compact.task import CleaningTask
+from keytail.erase.keys import ErasedKeys
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.format.batch import CONTROL, TRANSACTIONAL
+from keytail.kernels.erase import mark_erased
+from keytail.log import meter
+from keytail.log.fs import FileSystem
+from keytail.log.records.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
+from keytail.log.records.key_scan import KeyScanner
+from keytail.log.transactions import Transactions, TransactionTracker
+
+
+class Finder:
+    """Finds erased keys in chunks; use one per task. `found` (bool, one item per key) is set for those found."""
+
+    def __init__(self, reader: SegmentReader, keys: ErasedKeys) -> None:
+        self._reader, self._keys = reader, keys
+        self._scanner = KeyScanner(keys.seed)
+        self.found = np.zeros(keys.count, bool)
+
+    def erased(self, chunk: Chunk) -> np.ndarray:
+        """Return for each record of the chunk (uint8), in order, whether it is to be erased. Control records are not.
+
+        Raises CorruptLog or Refused for a batch that cannot be opened.
+        """
+        table = chunk.table
+        counts = table["record_count"].astype(np.int64)
+        first = np.cumsum(counts) - counts
+        erased = np.zeros(int(counts.sum()), np.uint8)
+        wanted = ((table["attributes"] & CONTROL) == 0) & (counts > 0)
+        nulls = np.zeros((len(table) + 7) // 8, np.uint8)
+        for opened in self._reader.open_rows(chunk, wanted):
+            for part in self._scanner.portions(chunk, opened, -(2**63), first, nulls, 0):
+                mark_erased(part.low, part.high, part.ordinals, self._keys.table, erased, self.found)
+        return erased
+
+
+def erased_of_rows(table: np.ndarray, erased: np.ndarray) -> np.ndarray:
+    """Return the number of erased records (int64) of each row of a chunk's table."""
+    ends = np.cumsum(table["record_count"], dtype=np.int64)
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(erased, dtype=np.int64)])
+    return sums[ends] - sums[ends - table["record_count"]]
+
+
+@dataclass(frozen=True)
+class FoundInSegment:
+    """A segment with records to be erased: its base offset, and the number of its records and of these."""
+
+    base_offset: int
+    records: int
+    erased: int
+
+
+@dataclass(frozen=True)
+class FoundInPartition:
+    """What an erasure would remove: `segments` are those to be rewritten, `keys` (uint8) a bit for each key found.
+
+    `transactions` determine the transaction indexes. `records` is the number of records of the partition.
+    """
+
+    segments: tuple[FoundInSegment, ...]
+    records: int
+    keys: np.ndarray
+    transactions: Transactions
+
+    @property
+    def erased(self) -> int:
+        return sum(segment.erased for segment in self.segments)
+
+    @property
+    def keys_found(self) -> int:
+        return int(np.unpackbits(self.keys).sum())
+
+
+def longest_without_records(bases: Sequence[int], segments: Iterable[FoundInSegment]) -> int:
+    """Return the largest number of adjacent segments in which no record is left. `bases` are those of all segments."""
+    emptied = {segment.base_offset for segment in segments if segment.erased == segment.records}
+    longest = run = 0
+    for base in bases:
+        run = run + 1 if base in emptied else 0
+        longest = max(longest, run)
+    return longest
+
+
+@dataclass
+class _Open:
+    """The transactional batches with records to be erased: the offset of the last one, and of the last marker, of each
+    producer."""
+
+    data: dict[int, int] = field(default_factory=dict)
+    markers: dict[int, int] = field(default_factory=dict)
+
+    def follow(self, table: np.ndarray, erased: np.ndarray) -> None:
+        """Process the next batches; `erased` is the number of erased records of each."""
+        kind = table["attributes"] & (TRANSACTIONAL | CONTROL)
+        for into, which in (
+            (self.data, (kind == TRANSACTIONAL) & (erased > 0)),
+            (self.markers, ((kind & CONTROL) != 0) & (table["record_count"] > 0)),
+        ):
+            rows = table[which]
+            into.update(zip(rows["producer_id"].tolist(), rows["base_offset"].tolist(), strict=True))
+
+    def refuse(self, partition_path: str) -> None:
+        """Raise Refused if such a transaction has no marker."""
+        left = [(offset, producer) for producer, offset in self.data.items() if self.markers.get(producer, -1) < offset]
+        if left:
+            offset, producer = min(left)
+            raise Refused(
+                f"producer {producer} has an open transaction with a record to be erased",
+                path=partition_path,
+                offset=offset,
+                remedy="While the broker runs, let the transaction end, or abort it (kafka-transactions.sh)",
+                slug="open-transaction",
+            )
+
+
+def find_in_partition(fs: FileSystem, task: CleaningTask, keys: ErasedKeys) -> FoundInPartition:
+    """Read the whole log. Raises CorruptLog, or Refused for an open transaction with a record to be erased."""
+
+    def follow(aborted: np.ndarray) -> FoundInPartition:
+        return _find(fs, task, keys, aborted)
+
+    with meter.during("find"):
+        return with_aborted(fs, task, follow)
+
+
+def _find(fs: FileSystem, task: CleaningTask, keys: ErasedKeys, aborted: np.ndarray) -> FoundInPartition:
+    reader = SegmentReader(fs)
+    finder, tracker, is_open = Finder(reader, keys), TransactionTracker(aborted, task.log_start_offset), _Open()
+    found, total = [], 0
+    bases = [segment.base_offset for segment in task.segments]
+    for segment, next_base in zip(task.segments, [*bases[1:], None], strict=True):
+        path = os.path.join(task.partition_path, names.segment_file(segment.base_offset, names.LOG))
+        records = erased = 0
+        torn_tail = next_base is None and not task.clean_shutdown
+        for chunk in reader.chunks(path, segment.log_bytes, torn_tail=torn_tail):
+            refuse_unsupported(chunk)
+            check_ends_below(chunk, next_base)
+            of_rows = erased_of_rows(chunk.table, finder.erased(chunk))
+            tracker.follow(chunk.table)
+            is_open.follow(chunk.table, of_rows)
+            records += int(chunk.table["record_count"].sum(dtype=np.int64))
+            erased += int(of_rows.sum())
+        total += records
+        if erased:
+            found.append(FoundInSegment(segment.base_offset, records, erased))
+    is_open.refuse(task.partition_path)
+    return FoundInPartition(tuple(found), total, np.packbits(finder.found), tracker.finish())

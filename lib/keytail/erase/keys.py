@@ -1,0 +1,149 @@
+"""Reads the file of `--keys-file`, one key a line, and holds the keys as hashes, 40 bytes for each.
+
+There are two independent sets: XXH3-128 under a random seed, by which records are selected, and the hash of the proof,
+under its own secret. Key bytes are not retained, and never in a message.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NoReturn, Protocol
+
+import numpy as np
+
+from keytail.errors import UsageProblem
+from keytail.kernels.erase import KeyTable, hash_keys
+from keytail.kernels.proof.key_hash import SECRET_BYTES, coefficients_of, hash_all
+from keytail.limits import max_record_bytes
+
+KeyFormat = Literal["utf8", "hex", "base64"]
+_BLOCK_BYTES = 4 << 20
+
+
+class Reads(Protocol):
+    """A file opened for reading bytes."""
+
+    def read(self, n: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class ErasedKeys:
+    """The keys of a file: their number, the SHA-256 of the file, and their hashes for selecting and for proving.
+
+    `hashes` is uint64[2, n], sorted by the low word, as in kernels/proof/state.py.
+    """
+
+    count: int
+    file_digest: str
+    seed: int
+    table: KeyTable
+    secret: bytes
+    hashes: np.ndarray
+
+
+def read_keys(file: Reads, name: str, key_format: KeyFormat) -> ErasedKeys:
+    """Return the keys of the file, one a line; `name` is its name in errors.
+
+    Raises UsageProblem, with the number of the line, for an empty file, a line that is empty or not in the format, and
+    a key that occurs twice.
+    """
+    digest, decode = hashlib.sha256(), _DECODERS[key_format]
+    seed, secret = secrets.randbits(63), os.urandom(SECRET_BYTES)
+    coefficients = coefficients_of(secret)
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    count = 0
+    for lines in _lines(file, name, digest.update):
+        keys = []
+        for number, line in enumerate(lines, count + 1):
+            if not line:
+                _refuse(name, number, "is empty", "Remove it: the empty key cannot be erased")
+            if line[-1] == 13:
+                _refuse(name, number, "ends with a carriage return", "Use lines that end with a line feed only")
+            key = _decoded(decode, line)
+            if key is None:
+                _refuse(name, number, f"is not {_IN_WORDS[key_format]}", "Correct it, or give another --key-format")
+            keys.append(key)
+        count += len(keys)
+        parts.append(_hashes(keys, seed, coefficients))
+    if not count:
+        raise UsageProblem(
+            f"{name} has no keys", remedy="Give a file with one key on each line", slug="invalid-keys-file"
+        )
+    selecting, proving = (np.concatenate(hashes, axis=1) for hashes in zip(*parts, strict=True))
+    order = np.lexsort((selecting[1], selecting[0]))
+    low, high = (np.ascontiguousarray(words[order]) for words in selecting)
+    same = np.flatnonzero((low[1:] == low[:-1]) & (high[1:] == high[:-1]))
+    if len(same):
+        first, again = sorted((int(order[same[0]]) + 1, int(order[same[0] + 1]) + 1))
+        _refuse(name, again, f"has the same key as line {first}", "Remove one of the two")
+    by_low = np.lexsort((proving[1], proving[0]))
+    hashes = np.ascontiguousarray(proving[:, by_low])
+    return ErasedKeys(count, digest.hexdigest(), seed, table_of(low, high), secret, hashes)
+
+
+def table_of(low: np.ndarray, high: np.ndarray) -> KeyTable:
+    """Return the table of hashes, which are sorted."""
+    bits = max(1, len(low).bit_length())
+    bounds = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
+    starts = np.append(np.searchsorted(low, bounds), len(low)).astype(np.int64)
+    return KeyTable(low, high, starts, np.uint64(64 - bits))
+
+
+def _hashes(keys: list[bytes], seed: int, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of keys for selecting and for proving, both uint64[2, n]: low and high words."""
+    data = np.frombuffer(bytearray(b"".join(keys)), np.uint8)
+    ends = np.cumsum([len(key) for key in keys], dtype=np.int64)
+    selecting, proving = np.empty((2, len(keys)), np.uint64), np.empty((2, len(keys)), np.uint64)
+    hash_keys(data, ends, np.uint64(seed), selecting[0], selecting[1])
+    hash_all(data, ends, coefficients, proving)
+    return selecting, proving
+
+
+def _lines(file: Reads, name: str, on_bytes: Callable[[bytes], object]) -> Iterator[list[bytes]]:
+    """Yield the lines of a file, some at a time, without their line feeds; call `on_bytes` with all bytes."""
+    rest, done = b"", 0
+    while block := file.read(_BLOCK_BYTES):
+        on_bytes(block)
+        *lines, rest = (rest + block).split(b"\n")
+        if lines:
+            done += len(lines)
+            yield lines
+        if len(rest) > 2 * max_record_bytes():  # hexadecimal
+            _refuse(name, done + 1, "is larger than any record can be", "Give one key on each line")
+    if rest:
+        yield [rest]
+
+
+def _refuse(name: str, line: int, what: str, remedy: str) -> NoReturn:
+    raise UsageProblem(f"line {line} of {name} {what}", remedy=remedy, slug="invalid-keys-file")
+
+
+def _decoded(decode: Callable[[bytes], bytes], line: bytes) -> bytes | None:
+    """Return the key, None if the line is not in the format. The error of `decode` may contain the line."""
+    try:
+        return decode(line)
+    except ValueError:
+        return None
+
+
+def _utf8(line: bytes) -> bytes:
+    line.decode()
+    return line
+
+
+def _hex(line: bytes) -> bytes:
+    return binascii.unhexlify(line)
+
+
+def _base64(line: bytes) -> bytes:
+    return base64.b64decode(line, validate=True)
+
+
+_DECODERS: Mapping[str, Callable[[bytes], bytes]] = {"utf8": _utf8, "hex": _hex, "base64": _base64}
+_IN_WORDS = {"utf8": "valid UTF-8", "hex": "hexadecimal", "base64": "base64"}

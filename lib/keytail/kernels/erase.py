@@ -1,0 +1,63 @@
+"""Finds the records whose keys are to be erased, by the 128-bit hashes of the keys.
+
+The proof (`kernels/proof`) does the same with another hash and another search.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import register_jitable
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import xxh3_128
+
+
+class KeyTable(NamedTuple):
+    """Hashes of keys: the words `low` and `high` (uint64[n]), sorted by the low word, and then by the high word.
+
+    `starts` (int64[2**bits + 1]) has the index of the first hash whose upper `bits` bits are at least its own index;
+    `shift` (uint64) is 64 - bits.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    starts: np.ndarray
+    shift: np.uint64
+
+
+@kernel
+def hash_keys(data, ends, seed, low, high):
+    """Write the hashes (uint64[n]) of n byte strings, which are consecutive in `data` (uint8) and end at `ends`."""
+    start = np.int64(0)
+    for i in range(ends.shape[0]):
+        low[i], high[i] = xxh3_128(data, start, ends[i] - start, seed)
+        start = ends[i]
+
+
+@register_jitable
+def _index_of(table, low, high):
+    """Return the index of a hash, -1: none."""
+    part = np.int64(low >> table.shift)
+    for i in range(table.starts[part], table.starts[part + 1]):
+        if table.low[i] == low and table.high[i] == high:
+            return i
+    return np.int64(-1)
+
+
+@kernel
+def mark_erased(low, high, ordinals, table, erased, found):
+    """Set `erased[ordinal]` (uint8) for each record whose key is in the table, and `found[index]` (bool) for its key.
+
+    `ordinals` (int64) are those of `scan_keys`: a record with -1 has no key. Returns the number of records marked.
+    """
+    n = 0
+    for i in range(ordinals.shape[0]):
+        if ordinals[i] >= 0:
+            index = _index_of(table, low[i], high[i])
+            if index >= 0:
+                erased[ordinals[i]] = 1
+                found[index] = True
+                n += 1
+    return n
