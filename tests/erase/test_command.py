@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from keytail.erase import backups
+from keytail.erase.other_directories import OtherDirectories
+from keytail.format.names import PartitionDir
 from keytail.format.producers import encode_snapshot
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
@@ -188,6 +191,39 @@ def test_another_directory_of_the_partition_is_refused(run: Run, closed: Path, k
     assert "another directory has records of the partition" in refused(run, closed, keys_file, "--execute")
 
 
+@pytest.mark.parametrize("kind", ["stray", "delete", "future"])
+def test_a_directory_in_a_log_dir_that_only_the_file_of_the_broker_names_is_refused(
+    run: Run, closed: Path, keys_file: Path, tmp_path: Path, kind: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(closed / "orders-0", other / f"orders-0.{'0' * 32}-{kind}")
+    config = tmp_path / "server.properties"
+    config.write_text(f"log.dirs={closed},{other},{tmp_path / 'missing'}\n")
+    error = refused(run, closed, keys_file, "--execute", "--config", config)
+    assert f"another directory has records of the partition: {other}" in error
+
+
+@pytest.mark.parametrize("kind", ["stray", "delete"])
+def test_a_directory_without_its_partition_is_an_error(run: Run, closed: Path, keys_file: Path, kind: str) -> None:
+    (closed / "orders-1").rename(closed / f"orders-1.{'0' * 32}-{kind}")
+    before = snapshot(closed)
+    for more in ((), ("--execute",)):
+        done = run("erase", "--log-dirs", closed, *KNOWN, "--keys-file", keys_file, "--topic", "orders", *more)
+        assert done.exit_code == 2
+        assert "[other-directory-of-partition]" in done.stderr
+    assert snapshot(closed) == before
+    erase(run, closed, keys_file, "--partitions", "orders-0", "--execute")
+
+
+def test_the_truncated_name_of_a_long_topic_is_that_of_its_partition() -> None:
+    """A broker truncates the topic so that the name of a `-delete` directory has 255 characters."""
+    suffix = f"-0.{'0' * 32}-delete"
+    short = "t" * (255 - len(suffix))
+    others = OtherDirectories(((f"/logs/{short}{suffix}", PartitionDir(short, 0, "delete")),))
+    assert others.of(f"{short}tt", 0) and others.of(short, 0)
+    assert not others.of(f"{short}tt", 1) and not others.of(f"u{short}", 0)
+
+
 def test_a_prepared_compaction_is_refused(run: Run, closed: Path, keys_file: Path) -> None:
     flags = ("--log-dirs", closed, *KNOWN, "--topic-config", "orders:cleanup.policy=compact")
     done = run("compact", *flags, "--prepare", "--partitions", "orders-0")
@@ -212,6 +248,12 @@ def test_internal_topics_are_refused(run: Run, closed: Path, keys_file: Path) ->
     (closed / "orders-0").rename(closed / "__consumer_offsets-0")
     _, rows = erase(run, closed, keys_file, "--topic", "__.*")
     assert "is an internal topic" in rows["__consumer_offsets-0"]["error"]
+
+
+def test_a_byte_order_mark_is_refused(run: Run, closed: Path, keys_file: Path) -> None:
+    keys_file.write_bytes(b"\xef\xbb\xbf" + keys_file.read_bytes())
+    done = run("erase", "--log-dirs", closed, *KNOWN, "--keys-file", keys_file, "--topic", "orders")
+    assert done.exit_code == 2 and "begins with a byte order mark" in done.stderr
 
 
 def test_usage_errors(run: Run, closed: Path, keys_file: Path, tmp_path: Path) -> None:
@@ -289,6 +331,29 @@ def test_a_backup_that_the_ledger_knows_is_refused(
     compact("--partitions", "orders-0", "--keep-originals", backup)
     assert "a backup of the partition is in" in refused(run, closed, keys_file, "--execute", "--ledger", ledger)
     run_id = next(path.name for path in backup.iterdir())
+    alias = tmp_path / "alias"
+    alias.symlink_to(closed)
+    _, rows = erase(run, alias, keys_file, "--partitions", "orders-0", "--execute", "--ledger", ledger)
+    assert rows["orders-0"]["status"] == "refused"
     run("undo", "--originals", backup, "--run", run_id, "--forget", "--execute")
     _, rows = erase(run, closed, keys_file, "--topic", "orders", "--execute", "--ledger", ledger)
     assert {row["status"] for row in rows.values()} == {"erased"}
+
+
+@pytest.mark.parametrize("command", ["compact", "compact --repack"])
+def test_backups_of_compactions_and_repacks_are_found(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [
+        {"command": command, "log_dirs": ["/logs"], "arguments": ["--keep-originals", "relative"]},
+        {"command": command, "log_dirs": ["/others"], "arguments": ["--keep-originals", "/kept"]},
+    ]
+
+    def read_rows(path: str, table: str, keys: dict[str, str], session: object) -> list[dict[str, Any]]:
+        return [row for row in runs if row["command"] == keys["command"]]
+
+    monkeypatch.setattr(backups, "read_rows", read_rows)
+    found = backups.backups_of_ledger("/ledger", ["/logs"], None)
+    assert found.directories == ("relative",)
+    [reason] = found.reasons(LOCAL, "orders-0")
+    assert "in an unknown directory" in reason

@@ -30,7 +30,7 @@ from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
 
 
 def clean_disturbed(
-    notes: str, how: dict[str, str], tasks_per_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
+    notes: str, how: dict[str, str], tasks_per_host: int, task: CleaningTask, attempt: str, **_: object
 ) -> CleaningResult:
     """Clean a partition, and return the result. If it is in `how`, its first attempt is disturbed after its writes."""
     number = str(task.partition)

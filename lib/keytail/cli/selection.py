@@ -22,6 +22,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.owner import work_as_owner
 
 if TYPE_CHECKING:
+    from keytail.format.names import PartitionDir
     from keytail.log.partition import LogDirFacts, PartitionEntry
 
 
@@ -34,7 +35,7 @@ class PartitionFilter:
     topics: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
 
-    def takes(self, entry: PartitionEntry) -> bool:
+    def takes(self, entry: PartitionEntry | PartitionDir) -> bool:
         by_pattern = any(re.fullmatch(pattern, entry.topic) for pattern in self.topic_patterns)
         if (self.topic_patterns or self.topics) and not (by_pattern or entry.topic in self.topics):
             return False

@@ -6,7 +6,7 @@ They may have records that are to be erased.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keytail.errors import ErrorText, UsageProblem, refusal
@@ -15,6 +15,7 @@ from keytail.log.fs import FileSystem
 from keytail.undo.backup import entry_directories
 
 _FLAG = "--keep-originals"
+_COMMANDS = ("compact", "compact --repack")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,12 @@ class Backups:
         """Return the reasons why a partition is refused: each backup of it that is there now, with a remedy."""
         found = []
         for directory in self.directories:
-            if not os.path.isabs(directory) or not fs.exists(directory):
+            if not os.path.isabs(directory):
+                text = f"a run has kept a backup in {directory}, in an unknown directory, which may have erased records"
+                remedy = "Find and remove the backup, then run without --ledger"
+                found.append(refusal(text, slug="backup-of-partition", remedy=remedy))
+                continue
+            if not fs.exists(directory):
                 continue
             for path in entry_directories(fs, directory):
                 run, name = os.path.split(path)
@@ -37,22 +43,16 @@ class Backups:
                     found.append(refusal(text, slug="backup-of-partition", remedy=f"Remove it with `{undo}`"))
         return found
 
-    def notes(self) -> Iterator[str]:
-        """Yield a sentence for each directory that cannot be found."""
-        for directory in self.directories:
-            if not os.path.isabs(directory):
-                yield f"a run has kept a backup in {directory}, below an unknown directory: it may have erased records"
-
 
 def backups_of_ledger(path: str, log_dirs: Sequence[str], session: object) -> Backups:
     """Return the backups of the runs of a ledger on these log dirs. A ledger that does not exist yet has no runs."""
     try:
-        rows = read_rows(path, "runs", {"command": "compact"}, session)
+        rows = [row for command in _COMMANDS for row in read_rows(path, "runs", {"command": command}, session)]
     except UsageProblem:
         return Backups()
     found: dict[str, None] = {}
     for row in rows:
-        if set(row["log_dirs"] or ()).isdisjoint(log_dirs):
+        if set(map(os.path.realpath, row["log_dirs"] or ())).isdisjoint(map(os.path.realpath, log_dirs)):
             continue
         arguments = row["arguments"] or ()
         for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):

@@ -15,16 +15,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from keytail.acting_user import as_caller
-from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import SelectedPartitions, select_partitions
+from keytail.cli.selection import select_partitions
+from keytail.config.files import log_dirs as log_dirs_of
 from keytail.console import print_message
 from keytail.erase.backups import Backups, backups_of_ledger
 from keytail.erase.command import EraseRow, Request, exit_status
 from keytail.erase.erasure import Erasure
 from keytail.erase.examining import Examined, examine
 from keytail.erase.keys import ErasedKeys, read_keys
+from keytail.erase.other_directories import other_directories
 from keytail.errors import UsageProblem, is_denied, joined
 from keytail.format import names
 from keytail.ledger.of_run import Recording, Run, recording, run_id_at
@@ -58,7 +59,12 @@ def erase(
             run.enter_context(hold(preparing, fs, names.PREPARE_LOCK))
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, log_dirs, request.configuration)
-        items = _examined(fs, chosen, configuration, request)
+        others = other_directories(fs, chosen, log_dirs_of(configuration.broker))
+        others.refuse_without_partition(chosen, request.partition_filter)
+        items = [
+            examine(fs, log_dir, entry, configuration, execute=request.execute, others=others)
+            for log_dir, entry in chosen.partitions
+        ]
         sizes = [(os.path.basename(item.facts.path), item.log_bytes) for item in items]
         with Reporter("erase", sizes, _READS if request.execute else 1.0) as reporter:
             to_read = [item.log_bytes for item in items if item.config is not None]
@@ -67,8 +73,6 @@ def erase(
             if flags.path is not None:
                 backups = backups_of_ledger(flags.path, log_dirs, engine.session)
                 items = [_without_backups(fs, item, backups) for item in items]
-                for note in backups.notes():
-                    reporter.note(note)
             now_ms = time.time_ns() // 1_000_000
             run_id = secrets.token_hex(4)
             erasure = Erasure(
@@ -136,14 +140,6 @@ def keys_of(request: Request) -> ErasedKeys:
         raise UsageProblem(
             f"--keys-file cannot be read: {error.strerror}", path=path, remedy=remedy, slug="unreadable-keys-file"
         ) from error
-
-
-def _examined(
-    fs: FileSystem, chosen: SelectedPartitions, configuration: Configuration, request: Request
-) -> list[Examined]:
-    return [
-        examine(fs, log_dir, entry, configuration, execute=request.execute) for log_dir, entry in chosen.partitions
-    ]
 
 
 def _without_backups(fs: FileSystem, item: Examined, backups: Backups) -> Examined:

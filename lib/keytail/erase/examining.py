@@ -12,6 +12,7 @@ from keytail.compact.roll import reason_against
 from keytail.config.compaction import CompactionConfig
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.erase.command import EraseRow
+from keytail.erase.other_directories import NO_OTHERS, REMEDY, OtherDirectories
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal
 from keytail.format import names
 from keytail.log.append.roll_closed import why_not_closed
@@ -69,9 +70,13 @@ class Examined:
 
 
 def examine(
-    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, *, execute: bool
-) -> Examined:
-    """Survey one partition. An executing run first resolves leftovers of an interrupted run in it."""
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, *, execute: bool,
+    others: OtherDirectories = NO_OTHERS,
+) -> Examined:  # fmt: skip
+    """Survey one partition; `others` are those of the broker.
+
+    An executing run first resolves leftovers of an interrupted run in the partition.
+    """
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []
     try:
@@ -79,7 +84,7 @@ def examine(
         config = CompactionConfig.from_values(resolved.values())
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
-        reasons = _refusals(log_dir, entry, facts, config, configuration.unknown(entry.topic, NEEDED_SETTINGS))
+        reasons = _refusals(others, entry, facts, config, configuration.unknown(entry.topic, NEEDED_SETTINGS))
         if execute and facts.leftovers and not reasons and not entry.problems:
             notes = recover(fs, facts.path)
             facts = survey_partition(fs, log_dir, entry)
@@ -109,7 +114,7 @@ def examine(
 
 
 def _refusals(
-    log_dir: LogDirFacts, entry: PartitionEntry, facts: PartitionFacts, config: CompactionConfig, unknown: ErrorText
+    others: OtherDirectories, entry: PartitionEntry, facts: PartitionFacts, config: CompactionConfig, unknown: ErrorText
 ) -> list[ErrorText]:
     """Return reasons that hold whatever an interrupted run has left."""
     reasons = [unknown] if unknown else []
@@ -127,22 +132,15 @@ def _refusals(
                 remedy="Remove it with `keytail prepared --discard --execute`",
             )
         )
-    others = [os.path.join(log_dir.path, name) for name in log_dir.skipped if _is_copy(name, entry)]
-    if others:
+    if found := others.of(entry.topic, entry.partition):
         reasons.append(
             refusal(
-                f"another directory has records of the partition: {', '.join(others)}",
+                f"another directory has records of the partition: {', '.join(found)}",
                 slug="other-directory-of-partition",
-                remedy="Start the broker, which removes a directory that ends in -delete; move or remove any other",
+                remedy=REMEDY,
             )
         )
     return reasons
-
-
-def _is_copy(name: str, entry: PartitionEntry) -> bool:
-    """Return whether a directory of a log dir is one of this partition that a broker moves, deletes or found stray."""
-    parsed = names.parse_partition_dir(name)
-    return parsed is not None and (parsed.topic, parsed.partition) == (entry.topic, entry.partition)
 
 
 def _other_replicas(configuration: Configuration, entry: PartitionEntry) -> tuple[int, ...] | None:

@@ -63,6 +63,8 @@ def read_keys(file: Reads, name: str, key_format: KeyFormat) -> ErasedKeys:
         for number, line in enumerate(lines, count + 1):
             if not line:
                 _refuse(name, number, "is empty", "Remove it: the empty key cannot be erased")
+            if number == 1 and line.startswith(b"\xef\xbb\xbf"):
+                _refuse(name, number, "begins with a byte order mark", "Remove it: it would be part of the key")
             if line[-1] == 13:
                 _refuse(name, number, "ends with a carriage return", "Use lines that end with a line feed only")
             key = _decoded(decode, line)

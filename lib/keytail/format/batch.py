@@ -1,6 +1,6 @@
 """Declares the header of record batches (v2), and the batch table of chunks.
 
-BATCH.md beside this file specifies the layout, its rules and worked bytes.
+BATCH.md beside this file specifies the layout and its rules, with an example byte by byte.
 """
 
 from __future__ import annotations

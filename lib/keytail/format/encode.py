@@ -1,7 +1,7 @@
 """Encodes columns of records as batches of version 2: the reverse of `log/records/table.py`.
 
-BATCH.md 6 specifies where a batch ends and what is refused. Batches have no producer and no transaction, like those
-of a producer without idempotence.
+BATCH.md 6 specifies where a batch ends and what is refused. Batches have no producer id and belong to no transaction,
+like those of a producer without idempotence.
 """
 
 from __future__ import annotations

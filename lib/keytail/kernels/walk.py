@@ -16,7 +16,7 @@ from numba.extending import intrinsic, register_jitable
 
 from keytail.kernels import batch_header as v2
 
-# Inlined by LLVM whatever their size: a call with an array argument counts references.
+# LLVM inlines these functions whatever their size: a call would count references of each array argument.
 _inlined = register_jitable(forceinline=True)
 
 

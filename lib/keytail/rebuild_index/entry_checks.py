@@ -127,7 +127,8 @@ class _Batches:
         return (self.last[rows] == offsets) | inside
 
     def have(self, offsets: np.ndarray, times_ms: np.ndarray) -> np.ndarray:
-        """Return whether each offset is the last offset of a batch, or of a record with the timestamp (bool array)."""
+        """Return for each offset whether it is the last offset of a batch, or of a record with its item of `times_ms`
+        as timestamp (bool array). If batches could not be opened, no record is compared."""
         rows, inside = self.rows_of(offsets)
         if self._is_open and len(self._offsets):
             at = np.minimum(np.searchsorted(self._offsets, offsets), len(self._offsets) - 1)

@@ -78,7 +78,7 @@ def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bo
 def checked(
     fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool
 ) -> ErrorText:
-    """Return why the preparation cannot be committed now, to the partition as `planned`; NO_ERROR if it can be.
+    """Return why the preparation cannot be committed to the partition as it is now (`planned`); NO_ERROR if it can be.
 
     Reads names, sizes, times, checkpoints, and the header of each source's first batch.
     """
@@ -171,7 +171,7 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
         text = f"settings were changed after the preparation: {', '.join(changed)}"
     elif (basis.message_format, basis.by_file_time) != (then.message_format, then.by_file_time):
         text = "it was prepared with another --message-format or --broker-version"
-    elif then.drop_keyless and not basis.drop_keyless:  # without it, no keyless record is prepared
+    elif then.drop_keyless and not basis.drop_keyless:  # without it, there were no keyless records
         text = "it was prepared with --drop-keyless, which is not given now"
     elif basis.removal_limit_offset < then.removal_limit_offset:
         text = (

@@ -53,6 +53,8 @@ def plan_repack(
         unknown = [why_settings_unknown(configuration, entry.topic, *_NEEDED)]
         if flags.batch_bytes and replicas_of(configuration.cluster, entry.topic, entry.partition) != 1:
             unknown.append(why_not_mergeable(configuration, entry.topic))
+            if facts.high_watermark is None:
+                unknown.append(_NO_HIGH_WATERMARK)
             if not flags.replicas_in_sync:
                 unknown.append(why_not_in_sync(configuration.cluster, entry.topic, entry.partition))
         unstable = None
@@ -68,6 +70,14 @@ def plan_repack(
     except (KeytailError, OSError) as problem:
         return refused(facts or survey_partition(fs, log_dir, entry), problem)
     return Planned(facts, config, decision)
+
+
+_NO_HIGH_WATERMARK = refusal(
+    "the high watermark is unknown, and --high-watermark log-end does not tell what other replicas have: a follower "
+    "whose log ends inside a merged batch fails",
+    slug="replicas-unknown",
+    remedy="Start the broker and stop it cleanly; or give --batch-bytes 0, which merges nothing",
+)
 
 
 def refused(facts: PartitionFacts, problem: KeytailError | OSError) -> Planned:

@@ -25,7 +25,7 @@ class Installation(Protocol):
 
     @property
     def made(self) -> list[int]:
-        """The base offsets of the segments that are installed so far."""
+        """The base offsets of the segments that have been installed so far."""
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         """Put the output of one pass into the destination, durably. Raises KeytailError or OSError, after which `fail`

@@ -163,9 +163,9 @@ def _by_cleaning(offset, is_all_seen, newest, later, anywhere, tombstone):
 
     `newest` is the last record of the key in the replica. Of the records below the offset that the cleaner reached,
     `later` is the last record in the replica, `anywhere` the last record in any replica, and `tombstone` the last
-    tombstone in any replica. A record that the cleaner did not reach explains a removal only after a tombstone, or if
-    the audit may not have read a tombstone. If the later record is also missing, the replica has lost it, unless an
-    older record shows that the cleaner did not reach it.
+    tombstone in any replica. A later record above that offset explains the removal only if a tombstone of the key may
+    have removed the record before: one was found, or the audit may have missed one. If the later record is also
+    missing, the replica has lost it, unless an older record shows that the cleaner did not reach it.
     """
     if later > offset or (newest > offset and (tombstone >= offset or not is_all_seen)):
         return SUPERSEDED

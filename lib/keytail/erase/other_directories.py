@@ -1,0 +1,65 @@
+"""Finds directories of partitions that a broker moves, deletes or found stray. They may have records to be erased."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keytail.cli.selection import PartitionFilter, SelectedPartitions
+from keytail.errors import UsageProblem
+from keytail.format import names
+from keytail.log.fs import FileSystem
+
+_MAX_NAME_BYTES = 255  # a broker truncates the topic in a longer name of a `-delete` or `-stray` directory
+REMEDY = "Start the broker, which removes a directory that ends in -delete; move or remove any other"
+
+
+@dataclass(frozen=True)
+class OtherDirectories:
+    """The paths of such directories, in all log dirs of a broker, with their parsed names."""
+
+    found: tuple[tuple[str, names.PartitionDir], ...] = ()
+
+    def of(self, topic: str, partition: int) -> list[str]:
+        """Return the paths of the directories of one partition."""
+        return [path for path, parsed in self.found if _may_be_of(path, parsed, topic, partition)]
+
+    def refuse_without_partition(self, chosen: SelectedPartitions, partition_filter: PartitionFilter) -> None:
+        """Raise UsageProblem for directories of chosen partitions that have no normal directory, and so no row."""
+        known = [(entry.topic, entry.partition) for _, entry in chosen.partitions]
+        left = [
+            path
+            for path, parsed in self.found
+            if partition_filter.takes(parsed) and not any(_may_be_of(path, parsed, *one) for one in known)
+        ]
+        if left:
+            raise UsageProblem(
+                f"directories without a partition in the log dirs may have records to be erased: {', '.join(left)}",
+                remedy=REMEDY,
+                slug="other-directory-of-partition",
+            )
+
+
+NO_OTHERS = OtherDirectories()
+
+
+def other_directories(fs: FileSystem, chosen: SelectedPartitions, broker_log_dirs: Sequence[str]) -> OtherDirectories:
+    """Return the directories in the surveyed log dirs, and in those of the broker's file that are on this host."""
+    listed = {facts.path: facts.skipped for facts in chosen.log_dirs}
+    for path in map(os.path.abspath, broker_log_dirs):
+        if path not in listed and fs.exists(path):
+            listed[path] = tuple(entry.name for entry in fs.scan(path))
+    found = []
+    for path, entries in listed.items():
+        for name in entries:
+            parsed = names.parse_partition_dir(name)
+            if parsed is not None and parsed.kind != "normal":
+                found.append((os.path.join(path, name), parsed))
+    return OtherDirectories(tuple(found))
+
+
+def _may_be_of(path: str, parsed: names.PartitionDir, topic: str, partition: int) -> bool:
+    is_truncated = len(os.path.basename(path)) >= _MAX_NAME_BYTES
+    is_topic = topic.startswith(parsed.topic) if is_truncated else parsed.topic == topic
+    return is_topic and parsed.partition == partition
