@@ -24,6 +24,14 @@ _GET_PARENT_DEATH_SIGNAL, _SET_PARENT_DEATH_SIGNAL = 2, 1  # operations of prctl
 _UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # with this id, setfsuid and setfsgid only return the current id
 
 
+def caller_name() -> str:
+    """Return the name of the user that started this process, or the id of a user without a name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
 @dataclass(frozen=True)
 class User:
     """Effective ids of a process: user id, group id, supplementary group ids."""

@@ -35,10 +35,9 @@ from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.compact.worker import clean_on_worker
 from keytail.console import print_message
 from keytail.errors import ErrorText, joined
-from keytail.format import names
 from keytail.ledger.of_run import Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
+from keytail.log.lock import hold_off_preparations
 from keytail.log.log_dirs import hosted
 from keytail.run.each_partition import of_each
 from keytail.run.engine import Engine
@@ -86,8 +85,7 @@ def run_in_place(request: Request, kind: Kind, fs: FileSystem = LOCAL) -> list[R
         if submitted is not None:
             flags = flags.in_session(submitted, fs, log_dirs)
         steps.lock(log_dirs)
-        preparing = [path for path in log_dirs if fs.exists(os.path.join(path, names.PREPARE_LOCK))]
-        run.enter_context(hold(preparing, fs, names.PREPARE_LOCK))
+        run.enter_context(hold_off_preparations(log_dirs, fs))
         chosen, configuration = steps.select_partitions(rules.now_ms)
         planned = kind.plan(fs, chosen, configuration, rules, request)
         run_id = secrets.token_hex(4)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from keytail.acting_user import as_caller
+from keytail.acting_user import as_caller, caller_name
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import select_partitions
@@ -27,10 +26,9 @@ from keytail.erase.examining import Examined, examine
 from keytail.erase.keys import ErasedKeys, read_keys
 from keytail.erase.other_directories import other_directories
 from keytail.errors import UsageProblem, is_denied, joined
-from keytail.format import names
 from keytail.ledger.of_run import Recording, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
+from keytail.log.lock import hold, hold_off_preparations
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
@@ -55,8 +53,7 @@ def erase(
             if not request.shared_storage:
                 refuse_shared_storage(fs, log_dirs)
             run.enter_context(hold(log_dirs, fs))
-            preparing = [path for path in log_dirs if fs.exists(os.path.join(path, names.PREPARE_LOCK))]
-            run.enter_context(hold(preparing, fs, names.PREPARE_LOCK))
+            run.enter_context(hold_off_preparations(log_dirs, fs))
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, log_dirs, request.configuration)
         others = other_directories(fs, chosen, log_dirs_of(configuration.broker))
@@ -85,19 +82,11 @@ def erase(
                 return erasure.run()
             about = Run(
                 "erase", run_id_at(now_ms, run_id), now_ms, log_dirs, configuration, request.shared_storage,
-                {"keys": str(keys.count), "SHA-256 of --keys-file": keys.file_digest, "user": _user()},
+                {"keys": str(keys.count), "SHA-256 of --keys-file": keys.file_digest, "user": caller_name()},
             )  # fmt: skip
             with recording(flags, engine, about, on_note=reporter.note, fs=fs) as record:
                 rows = _recorded(erasure, record)
         return record.recorded(rows)
-
-
-def _user() -> str:
-    """Return the name of the user that started this process, or the id of a user without a name."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _recorded(erasure: Erasure, record: Recording) -> list[EraseRow]:

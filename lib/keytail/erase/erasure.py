@@ -35,7 +35,7 @@ BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
 # librdkafka doubles its fetch size after each fetch without a record, from 1 MiB on, and reports more than 1 GiB. A
 # fetch ends with a segment.
-MOST_EMPTIED = 8
+MAX_EMPTIED_SEGMENTS = 8
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Erasure:
         if not self.execute and bases:
             state.row = replace(state.row, segments_after=None, bytes_after=None)
         sizes = {segment.base_offset: segment.log_bytes for segment in state.item.facts.segments}
-        if (adjacent := longest_without_records(list(sizes), found.segments)) > MOST_EMPTIED:
+        if (adjacent := longest_without_records(list(sizes), found.segments)) > MAX_EMPTIED_SEGMENTS:
             note = f"{adjacent} adjacent segments are left without a record: a consumer of librdkafka may report there "
             note += "that a message is too large (MSG_SIZE_TOO_LARGE), and continues"
             state.row = replace(state.row, notes=(*state.row.notes, note))

@@ -150,7 +150,7 @@ def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
             )
         with clock.phase("prove"):
             prove(fs, _spec(cleaning, task.keys, producers, groups))
-    except BaseException:
+    except BaseException:  # whatever ends the task, its scratch files are removed
         for writer in writers:
             writer.discard()
         raise

@@ -143,6 +143,12 @@ def _holder_pid(path: str, fs: FileSystem) -> int | None:
         fs.close(fd)
 
 
+def hold_off_preparations(log_dirs: Sequence[str], fs: FileSystem) -> contextlib.AbstractContextManager[None]:
+    """Hold keytail's own lock of the log dirs in which a run has ever prepared compactions, so that no run prepares."""
+    prepared = [path for path in log_dirs if fs.exists(os.path.join(path, names.PREPARE_LOCK))]
+    return hold(prepared, fs, names.PREPARE_LOCK)
+
+
 @contextlib.contextmanager
 def _hold_log_dir(log_dir: str, given: Sequence[str], fs: FileSystem, name: LockName) -> Iterator[None]:
     """Hold the lock of one log dir; `given` are other paths of the same directory."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import pwd
 import signal
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from keytail.acting_user import as_caller
+from keytail.acting_user import as_caller, caller_name
 from keytail.cli import rows as show
 from keytail.cli.stopping import Stopped
 from keytail.cli.whole_file import refuse_file, write_whole
@@ -123,7 +122,7 @@ def report_of(page: Page, start_ms: int, exit_status: int | None, ended_early: s
         arguments=(os.path.basename(sys.argv[0]), *sys.argv[1:]),
         settings=given_settings(page.configuration) if page.configuration is not None else {},
         host=os.uname().nodename,
-        user=_user(),
+        user=caller_name(),
         versions=_versions(),
         exit_status=exit_status,
         ended_early=ended_early,
@@ -142,13 +141,6 @@ def write_page(path: str, report: Report) -> None:
 
 def _versions() -> Mapping[str, str]:
     return {**versions(), "system": f"{platform.system()} {platform.release()}"}
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _now_ms() -> int:

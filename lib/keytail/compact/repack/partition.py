@@ -76,7 +76,7 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
             groups = writer.finish(_end_of(task, written.numbers[-1]) if written.numbers else 0)
         with clock.phase("prove"):
             report = prove_repack(fs, _spec(task, groups, producer_ids, state))
-    except BaseException:
+    except BaseException:  # whatever ends the task, its scratch files are removed
         writer.discard()
         raise
     result = replace(_result(task, written, writer, groups, stop, end), phases_s=clock.seconds)
@@ -106,8 +106,11 @@ def last_batches(fs: FileSystem, task: RepackTask, reader: SegmentReader, ids: n
                 rows = table[((table["attributes"] & CONTROL) == 0) & (table["magic"] == 2)]
                 at = np.minimum(np.searchsorted(ids, rows["producer_id"]), len(ids) - 1)
                 rows = rows[ids[at] == rows["producer_id"]]
-                for producer in np.unique(rows["producer_id"]):
-                    bases = rows["base_offset"][rows["producer_id"] == producer][-_KEPT_BATCHES:].tolist()
+                rows = rows[np.argsort(rows["producer_id"], kind="stable")]
+                producers, first = np.unique(rows["producer_id"], return_index=True)
+                ends = np.append(first, len(rows))[1:]
+                for producer, begin, end in zip(producers.tolist(), first.tolist(), ends.tolist(), strict=True):
+                    bases = rows["base_offset"][max(begin, end - _KEPT_BATCHES) : end].tolist()
                     latest[producer] = (latest.get(producer, []) + bases)[-_KEPT_BATCHES:]
     return np.array(sorted(base for bases in latest.values() for base in bases), np.int64)
 
