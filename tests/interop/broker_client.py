@@ -233,6 +233,13 @@ class BrokerClient:
         """Raise the log start offset. Kafka allows this only if cleanup.policy contains `delete`."""
         self._ask("delete_records", topic=topic, partition=partition, before_offset=before_offset)
 
+    def restore(self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_committed") -> dict[str, float]:
+        """Read the partitions from their beginning into a map of the latest value of each key, as an application
+        restores a table; return `records`, `keys` and `seconds`."""
+        wanted = [list(partition) for partition in partitions]
+        answer: dict[str, float] = self._ask("restore", partitions=wanted, isolation=isolation)
+        return answer
+
     def commit_offsets(self, group: str, topic: str, partition: int, offsets: Iterable[int], note: str = "") -> None:
         """Commit the offsets one after the other, each in a separate request."""
         self._ask("commit_offsets", group=group, topic=topic, partition=partition, offsets=list(offsets), note=note)

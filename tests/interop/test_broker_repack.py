@@ -1,10 +1,13 @@
 """A real broker on a log dir that keytail repacked: clients write to the golden log dir, the broker stops, keytail
 repacks, the broker starts, serves the same records from any offset and time, and appends more.
+
+The producers of the golden log dir have expired, and are forgotten.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,6 +48,7 @@ class Story:
     from_times: dict[str, Answers] = field(default_factory=dict)
     resent: tuple[str, int] = ("", -1)
     out_of_order: str = ""
+    rebuilt: dict[str, dict[str, set[int]]] = field(default_factory=dict)  # ids, without snapshots
     logs: list[list[LogLine]] = field(default_factory=list)
 
     def look(self, when: str, client: BrokerClient, rng: random.Random) -> None:
@@ -62,6 +66,21 @@ class Story:
             asked = sorted(rng.choice(times) + rng.choice([-1, 0, 1]) for _ in range(20)) if times else []
             asked = [at for at in asked if at >= 0]
             self.from_times[when][item] = dict(zip(asked, client.offsets_for_times(*item, asked), strict=True))
+
+
+    def look_without_snapshots(self, when: str, client: BrokerClient, path: Path) -> None:
+        """Let a broker rebuild the producers of a copy of the log dir from its log."""
+        copy = path / "log"
+        shutil.copytree(self.log_dir, copy)
+        for file in [*copy.glob("*/*.snapshot"), copy / ".kafka_cleanshutdown"]:
+            if not file.parent.name.startswith("__cluster_metadata"):
+                file.unlink()
+        with Broker(copy, path / "work") as broker:
+            client.connect(broker)
+            self.rebuilt[when] = {
+                f"{topic}-{number}": {state["producer_id"] for state in client.describe_producers(topic, number)}
+                for topic, number in golden.partitions()
+            }
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +110,14 @@ def _run_scenario(seen: Story, root: Path, client: BrokerClient) -> None:
             client.produce("plain", TOPIC, 0, [(now_ms, b"user-%05d" % key, b"newer" * 20) for key in range(200)])
         seen.look("before", client, random.Random(seed))
     given = ("--config", root / "work" / "server.properties", "--log-dirs", seen.log_dir, "--metadata-is-current")
-    flags = ("--repack", "--compression", "zstd", "--execute")
+    flags = ("--repack", "--forget-producers", "--compression", "zstd", "--execute")
+    seen.look_without_snapshots("before", client, root / "rebuilt-before")
     seen.rows = keytail("compact", *given, *flags)
     files = snapshot(seen.log_dir)
     seen.again = keytail("compact", *given, *flags)
     seen.is_unchanged = snapshot(seen.log_dir) == files
     keytail("verify", "--log-dirs", seen.log_dir, ends_with=(0,))
+    seen.look_without_snapshots("after", client, root / "rebuilt-after")
     with broker:
         client.connect(broker)
         seen.look("after", client, random.Random(seed))
@@ -154,6 +175,19 @@ def test_producers_have_the_same_state_as_before(story: Story) -> None:
     assert story.producers["after"] == story.producers["before"]
     assert story.resent[0] == "NONE"
     assert story.out_of_order == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+
+def test_batches_of_producers_that_have_expired_are_merged(story: Story) -> None:
+    rows = {row["topic"]: row for row in story.rows}
+    for topic in ("idempotent", "transactional"):
+        assert rows[topic]["batches_after"] < rows[topic]["batches_before"]
+
+
+def test_a_broker_without_snapshots_rebuilds_the_same_producers(story: Story) -> None:
+    """It recovers the active segment, writes a snapshot, and loads it without the producers that have expired."""
+    assert story.rebuilt["after"] == story.rebuilt["before"]
+    assert PRODUCER in story.rebuilt["after"][f"{TOPIC}-0"]
+    assert not story.rebuilt["after"]["idempotent-0"]
 
 
 def test_the_broker_and_its_cleaner_do_not_complain(story: Story) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.chance import SEED
-from tests.crash import test_expire, test_import, test_prepared, test_rebuild, test_tail
+from tests.crash import test_erase, test_expire, test_import, test_prepared, test_rebuild, test_repack, test_tail
 from tests.crash.driver import State
 from tests.crash.explorer import digest_without_scratch
 from tests.interop.conftest import fast_dir  # noqa: F401
@@ -86,8 +86,33 @@ def test_a_preparation_is_committed_or_discarded(
         test_prepared.test_every_stop_of_a_preparation_and_its_commit_loses_no_record(name, fast_dir)
 
 
+@pytest.mark.parametrize("name", test_repack.SHAPES)
+def test_a_repack_keeps_every_record(
+    name: str,
+    fast_dir: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    replace_stops_by_kills(test_repack, "repack", monkeypatch)
+    with pytest.raises(Enough):
+        test_repack.test_every_stop_and_fault_of_a_repack_keeps_every_record(name, fast_dir, capsys)
+
+
+@pytest.mark.parametrize("name", test_erase.CASES)
+def test_an_erasure_loses_no_other_record(
+    name: str,
+    fast_dir: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    replace_stops_by_kills(test_erase, "erase", monkeypatch)
+    with pytest.raises(Enough):
+        test_erase.test_no_stop_or_fault_of_an_erasure_loses_another_record(name, fast_dir, capsys)
+
+
 def replace_stops_by_kills(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace `for_every_stop` in a module of tests/crash by random kills, after which Enough is raised."""
+    """Replace `for_every_stop`, or that with faults, in a module of tests/crash by random kills, after which Enough is
+    raised."""
 
     def for_random_kills(
         make_dir: Callable[[Path], object],
@@ -122,4 +147,5 @@ def replace_stops_by_kills(module: ModuleType, protocol: str, monkeypatch: pytes
         kills.seconds = time.monotonic() - start_s
         raise Enough
 
-    monkeypatch.setattr(module, "for_every_stop", for_random_kills)
+    name = "for_every_stop" if hasattr(module, "for_every_stop") else "for_every_stop_and_fault"
+    monkeypatch.setattr(module, name, for_random_kills)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_record
 from tests.reference.varints import crc32c
@@ -19,13 +19,18 @@ Compress = Callable[[int, bytes], bytes]
 @dataclass(frozen=True)
 class Rules:
     """`batch_bytes` is the limit of uncompressed records; 0 merges nothing. `codec` None keeps the codec of each batch.
-    `kept`: base offsets of batches that stay as they are.
+    `kept`: base offsets of batches that stay as they are. `forgotten`: ids of producers that merged batches lose,
+    except in transactions that are not ended by one of `commits` (producer id and offset of the COMMIT markers);
+    `aborts` are the other markers.
     """
 
     batch_bytes: int
     max_message_bytes: int
     codec: int | None = None
     kept: Collection[int] = ()
+    forgotten: Collection[int] = ()
+    commits: Collection[tuple[int, int]] = ()
+    aborts: Collection[tuple[int, int]] = ()
 
 
 def repack(log: bytes, rules: Rules, compress: Compress) -> bytes:
@@ -56,7 +61,31 @@ def _can_be_rebuilt(batch: Batch, rules: Rules) -> bool:
     )
 
 
+def markers(batches: Sequence[Batch]) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """Return producer id and offset of each COMMIT, and of each ABORT marker."""
+    found: tuple[set[tuple[int, int]], set[tuple[int, int]]] = set(), set()
+    for batch in batches:
+        if batch.control and batch.records:
+            key = batch.records[0].key or b""
+            found[key != b"\0\0\0\1"].add((batch.producer_id, batch.base_offset))
+    return found
+
+
+def _without_producer(batch: Batch, rules: Rules) -> Batch:
+    """Return the batch as it is when it is merged."""
+    if batch.producer_id not in rules.forgotten:
+        return batch
+    if batch.transactional:
+        ends = [(at, id_) for id_, at in {*rules.commits, *rules.aborts} if id_ == batch.producer_id]
+        next_ = min((end for end in ends if end[0] > batch.last_offset), default=None)
+        if next_ is None or (next_[1], next_[0]) not in rules.commits:
+            return batch
+    attributes = batch.attributes & ~0x10
+    return replace(batch, producer_id=-1, producer_epoch=-1, base_sequence=-1, attributes=attributes)
+
+
 def _may_share(a: Batch, b: Batch, rules: Rules) -> bool:
+    a, b = _without_producer(a, rules), _without_producer(b, rules)
     return (
         rules.batch_bytes > 0
         and a.producer_id == b.producer_id == -1
@@ -100,7 +129,8 @@ def _end(run: list[tuple[Batch, bytes]], rules: Rules, compress: Compress) -> li
     codec = batches[0].codec if rules.codec is None else rules.codec
     if len(batches) == 1 and batches[0].codec == codec:
         return sources
-    merged = _batch(batches, codec, compress(codec, _block(batches)))
+    first = batches[0] if len(batches) == 1 else _without_producer(batches[0], rules)
+    merged = _batch(first, batches, codec, compress(codec, _block(batches)))
     if len(merged) > rules.max_message_bytes:
         return sources
     has_other = any(batch.codec not in (codec, 0) for batch in batches)
@@ -109,8 +139,8 @@ def _end(run: list[tuple[Batch, bytes]], rules: Rules, compress: Compress) -> li
     return [merged]
 
 
-def _batch(batches: Sequence[Batch], codec: int, block: bytes) -> bytes:
-    first, records = batches[0], _records(batches)
+def _batch(first: Batch, batches: Sequence[Batch], codec: int, block: bytes) -> bytes:
+    records = _records(batches)
     newest = first.max_timestamp if first.timestamp_type else max(record.timestamp for record in records)
     empty = encode_batch(
         [],

@@ -121,7 +121,8 @@ def test_a_broker_of_each_version_serves_a_repacked_log_dir(version: str, tmp_pa
 
         before = served()
         broker.stop()
-        flags = ("--repack", "--replicas-in-sync", "--compression", "zstd", "--execute")
+        forget = rng.choice([(), ("--forget-producers",)])
+        flags = ("--repack", "--replicas-in-sync", "--compression", "zstd", *forget, "--execute")
         given = settings_of(broker, tmp_path / "topics.txt")
         rows = keytail("compact", *given, *flags)
         done = {row["topic"]: row for row in rows if row["status"] == "repacked"}

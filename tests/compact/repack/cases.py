@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from keytail.compact.repack.merger import Merger
+from keytail.compact.repack.producers import Forgotten
 from keytail.compact.repack.task import Repacking, RepackTask
 from keytail.format.compression import compress
 from keytail.log.fs import LOCAL
@@ -20,7 +21,7 @@ from keytail.log.records.chunk import SegmentReader
 from tests.compact.logs import RandomLog, random_log, task_for, write_log
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
-from tests.reference.repack import Rules, repack
+from tests.reference.repack import Rules, markers, repack
 
 NOW = 1_700_000_000_000
 
@@ -47,10 +48,25 @@ def merged(path: Path, log: bytes, rules: Rules, **sizes: int) -> Collected:
     path.write_bytes(log)
     reader = SegmentReader(LOCAL, **sizes)
     kept = np.array(sorted(rules.kept), np.int64)
-    merger = Merger(reader, Repacking(rules.batch_bytes, rules.codec), rules.max_message_bytes, kept)
+    repacking = Repacking(rules.batch_bytes, rules.codec)
+    merger = Merger(reader, repacking, rules.max_message_bytes, kept, forgotten_by(rules))
     out = Collected()
     merger.repack(reader.chunks(str(path), len(log)), out)
     return out
+
+
+def forgotten_by(rules: Rules) -> Forgotten:
+    """Return the producers that the rules forget, and the markers of their transactions."""
+    ends = [(at, kind, id_) for kind, of in enumerate((rules.aborts, rules.commits)) for id_, at in of]
+    columns = [np.array(column, np.int64) for column in zip(*sorted(ends), strict=True)] if ends else [NO_IDS] * 3
+    wanted = np.isin(columns[2], sorted(rules.forgotten))
+    return Forgotten(np.array(sorted(rules.forgotten), np.int64), *(column[wanted] for column in columns))
+
+
+def forgetting(log: bytes, rules: Rules, ids: Collection[int]) -> Rules:
+    """Return the rules with these producers forgotten, and with the markers of the log."""
+    commits, aborts = markers(decode_log(log))
+    return replace(rules, forgotten=ids, commits=commits, aborts=aborts)
 
 
 def expected(log: bytes, rules: Rules) -> bytes:
@@ -75,20 +91,22 @@ def _longer(varint: bytes) -> bytes:
     return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
 
 
-OTHER_KINDS = [
+OTHER_KINDS = (
     "other", "horizon", "append time", "producer", "transaction", "sequence", "marker", "empty", "old timestamp",
     "unknown attribute", "long varints",
-]  # fmt: skip
+)  # fmt: skip
+OF_PRODUCERS = ("plain", *["producer"] * 3, *["transaction"] * 3, "marker", *OTHER_KINDS)
+NO_IDS = np.empty(0, np.int64)
 
 
 @st.composite
-def segments(draw: st.DrawFn) -> bytes:
-    """Return a segment with batches of all kinds, most of which may be merged with a neighbour."""
+def segments(draw: st.DrawFn, kinds: Sequence[str] = ("plain",) * 12 + OTHER_KINDS) -> bytes:
+    """Return a segment with batches of these kinds; of all kinds, most of which may be merged with a neighbour."""
     offset, parts = draw(st.sampled_from([0, 7, 2**40])), []
     codec = draw(st.integers(0, 4))
     usual = {"leader_epoch": 3, "codec": codec}
     for _ in range(draw(st.integers(0, 14))):
-        kind = draw(st.sampled_from(["plain"] * 12 + OTHER_KINDS))
+        kind = draw(st.sampled_from(kinds))
         records = draw(_records(offset))
         last = records[-1].offset + draw(st.sampled_from([0, 0, 0, 2]))
         more: dict = {**usual, "last_offset": last, "base_offset": offset}
@@ -111,7 +129,9 @@ def segments(draw: st.DrawFn) -> bytes:
             more["spell"] = _longer
         if kind == "marker":
             commit = draw(st.booleans())
-            parts.append(encode_marker(offset, NOW, commit=commit, producer_id=1, producer_epoch=0, leader_epoch=3))
+            producer_id = draw(st.integers(0, 1))
+            of = {"producer_id": producer_id, "producer_epoch": 0, "leader_epoch": 3}
+            parts.append(encode_marker(offset, NOW, commit=commit, **of))
             last = offset
         elif kind == "empty":
             parts.append(encode_batch([], **{**more, "codec": 0, "max_timestamp": NOW}))
@@ -158,10 +178,17 @@ def written(path: str, log: RandomLog) -> tuple[SegmentFacts, ...]:
     return tuple(found)
 
 
-def task_of(path: str, log: RandomLog, facts: tuple[SegmentFacts, ...], rules: Rules, **fields: Any) -> RepackTask:
+def task_of(
+    path: str,
+    log: RandomLog,
+    facts: tuple[SegmentFacts, ...],
+    rules: Rules,
+    forget_after_ms: int | None = None,
+    **fields: Any,
+) -> RepackTask:
     config = {"index_interval_bytes": 64, "max_message_bytes": rules.max_message_bytes, **fields.pop("config", {})}
     common = task_for(path, log, facts, NOW, first_dirty=0, config=config, **fields)
-    repacking = Repacking(rules.batch_bytes, rules.codec)
+    repacking = Repacking(rules.batch_bytes, rules.codec, forget_after_ms=forget_after_ms)
     return RepackTask(**{**vars(common), "repacking": repacking})
 
 

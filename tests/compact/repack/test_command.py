@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from keytail.log.fs import FileSystem
 from tests.command_line import Run, rows_of
 from tests.log_dirs import random_records, records_of, snapshot, write_log_dir
 from tests.reference import metadata as model
-from tests.reference.batches import decode_log
+from tests.reference.batches import Rec, decode_log, encode_batch
 
 MAX = ("--topic-config", "max.message.bytes=1000000")
 UNCLEAN = ("--topic-config", "unclean.leader.election.enable=false")
@@ -122,11 +124,82 @@ def test_flags_that_do_not_apply_are_refused(run: Run, log_dir: Path, more: tupl
     assert snapshot(log_dir) == before
 
 
-@pytest.mark.parametrize("more", [("--compression", "lz4"), ("--batch-bytes", "0"), ("--replicas-in-sync",)])
+@pytest.mark.parametrize(
+    "more", [("--compression", "lz4"), ("--batch-bytes", "0"), ("--replicas-in-sync",), ("--forget-producers",)]
+)
 def test_flags_of_a_repack_require_it(run: Run, log_dir: Path, more: tuple[str, ...]) -> None:
     result = run("compact", "--log-dirs", log_dir, *KNOWN, *more)
     assert result.exit_code == 2
     assert "missing-flag" in result.stderr
+
+
+def _of_producer(count: int, age_ms: int) -> bytes:
+    """Return batches of one record of an idempotent producer, which are that old."""
+    timestamp = int(time.time() * 1000) - age_ms
+    return b"".join(
+        encode_batch([Rec(n, timestamp, b"k", b"v" * 20)], producer_id=5, producer_epoch=0, base_sequence=n)
+        for n in range(count)
+    )
+
+
+@pytest.fixture
+def idempotent(tmp_path: Path) -> Path:
+    """A log dir with a partition of one idempotent producer: ten batches of two days ago, and an active segment."""
+    log_dir = tmp_path / "idempotent"
+    last = Rec(10, 0, b"k", b"v")
+    write_log_dir(log_dir, {"orders-0": [last]}, segments=1)
+    shutil.rmtree(log_dir / "orders-0")
+    (log_dir / "orders-0").mkdir()
+    for base, data in ((0, _of_producer(10, 2 * 86_400_000)), (10, encode_batch([last]))):
+        for suffix, content in ((".log", data), (".index", b""), (".timeindex", b"")):
+            (log_dir / "orders-0" / f"{base:020d}{suffix}").write_bytes(content)
+    return log_dir
+
+
+PRODUCERS = ("--topic-config", "producer.id.expiration.ms=86400000")
+TRANSACTIONS = ("--topic-config", "transactional.id.expiration.ms=86400000")
+LATER = ("--topic-config", "producer.id.expiration.ms=259200000")
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ((), "clean"),
+        (("--forget-producers", *PRODUCERS), "repacked"),
+        (("--forget-producers", *LATER), "clean"),
+        (("--forget-producers", *TRANSACTIONS), "refused"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["KRaft", "ZooKeeper"])
+def test_producers_that_have_expired_are_forgotten_on_request(
+    run: Run, idempotent: Path, mode: str, more: tuple[str, ...], status: str
+) -> None:
+    """With ZooKeeper, the broker may be of a version with only one of both settings, so both must be known."""
+    if mode == "ZooKeeper":
+        (idempotent / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
+        status = "refused" if more else status
+    result = run(*flags(idempotent, "--execute", *more))
+    row = rows_of(result)["orders-0"]
+    assert row["status"] == status, row
+    if status == "refused":
+        assert row["slugs"] == ["unknown-topic-settings"]
+        assert "which producers have expired is unknown" in row["error"]
+    made = decode_log((idempotent / "orders-0" / f"{0:020d}.log").read_bytes())[0]
+    assert (made.record_count, made.producer_id) == ((10, -1) if status == "repacked" else (1, 5))
+
+
+def test_with_zookeeper_the_longer_time_counts(run: Run, idempotent: Path) -> None:
+    (idempotent / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
+    for name, status in (("259200000", "clean"), ("86400000", "repacked")):
+        more = ("--topic-config", f"transactional.id.expiration.ms={name}")
+        row = rows_of(run(*flags(idempotent, "--execute", "--forget-producers", *PRODUCERS, *more)))["orders-0"]
+        assert row["status"] == status, row
+
+
+def test_without_merging_no_producer_is_forgotten(run: Run, log_dir: Path) -> None:
+    result = run(*flags(log_dir, "--forget-producers", "--batch-bytes", "0"))
+    assert result.exit_code == 2
+    assert "only merged batches lose their producers" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from keytail.compact.repack import merger
 from keytail.log.records.scan import RecordScanner
 from tests.chance import draws
-from tests.compact.repack.cases import NOW, expected, merged, rules, segments
+from tests.compact.repack.cases import NOW, OF_PRODUCERS, expected, forgetting, merged, rules, segments
 from tests.in_pieces import read_in_pieces
-from tests.reference.batches import Rec, all_records, decode_log, encode_batch
-from tests.reference.repack import Rules
+from tests.reference.batches import Batch, Rec, all_records, decode_log, encode_batch
+from tests.reference.repack import Rules, markers
 
 LAWS = settings(deadline=None, max_examples=draws(600))
 
@@ -40,6 +40,25 @@ def test_the_bytes_are_those_of_the_reference_model(path, log, rules, are_small,
     found = b"".join(out.parts)
     assert found == expected(log, rules)
     assert out.is_changed == (found != log)
+
+
+@LAWS
+@given(segments(OF_PRODUCERS), rules(), st.sets(st.integers(0, 1)), st.booleans())
+def test_forgotten_producers_are_those_of_the_reference_model(path, log, rules, ids, are_small):
+    rules = forgetting(log, rules, ids)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = b"".join(merged(path, log, rules, **(_small(monkeypatch) if are_small else {})).parts)
+    assert found == expected(log, rules)
+    assert all_records(decode_log(found)) == all_records(decode_log(log))
+    assert b"".join(merged(path, found, rules).parts) == found
+
+
+@LAWS
+@given(segments(OF_PRODUCERS), rules(), st.sets(st.integers(0, 1)))
+def test_a_consumer_of_committed_records_receives_the_same(path, log, rules, ids):
+    """With the markers of the log; transactional data without a marker is of an open transaction."""
+    found = b"".join(merged(path, log, forgetting(log, rules, ids)).parts)
+    assert committed(decode_log(found)) == committed(decode_log(log))
 
 
 @LAWS
@@ -81,6 +100,21 @@ def test_the_tables_are_those_of_the_bytes(path, log, rules):
         assert of_row == (batch.base_offset, batch.last_offset, batch.size, batch.crc, batch.record_count)
         of_row = (row["attributes"], row["base_timestamp_ms"], row["max_timestamp_ms"], row["leader_epoch"])
         assert of_row == (batch.attributes, batch.base_timestamp, batch.max_timestamp, batch.leader_epoch)
+
+
+def committed(batches: list[Batch]) -> list[Rec]:
+    """Return the records that are not of an aborted or an open transaction."""
+    found: list[Rec] = []
+    open_: dict[int, list[Rec]] = {}
+    for batch in batches:
+        if batch.control:
+            of_producer = open_.pop(batch.producer_id, [])
+            found += of_producer if markers([batch])[0] else []
+        elif batch.transactional:
+            open_.setdefault(batch.producer_id, []).extend(batch.records)
+        else:
+            found += batch.records
+    return sorted(found, key=lambda record: record.offset)
 
 
 def _batches(*sizes: int, offset: int = 0, **fields) -> bytes:

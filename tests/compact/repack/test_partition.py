@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keytail.compact.cleaner import clean_partition, install, next_pass
-from keytail.compact.repack.partition import RepackResult, last_batches, repack_partition
+from keytail.compact.repack.partition import RepackResult, producers_of_log, repack_partition
 from keytail.compact.repack.task import RepackState, RepackTask
 from keytail.errors import CorruptLog
 from keytail.format.producers import ProducerEntry, encode_snapshot
@@ -18,8 +18,17 @@ from keytail.log.fs import LOCAL
 from keytail.log.records.chunk import SegmentReader
 from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, task_for
-from tests.compact.repack.cases import NOW, expected, files_in, log_of, replace_segments, task_of, written
-from tests.reference.batches import Rec, all_records, decode_log, encode_batch
+from tests.compact.repack.cases import (
+    NOW,
+    expected,
+    files_in,
+    forgetting,
+    log_of,
+    replace_segments,
+    task_of,
+    written,
+)
+from tests.reference.batches import Rec, all_records, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
 from tests.reference.indexing import index_files
 from tests.reference.repack import Rules
@@ -142,8 +151,8 @@ def test_the_last_five_batches_of_each_producer_stay_as_they_are(tmp_path):
     )
     rules = Rules(10**5, 10**6, codec=4, kept=(6, 8, 10, 12, 30, 9, 11, 13, 20, 21))
     task = task_of(path, log, facts, rules, snapshots=(32,))
-    kept = last_batches(LOCAL, task, SegmentReader(LOCAL), np.array([0, 1]))
-    assert kept.tolist() == sorted(rules.kept)
+    found = producers_of_log(task, SegmentReader(LOCAL), np.array([0, 1]), 2)
+    assert found.kept.tolist() == sorted(rules.kept)
     for limit in (None, 1):
         run(replace(task, max_scratch_bytes=limit))
         files = files_in(path)
@@ -153,6 +162,48 @@ def test_the_last_five_batches_of_each_producer_stay_as_they_are(tmp_path):
         assert any(batch.codec == 4 for batch in decode_log(files[f"{20:020d}.log"]))
         facts = written(path, log)
         task = replace(task, segments=facts)
+
+
+OLD, EXPIRATION_MS = NOW - 10**8, 10**7
+
+
+def _random_batches(rng: random.Random, base: int, count: int, timestamp: int) -> bytes:
+    """Return batches of three producers, most of them transactional, and markers."""
+    parts = []
+    for offset in range(base, base + count):
+        producer = {"producer_id": rng.randrange(3), "producer_epoch": 0}
+        if rng.random() < 0.25:
+            parts.append(encode_marker(offset, timestamp, commit=rng.random() < 0.7, **producer))
+        else:
+            record = Rec(offset, timestamp, b"%d" % rng.randrange(9), b"v" * rng.randrange(30))
+            transactional = rng.random() < 0.7
+            parts.append(encode_batch([record], transactional=transactional, base_sequence=offset, **producer))
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("case", range(draws(40)))
+def test_forgotten_producers_are_those_that_have_expired(case, tmp_path):
+    """Producer 2 has a batch in the active segment that has not expired; 1 is active by the snapshot, or not."""
+    rng = random.Random(SEED * 1000 + case)
+    logs = [_random_batches(rng, base, 12, OLD) for base in (0, 20)]
+    active = encode_batch([Rec(40, NOW - 5, b"k", b"v")], producer_id=2, producer_epoch=0, base_sequence=40)
+    active += encode_marker(41, OLD, commit=True, producer_id=0, producer_epoch=0)  # not in the section
+    segments = [Segment(base, data, mtime_ms=NOW) for base, data in zip((0, 20, 40), [*logs, active], strict=True)]
+    log, path = RandomLog(segments, [], 42, {}), str(tmp_path / "t-0")
+    facts = written(path, log)
+    is_active = rng.random() < 0.5
+    entry = ProducerEntry(1, 0, 1, 31, 0, NOW if is_active else OLD, -1, -1)
+    Path(path, f"{42:020d}.snapshot").write_bytes(encode_snapshot([entry]))
+    batches = [batch for data in logs for batch in decode_log(data)]
+    kept = [batch.base_offset for batch in batches if batch.producer_id == 1 and not batch.control][-5:]
+    rules = forgetting(b"".join(logs), Rules(10**5, 10**6, rng.choice([None, 4])), (0,) if is_active else (0, 1))
+    rules = replace(rules, kept=kept if is_active else ())
+    limit = rng.choice([None, 1])
+    task = task_of(path, log, facts, rules, EXPIRATION_MS, snapshots=(42,), max_scratch_bytes=limit)
+    run(task)
+    files = files_in(path)
+    for base, data in zip((0, 20, 40), [*logs, active], strict=True):
+        assert files[f"{base:020d}.log"] == (active if base == 40 else expected(data, rules))
 
 
 def test_a_pass_continues_where_the_last_one_ended(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from keytail.compact.proof import state as proof_state
 from keytail.compact.repack.proof import RepackReport, RepackSpec, prove_repack
@@ -20,7 +21,7 @@ from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 from tests.chance import SEED, draws
 from tests.compact.proof.case import SmallWindow
-from tests.compact.repack.cases import NOW, expected, rules, segments
+from tests.compact.repack.cases import NOW, OF_PRODUCERS, expected, forgetting, rules, segments
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.indexing import index_files
 from tests.reference.repack import Rules
@@ -39,6 +40,8 @@ class Case:
     end: int = 100
     txn_index: bytes = b""
     producer_ids: tuple[int, ...] = ()
+    expired_before_ms: int = NOW + 10**7
+    end_offset: int = 2**62
     active: bytes = b""
     out: list[bytes] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)  # instead of those that follow from `out`
@@ -102,6 +105,9 @@ class Case:
             index_interval_bytes=INTERVAL,
             segment_index_bytes=10**6,
             scratch_path=str(directory),
+            forgotten_ids=np.array(sorted(self.rules.forgotten), np.int64),
+            expired_before_ms=self.expired_before_ms,
+            end_offset=self.end_offset,
         )
         return prove_repack(LOCAL, spec)
 
@@ -159,6 +165,17 @@ def test_the_proof_passes_without_a_mutation(tmp_path, windows, codec):
 def test_every_correct_output_passes(tmp_path_factory, log, rules):
     batches = decode_log(log)
     if batches:
+        case = Case(log, rules, base=batches[0].base_offset, end=batches[-1].last_offset + 1)
+        report = case.prove(tmp_path_factory.mktemp("p"))
+        assert report.output_batches == len(case.out)
+
+
+@settings(deadline=None, max_examples=draws(300))
+@given(segments(OF_PRODUCERS), rules(), st.sets(st.integers(0, 1)))
+def test_every_correct_output_without_forgotten_producers_passes(tmp_path_factory, log, rules, ids):
+    batches = decode_log(log)
+    if batches:
+        rules = forgetting(log, rules, ids)
         case = Case(log, rules, base=batches[0].base_offset, end=batches[-1].last_offset + 1)
         report = case.prove(tmp_path_factory.mktemp("p"))
         assert report.output_batches == len(case.out)
@@ -408,6 +425,108 @@ def test_a_batch_of_a_producer_is_not_merged(tmp_path):
     case.rebuild(0, [record for number in (0, 1) for record in case.batch(number).records], last_offset=1)
     del case.out[1]
     with pytest.raises(KeytailError, match="producer id, epoch or sequence"):
+        case.prove(tmp_path)
+
+
+def forgetful(*, commit: bool = True, **more) -> Case:
+    """Return a segment with two batches of a transaction of producer 7, its marker, and two batches of producer 8, both
+    forgotten. The output has the batches 0 (offsets 0 and 1), 1 (the marker), and 2 (offsets 3 and 4)."""
+    fields = {"producer_epoch": 0, "leader_epoch": 3}
+
+    def batch(offset: int, producer_id: int, **more: object) -> bytes:
+        record = Rec(offset, NOW, b"k", b"v" * 9)
+        return encode_batch([record], producer_id=producer_id, base_sequence=offset, **fields, **more)
+
+    source = b"".join([
+        batch(0, 7, transactional=True),
+        batch(1, 7, transactional=True),
+        encode_marker(2, NOW + 5, commit=commit, producer_id=7, **fields),
+        batch(3, 8),
+        batch(4, 8),
+    ])  # fmt: skip
+    return Case(source, forgetting(source, Rules(10**4, 10**5), (7, 8)), **more)
+
+
+def _merge_of_producer(case: Case, number: int) -> None:
+    """Merge two output batches without their producer."""
+    first, second = case.batch(number), case.batch(number + 1)
+    of = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1, "transactional": False}
+    case.rebuild(number, [*first.records, *second.records], last_offset=second.last_offset, **of)
+    del case.out[number + 1]
+
+
+def test_a_merged_batch_may_lose_a_producer_that_has_expired(tmp_path):
+    case = forgetful(expired_before_ms=NOW + 5)
+    found = [(batch.record_count, batch.producer_id) for batch in map(case.batch, range(3))]
+    assert found == [(2, -1), (1, 7), (2, -1)]
+    report = case.prove(tmp_path)
+    assert (report.source_batches, report.output_batches) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "fields"),
+    [
+        (0, {"producer_id": 7}),
+        (0, {"producer_epoch": 0}),
+        (0, {"base_sequence": 0}),
+        (2, {"producer_id": 8, "producer_epoch": 0, "base_sequence": 3}),
+    ],
+)
+def test_a_merged_batch_with_a_part_of_its_producer_is_found(tmp_path, number, fields):
+    case = forgetful()
+    case.rebuild(number, **fields)
+    with pytest.raises(KeytailError, match=r"producer id, epoch or sequence|attributes differ"):
+        case.prove(tmp_path)
+
+
+def test_a_merged_batch_that_is_still_transactional_is_found(tmp_path):
+    case = forgetful()
+    case.rebuild(0, transactional=True)
+    with pytest.raises(KeytailError, match="attributes differ"):
+        case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["marker above the section", "aborted"])
+def test_a_transaction_that_is_not_known_to_be_committed_keeps_its_producer(tmp_path, commit):
+    case = forgetful(commit=commit, end_offset=2)
+    if not commit:
+        assert [case.batch(number).producer_id for number in (0, 1)] == [7, 7]
+        case.end_offset = 100
+        _merge_of_producer(case, 0)
+    with pytest.raises(KeytailError, match="attributes differ") as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == 0
+
+
+def test_a_batch_that_is_not_merged_keeps_its_producer(tmp_path):
+    case = forgetful()
+    case.source += encode_batch([Rec(5, NOW, b"k", b"v")], producer_id=8, producer_epoch=0, base_sequence=5)
+    case.__post_init__()
+    assert case.batch(3).producer_id == 8  # another leader epoch
+    case.prove(tmp_path / "kept")
+    case.rebuild(3, producer_id=-1, producer_epoch=-1, base_sequence=-1)
+    with pytest.raises(KeytailError, match="producer id, epoch or sequence differs"):
+        case.prove(tmp_path / "lost")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"expired_before_ms": NOW + 4}, "producer id 7 has not expired"),  # by the time of its marker
+        ({"expired_before_ms": NOW - 1}, "has not expired"),
+        ({"producer_ids": (3, 8)}, "has not expired"),
+    ],
+)
+def test_a_producer_that_has_not_expired_is_not_forgotten(tmp_path, change, text):
+    case = forgetful(**change)
+    with pytest.raises(KeytailError, match=text):
+        case.prove(tmp_path)
+
+
+def test_a_later_batch_of_a_forgotten_producer_is_found(tmp_path):
+    later = encode_batch([Rec(100, NOW + 9, b"k", b"v")], producer_id=8, producer_epoch=0, base_sequence=9)
+    case = forgetful(active=later, expired_before_ms=NOW + 5)
+    with pytest.raises(KeytailError, match="producer id 8 has not expired"):
         case.prove(tmp_path)
 
 

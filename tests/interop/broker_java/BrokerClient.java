@@ -117,6 +117,7 @@ public final class BrokerClient {
             case "close_producer": return closeProducer(request);
             case "raw_produce": return rawProduce(request);
             case "consume": return consume(request);
+            case "restore": return restore(request);
             case "first_from": return firstFrom(request);
             case "offsets": return offsets(request);
             case "offsets_for_times": return offsetsForTimes(request);
@@ -444,6 +445,36 @@ public final class BrokerClient {
             }
         }
         return answer;
+    }
+
+    /** Reads partitions into a map of latest values, as an application restores a table; returns what that took. */
+    private JsonNode restore(JsonNode request) {
+        Map<ByteBuffer, byte[]> table = new HashMap<>();
+        long records = 0;
+        long startNs = System.nanoTime();
+        try (KafkaConsumer<byte[], byte[]> consumer = consumer(null, request.get("isolation").asText())) {
+            List<TopicPartition> partitions = partitions(request);
+            consumer.assign(partitions);
+            Map<TopicPartition, Long> ends = consumer.endOffsets(partitions);
+            consumer.seekToBeginning(partitions);
+            List<TopicPartition> open = new ArrayList<>(partitions);
+            while (!open.isEmpty()) {
+                for (ConsumerRecord<byte[], byte[]> record : consumer.poll(Duration.ofMillis(200))) {
+                    records++;
+                    if (record.key() == null) {
+                        continue;
+                    } else if (record.value() == null) {
+                        table.remove(ByteBuffer.wrap(record.key()));
+                    } else {
+                        table.put(ByteBuffer.wrap(record.key()), record.value());
+                    }
+                }
+                open.removeIf(partition -> consumer.position(partition) >= ends.get(partition));
+            }
+        }
+        ObjectNode answer = JSON.createObjectNode();
+        return answer.put("records", records).put("keys", table.size())
+            .put("seconds", (System.nanoTime() - startNs) / 1e9);
     }
 
     private static ArrayNode served(ConsumerRecord<byte[], byte[]> record) {

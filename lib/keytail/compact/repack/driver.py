@@ -25,6 +25,7 @@ from keytail.compact.rules import Rules
 from keytail.compact.running.destination import Installation
 from keytail.compact.running.replacing import InPlace, Replacing
 from keytail.compact.task import CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.console import print_message
 from keytail.errors import NO_ERROR, KeytailError, Refused
 from keytail.log.fs import LOCAL, FileSystem
@@ -150,11 +151,15 @@ def _tasks(planned: Iterable[Planned], rules: Rules, request: Request, run_id: s
             hash_seed=secrets.randbits(63),
             map_memory_bytes=1,  # it needs none
             throttle_bytes_per_s=request.throttle_bytes_per_s or None,
-            repacking=repacking,
+            repacking=_with_expiration(repacking, plan.config, flags),
             cleaner_checkpoint=plan.facts.cleaner_checkpoint,
         )
         tasks.append(task)
     return tasks
+
+
+def _with_expiration(repacking: Repacking, config: CompactionConfig, flags: RepackFlags) -> Repacking:
+    return replace(repacking, forget_after_ms=config.producer_id_expiration_ms) if flags.forget_producers else repacking
 
 
 def _row(planned: Planned, done: ResultRow | None) -> ResultRow:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from keytail.compact.repack.producers import Forgotten
 from keytail.compact.repack.task import Repacking
 from keytail.format.batch import (
     BATCH_TABLE,
@@ -43,7 +44,8 @@ class Repacked(Protocol):
 class Merger:
     """Repacks the segments of a partition into `out`, one segment after the other.
 
-    `kept` are the base offsets (int64, sorted) of batches that must stay as they are.
+    `kept` are the base offsets (int64, sorted) of batches that must stay as they are; `forgotten` tells which batches
+    may be merged without their producer.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class Merger:
         repacking: Repacking,
         max_message_bytes: int,
         kept: np.ndarray,
+        forgotten: Forgotten,
     ) -> None:
-        self._reader, self._repacking, self._kept = reader, repacking, kept
+        self._reader, self._repacking, self._kept, self._forgotten = reader, repacking, kept, forgotten
         self._max_message_bytes = max_message_bytes
         self._scanner = RecordScanner()
         self._block = np.empty(1 << 20, np.uint8)
@@ -93,7 +96,6 @@ class Merger:
         if self._is_open:
             part = _rows_of(chunk, self._first, len(chunk.table))
             self._earlier.append((part[0].copy(), part[1]))
-        self._last_row = chunk.table[-1:].copy()
 
     def _decide(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return by the headers alone, for each row, whether it must be opened, and whether it may be merged with the
@@ -104,7 +106,10 @@ class Merger:
         if len(self._kept):
             at = np.minimum(np.searchsorted(self._kept, table["base_offset"]), len(self._kept) - 1)
             rebuildable &= self._kept[at] != table["base_offset"]
-        free = rebuildable & (table["producer_id"] == NO_PRODUCER_ID) & ((attributes & TRANSACTIONAL) == 0)
+        has_producer = (table["producer_id"] != NO_PRODUCER_ID) | ((attributes & TRANSACTIONAL) != 0)
+        loses = has_producer & self._forgotten.may_lose(table)
+        free = rebuildable & (loses | ~has_producer)
+        table = _without_producers(table, loses)
         before = np.concatenate([self._last_row, table[:-1]])
         was_free = np.concatenate([[self._is_last_free], free[:-1]])
         joins = free & was_free & self._share_fields(before, table)
@@ -115,7 +120,7 @@ class Merger:
         wanted[-1] |= free[-1] and self._repacking.merges  # the next chunk is not known yet
         if self._repacking.codec is not None:
             wanted |= codecs != self._repacking.codec
-        self._is_last_free = bool(free[-1])
+        self._is_last_free, self._last_row = bool(free[-1]), table[-1:].copy()
         return wanted & rebuildable, joins
 
     def _share_fields(self, before: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -199,9 +204,22 @@ class Merger:
         made = np.empty(size, np.uint8)
         made[HEADER_BYTES:] = np.frombuffer(packed, np.uint8)
         row = sources[0][1][:1].copy()
+        if state[kernels.SOURCES] > 1:
+            row = _without_producers(row, row["producer_id"] != NO_PRODUCER_ID)
         attributes = (int(row["attributes"][0]) & ~CODEC_MASK) | codec
         kernels.complete(made, size, row, attributes, state)
         return made, row
+
+
+def _without_producers(table: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Return the rows of a table, those of `which` (bool) without their producer."""
+    if not which.any():
+        return table
+    table = table.copy()
+    for name, none in (("producer_id", NO_PRODUCER_ID), ("producer_epoch", -1), ("base_sequence", -1)):
+        table[name][which] = none
+    table["attributes"][which] &= ~TRANSACTIONAL
+    return table
 
 
 def _rows_of(chunk: Chunk, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,7 @@ class RepackFlags:
     compression: Compression | None = None
     batch_bytes: int = DEFAULT_BATCH_BYTES
     replicas_in_sync: bool = False
+    forget_producers: bool = False
 
 
 def _compression(text: str) -> Compression:
@@ -63,6 +64,11 @@ ReplicasInSync = Annotated[bool, o.safety_flag(
     "With --repack: assert that all followers have every record below the high watermark, if the metadata log does not "
     "show it. A follower whose log ends inside a merged batch of its leader fails.",
 )]
+ForgetProducers = Annotated[bool, o.run_flag(
+    "--forget-producers",
+    "With --repack: also merge batches of idempotent and transactional producers, without their producer ids, if these "
+    "have been idle for producer.id.expiration.ms and their transaction was committed.",
+)]
 
 
 def repack_flags(
@@ -70,6 +76,7 @@ def repack_flags(
     compression: CompressionFlag = None,
     batch_bytes: BatchBytes = None,
     replicas_in_sync: ReplicasInSync = False,
+    forget_producers: ForgetProducers = False,
 ) -> RepackFlags | None:
     """Return the flags of --repack; None without it."""
     if repack:
@@ -83,11 +90,18 @@ def repack_flags(
                 f"--batch-bytes {batch_bytes} is too large", remedy=f"Use at most {MAX_BATCH_BYTES >> 20}m",
                 slug="batch-bytes-too-large",
             )  # fmt: skip
-        return RepackFlags(compression, batch_bytes, replicas_in_sync)
+        if forget_producers and not batch_bytes:
+            raise UsageProblem(
+                "--forget-producers cannot be combined with --batch-bytes 0: only merged batches lose their producers",
+                remedy="Omit one of them",
+                slug="conflicting-flags",
+            )
+        return RepackFlags(compression, batch_bytes, replicas_in_sync, forget_producers)
     given = {
         "--compression": compression is not None,
         "--batch-bytes": batch_bytes is not None,
         "--replicas-in-sync": replicas_in_sync,
+        "--forget-producers": forget_producers,
     }
     for flag, is_given in given.items():
         if is_given:

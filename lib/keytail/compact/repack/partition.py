@@ -19,13 +19,13 @@ from keytail.compact.cleaner import check_sources
 from keytail.compact.map_phase.reading import PhaseClock
 from keytail.compact.plan import segments_between
 from keytail.compact.repack.merger import Merger
+from keytail.compact.repack.producers import HeaderPass, ProducersOfLog, live_ids
 from keytail.compact.repack.proof import RepackSpec, prove_repack, read_txn_index
 from keytail.compact.repack.task import RepackState, RepackTask, output_segment_bytes
 from keytail.compact.task import CleaningResult, SourceCounts, Totals, result_of
 from keytail.compact.write_phase.counts import Counts
 from keytail.compact.write_phase.passes import source_bytes
 from keytail.format import names
-from keytail.format.batch import CONTROL
 from keytail.format.index import TXN_ENTRY, parse_txn_index
 from keytail.log.fs import FileSystem
 from keytail.log.producers import load_producers
@@ -33,8 +33,6 @@ from keytail.log.records.chunk import Chunk, SegmentReader, check_ends_below
 from keytail.log.replacement.replace import GroupOutput
 from keytail.log.writer import Limits, OutputWriter, Source
 
-# A broker keeps this many batches of each producer in memory, to recognise duplicates.
-_KEPT_BATCHES = 5
 _FOREVER_MS = 2**63 - 1
 _BUFFER_BYTES = 1 << 20
 
@@ -59,13 +57,15 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
     _, end = segments_between(task.segments, 0, task.first_uncleanable_offset)
     state = task.saved_state if isinstance(task.saved_state, RepackState) else None
     with clock.phase("check"):
-        producer_ids = np.empty(0, np.int64) if state else _producers(fs, task, reader)
-        kept = state.kept if state else last_batches(fs, task, reader, producer_ids)
+        live = np.empty(0, np.int64) if state else _live_producers(fs, task, reader)
+        producers = state.producers if state and state.producers else producers_of_log(task, reader, live, end)
     writer = _writer(fs, task)
     try:
         with clock.phase("write"):
             written = _Written(fs, task, writer, reader.another())
-            merger = Merger(reader, task.repacking, task.config.max_message_bytes, kept)
+            merger = Merger(
+                reader, task.repacking, task.config.max_message_bytes, producers.kept, producers.forgotten
+            )
             stop = task.first_segment
             while stop < end and written.has_room_for(stop):
                 written.begin(stop)
@@ -75,44 +75,36 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
                 stop += 1
             groups = writer.finish(_end_of(task, written.numbers[-1]) if written.numbers else 0)
         with clock.phase("prove"):
-            report = prove_repack(fs, _spec(task, groups, producer_ids, state))
+            report = prove_repack(fs, _spec(task, groups, live, producers.forgotten.ids, state))
     except BaseException:  # whatever ends the task, its scratch files are removed
         writer.discard()
         raise
     result = replace(_result(task, written, writer, groups, stop, end), phases_s=clock.seconds)
     if isinstance(result.rest, RepackState):
-        result = replace(result, rest=replace(result.rest, kept=kept, proven_kept=report.kept))
+        result = replace(result, rest=replace(result.rest, producers=producers, proven=report.producers))
     return result
 
 
-def _producers(fs: FileSystem, task: RepackTask, reader: SegmentReader) -> np.ndarray:
-    """Return the ids (int64, sorted) of all producers that a broker would know; they may not have expired.
+def _live_producers(fs: FileSystem, task: RepackTask, reader: SegmentReader) -> np.ndarray:
+    """Return the ids (int64, sorted) of the producers whose last batches must stay: of all that a broker would know, or
+    of those that have not expired if the others are forgotten.
 
-    Without a codec to change, no batch of a producer changes, and the ids are not needed.
+    If only batches without a producer change, the ids are not needed.
     """
-    if task.repacking.codec is None:
+    if task.repacking.codec is None and task.expired_before_ms is None:
         return np.empty(0, np.int64)
-    states = load_producers(fs, reader, task.partition_path, task, expiration_ms=_FOREVER_MS, now_ms=task.now_ms).states
-    return np.array(sorted(states), np.int64)
+    found = load_producers(fs, reader, task.partition_path, task, expiration_ms=_FOREVER_MS, now_ms=task.now_ms)
+    return live_ids(found, task.expired_before_ms)
 
 
-def last_batches(fs: FileSystem, task: RepackTask, reader: SegmentReader, ids: np.ndarray) -> np.ndarray:
-    """Return the base offsets (int64, sorted) of the last batches of these producers in the log."""
-    latest: dict[int, list[int]] = {}
-    if len(ids):
+def producers_of_log(task: RepackTask, reader: SegmentReader, live: np.ndarray, end: int) -> ProducersOfLog:
+    """Return what the headers of the log show about producers; the repack reads the segments before number `end`."""
+    headers = HeaderPass(live, task.expired_before_ms)
+    if len(live) or task.expired_before_ms is not None:
         for number in range(len(task.segments)):
             for chunk in _chunks(task, reader, number):
-                table = chunk.table
-                rows = table[((table["attributes"] & CONTROL) == 0) & (table["magic"] == 2)]
-                at = np.minimum(np.searchsorted(ids, rows["producer_id"]), len(ids) - 1)
-                rows = rows[ids[at] == rows["producer_id"]]
-                rows = rows[np.argsort(rows["producer_id"], kind="stable")]
-                producers, first = np.unique(rows["producer_id"], return_index=True)
-                ends = np.append(first, len(rows))[1:]
-                for producer, begin, end in zip(producers.tolist(), first.tolist(), ends.tolist(), strict=True):
-                    bases = rows["base_offset"][max(begin, end - _KEPT_BATCHES) : end].tolist()
-                    latest[producer] = (latest.get(producer, []) + bases)[-_KEPT_BATCHES:]
-    return np.array(sorted(base for bases in latest.values() for base in bases), np.int64)
+                headers.add(chunk.table, is_in_section=number < end)
+    return headers.finish()
 
 
 def _chunks(task: RepackTask, reader: SegmentReader, number: int) -> Generator[Chunk, None, None]:
@@ -258,7 +250,11 @@ def _result(
 
 
 def _spec(
-    task: RepackTask, groups: Sequence[GroupOutput], producer_ids: np.ndarray, state: RepackState | None
+    task: RepackTask,
+    groups: Sequence[GroupOutput],
+    live: np.ndarray,
+    forgotten: np.ndarray,
+    state: RepackState | None,
 ) -> RepackSpec:
     repacking, config = task.repacking, task.config
     return RepackSpec(
@@ -269,9 +265,12 @@ def _spec(
         max_block_bytes=repacking.block_bytes(config.max_message_bytes) if repacking.merges else -1,
         max_batch_bytes=config.max_message_bytes,
         codec=repacking.codec,
-        producer_ids=producer_ids,
+        producer_ids=live,
+        forgotten_ids=forgotten,
+        expired_before_ms=task.expired_before_ms,
+        end_offset=task.first_uncleanable_offset,
         index_interval_bytes=config.index_interval_bytes,
         segment_index_bytes=config.segment_index_bytes,
         scratch_path=task.scratch_path,
-        kept=state.proven_kept if state else None,
+        proven=state.proven if state else None,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from keytail.cli.cluster import Cluster
-from keytail.cli.configuration import Configuration
+from keytail.cli.configuration import PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION, Configuration
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision, refusals, select
 from keytail.compact.planning import Planned
@@ -51,6 +51,9 @@ def plan_repack(
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
         unknown = [why_settings_unknown(configuration, entry.topic, *_NEEDED)]
+        if flags.forget_producers:
+            unknown.append(why_expiration_unknown(configuration, entry.topic))
+            config = replace(config, producer_id_expiration_ms=_expiration_ms(configuration, entry.topic))
         if flags.batch_bytes and replicas_of(configuration.cluster, entry.topic, entry.partition) != 1:
             unknown.append(why_not_mergeable(configuration, entry.topic))
             if facts.high_watermark is None:
@@ -99,6 +102,30 @@ def why_settings_unknown(configuration: Configuration, topic: str, *names: str) 
         f"topic config unknown: {assumed[0]} of {topic} is the broker's, whose file was not given",
         slug="unknown-topic-settings",
         remedy=f"Give the broker's file with --config, or --topic-config {topic}:{assumed[0]}=VALUE",
+    )
+
+
+def _expiration_settings(configuration: Configuration) -> tuple[str, ...]:
+    """Return the settings by which producers expire: one, but with ZooKeeper the broker may be of Kafka before 3.1."""
+    is_kraft = configuration.cluster is not None and configuration.cluster.mode == "KRaft"
+    return (PRODUCER_EXPIRATION,) if is_kraft else (PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION)
+
+
+def _expiration_ms(configuration: Configuration, topic: str) -> int:
+    settings = configuration.of(topic)
+    return max(int(str(settings.value(name))) for name in _expiration_settings(configuration))
+
+
+def why_expiration_unknown(configuration: Configuration, topic: str) -> ErrorText:
+    """Return why it is unknown which producers have expired, with a remedy; empty if it is known."""
+    assumed = configuration.of(topic).assumed(_expiration_settings(configuration))
+    if not assumed:
+        return NO_ERROR
+    return refusal(
+        f"which producers have expired is unknown: {assumed[0]} is the broker's, whose file was not given",
+        slug="unknown-topic-settings",
+        remedy=f"Give the broker's file with --config, or --topic-config {assumed[0]}=VALUE; or run without "
+        "--forget-producers",
     )
 
 

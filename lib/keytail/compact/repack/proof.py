@@ -15,22 +15,23 @@ from typing import NoReturn
 
 import numpy as np
 
-from keytail.compact.proof.markers import SOURCE_REMEDY, walk_headers
+from keytail.compact.proof.markers import SOURCE_REMEDY, collect_markers, walk_headers
 from keytail.compact.proof.output import finish_log, open_block, open_checked, start_output
 from keytail.compact.proof.prove import check_groups, put_block
 from keytail.compact.proof.state import REMEDY, Proof, ProofSpec
-from keytail.errors import CorruptLog, KeytailError
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.kernels.proof import codes
 from keytail.kernels.proof import repack as kernels
 from keytail.kernels.proof.key_hash import SECRET_BYTES
-from keytail.kernels.proof.markers import CURSOR_SIZE, LAST_OFFSET
+from keytail.kernels.proof.markers import COLUMNS, CURSOR_SIZE, LAST_OFFSET
 from keytail.kernels.proof.state import IndexFiles
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import GroupOutput, OutputSegment
 
 KEPT_BATCHES = 5  # the batches of each producer that a broker keeps in memory, to recognise duplicates
+_MAX_MARKERS_BYTES = 128 << 20
 _TXN_ENTRY = np.dtype([("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")])
 
 _WRONG = {
@@ -48,8 +49,9 @@ class RepackSpec:
 
     `max_block_bytes` is the limit of a merged batch's uncompressed records (-1: nothing may be merged),
     `max_batch_bytes` that of a rebuilt batch. `codec` is that of all rebuilt batches; None: that of their sources.
-    `producer_ids` (int64, sorted) are the producers whose last batches must stay as they are; in later passes, `kept`
-    has the base offsets of these batches, from the report of the first pass.
+    `producer_ids` (int64, sorted) are the producers whose last batches must stay as they are. `forgotten_ids` (int64,
+    sorted) are those that merged batches may lose: none may have a batch after `expired_before_ms`, and a transaction
+    must have been committed below `end_offset`. In later passes, `proven` is from the report of the first pass.
     """
 
     partition_path: str
@@ -63,19 +65,31 @@ class RepackSpec:
     index_interval_bytes: int
     segment_index_bytes: int
     scratch_path: str
-    kept: np.ndarray | None = None
+    forgotten_ids: np.ndarray
+    expired_before_ms: int | None
+    end_offset: int
+    proven: ProvenProducers | None = None
+
+
+@dataclass(frozen=True)
+class ProvenProducers:
+    """`kept`: base offsets (int64, sorted) of batches that must stay as they are. `markers`: all markers of the log
+    (kernels/proof/markers.py), if producers are forgotten."""
+
+    kept: np.ndarray
+    markers: np.ndarray
 
 
 @dataclass(frozen=True)
 class RepackReport:
-    """The figures of a proof that has passed: batches of the sources and of the outputs, and compared records. `kept`
-    is for the next pass.
+    """The figures of a proof that has passed: batches of the sources and of the outputs, and compared records.
+    `producers` is for the next pass.
     """
 
     source_batches: int
     output_batches: int
     records: int
-    kept: np.ndarray
+    producers: ProvenProducers
 
 
 def prove_repack(fs: FileSystem, spec: RepackSpec) -> RepackReport:
@@ -90,32 +104,50 @@ def prove_repack(fs: FileSystem, spec: RepackSpec) -> RepackReport:
         check_groups(proof.spec, own)
         bases = [segment.base_offset for segment in spec.segments]
         next_base = dict(pairwise([*bases, max(spec.log_end_offset, bases[-1] + 1)]))
-        kept = _last_batches(fs, spec) if spec.kept is None else spec.kept
+        producers = _producers(fs, spec) if spec.proven is None else spec.proven
+        proof.producers = kernels.Producers(producers.kept, spec.forgotten_ids, producers.markers)
         for group, source in zip(spec.groups, own, strict=True):
-            proof.prove_group(group, source, next_base[source.base_offset], kept)
+            proof.prove_group(group, source, next_base[source.base_offset])
     finally:
         proof.close()
     totals = proof.state.totals
-    return RepackReport(int(totals.batches_read), int(totals.batches_kept), int(totals.records_read), kept)
+    return RepackReport(int(totals.batches_read), int(totals.batches_kept), int(totals.records_read), producers)
 
 
 def _invalid(spec: RepackSpec, what: str) -> KeytailError:
     return KeytailError(what, path=spec.partition_path, remedy=REMEDY, slug="invalid-output-segments")
 
 
-def _last_batches(fs: FileSystem, spec: RepackSpec) -> np.ndarray:
-    """Return the base offsets (int64, sorted) of the last batches of the producers, from the headers of the log."""
-    ids = np.array(spec.producer_ids, np.int64)
+def _producers(fs: FileSystem, spec: RepackSpec) -> ProvenProducers:
+    """Return from the headers of the log the last batches of the live producers, and the markers.
+
+    Raises KeytailError if a forgotten producer is live, or has a batch that is too new.
+    """
+    ids, forgotten = np.array(spec.producer_ids, np.int64), np.array(spec.forgotten_ids, np.int64)
+    markers = np.empty((0, COLUMNS), np.int64)
+    if not len(ids) and not len(forgotten):
+        return ProvenProducers(np.empty(0, np.int64), markers)
     latest = np.full((len(ids), KEPT_BATCHES), -1, np.int64)
-    if not len(ids):
-        return np.empty(0, np.int64)
+    newest_ms = np.full(len(forgotten), np.iinfo(np.int64).min)
     cursor = np.zeros(CURSOR_SIZE, np.int64)
     cursor[LAST_OFFSET] = -1
     walk_headers(
         fs, spec.partition_path, spec.segments, cursor,
-        lambda data: int(kernels.note_last_batches(data, cursor, ids, latest)),
+        lambda data: int(kernels.note_producers(data, cursor, ids, latest, forgotten, newest_ms)),
     )  # fmt: skip
-    return np.sort(latest[latest >= 0])
+    if len(forgotten):
+        if spec.expired_before_ms is None or newest_ms.max() > spec.expired_before_ms or np.isin(forgotten, ids).any():
+            raise _invalid(spec, f"producer id {forgotten[newest_ms.argmax()]} has not expired")
+        found = collect_markers(fs, spec.partition_path, spec.segments, _MAX_MARKERS_BYTES)
+        if found is None:
+            raise Refused(
+                "the markers of all transactions would exceed the memory of a task",
+                path=spec.partition_path,
+                remedy="Run without --forget-producers",
+                slug="too-many-transactions",
+            )
+        markers = found
+    return ProvenProducers(np.sort(latest[latest >= 0]), markers)
 
 
 def read_txn_index(fs: FileSystem, path: str, segment: SegmentFacts) -> bytes:
@@ -160,11 +192,12 @@ class _RepackProof(Proof):
         self.run[kernels.MAX_BLOCK_BYTES] = spec.max_block_bytes
         self.run[kernels.MAX_BATCH_BYTES] = spec.max_batch_bytes
         self.run[kernels.CODEC] = -1 if spec.codec is None else spec.codec
-        self.kept = np.empty(0, np.int64)
+        self.run[kernels.END_OFFSET] = spec.end_offset
+        no_ids = np.empty(0, np.int64)
+        self.producers = kernels.Producers(no_ids, no_ids, np.empty((0, COLUMNS), np.int64))
 
-    def prove_group(self, group: GroupOutput, source: SegmentFacts, next_base: int, kept: np.ndarray) -> None:
+    def prove_group(self, group: GroupOutput, source: SegmentFacts, next_base: int) -> None:
         """Prove the outputs of one segment, which ends below `next_base`."""
-        self.kept = kept
         bases = [output.base_offset for output in group.segments]
         if bases[-1] >= next_base:
             raise _invalid(self.repack, f"an output segment has the wrong base offset {bases[-1]}")
@@ -179,7 +212,7 @@ class _RepackProof(Proof):
             windows = self.windows()
             assert self.current is not None
             indexes = IndexFiles(self.current.index, self.current.time_index)
-            code = kernels.step(windows, indexes, self.kept, self.decoders.tools, self.state, self.run)
+            code = kernels.step(windows, indexes, self.producers, self.decoders.tools, self.state, self.run)
             if code == codes.SOURCE_DONE:
                 break
             if code == codes.NEED_NEXT_OUTPUT and self.waiting:

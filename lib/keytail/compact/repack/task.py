@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from keytail.compact.task import CleaningTask, SavedState, Totals
 from keytail.format.batch import HEADER_BYTES
 from keytail.log.replacement.replace import CleanFile
 from keytail.log.writer import MAX_SEGMENT_BYTES
+
+if TYPE_CHECKING:
+    from keytail.compact.repack.producers import ProducersOfLog
+    from keytail.compact.repack.proof import ProvenProducers
 
 _NO_FILE = CleanFile("", "", 0, "")
 
@@ -20,12 +22,14 @@ _NO_FILE = CleanFile("", "", 0, "")
 class Repacking:
     """What a repack changes. Neighbouring batches are merged up to `batch_bytes` of uncompressed records, which 0
     disables. `codec` is the number of the codec that all batches get, at `level`; None: batches keep their codec, and
-    merged ones are compressed at `level`, too. A level of None is the default of Kafka's codec.
+    merged ones are compressed at `level`, too. A level of None is the default of Kafka's codec. Merged batches lose
+    producers that have been idle for `forget_after_ms`; None: none does.
     """
 
     batch_bytes: int
     codec: int | None = None
     level: int | None = None
+    forget_after_ms: int | None = None
 
     @property
     def merges(self) -> bool:
@@ -48,6 +52,12 @@ class RepackTask(CleaningTask):
     def begins_at(self) -> int:
         return self.segments[0].base_offset
 
+    @property
+    def expired_before_ms(self) -> int | None:
+        """Producers without a batch after this time have expired; None: producers are not forgotten."""
+        idle_ms = self.repacking.forget_after_ms
+        return None if idle_ms is None else self.now_ms - idle_ms
+
     def next_checkpoint(self, end_offset: int) -> int:
         """Return the cleaner's checkpoint, which a repack does not move; if there is none, `end_offset`."""
         return max(end_offset, self.cleaner_checkpoint or 0)
@@ -57,12 +67,12 @@ class RepackTask(CleaningTask):
 class RepackState(SavedState):
     """A pass saves no files, only where the next one continues: each segment is repacked by itself.
 
-    `kept` and `proven_kept` are the base offsets (int64, sorted) of batches that must stay as they are, as the writer
-    and the proof of the first pass have found them: later, some sources are replaced.
+    `producers` and `proven` are what the writer and the proof of the first pass have found about producers: later, some
+    sources are replaced.
     """
 
-    kept: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64), compare=False)
-    proven_kept: np.ndarray = field(default_factory=partial(np.empty, 0, np.int64), compare=False)
+    producers: ProducersOfLog | None = field(default=None, compare=False)
+    proven: ProvenProducers | None = field(default=None, compare=False)
     batches_before: int = 0  # in all passes so far
     batches_after: int = 0
 

@@ -7,6 +7,8 @@ is wrong. Nothing is shared with the code that writes.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba.extending import register_jitable
 
@@ -37,7 +39,7 @@ from keytail.kernels.proof.codes import (
     SOURCE_DONE,
     SOURCE_RECORD,
 )
-from keytail.kernels.proof.markers import FOUND_ONE, FROM, LAST_OFFSET, next_header
+from keytail.kernels.proof.markers import COMMIT, FOUND_ONE, FROM, KIND, LAST_OFFSET, OFFSET, next_header, next_marker
 from keytail.kernels.proof.records import SMALLEST_RECORD_BYTES, Records, is_same_record, read_rewritten
 from keytail.kernels.proof.state import fail
 from keytail.kernels.proof.step import decompress_block, is_compressed, next_output, pass_source, source_records
@@ -61,26 +63,34 @@ FIRST_OF_OUTPUT = OUTPUT_CHANGED
     FIRST_MS,
     NEWEST_MS,
     IS_CHECKED,  # the source batch has been checked
+    END_OFFSET,  # a batch may lose its transaction if this was committed below this offset
     RUN,
-) = range(12)
+) = range(13)
+
+
+class Producers(NamedTuple):
+    """`kept` (int64, sorted): base offsets of batches that must have their bytes. `forgotten` (int64, sorted): ids of
+    producers that merged batches may lose. `markers`: those of all transactions (markers.py)."""
+
+    kept: np.ndarray
+    forgotten: np.ndarray
+    markers: np.ndarray
+
 
 _inlined = register_jitable(forceinline=True)
 
 
 @kernel
-def step(windows, indexes, kept, tools, state, run):
-    """Prove as many source batches as the windows contain; return a code that is not PASSED.
-
-    `kept` (int64, sorted) are the base offsets of batches that must have their bytes.
-    """
+def step(windows, indexes, producers, tools, state, run):
+    """Prove as many source batches as the windows contain; return a code that is not PASSED."""
     code = PASSED
     while code == PASSED:
-        code = _prove_batch(windows, indexes, kept, tools, state, run)
+        code = _prove_batch(windows, indexes, producers, tools, state, run)
     return code
 
 
 @_inlined
-def _prove_batch(windows, indexes, kept, tools, state, run):
+def _prove_batch(windows, indexes, producers, tools, state, run):
     source, output = windows.source, windows.output
     code, size = next_batch(source, state)
     if code == SOURCE_DONE and run[IS_OPEN]:  # the source has no batch with the last offset of the output batch
@@ -124,7 +134,7 @@ def _prove_batch(windows, indexes, kept, tools, state, run):
             return fail(state, OUTPUT_UNKNOWN, q, be_64(output, q))
         if q_size > run[MAX_BATCH_BYTES]:
             return fail(state, OUTPUT_LARGE, q, base)
-    code = _check_header(source, p, output, q, kept, state, run)
+    code = _check_header(source, p, output, q, producers, state, run)
     if code != PASSED:
         return code
     code = _open_blocks(windows, size, q_size, is_new, tools, state, run)
@@ -174,40 +184,65 @@ def _pass_output(q_size, state):
 
 
 @_inlined
-def _is_kept(base, kept):
-    low, high = np.int64(0), np.int64(kept.shape[0])
+def _place_of(number, numbers):
+    """Return the place of a number among sorted numbers (int64); -1: it is not there."""
+    low, high = np.int64(0), np.int64(numbers.shape[0])
     while low < high:
         middle = (low + high) // 2
-        if kept[middle] < base:
+        if numbers[middle] < number:
             low = middle + 1
         else:
             high = middle
-    return low < kept.shape[0] and kept[low] == base
+    return low if low < numbers.shape[0] and numbers[low] == number else np.int64(-1)
 
 
 @_inlined
-def _check_header(source, p, output, q, kept, state, run):
+def _loses_producer(source, p, output, q, producers, run):
+    """Return whether the output batch at `q` lawfully lacks the producer of the source batch at `p`."""
+    producer = be_64(source, p + v2.PRODUCER_ID)
+    if producer < 0 or _place_of(producer, producers.forgotten) < 0:
+        return False
+    if be_64(output, q + v2.PRODUCER_ID) != -1 or be_16(output, q + v2.PRODUCER_EPOCH) != -1:
+        return False
+    if be_32(output, q + v2.BASE_SEQUENCE) != -1:
+        return False
+    if be_16(source, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL == 0:
+        return True
+    last = be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
+    row = next_marker(producers.markers, producer, last + 1)
+    if row < 0:
+        return False
+    return producers.markers[row, KIND] == COMMIT and producers.markers[row, OFFSET] < run[END_OFFSET]
+
+
+@_inlined
+def _check_header(source, p, output, q, producers, state, run):
     """Check whether the header of the output batch at `q` is lawful for the source batch at `p`, one of its sources."""
     base, last = be_64(source, p), be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
     attributes, before = be_16(output, q + v2.ATTRIBUTES), be_16(source, p + v2.ATTRIBUTES)
     output_last = be_64(output, q) + be_32(output, q + v2.LAST_OFFSET_DELTA)
     if last > output_last:
         return fail(state, OUTPUT_LAST_OFFSET, q, base)
-    if before & (v2.CONTROL | ~v2.KNOWN_ATTRIBUTES) or be_32(source, p + v2.RECORD_COUNT) == 0 or _is_kept(base, kept):
+    is_empty = be_32(source, p + v2.RECORD_COUNT) == 0
+    if before & (v2.CONTROL | ~v2.KNOWN_ATTRIBUTES) or is_empty or _place_of(base, producers.kept) >= 0:
         return fail(state, OUTPUT_CHANGED, q, base)
+    is_one_of_several = base > be_64(output, q) or last < output_last
+    loses = is_one_of_several and _loses_producer(source, p, output, q, producers, run)
+    if loses:
+        before &= ~v2.TRANSACTIONAL
     if (attributes ^ before) & ~v2.CODEC_MASK:
         return fail(state, OUTPUT_ATTRIBUTES, q, base)
     if attributes & v2.CODEC_MASK != (before & v2.CODEC_MASK if run[CODEC] < 0 else run[CODEC]):
         return fail(state, OUTPUT_CODEC, q, base)
     if be_32(output, q + v2.LEADER_EPOCH) != be_32(source, p + v2.LEADER_EPOCH):
         return fail(state, OUTPUT_LEADER_EPOCH, q, base)
-    if not same_bytes(output, q + v2.PRODUCER_ID, source, p + v2.PRODUCER_ID, 14):  # producer id, epoch, base sequence
+    # The producer's id and epoch, and the base sequence.
+    if not (loses or same_bytes(output, q + v2.PRODUCER_ID, source, p + v2.PRODUCER_ID, 14)):
         return fail(state, OUTPUT_PRODUCER, q, base)
-    is_one_of_several = base > be_64(output, q) or last < output_last
     if is_one_of_several:
         if run[MAX_BLOCK_BYTES] < 0:
             return fail(state, OUTPUT_MERGED, q, base)
-        if before & v2.TRANSACTIONAL or be_64(source, p + v2.PRODUCER_ID) != -1:
+        if before & v2.TRANSACTIONAL or be_64(output, q + v2.PRODUCER_ID) != -1:
             return fail(state, OUTPUT_PRODUCER, q, base)
     if attributes & v2.DELETE_HORIZON and be_64(output, q + v2.BASE_TIMESTAMP) != be_64(source, p + v2.BASE_TIMESTAMP):
         return fail(state, OUTPUT_HORIZON, q, base)
@@ -299,10 +334,11 @@ def _close(output, q, block_bytes, state, run):
 
 
 @kernel
-def note_last_batches(data, cursor, ids, latest):
-    """Note the data batches of producers `ids` (int64, sorted) of a segment, in log order; return a code as `collect`.
+def note_producers(data, cursor, ids, latest, forgotten, newest_ms):
+    """Note the batches of producers of a segment, in log order; return a code as `collect`.
 
-    `latest` is int64[n, m]: the base offsets of the last m data batches of each producer, the latest first; -1: none.
+    `latest` is int64[n, m]: the base offsets of the last m data batches of each of `ids` (int64, sorted), the latest
+    first; -1: none. `newest_ms` (int64): the largest timestamp of each of `forgotten` (int64, sorted).
     """
     while True:
         code, size = next_header(data, cursor)
@@ -310,18 +346,14 @@ def note_last_batches(data, cursor, ids, latest):
             return code
         p = cursor[FROM]
         if data[p + v2.MAGIC] == 2:
-            if be_16(data, p + v2.ATTRIBUTES) & v2.CONTROL == 0:
-                producer = be_64(data, p + v2.PRODUCER_ID)
-                low, high = np.int64(0), np.int64(ids.shape[0])
-                while low < high:
-                    middle = (low + high) // 2
-                    if ids[middle] < producer:
-                        low = middle + 1
-                    else:
-                        high = middle
-                if low < ids.shape[0] and ids[low] == producer:
-                    for k in range(latest.shape[1] - 1, 0, -1):
-                        latest[low, k] = latest[low, k - 1]
-                    latest[low, 0] = be_64(data, p)
+            producer = be_64(data, p + v2.PRODUCER_ID)
+            place = _place_of(producer, ids)
+            if place >= 0 and be_16(data, p + v2.ATTRIBUTES) & v2.CONTROL == 0:
+                for k in range(latest.shape[1] - 1, 0, -1):
+                    latest[place, k] = latest[place, k - 1]
+                latest[place, 0] = be_64(data, p)
+            place = _place_of(producer, forgotten)
+            if place >= 0:
+                newest_ms[place] = max(newest_ms[place], be_64(data, p + v2.MAX_TIMESTAMP))
             cursor[LAST_OFFSET] = be_64(data, p) + be_32(data, p + v2.LAST_OFFSET_DELTA)
         cursor[FROM] = p + size
