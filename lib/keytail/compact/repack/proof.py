@@ -105,7 +105,7 @@ def prove_repack(fs: FileSystem, spec: RepackSpec) -> RepackReport:
         bases = [segment.base_offset for segment in spec.segments]
         next_base = dict(pairwise([*bases, max(spec.log_end_offset, bases[-1] + 1)]))
         producers = _producers(fs, spec) if spec.proven is None else spec.proven
-        proof.producers = kernels.Producers(producers.kept, spec.forgotten_ids, producers.markers)
+        proof.of_producers = kernels.Producers(producers.kept, spec.forgotten_ids, producers.markers)
         for group, source in zip(spec.groups, own, strict=True):
             proof.prove_group(group, source, next_base[source.base_offset])
     finally:
@@ -194,7 +194,7 @@ class _RepackProof(Proof):
         self.run[kernels.CODEC] = -1 if spec.codec is None else spec.codec
         self.run[kernels.END_OFFSET] = spec.end_offset
         no_ids = np.empty(0, np.int64)
-        self.producers = kernels.Producers(no_ids, no_ids, np.empty((0, COLUMNS), np.int64))
+        self.of_producers = kernels.Producers(no_ids, no_ids, np.empty((0, COLUMNS), np.int64))
 
     def prove_group(self, group: GroupOutput, source: SegmentFacts, next_base: int) -> None:
         """Prove the outputs of one segment, which ends below `next_base`."""
@@ -212,7 +212,7 @@ class _RepackProof(Proof):
             windows = self.windows()
             assert self.current is not None
             indexes = IndexFiles(self.current.index, self.current.time_index)
-            code = kernels.step(windows, indexes, self.producers, self.decoders.tools, self.state, self.run)
+            code = kernels.step(windows, indexes, self.of_producers, self.decoders.tools, self.state, self.run)
             if code == codes.SOURCE_DONE:
                 break
             if code == codes.NEED_NEXT_OUTPUT and self.waiting:
