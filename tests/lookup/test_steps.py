@@ -281,7 +281,7 @@ def test_every_step_is_printed_with_its_numbers(tmp_path: Path) -> None:
     pairs = [[Rec(n, NOW + n, b"k", b"v"), Rec(n + 1, NOW + n, b"k", b"v")] for n in range(0, 20, 2)]
     log = b"".join(map(encode_batch, pairs))
     size = len(log) // 10
-    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # index: offset 11, batch 5; time index: the last time
+    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # one index entry: offset 11, batch 5
     write_segment(partition, Files(20, encode_batch([Rec(21, NOW + 99, b"k", None)]), b"", NOW), 4 * size)
     facts = survey(partition)
     reported = lookup_offset(LOCAL, facts, 19).steps

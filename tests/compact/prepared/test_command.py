@@ -21,7 +21,7 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.compact import planning
-from keytail.compact.prepared import driver, takeover
+from keytail.compact.prepared import committing, driver
 from keytail.compact.worker import clean_on_worker
 from keytail.doctor import log_dirs as doctor_log_dirs
 from keytail.format import names
@@ -152,7 +152,7 @@ def test_a_second_preparation_replaces_the_first_only_if_more_can_be_cleaned(run
 
 def _replace_source(log_dir: Path) -> None:
     path = min((log_dir / "orders-0").glob("*.log"))
-    # as a cleaner that removes nothing: the new file, and then the deletion of the old one
+    # as after a round that removed nothing: a new file replaces the old one
     shutil.copy2(path, path.with_suffix(".swap"))
     path.with_suffix(".swap").rename(path)
 
@@ -451,7 +451,7 @@ def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: 
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with patch.object(takeover, "discard", fail):
+    with patch.object(committing, "discard", fail):
         rows = compact(run, prepared, "--execute", status=3)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "compacted", "users-0": "skipped"}
     assert "cannot be discarded" in rows["orders-0"]["error"]
@@ -460,7 +460,7 @@ def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: 
 
 
 def test_a_copied_backup_may_use_more_than_half_of_the_free_space(run: Run, prepared: Path) -> None:
-    """Originals are copied one partition at a time, as in a run without a preparation."""
+    """Sources are copied to the backup one partition at a time, as in a run without a preparation."""
     sources = {name: sum(path.stat().st_size for path in (prepared / name).glob("0*[!n]")) for name in PARTITIONS}
     with patch.object(FileSystem, "free_bytes", lambda *_: max(sources.values())):
         kept = ("--keep-originals", str(prepared.parent / "kept"), "--copy-originals")

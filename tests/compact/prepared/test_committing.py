@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.compact.plan import Selection
-from keytail.compact.prepared.takeover import Now, reason_to_discard
+from keytail.compact.prepared.committing import Now, reason_to_discard
 from tests.compact.prepared.test_record import a_record
 
 DAY_MS = 86_400_000
