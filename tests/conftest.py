@@ -74,7 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _has_room_in_memory() -> bool:
-    """Return whether a file system in memory has 2 GiB free (a run needs 630 MB), and can contain programs."""
+    """Return whether a file system in memory has 2 GiB free (a run needs 630 MB), and allows the execution of
+    programs."""
     try:
         facts = os.statvfs(IN_MEMORY)
     except OSError:

@@ -124,7 +124,7 @@ def change_imports(plain: Collection[str], sources: Mapping[str, str]) -> None:
 
     njit = numba.njit
     jit.kernel = decorator(jit.kernel, _as_compiled)
-    numba.njit = decorator(njit, register_jitable)  # other functions may call it
+    numba.njit = decorator(njit, register_jitable)  # other kernels may call the function
     # Code that is compiled with an inlined changed function must not be saved for other processes.
     jit.IS_WRITABLE = jit.IS_WRITABLE and not sources
 

@@ -49,8 +49,8 @@ class Assumed:
 
     @property
     def moved_bytes(self) -> float:
-        """Return the bytes that are read and written. Map, write and proof read every source, and the proof also the
-        output: 3 + kept reads, and kept writes.
+        """Return the bytes that are read and written. Map, write and proof each read all sources; the retained share is
+        written once, and read again by the proof.
         """
         return PETABYTE * (3 + 2 * self.kept_share)
 

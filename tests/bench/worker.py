@@ -71,8 +71,8 @@ class Worker:
 class MemoryFiles(FileSystem):
     """A file system with the log in memory: reads copy from there, and writes are discarded.
 
-    `copying_s` is the duration of the copies. Their pieces fit into the CPU cache, like those of reads from the page
-    cache; one large copy would bypass it, and kernels would then wait for memory.
+    `copying_s` is the duration of the copies. The copied pieces fit into the CPU cache, like those of reads from the
+    page cache; one large copy would bypass it, and kernels would then wait for memory.
     """
 
     def __init__(self, partition: Path) -> None:

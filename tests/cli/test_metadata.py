@@ -210,7 +210,7 @@ HOUR_MS = 3_600_000
     [
         (HOUR_MS + 1, HOUR_MS + 1, False),
         (HOUR_MS, 2 * HOUR_MS, True),  # a copy, whose file is new and whose batch is old
-        (9 * HOUR_MS, HOUR_MS, True),  # a timestamp set by a client: no file is that new
+        (9 * HOUR_MS, HOUR_MS, True),  # a client set a later timestamp than that of any file
         (-1, 2 * HOUR_MS, True),
         (HOUR_MS, HOUR_MS, True),
         (9 * HOUR_MS, 2 * HOUR_MS, False),

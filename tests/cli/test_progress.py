@@ -179,7 +179,7 @@ def test_only_one_of_two_threads_prints_a_line_that_is_due(monkeypatch: pytest.M
 
     def print_message(text: str, *_: object, **facts: object) -> None:
         message.append(text)
-        reporter.report_progress_if_due()  # another thread may do this before the line is printed
+        reporter.report_progress_if_due()  # another thread may call this before the line is printed
 
     with _reporter(3, clock) as reporter:
         monkeypatch.setattr(reporter, "_print", print_message)
@@ -338,7 +338,7 @@ def test_every_phase_is_reported_as_json(log_dir: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "closed"])
 def test_a_run_whose_output_cannot_be_written_continues(kind: str, log_dir: Path) -> None:
-    """If standard error is a full disk or a closed pipe, the rows and the status are the same as otherwise."""
+    """If standard error is a full disk or a closed pipe, the rows and the status do not change."""
     command = ("verify", "--log-dirs", log_dir, "--output", "json", "--verbose")
     unaffected = keytail(*command)
     assert "orders-0 " in unaffected.stderr

@@ -112,7 +112,7 @@ def test_a_plan_refuses_partitions_for_which_a_run_has_no_space(
 
     rows = driver.plan(request, fs)
     assert {row.partition for row in rows if row.status == "would-compact"} == has_room
-    if not copies:  # with copies, the texts differ: the run creates the directory of the backup
+    if not copies:  # with copies, the reasons differ: the run creates the backup's directory
         assert {row.partition: row.error for row in rows if row.status == "refused"} == refused
     for row in rows:
         if row.status == "refused":

@@ -72,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Partition:
-    """Segments as offsets, by base offset; the last is active."""
+    """The offsets of the records in each segment, by base offset; the last segment is active."""
 
     segments: Mapping[int, Sequence[int]]
     groups: tuple[Group, ...]

@@ -41,7 +41,7 @@ def test_a_downtime_is_shown_with_its_run(run: Run, tmp_path: Path) -> None:
     assert (rows["20231114T221320Z-aa"]["command"], rows["20231114T221320Z-aa"]["status"]) == ("compact", "done")
     assert [rows["20231114T221321Z-bb"][name] for name in COLUMNS] == [None] * 4
     shown = run("history", "--ledger", ledger)
-    assert shown.stdout.count("41.3 s") == 3, shown.stdout  # the downtime without a run `took` as long
+    assert shown.stdout.count("41.3 s") == 3, shown.stdout  # also in the row of the downtime without a run
     one = run("history", "--ledger", ledger, "--run", "aa").stdout
     assert "downtime: 41.3 s, broker b1, in sync after 1 min 0 s" in one
     assert "downtime:" not in run("history", "--ledger", ledger, "--run", "bb").stdout

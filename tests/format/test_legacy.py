@@ -340,7 +340,7 @@ def test_any_bytes_are_read_or_refused_without_access_outside_them(case: Any, da
     if len(message) > 16 and data.draw(st.booleans()):  # correct size and checksum, so that later checks are reached
         message[8:12] = (len(message) - 12).to_bytes(4, "big")
         message[12:16] = zlib.crc32(message[16:]).to_bytes(4, "big")
-    # damaged streams, about which the libraries of the reference model may decide otherwise
+    # damaged streams, which the libraries of the reference model may accept or refuse differently
     packed = len(message) > 17 and message[17] & 7
     try:
         expected: list[Rec] | None = list(decode_message(bytes(message)).records)

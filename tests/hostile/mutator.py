@@ -127,7 +127,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Mutator:
-    """Damages logs. `sources` are valid logs, from which it also takes pieces."""
+    """Damages logs. Pieces of `sources`, valid logs, are inserted into damaged ones."""
 
     def __init__(self, sources: list[bytes]) -> None:
         self.sources = sources

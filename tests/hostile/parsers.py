@@ -1,7 +1,7 @@
 """All parsers of bytes, each as a function of damaged bytes that returns normally or raises `Defect`.
 
-A result must be correct, or the damage must be reported with its place. The correct result comes from a reference model
-(the plain readers of tests/reference), or from comparing keytail's two readers with each other.
+A result must be correct, or the damage must be reported with its position. The correct result comes from a reference
+model (the plain readers of tests/reference), or from comparing keytail's two readers with each other.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def expect(holds: bool, what: str) -> None:
 
 
 def placed(problem: KeytailError) -> None:
-    """Check that a problem has its file and place."""
+    """Check that a problem has a file and a position."""
     expect(problem.path is not None, f"without a file: {problem}")
-    expect(problem.byte_position is not None or problem.offset is not None, f"without a place: {problem}")
+    expect(problem.byte_position is not None or problem.offset is not None, f"without a position: {problem}")
 
 
 # Logs

@@ -47,7 +47,8 @@ ROLL = step_roll()
 
 
 class Pair:
-    """Two copies of partition t-0. A round cleans both, compares them, and continues from Kafka's result."""
+    """Two copies of partition t-0. Each call of `round` cleans both and compares the results; the next one starts from
+    Kafka's result."""
 
     def __init__(
         self,

@@ -33,7 +33,8 @@ def facts_of(log_dir: Path) -> PartitionFacts:
 
 
 def roll_here(log_dir: Path) -> bool:
-    """Roll as a run does, and return whether there was something to roll. Check that the plan predicted the facts."""
+    """Roll as a run does, and return whether there was something to roll. Check that the facts are those that
+    `after_roll` predicts."""
     facts = facts_of(log_dir)
     if reason_against(facts):
         return False

@@ -1,4 +1,4 @@
-"""Text checkpoints: files that a broker reads are read, others are errors with its line number, and writes are
+"""Text checkpoints: files that a broker reads are read, others are errors with a line number, and writes are
 atomic.
 """
 

@@ -151,7 +151,7 @@ def _run(case: Case, root: Path, more: tuple[str, ...]) -> list[Result]:
         fix_machine(monkeypatch)
         for command in case.commands:
             words = [*shlex.split(command.replace(HOST, str(root))), *more]
-            monkeypatch.setattr(sys, "argv", ["keytail", *words])  # is recorded in a ledger
+            monkeypatch.setattr(sys, "argv", ["keytail", *words])  # a ledger records these arguments
             results.append(invoke(words, case.columns))
             _age(root)
     return results

@@ -106,7 +106,7 @@ def test_only_single_words_are_wider_than_a_terminal(command: str, folders: tupl
     place(case.place, root, cache)
     for line in case.commands:
         for text in on_terminal(shlex.split(line.replace(HOST, str(root))), width, tmp_path / "screen"):
-            shown = text.rsplit("\r", 1)[-1]  # what a live view has not overwritten
+            shown = text.rsplit("\r", 1)[-1]  # the part that a live view has not overwritten
             name = re.sub(r"^(/\S+): [a-z ]+$", r"\1", shown.removesuffix(" (in use)"))  # a check of a log dir
             words = re.findall(r"(?:`[^`]*`|\S)+", name)
             assert cell_len(shown) <= width or len(words) == 1, f"{line}: {shown}"

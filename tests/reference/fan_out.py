@@ -26,7 +26,7 @@ class Key:
 
 
 def noted(records: Iterable[tuple[bytes, int, str]]) -> dict[bytes, Key]:
-    """Return what the records (hash, offset, fate) say about each key. PRESENT records may recur with a final fate."""
+    """Return a `Key` for each key of the records (hash, offset, fate). PRESENT records may recur with a final fate."""
     fates: dict[bytes, dict[int, str]] = {}
     for key, offset, fate in records:
         of_key = fates.setdefault(key, {})

@@ -19,7 +19,7 @@ Compress = Callable[[int, bytes], bytes]
 @dataclass(frozen=True)
 class Rules:
     """`batch_bytes` is the limit of uncompressed records; 0 merges nothing. `codec` None keeps the codec of each batch.
-    `kept`: base offsets of batches that stay as they are.
+    `kept`: base offsets of batches that must not be changed.
     """
 
     batch_bytes: int

@@ -116,7 +116,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
         if name != "nothing":
             shutil.copytree(log_dir, seen, dirs_exist_ok=True)
         if name == "older":
-            for log in seen.glob("orders-*/*.log"):  # all segments, because Spark decides which tasks run there
+            for log in seen.glob("orders-*/*.log"):  # all: Spark decides which segments are read there
                 log.write_bytes(log.read_bytes()[:-100])
         two_workers.elsewhere(log_dir, seen)
     before = snapshot(tmp_path / "elsewhere")

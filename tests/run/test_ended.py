@@ -97,7 +97,7 @@ def test_a_job_that_is_lost_without_its_session_fails_only_its_partitions() -> N
     assert stopped.problem and stopped.problem.what == message.replace("twice", "once")
 
 
-def test_a_java_error_has_a_text_after_its_jvm_has_ended() -> None:
+def test_an_error_of_an_ended_jvm_has_the_name_of_its_class() -> None:
     with pytest.raises(Py4JNetworkError):
         str(java_error())
     assert text_of(java_error()) == "Py4JJavaError"

@@ -242,6 +242,6 @@ def test_a_watch_ends_immediately_and_leaves_no_open_port(reports: list[TaskProg
         with Watch(HERE, reports.append) as made:
             assert current_channel() == made.channel
         assert current_channel() is None
-    assert time.monotonic() - started_s < 10  # a second for each watch if the thread were not woken
+    assert time.monotonic() - started_s < 10  # without waking the thread, each watch would take a second
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
         again.bind((made.channel.host, made.channel.port))

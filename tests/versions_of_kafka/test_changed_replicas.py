@@ -116,7 +116,8 @@ def test_a_follower_whose_log_ends_inside_a_merged_batch_fails(version: str, tmp
 
 @pytest.mark.one_of("changed replicas")
 def test_a_merged_batch_across_the_high_watermark_loses_committed_records(version: str, tmp_path: Path) -> None:
-    """B led, and has records that A does not have. It is truncated to A's log end, but only at the start of a batch.
+    """B led, and has records that A does not have. When B follows A, B truncates its log to A's log end, but only at
+    the start of a batch.
 
     This is why batches are merged only below the high watermark.
     """
@@ -154,7 +155,7 @@ def test_a_merged_batch_across_the_high_watermark_loses_committed_records(versio
 
 @pytest.mark.one_of("changed replicas")
 def test_followers_copy_merged_and_emptied_batches(version: str, tmp_path: Path) -> None:
-    """New followers get the batches as they are. The replica of an untreated broker keeps erased records, and gives
+    """New followers get the batches unchanged. The replica of an untreated broker keeps erased records, and gives
     them back to a treated broker only if that copies its log again.
     """
     gone = {*range(20, 30), *range(40, 80), 119}

@@ -42,7 +42,7 @@ def _wanted(number: int, version: str) -> Logs:
     row = ROWS[number]
     if _is_before_3(version):
         return row.of_before_3(is_2_4=version.startswith("2.4."))
-    if number == TRUNCATED_SWAP:  # loaded unchanged: no source is deleted, as the index points at the truncated batch
+    if number == TRUNCATED_SWAP:  # no source is deleted, because the index points at the truncated batch
         return {**{base: log_of(offsets) for base, offsets in SOURCES.items()}, 0: log_of(OUT)[:-1]}
     assert isinstance(row.broker, dict)
     return row.broker

@@ -279,7 +279,7 @@ def test_corrupt_messages_are_reported_as_corrupt(tmp_path):
     case = Case([Segment(0, good, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0)
     case.segments[0] = replace(case.segments[0], log=encode_wrapper(_records(8, (b"a", b"1"), (b"b", b"2")), 1))
     case.groups[0][1][0].batches.clear()
-    with pytest.raises(CorruptLog, match="do not follow") as caught:  # it ends where the next segment begins
+    with pytest.raises(CorruptLog, match="do not follow") as caught:  # ends at the next segment's base
         case.prove(tmp_path)
     assert caught.value.byte_position == 0
 
