@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     `make test` uses a disk."""
     if os.environ.get("KEYTAIL_DRAWS") == "0" and not hasattr(config, "workerinput") and _has_room_in_memory():
         folder = tempfile.mkdtemp(prefix="keytail-check-", dir=IN_MEMORY)
-        os.chmod(folder, 0o755)  # some tests work as other users
+        os.chmod(folder, 0o755)  # some tests run programs as other users
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
@@ -89,7 +89,7 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+@pytest.hookimpl(tryfirst=True)  # this must run before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Make each file a group that runs in one process, because its tests share fixtures.
 

@@ -29,7 +29,7 @@ from hypothesis import Phase, settings
 from numba.extending import register_jitable
 
 MEMORY_BYTES = 12 << 30
-WAITING_S = 1200  # the limit for one test, so that a busy machine does not count as a caught mutant
+WAITING_S = 1200  # limit of one test in wall-clock time, high because the machine may be busy
 
 
 def _of_walk() -> dict[str, object]:

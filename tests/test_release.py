@@ -24,7 +24,7 @@ from tests import golden
 from tests.image import sent_to_the_engine, step, tracked
 
 ROOT = Path(__file__).parents[1]
-# Needed only for development.
+# Files that are needed only for development.
 NOT_RELEASED = (".ci/", ".gitignore")
 _PIP = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
 _OF_VENV = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence")

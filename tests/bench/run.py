@@ -31,7 +31,7 @@ WARM_ROUNDS = 2
 # the default of log.cleaner.dedupe.buffer.size, with room for 5 million keys
 KAFKA_MAP_BYTES = 128 << 20
 KAFKA_MAP_ENTRIES = 5_033_164
-# 24 bytes per key at the load factor of the map, 1.5 tables during growth, and the larger slots of the proof
+# a key takes 24 bytes at the map's load factor; 1.5 tables exist during growth, and the proof's slots are larger
 MAP_BYTES_PER_KEY = 96
 
 

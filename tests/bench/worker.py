@@ -223,7 +223,7 @@ def rebuild_indexes(log_dir: str) -> dict[str, Any]:
 
 def main() -> None:
     commands = {"task": whole_task, "kernels": kernels_alone, "limits": limits, "rebuild": rebuild_indexes}
-    keep_freed_memory()  # as a task's process does
+    keep_freed_memory()  # a task's process does the same
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(commands[request.pop("command")](**request)), flush=True)

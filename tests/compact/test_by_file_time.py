@@ -114,10 +114,10 @@ def offsets(batches: list[Batch]) -> list[int]:
         (9, 1, [0, 3, 6, 7, 8, 9]),
         (9, 2, [0, 3, 4, 5, 6, 7, 8, 9]),
         (6, 0, [0, 3, 6, 7, 8, 9]),
-        (4, 0, [0, 3, 6, 7, 8, 9]),  # inside the second segment, which is then the last one of the clean section
+        (4, 0, [0, 3, 6, 7, 8, 9]),  # the second segment is then the last one of the clean section
         (3, 0, [0, 3, 4, 5, 6, 7, 8, 9]),
         (3, 10**6, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # without a clean section
+        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # there is no clean section
     ],
 )
 def test_a_file_that_is_not_newer_than_the_horizon_loses_tombstones_and_markers(

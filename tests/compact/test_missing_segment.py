@@ -69,7 +69,7 @@ def test_a_partition_is_refused_until_the_other_files_of_a_missing_segment_are_r
 def test_index_files_below_the_log_start_or_inside_a_segment_are_accepted(run: Run, log_dir: Path) -> None:
     partition = log_dir / "orders-0"
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\norders 0 150\n")
-    for base in (100, 250):  # below the log start offset, and inside a segment
+    for base in (100, 250):  # 100 is below the log start offset, 250 inside a segment
         shutil.copy(partition / f"{300:020d}.index", partition / f"{base:020d}.index")
     remove(log_dir, 100, (".log", ".timeindex"))
     assert compact(run, log_dir, "--execute")["status"] == "compacted"

@@ -27,7 +27,7 @@ from keytail.undo.backup import Backup
 from tests.command_line import Run, rows_of
 from tests.log_dirs import random_records, snapshot, write_log_dir
 
-MARGIN_BYTES = 1 << 20  # the space of each partition in addition to its segments
+MARGIN_BYTES = 1 << 20  # a run reserves this space for each partition in addition to its segments
 INDEX_BYTES = 50_000
 FLAGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
 

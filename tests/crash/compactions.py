@@ -308,7 +308,7 @@ class LogDir:
             return None
         refuse_missing_segments(fs, facts)
         if roll is not None and roll.is_due:
-            if why := why_not_closed(fs, facts):  # in this case, a run does not roll, which the row reports
+            if why := why_not_closed(fs, facts):  # then a run does not roll, and reports this in the row
                 raise Refused(f"not rolled: {why}")
             facts = after_roll(facts)
         selection = decision.selection

@@ -126,7 +126,7 @@ class Partition:
             )
             if as_sources and not self._same(part):
                 replaced.append(False)
-                if found[part.base].index is not None:  # otherwise the broker also rebuilds this index
+                if found[part.base].index is not None:  # without an offset index, a broker also rebuilds this
                     assert found[part.base].txn_index == self.txn_indexes.get(part.base)
             else:
                 replaced.append(True)

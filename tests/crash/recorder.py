@@ -77,7 +77,7 @@ class RecordingFileSystem(FileSystem):
         self._stopped = False
         self._fail_at: int | None = None
         self._fault: Fault | None = None
-        self._does_half = False  # this call reads or writes only half
+        self._does_half = False  # whether this call reads or writes only half of the data
         self._open: dict[int, _File] = {}
         self._tree = _dir_of(read_tree(root) if tree is None else tree)
         self.before_each: Callable[[str, tuple[Any, ...]], object] | None = None
@@ -127,7 +127,7 @@ class RecordingFileSystem(FileSystem):
 
         def fail() -> None:
             if operation == "close":
-                action()  # the descriptor is closed even if this fails
+                action()  # a failed close also closes the descriptor
             raise fault.error()
 
         return super()._look(operation, arguments, fail)

@@ -290,7 +290,7 @@ def test_a_broker_finds_a_complete_import_or_none_after_every_stop_of_the_second
 
     def again(begin: State) -> None:
         digest = digest_of_rest(begin.tree)
-        if digest in started:  # scratch files are removed first, and not read
+        if digest in started:  # the next run removes scratch files without reading them
             return
         started.add(digest)
 

@@ -131,7 +131,7 @@ class InTwoSteps(LogDir):
             record, _ = read_record(fs, entry.path, facts.leftovers)
             if record is None or not record.files.issuperset(
                 facts.leftovers
-            ):  # the same condition as in compact/steps.py
+            ):  # compact/steps.py has the same condition
                 recover(fs, entry.path, record.files if record else ())
                 facts = survey_partition(fs, listing, entry)
         if facts.problems:

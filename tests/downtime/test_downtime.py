@@ -58,7 +58,7 @@ def test_a_downtime_is_shown_with_its_run(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_downtime_without_a_run_is_a_separate_row(run: Run, tmp_path: Path) -> None:
-    ids = {record(run, tmp_path / "ledger", *TIMES)["run_id"] for _ in range(2)}  # the second call is a retry
+    ids = {record(run, tmp_path / "ledger", *TIMES)["run_id"] for _ in range(2)}  # the second call is a repetition
     assert len(ids) == 1
     [row] = history(run, tmp_path / "ledger")
     assert {row["run_id"]} == ids

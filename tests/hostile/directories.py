@@ -64,7 +64,7 @@ class Case:
     root: Path
     damages: list[str]
     as_nobody: bool = False
-    meddle: Callable[[], None] | None = None  # changes files while they are read
+    meddle: Callable[[], None] | None = None  # a function that changes files while they are read
     meddle_at: int = 0
 
     @property
@@ -493,7 +493,7 @@ def _cpu_s() -> float:
 def _run(arguments: list[str], case: Case) -> Answer:
     started = _cpu_s()
     answer = run(arguments, case.meddle, case.meddle_at)
-    took = _cpu_s() - started  # not wall-clock time, because the machine may be busy
+    took = _cpu_s() - started  # CPU time, because the machine may be busy
     expect(took < 60, f"{arguments[0]} took {took:.0f} s of a processor")
     return answer
 

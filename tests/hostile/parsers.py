@@ -350,7 +350,7 @@ def codec(material: tuple[int, bytes], rng: random.Random) -> None:
     expect(len(opened) <= LIMIT_BYTES, f"{len(opened)} bytes, {LIMIT_BYTES} allowed")
     try:
         expected = codecs.decompress(number, data)
-    except Exception:  # another library, which accepts less than Kafka does
+    except Exception:  # the other library accepts less than Kafka does
         return
     expect(
         opened == expected or opened.startswith(expected) or expected.startswith(opened),

@@ -111,7 +111,7 @@ class Writer:
         self.clock_ms += self.rng.choice([0, 1000, HOUR_MS])
         self.steps.append({"close": 1})
         if self.rng.random() < 0.3:
-            self.start = self.rng.randint(self.start, self.end)  # as after a DeleteRecords request
+            self.start = self.rng.randint(self.start, self.end)  # a DeleteRecords request has the same effect
             for sender in self.senders:
                 sender.in_transaction = False  # the snapshot with this producer may be removed
         self.open()

@@ -26,7 +26,7 @@ from tests.interop.kafka import Kafka
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
 START_MS = 1_700_000_000_000
-RECENT_MS = int(time.time() * 1000) - 3_600_000  # recent, because a broker that starts expires idle producers
+RECENT_MS = int(time.time() * 1000) - 3_600_000  # an hour ago, because a broker that starts expires idle producers
 SEED = 20_260_413
 SMALL_SEGMENTS = {"cleanup.policy": "compact", "internal.segment.bytes": "16384"}
 LEDGER = (("ledger", 0), ("ledger", 1))  # the first partition has the open transactions
@@ -56,10 +56,10 @@ class Ledger:
     client: BrokerClient
     chance: random.Random
     sent: dict[int, list[Sent]] = field(default_factory=lambda: {0: [], 1: []})
-    ended: dict[str, str] = field(default_factory=dict)  # "commit" or "abort" by transaction
-    groups: dict[str, int] = field(default_factory=dict)  # committed offsets by group
-    running: dict[str, str] = field(default_factory=dict)  # the open transaction by producer
-    pending: dict[str, dict[str, int]] = field(default_factory=dict)  # offsets by group, by transaction
+    ended: dict[str, str] = field(default_factory=dict)  # transaction -> "commit" or "abort"
+    groups: dict[str, int] = field(default_factory=dict)  # group -> committed offset
+    running: dict[str, str] = field(default_factory=dict)  # producer -> its open transaction
+    pending: dict[str, dict[str, int]] = field(default_factory=dict)  # transaction -> group -> offset
     count: int = 0
 
     def begin(self, producer: str) -> str:

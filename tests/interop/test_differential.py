@@ -244,7 +244,7 @@ def keytail_round(
         map_max_entries=now.map_max_entries,
         hash_seed=now.log_end_offset,
         drop_keyless=True,
-        **{"message_format": "v2", **fields},  # like the cleaner of 4.3.1
+        **{"message_format": "v2", **fields},  # the cleaner of 4.3.1 also writes this format
     )
     rng = random.Random(repr(now))
     if rng.random() >= IN_PASSES:

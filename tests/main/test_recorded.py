@@ -83,7 +83,7 @@ def test_command_lines_without_a_command_are_as_recorded(monkeypatch: pytest.Mon
 def test_output_is_as_recorded(command: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     if command == "doctor":
         fix_checks(monkeypatch)
-    if command == "jobs-dir":  # elsewhere it prints a path of this machine
+    if command == "jobs-dir":  # the printed path depends on the installation
         monkeypatch.setattr("keytail.__file__", "/HOST/lib/keytail/__init__.py")
     check(command, "\n".join(text_of(case, *folders) for case in cases_of(command)))
 
@@ -118,7 +118,7 @@ def on_terminal(words: list[str], columns: int, screen: Path) -> list[str]:
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     with screen.open("wb") as file:
-        reader = subprocess.Popen(["cat"], stdin=ours, stdout=file, stderr=subprocess.DEVNULL)  # EIO at the end
+        reader = subprocess.Popen(["cat"], stdin=ours, stdout=file, stderr=subprocess.DEVNULL)  # `cat` ends with EIO
         os.close(ours)
         forked.keytail(*words, streams=dict.fromkeys(range(3), theirs), COLUMNS="", TERM="xterm")
         os.close(theirs)

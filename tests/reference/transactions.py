@@ -94,7 +94,7 @@ def _ends(events: Sequence[Event]) -> list[tuple[int, int, Event]]:
 
 def right_entries(events: Sequence[Event], known: Sequence[Aborted], log_start_offset: int = 0) -> list[Aborted]:
     """Return the entries, by marker, of transactions that have data left, or a plausible entry in `known`."""
-    firsts: list[tuple[int, int]] = []  # first offset and end of all transactions
+    firsts: list[tuple[int, int]] = []  # (first offset, end) of all transactions
     found: list[tuple[Aborted | None, int, int, int]] = []
     for number, before, end in _ends(events):
         data = [

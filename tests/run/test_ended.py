@@ -157,7 +157,7 @@ def test_under_spark_submit_the_driver_waits_for_the_signal(monkeypatch: pytest.
         terminating.start()
         raise java_error()
     monkeypatch.setattr(ended, "_LONGEST_END_S", 0.1)
-    await_signal()  # returns although there is no signal
+    await_signal()  # this returns although there is no signal
 
 
 def ends_in_pass(number: int, log_dir: Path, task: CleaningTask) -> Any:

@@ -112,7 +112,7 @@ def test_each_run_is_notified_only_of_its_own_tasks_and_bytes(tmp_path: Path) ->
             both.wait(60)
             read = sum(map(len, prefetched(_pieces(str(path), count))))
             with meter.during(f"second of {name}"):
-                time.sleep(0.7)  # long enough to be reported
+                time.sleep(0.7)  # the task runs long enough to be reported
             both.wait(60)
         return read
 

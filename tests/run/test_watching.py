@@ -125,7 +125,7 @@ def test_tasks_of_spark_report_their_progress(
     for name in ("t-0", "t-1"):
         seen = {(report.phase, report.read_bytes) for report in reports if report.name == name}
         assert {("second", 1000), ("first", 2000)} <= seen <= POSSIBLE_PROGRESS
-    send_to(None)  # the next task is not watched
+    send_to(None)  # the progress of the next task is not sent
     before = len(reports)
     engine.run_bundle(paths[:1], read_slowly, name="unwatched")
     time.sleep(0.2)

@@ -110,7 +110,7 @@ def _damage(rng: random.Random, data: bytes) -> bytes:
         case 5:
             out[at:at] = rng.randbytes(size)
         case 6:
-            out[at:at] = data[max(0, at - size) : at]  # a part is repeated
+            out[at:at] = data[max(0, at - size) : at]  # repeat a part
         case 7:
             out += bytes(size)
         case 8 if batches:

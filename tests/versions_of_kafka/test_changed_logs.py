@@ -159,10 +159,10 @@ def test_merged_batches_are_served_as_before(version: str, tmp_path: Path) -> No
 def test_emptied_batches_are_skipped(version: str, tmp_path: Path) -> None:
     draws, log_dir = chance(), tmp_path / "logs"
     gone = {
-        *(0, SEGMENT - 1),  # the first and last record of a segment
+        *(0, SEGMENT - 1),  # erase the first and last record of a segment
         *range(SEGMENT, 2 * SEGMENT),  # a segment
         *draws.sample(range(2 * SEGMENT, 3 * SEGMENT), 30),
-        *range(190, 200),  # the end of the log
+        *range(190, 200),  # erase the end of the log
     }
     broker = broker_of(version, log_dir, tmp_path / "work", properties=PROPERTIES)
     with broker, BrokerClient(heap="256m") as client:

@@ -81,7 +81,7 @@ def test_a_follower_whose_log_ends_inside_a_merged_batch_fails(version: str, tmp
             write(cluster, topic, IN_SYNC)
             cluster.wait_until_in_sync(topic, 3 if topic == "moved" else 2)
         cluster.kill(B)
-        for topic in topics:  # before the end of B's session, so that the leader epoch remains the same
+        for topic in topics:  # written before B's session ends, so that the leader epoch remains the same
             write(cluster, topic, 20, acks="1")
         for topic in topics:
             cluster.wait_until_in_sync(topic, 2 if topic == "moved" else 1)
@@ -105,7 +105,7 @@ def test_a_follower_whose_log_ends_inside_a_merged_batch_fails(version: str, tmp
         write(cluster, "moved", 1)
         cluster.stop(B)
         shutil.rmtree(cluster.partition(B, "removed"))
-        cluster.client.delete_records("deleted", 0, IN_SYNC + 2)  # inside the merged batch
+        cluster.client.delete_records("deleted", 0, IN_SYNC + 2)  # the offset is inside the merged batch
         restart(cluster, B, A)
         for topic in ("removed", "deleted"):
             cluster.wait_until_in_sync(topic, 2)

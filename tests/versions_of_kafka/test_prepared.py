@@ -116,7 +116,7 @@ def test_consumers_get_the_same_records_after_a_prepared_compaction_is_committed
             client.create_topic(topic, 1, settings)
         first_ms, number, draws = int(time.time() * 1000) - DAYS_10_MS, 0, chance()
         for round_number in range(ROUNDS):
-            cleaned = draws.sample(sorted(TOPICS), 2)  # by the broker, after the preparation
+            cleaned = draws.sample(sorted(TOPICS), 2)  # topics that the broker cleans after the preparation
             with Traffic(client, first_ms, number) as traffic:
                 traffic.wait_for(4)
                 _wait_for_checkpoints(log_dir)

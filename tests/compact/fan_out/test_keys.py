@@ -41,7 +41,7 @@ def test_a_shard_receives_all_of_its_keys_in_their_order(keys: list[int], shards
     ordinals = np.arange(len(keys), dtype=np.int64)
     ordinals[::7] = -1
     run = _Run(_PROBES, 3, shards, memory)
-    found: list[tuple[int, int, int]] = []  # by shard: low word and ordinal
+    found: list[tuple[int, int, int]] = []  # shard, low word, ordinal
     orders = []
     for start in range(0, len(keys), cuts):
         part = slice(start, start + cuts)

@@ -98,7 +98,7 @@ def test_a_preparation_and_its_commit_write_the_bytes_of_a_single_run(run: Run, 
     for name in ("one", "two"):
         records = {f"orders-{n}": random_records(seed, 300 + 50 * n, 5 + 10 * n) for n, seed in enumerate(seeds)}
         log_dirs.append(write_log_dir(tmp_path / name, records, segments=5))
-    for path in log_dirs[0].rglob("*"):  # the log dirs were not written in the same nanosecond
+    for path in log_dirs[0].rglob("*"):  # the two log dirs were written at different times
         other = log_dirs[1] / path.relative_to(log_dirs[0])
         os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
     grouping = ("--grouping", draws.choice(["kafka", "measured"]))

@@ -87,7 +87,7 @@ def random_case(rng: random.Random) -> rounds.Case:
         bases = [struct.unpack_from(">q", data)[0] for data in outputs[0].batches[1:]]
         end = max((batch.last_offset + 1 for batch in decode_log(logs[sources[-1]])), default=sources[-1] + 1)
         if end < behind[behind.index(sources[-1]) + 1]:
-            bases.append(end)  # an output without batches
+            bases.append(end)  # the output has no batches
         if bases and rng.random() < 0.4:
             case.split(number, sorted(rng.sample(bases, rng.randint(1, min(3, len(bases))))))
     return case

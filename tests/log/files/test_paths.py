@@ -249,7 +249,7 @@ def acting_as(uid: int) -> Iterator[None]:
         (OWNER, OWNER, OWNER, True),
         (0, 0, OWNER, True),
         (OWNER, OWNER, OTHER, True),
-        (OWNER, 0, OTHER, False),  # like Linux in /tmp
+        (OWNER, 0, OTHER, False),  # Linux follows the same rule in /tmp
     ],
 )
 def test_only_links_of_trusted_owners_are_followed(
