@@ -204,7 +204,7 @@ class Lines:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if self._of_function[item.nodeid.partition("[")[0]] > self._limit_cpu_s:
-            pytest.skip("its other cases take long")
+            pytest.skip("other cases of this test took too long")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:

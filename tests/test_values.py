@@ -178,7 +178,7 @@ def test_deep_nesting_is_refused() -> None:
 
 def test_no_code_of_a_class_is_run_when_its_value_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = to_bytes(replace(FILE, name="other"))
-    monkeypatch.setattr(CleanFile, "__init__", lambda *_, **__: pytest.fail("it was called"))
+    monkeypatch.setattr(CleanFile, "__init__", lambda *_, **__: pytest.fail("the class was called"))
     assert from_bytes(data).name == "other"
 
 

@@ -411,7 +411,7 @@ def test_the_end_of_the_parent_is_signalled_only_during_the_run(
     parents = iter(seen)
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
     monkeypatch.setattr(stopping, "_PARENT_CHECK_S", 0.01)
-    handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("a signal to a run that has not begun"))
+    handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("a signal was sent before the run began"))
     try:
         stop_with_parent(1)
         time.sleep(0.1)

@@ -194,14 +194,14 @@ def test_a_proof_is_divided_within_segments(
     monkeypatch.setattr(in_parts, "_prove", counted)
     monkeypatch.setattr(cleaner, "prove", functools.partial(_only_in_parts, cleaner.prove, monkeypatch))
     outcome(task, 3)
-    assert sum(part.start is not None for part in parts) >= 4, "parts begin within segments"
+    assert sum(part.start is not None for part in parts) >= 4, "parts must begin within segments"
     assert {part.start.is_checked for part in parts if part.start} == {False, True}
 
 
 def _only_in_parts(real: Any, monkeypatch: pytest.MonkeyPatch, fs: Any, spec: Any, so_far: Any) -> Any:
     """Prove in parts, and fail if one thread has to walk everything again."""
     with monkeypatch.context() as patch:
-        patch.setattr("keytail.compact.proof.prove._prove_groups", lambda proof: pytest.fail("one walk"))
+        patch.setattr("keytail.compact.proof.prove._prove_groups", lambda proof: pytest.fail("the proof is one walk"))
         return real(fs, spec, so_far)
 
 

@@ -177,11 +177,11 @@ def test_messages_are_copied_and_wrappers_rebuilt_with_their_own_fields(tmp_path
         "a wrapper must have the last offset and the latest timestamp of the retained messages"
     )
     fields = [struct.unpack_from(">q8xbbq", inner) for inner in inner_messages(messages[1])]
-    assert fields == [(0, 1, 0, 3000), (3, 1, 0, 4000)], "relative to the first retained message"
+    assert fields == [(0, 1, 0, 3000), (3, 1, 0, 4000)], "offsets must be relative to the first retained message"
     (offset, magic, attributes), value = struct.unpack_from(">q8xbb", messages[3]), messages[3][26:]
     assert (offset, magic, attributes) == (22, 0, LZ4)
     assert value[6:7] == wrong_header_checksum(value[:6]), "clients before 0.10 require a wrong checksum"
-    assert [struct.unpack_from(">q", inner)[0] for inner in inner_messages(messages[3])] == [22], "must be absolute"
+    assert [struct.unpack_from(">q", inner)[0] for inner in inner_messages(messages[3])] == [22], "not absolute"
 
 
 def test_a_wrapper_of_messages_of_another_magic_is_always_rebuilt(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ class RecordingFileSystem(FileSystem):
         found: _Node = self._tree
         relative = os.path.relpath(path, self.root)
         for part in () if relative == "." else relative.split(os.sep):
-            assert isinstance(found, _Dir) and part in found.now, f"outside the recorded directories: {path}"
+            assert isinstance(found, _Dir) and part in found.now, f"{path} is outside of the recorded directories"
             found = found.now[part]
         assert isinstance(found, _Dir), path
         return found

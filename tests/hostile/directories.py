@@ -603,7 +603,7 @@ def _compacted(
     expect(all(recs is not None for _, recs, _ in after), f"{name}: damaged by compaction")
     now = {rec.offset: rec for _, recs, _ in after for rec in recs or ()}
     for offset, rec in now.items():
-        expect(was.get(offset) is not None and _same(was[offset], rec), f"{name}: a new record: {rec}")
+        expect(was.get(offset) is not None and _same(was[offset], rec), f"{name}: the command added a record: {rec}")
     newest = {rec.key: rec for rec in was.values() if rec.key is not None}
     for rec in newest.values():
         may_be_removed = rec.value is None or rec.key in hidden

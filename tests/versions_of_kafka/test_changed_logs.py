@@ -206,7 +206,7 @@ def test_emptied_batches_are_skipped(version: str, tmp_path: Path) -> None:
         times = [starts_ms[0] + (SEGMENT - 3) * 10, *starts_ms[1:]]
         first, inside, after_it = client.offsets_for_times("emptied", 0, times)
         assert first is not None and first[0] == SEGMENT - 3
-        assert inside is None, "a segment without records"
+        assert inside is None, "the segment has no records"
         assert after_it is not None and after_it[0] == min({*range(2 * SEGMENT, 200)} - gone)
         # Emptied batches keep their greatest timestamp, so retention deletes their segment when it is due.
         age_ms = int(time.time() * 1000) - starts_ms[2] + MINUTES_10_MS // 2
