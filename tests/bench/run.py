@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     shape = Shape(**{name: getattr(options, name) for name in asdict(Shape())})
     started = machine()
     home = Path(tempfile.mkdtemp(prefix="keytail-bench-", dir=options.dir))
-    print("command:", shlex.join([sys.executable, "-m", "tests.bench.run", *_spelled_out(shape, options)]))
+    print("command:", shlex.join([sys.executable, "-m", "tests.bench.run", *_all_flags(shape, options)]))
     bench = Bench(home, shape, command=not options.no_command)
     try:
         bench.generate()
@@ -247,7 +247,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _spelled_out(shape: Shape, options: argparse.Namespace) -> list[str]:
+def _all_flags(shape: Shape, options: argparse.Namespace) -> list[str]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(shape).items()]
     flags.append(f"--runs={options.runs}")
     return flags + (["--no-command"] if options.no_command else [])

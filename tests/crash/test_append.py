@@ -38,7 +38,7 @@ def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tup
     `flushed`.
     """
 
-    def promise(end: int) -> None:
+    def record_flushed(end: int) -> None:
         flushed.append((len(fs.operations) if isinstance(fs, RecordingFileSystem) else 0, end))
 
     flushed.clear()
@@ -46,17 +46,17 @@ def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tup
     try:
         for n in range(5):
             log.append(_batch(n), leader_epoch=n // 3, now_ms=CLOCK_MS)
-            promise(log.recovery_point)
+            record_flushed(log.recovery_point)
             if n == 1:
                 log.flush(now_ms=CLOCK_MS)
-                promise(log.recovery_point)
+                record_flushed(log.recovery_point)
         marker = encode_marker(0, CLOCK_MS, commit=False, producer_id=7, producer_epoch=0)
         log.append(marker, leader_epoch=3, now_ms=CLOCK_MS)
         log.roll(now_ms=CLOCK_MS)
-        promise(log.recovery_point)
+        record_flushed(log.recovery_point)
         log.append(_batch(5), leader_epoch=3, now_ms=CLOCK_MS)
         log.close()
-        promise(log.log_end_offset)
+        record_flushed(log.log_end_offset)
     except (OSError, KeytailError):
         with pytest.raises(KeytailError, match="accepts no more batches"):
             log.append(_batch(0), leader_epoch=3, now_ms=CLOCK_MS)

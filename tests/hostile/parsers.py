@@ -60,7 +60,7 @@ def expect(holds: bool, what: str) -> None:
         raise Defect(what)
 
 
-def placed(problem: KeytailError) -> None:
+def check_position(problem: KeytailError) -> None:
     """Check that a problem has a file and a position."""
     expect(problem.path is not None, f"the error has no file: {problem}")
     expect(problem.byte_position is not None or problem.offset is not None, f"the error has no position: {problem}")
@@ -86,7 +86,7 @@ def read_log(data: bytes) -> list[Rec] | CorruptLog | TooLarge:
                     part.hash_keys(7)
                     found += _as_recs(part.record_table)
     except (CorruptLog, TooLarge) as problem:
-        placed(problem)
+        check_position(problem)
         return problem
     return found
 
@@ -172,7 +172,7 @@ def rebuilt(data: bytes, rng: random.Random) -> None:
     try:
         result = index_segment(InMemory({LOG: data}), task)
     except (CorruptLog, Refused) as problem:
-        placed(problem)
+        check_position(problem)
         return
     expect(0 <= result.end_position <= len(data), f"{result}")
 
@@ -189,7 +189,7 @@ def looked_up(files: dict[str, bytes], base: int, rng: random.Random) -> None:
         try:
             look()
         except CorruptLog as damage:
-            placed(damage)
+            check_position(damage)
 
 
 def looked_up_log(data: bytes, rng: random.Random) -> None:

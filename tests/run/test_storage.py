@@ -16,12 +16,12 @@ UNKNOWN = ["fuse", "fuseblk", "fuse.sshfs", "fuse.s3fs", "fuse.ext4", "fuse.lxcf
 def test_file_systems_of_unknown_types_are_not_local(kind: str) -> None:
     assert not is_local(kind)
 
-    class OnIt(FileSystem):
+    class OnFileSystem(FileSystem):
         def file_system_type(self, path: str) -> str:
             return kind
 
     with pytest.raises(Refused, match=rf"not known to be local \({kind or 'unknown type'}\).*--shared-storage"):
-        refuse_shared_storage(OnIt(), ["/var/kafka"])
+        refuse_shared_storage(OnFileSystem(), ["/var/kafka"])
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs", "btrfs", "zfs", "overlay", "f2fs", "bcachefs"])

@@ -150,7 +150,7 @@ def batches_of(path: Path) -> list[Batch]:
     return [batch for data in read(path).values() for batch in decode_log(data)]
 
 
-def serious(path: Path) -> list[str]:
+def other_findings(path: Path) -> list[str]:
     """Return the findings except the warning about missing offsets between two segments, because some draws omit
     offsets.
     """
@@ -234,7 +234,7 @@ def test_undamaged_batches_are_saved_and_damaged_ones_are_not(number: int, tmp_p
     made = tmp_path / "to" / "t-0"
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["t-0"]
     assert b"".join(read(made).values()) == b"".join(item for base in sorted(kept) for item in kept[base])
-    assert serious(made) == []
+    assert other_findings(made) == []
     last = max((base for base in contents if not contents[base] or kept[base]), default=0)
     last_batch = max((batch.last_offset + 1 for batch in batches_of(made)), default=last)
     if facts:
@@ -277,7 +277,7 @@ def test_a_healthy_partition_is_saved_with_the_same_bytes(number: int, tmp_path:
     assert found.certain == [] and found.transactions == []
     assert read(tmp_path / "to" / "t-0") == contents
     assert found.log_end_offset == end
-    assert serious(tmp_path / "to" / "t-0") == []
+    assert other_findings(tmp_path / "to" / "t-0") == []
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "t-0").glob("*.log")}
     assert times == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "to" / "t-0").glob("*.log")}
 
@@ -465,7 +465,7 @@ def test_magic_0_and_1_are_found_and_mixed_with_2(tmp_path: Path) -> None:
             assert bases_of(found) == [n for n in (0, 1, 2, 3, 5, 6) if n != base], (number, at)
 
 
-def simple_chain(rows: list[tuple[int, int]]) -> int:
+def longest_chain(rows: list[tuple[int, int]]) -> int:
     """Return the length of a longest chain of increasing offsets without overlap."""
     best: list[int] = []
     for j, (base, _) in enumerate(rows):
@@ -482,7 +482,7 @@ def test_a_longest_chain_of_increasing_offsets_is_saved() -> None:
         keep = salvage_scan._chain(table, 0)
         kept = [row for row, taken in zip(rows, keep, strict=True) if taken]
         assert all(item[1] < two[0] for item, two in itertools.pairwise(kept))
-        assert len(kept) == simple_chain(rows), rows
+        assert len(kept) == longest_chain(rows), rows
 
 
 class BadPages(FileSystem):
@@ -557,7 +557,7 @@ def test_missing_segments_and_log_ends_known_from_other_files_are_losses(tmp_pat
     ]
     assert (found.log_start_offset, found.last_batch_end, found.log_end_offset) == (10, 32, 40)
     assert list(read(tmp_path / "to" / "t-0")) == [10, 20, 30, 40]
-    assert serious(tmp_path / "to" / "t-0") == []
+    assert other_findings(tmp_path / "to" / "t-0") == []
 
 
 def test_a_lost_first_segment_moves_the_log_start_and_is_reported(tmp_path: Path) -> None:
@@ -582,7 +582,7 @@ def test_a_valid_snapshot_is_kept_and_a_wrong_one_rebuilt(tmp_path: Path) -> Non
     wanted = encode_snapshot([ProducerEntry(5, 0, 3, 3, 1, NOW_MS, -1, -1)])
     assert (made / f"{4:020d}.snapshot").read_bytes() == wanted
     assert sorted(path.name for path in made.glob("*.snapshot")) == [f"{n:020d}.snapshot" for n in (2, 4, 6)]
-    assert serious(made) == []
+    assert other_findings(made) == []
 
 
 def test_a_snapshot_that_covers_lost_batches_is_kept_and_used(tmp_path: Path) -> None:
@@ -595,7 +595,7 @@ def test_a_snapshot_that_covers_lost_batches_is_kept_and_used(tmp_path: Path) ->
     made = tmp_path / "to" / "t-0"
     for offset in (4, 6, 8):
         assert (made / f"{offset:020d}.snapshot").read_bytes() == encode_snapshot([entry]), offset
-    assert serious(made) == []
+    assert other_findings(made) == []
 
 
 @pytest.mark.parametrize(
@@ -679,7 +679,7 @@ def test_a_stop_at_any_time_leaves_no_partition_or_a_complete_one(tmp_path: Path
             assert names in ([], ["t-0.test.unfinished"], ["t-0"])
             if names != ["t-0"]:
                 continue
-        assert serious(to / "t-0") == []
+        assert other_findings(to / "t-0") == []
         assert list(read(to / "t-0")) == [0, 4, 6, 12]
         if fs.left >= 0:
             assert count > 20

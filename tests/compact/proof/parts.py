@@ -66,7 +66,7 @@ class Parts:
     def _in_parts(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
         """Return the report of a proof in parts, or None if the proof needs one walk."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(proof, "_prove_groups", _leave)
+            patch.setattr(proof, "_prove_groups", _raise_one_walk)
             try:
                 return proof.prove(fs, spec)
             except (_OneWalk, KeytailError):  # an error before any walk, which the proof in one walk also reports
@@ -92,7 +92,7 @@ class Parts:
         return boundaries_of
 
 
-def _leave(_proof: Proof) -> None:
+def _raise_one_walk(_proof: Proof) -> None:
     raise _OneWalk
 
 
