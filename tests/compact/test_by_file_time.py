@@ -156,7 +156,7 @@ def test_horizons_are_copied_dropped_by_rewrites_and_never_applied(tmp_path: Pat
 
 
 def test_the_last_batch_of_the_range_is_removed_when_it_is_empty(tmp_path: Path) -> None:
-    """Only Kafka 4.x retains such a batch (CLEANING.md 6.1b)."""
+    """Only Kafka 4.x retains the last batch of the range (CLEANING.md 6.1b)."""
     source = encode_batch([Rec(0, NOW, b"a", b"1")]) + encode_batch([Rec(1, NOW, b"b", None)])
     segments = [Segment(0, source, mtime_ms=0), Segment(2, b"")]
     log, facts = RandomLog(segments, [], 2, {}), write_log(str(tmp_path / "t-0"), segments)

@@ -185,7 +185,7 @@ def test_messages_are_copied_and_wrappers_rebuilt_with_their_own_fields(tmp_path
 
 
 def test_a_wrapper_of_messages_of_another_magic_is_always_rebuilt(tmp_path: Path) -> None:
-    """As in Kafka, damage by KAFKA-4298 is repaired, and an inner message of magic 0 gets the append time of its
+    """Damage by KAFKA-4298 is repaired as in Kafka, and an inner message of magic 0 gets the append time of its
     wrapper.
     """
     records = [Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")]
@@ -199,7 +199,7 @@ def test_a_wrapper_of_messages_of_another_magic_is_always_rebuilt(tmp_path: Path
 
 
 def test_a_rebuilt_wrapper_of_magic_0_has_no_timestamp(tmp_path: Path) -> None:
-    """Otherwise the time index would have a timestamp that no message of the segment has."""
+    """With a timestamp in the wrapper, the time index would have a timestamp that no message of the segment has."""
     mixed = encode_wrapper([Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")], GZIP, magic=0, inner_magics=[0, 1])
     newer = encode_single(Rec(2, 400, b"a", b"3"), magic=1)
     log = RandomLog([Segment(0, mixed + newer, mtime_ms=NOW), Segment(40, b"")], [], 40, {})

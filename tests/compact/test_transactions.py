@@ -414,7 +414,7 @@ def left(path: Path) -> dict[str, bytes]:
 
 
 def test_without_an_offset_index_transactions_are_tracked_from_the_first_batch(tmp_path: Path) -> None:
-    """That batch contains the first dirty offset and is aborted, so its record supersedes no other."""
+    """The first batch contains the first dirty offset and is aborted, so its record supersedes no other."""
     aborted = encode_batch(
         [Rec(1, NOW, b"a", b"v"), Rec(2, NOW, b"b", b"v")], producer_id=1, producer_epoch=0, base_sequence=0,
         transactional=True,

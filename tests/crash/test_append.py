@@ -123,7 +123,7 @@ def test_a_broker_finds_all_flushed_data(fast_dir: Path) -> None:  # noqa: F811
 
 
 def test_after_a_fault_the_log_is_correct_or_accepts_no_batches(fast_dir: Path) -> None:  # noqa: F811
-    """After an error, the log accepts no more batches, and its files are in a state after a crash."""
+    """After an error, the log accepts no more batches, and its files are in a state that a crash could leave."""
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
     counts = Counts("append, faults")
     for_every_fault(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts,
@@ -133,7 +133,7 @@ def test_after_a_fault_the_log_is_correct_or_accepts_no_batches(fast_dir: Path) 
 
 @pytest.mark.interop
 def test_a_new_log_begins_at_the_offset_at_which_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """This is so even without data, and although no checkpoint has the log start offset."""
+    """The log begins there even without data, and although no checkpoint has the log start offset."""
     opened: list[int] = []  # the number of operations until the log was open
 
     def action(fs: RecordingFileSystem, root: Path) -> None:

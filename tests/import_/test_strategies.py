@@ -1,5 +1,5 @@
 """The strategies of an import: without Spark, on Spark without rows in the JVM, and through Spark's rows. All give the
-same bytes and the same import id. The choice between them is tested too.
+same bytes and the same import id. The choice between the strategies is also tested.
 
 KEYTAIL_SEED repeats one random source.
 """

@@ -316,7 +316,8 @@ ROUNDS = ("after", "after again")
 
 
 def test_the_traffic_covers_the_required_cases(story: Story) -> None:
-    """It has aborted, committed and plain records of many keys, and interleaved transactions that span segments."""
+    """The traffic has aborted, committed and plain records of many keys, and interleaved transactions that span
+    segments."""
     before = story.views["before"]
     for topic, number in LEDGER:
         _, end = before.offsets[f"{topic}-{number}"]
@@ -434,8 +435,8 @@ def test_the_coordinators_logs_retain_the_latest_record_of_each_key(story: Story
 
 
 def test_open_transactions_can_be_aborted(story: Story) -> None:
-    """One is aborted through its transactional id, the other by an administrator; each time, the last stable offset
-    advances.
+    """One transaction is aborted through its transactional id, the other by an administrator; each time, the last
+    stable offset advances.
     """
     first, second = (story.ledger.first_offset(name) for name in story.left_open)
     assert story.views["after"].stable["ledger-0"] == first

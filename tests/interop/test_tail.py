@@ -313,7 +313,8 @@ def test_missing_snapshots_and_epochs_are_rebuilt_as_kafka_wrote_them(kafka: Kaf
 
 
 def test_the_snapshot_at_the_end_of_a_cleaned_log_equals_kafkas(kafka: Kafka, fast_dir: Path) -> None:
-    """It is rebuilt from an older snapshot and the cleaned log, which still has the last batch of each producer."""
+    """The snapshot is rebuilt from an older one and the cleaned log, which still has the last batch of each
+    producer."""
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):

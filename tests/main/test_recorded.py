@@ -67,7 +67,7 @@ def test_help_is_as_recorded(command: str, columns: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("columns", (60, *WIDTHS))
 @pytest.mark.parametrize("command", ["keytail", *COMMANDS])
 def test_help_is_complete_and_fits_any_width(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only examples, which a reader may copy, may be wider."""
+    """Only examples, which a reader may copy, may be wider than the terminal."""
     fix_terminal(monkeypatch)
     shown, _, _ = printed([*([] if command == "keytail" else [command]), "--help"], columns).partition(" Examples:")
     assert "\u2026" not in shown

@@ -231,7 +231,7 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_pages_of_inspections_and_plans_contain_no_keys(run: Run, tmp_path: Path) -> None:
-    """This includes the example of a difference that an audit finds: the raw rows contain hashes of it."""
+    """The page of an audit has an example of a difference, whose value is only in the raw rows, as a hash."""
     log_dir, partitions = secret_log_dir(tmp_path / "a")
     other = {name: [replace(record, value=b"quokka!") if record.offset % 50 == 7 else record for record in records]
              for name, records in partitions.items()}  # fmt: skip

@@ -239,7 +239,7 @@ def test_output_of_a_jvm_about_its_stop_is_not_forwarded(monkeypatch: pytest.Mon
 
 
 def test_the_output_of_the_jvm_is_read_even_if_it_cannot_be_forwarded() -> None:
-    """Otherwise the JVM would block forever on a full pipe."""
+    """If nobody read it, the JVM would block forever on a full pipe."""
     reader, jvm = os.pipe()
     nobody, real = os.pipe()
     os.close(nobody)

@@ -207,7 +207,7 @@ def test_a_task_whose_driver_does_not_listen_continues(host: str, port: int, tmp
 def test_a_task_looks_up_the_name_of_the_driver_once(
     reports: list[TaskProgress], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise slow name resolution would delay the task repeatedly."""
+    """Repeated look-ups would delay the task if name resolution is slow."""
     asked: list[Any] = []
 
     def find(host: str, port: int, **how: Any) -> list[Any]:

@@ -349,7 +349,8 @@ def test_the_longer_of_two_ranges_in_the_wrong_order_is_saved(tmp_path: Path) ->
 
 
 def test_batches_inside_a_damaged_batch_of_valid_length_are_not_saved(tmp_path: Path) -> None:
-    """They may be values of its records, because records may contain segments of other logs."""
+    """Such batches may be values of records of the damaged batch, because records may contain segments of other
+    logs."""
     inner = _batch(3, 1) + _batch(4, 1)
     outer = bytearray(_batch(2, 4, value=inner))
     outer[70] ^= 1

@@ -67,7 +67,8 @@ def restart(cluster: Cluster, number: int, other: int) -> None:
 
 @pytest.mark.one_of("changed replicas")
 def test_a_follower_whose_log_ends_inside_a_merged_batch_fails(version: str, tmp_path: Path) -> None:
-    """It fails again at each start, until another replica leads, or its directory is removed, or the log start moves.
+    """The follower fails again at each start, until another replica leads, or its directory is removed, or the log
+    start moves.
 
     This is why batches are merged only where all replicas are in sync.
     """

@@ -417,7 +417,7 @@ def test_a_partition_that_does_not_fit_is_not_prepared(run: Run, log_dir: Path) 
 
 
 def test_earlier_preparations_count_as_used_space(run: Run, log_dir: Path) -> None:
-    """Otherwise each run would use half of the space that earlier preparations left to the broker."""
+    """If they did not count, each run would use half of the space that earlier preparations left to the broker."""
 
     def prepare(limit_bytes: int, status: int = 0) -> dict[str, Any]:
         return compact(run, log_dir, "--prepare", "--max-scratch-bytes", str(limit_bytes), status=status)["orders-1"]
@@ -558,7 +558,8 @@ def test_a_topic_that_is_created_again_is_compacted_as_usual(run: Run, prepared:
 
 
 def test_a_preparation_for_a_deleted_topic_of_the_same_name_is_discarded(run: Run, prepared: Path) -> None:
-    """As after a restore of the directory, topic id, inodes and times of the files differ, and their bytes are equal.
+    """The topic id, inodes and times of the files differ, and their bytes are equal, as after a restore of the
+    directory.
     """
     partition = prepared / "orders-0"
     copy = prepared.parent / "copy"

@@ -137,7 +137,7 @@ def test_an_uncompressed_batch_that_compression_would_enlarge_is_unchanged(path)
 
 
 def test_batches_of_a_group_coordinator_are_merged(path):
-    """They have no producer, but the sequence 0."""
+    """Batches of a group coordinator have no producer, but the sequence 0."""
     log = _batches(9, 9, 9, base_sequence=0)
     [batch] = decode_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))
     assert (batch.record_count, batch.base_sequence) == (3, 0)

@@ -263,7 +263,7 @@ def _split(case: Case) -> None:
 
 
 def _rebuild_alone(case: Case) -> None:
-    """Other base timestamp, and so other bytes, but the same record."""
+    """Encode the batch with another base timestamp: the bytes differ, but the record is the same."""
     case.rebuild(5, base_timestamp=NOW - 1)
 
 
@@ -401,7 +401,7 @@ def test_a_batch_above_a_limit_is_found(tmp_path, limits):
 
 
 def test_a_batch_of_a_producer_is_not_merged(tmp_path):
-    """Not even with another batch of the same producer."""
+    """A batch of a producer is not even merged with another batch of the same producer."""
     fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
     batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 9)], **fields) for offset in range(2)]
     case = Case(b"".join(batches), Rules(10**4, 10**5))
