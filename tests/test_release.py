@@ -47,7 +47,8 @@ def _run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build from a copy: a build must leave nothing in the tree, and must not use its untracked files."""
+    """Build the released files from a copy of the tree: a build must leave nothing in the tree, and must not use its
+    untracked files."""
     source = tmp_path_factory.mktemp("source")
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,8 @@ class RolledCase(Case):
         super()._check_after_exception(ours, now, error)
 
     def _set_times(self, rolled: Path, now: Circumstances) -> None:
-        """Make file times equal. Only those of logs matter; Kafka changed those of indexes when it opened its copy."""
+        """Give the files of both copies the same times. Only those of logs matter; Kafka changed those of indexes when
+        it opened its copy."""
         for file in (self.kafka / "t-0").iterdir():
             ours = (rolled / file.name).stat().st_mtime_ns
             if file.suffix == ".log" and file.name != f"{now.log_end_offset:020d}.log":
