@@ -94,10 +94,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Make each file a group that runs in one process, because its tests share fixtures.
 
     The tests with the shared Spark session are two groups, because each process starts that session for itself. An
-    xdist_group mark on a test overrides this, for tests that must not run at the same time. Groups that start JVMs run
-    first, followed by files that take long, so that the cores finish at about the same time. Tests with the mark
-    `soak`, and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1. With
-    KEYTAIL_ONE_OF=all, all tests with the latter mark are kept.
+    xdist_group mark on a test replaces its group, so that tests of different files do not run at the same time. Groups
+    that start JVMs run first, followed by files that take long, so that the cores finish at about the same time. Tests
+    with the mark `soak`, and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1.
+    With KEYTAIL_ONE_OF=all, all tests with the latter mark are kept.
     """
     if os.environ.get("KEYTAIL_SOAK") != "1":
         left_out = {item for item in items if item.get_closest_marker("soak")}

@@ -225,8 +225,8 @@ def test_undamaged_batches_are_saved_and_damaged_ones_are_not(number: int, tmp_p
         return
     found = salvage(tmp_path / "t-0", tmp_path / "to", **facts)
     if not all(in_order(contents[base], kept[base]) for base in contents):
-        # A batch may exist only after later ones, if it was damaged in its own place and a part of the file was
-        # repeated.
+        # The only intact copy of a batch may be after later batches, if the batch was damaged and a part of the file
+        # was repeated.
         assert {batch.crc for batch in batches_of(tmp_path / "to" / "t-0")} <= crcs(kept)
         return
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "t-0").iterdir()}
