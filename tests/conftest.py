@@ -68,13 +68,14 @@ def pytest_configure(config: pytest.Config) -> None:
     `make test` uses a disk."""
     if os.environ.get("KEYTAIL_DRAWS") == "0" and not hasattr(config, "workerinput") and _has_room_in_memory():
         folder = tempfile.mkdtemp(prefix="keytail-check-", dir=IN_MEMORY)
-        os.chmod(folder, 0o755)  # some tests work as other users
+        os.chmod(folder, 0o755)  # some tests run programs as other users
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def _has_room_in_memory() -> bool:
-    """Return whether a file system in memory has 2 GiB free (a run needs 630 MB), and can contain programs."""
+    """Return whether a file system in memory has 2 GiB free (a run needs 630 MB), and allows the execution of
+    programs."""
     try:
         facts = os.statvfs(IN_MEMORY)
     except OSError:
@@ -88,15 +89,15 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+@pytest.hookimpl(tryfirst=True)  # this must run before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Make each file a group that runs in one process, because its tests share fixtures.
 
     The tests with the shared Spark session are two groups, because each process starts that session for itself. An
-    xdist_group mark on a test overrides this, for tests that must not run at the same time. Groups that start JVMs run
-    first, followed by files that take long, so that the cores finish at about the same time. Tests with the mark
-    `soak`, and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1. With
-    KEYTAIL_ONE_OF=all, all tests with the latter mark are kept.
+    xdist_group mark on a test replaces its group, so that tests of different files do not run at the same time. Groups
+    that start JVMs run first, followed by files that take long, so that the cores finish at about the same time. Tests
+    with the mark `soak`, and all but one of the tests that share a mark `one_of`, are left out, unless KEYTAIL_SOAK=1.
+    With KEYTAIL_ONE_OF=all, all tests with the latter mark are kept.
     """
     if os.environ.get("KEYTAIL_SOAK") != "1":
         left_out = {item for item in items if item.get_closest_marker("soak")}

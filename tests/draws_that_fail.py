@@ -14,7 +14,7 @@ def test_drawn(text: str) -> None:
     raise AssertionError(f"drawn {chance().random()} for {text}")
 
 
-@settings(phases=[Phase.generate])  # shrinking would end with the same example for every seed
+@settings(phases=[Phase.generate])  # with shrinking, every seed would have the same example
 @given(st.lists(st.integers(), min_size=50, max_size=50))
 def test_drawn_by_hypothesis(numbers: list[int]) -> None:
     assert sum(numbers) % 3 == 0, f"drawn {sum(numbers)}"

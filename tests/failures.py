@@ -37,7 +37,7 @@ def pytest_runtest_logreport(report):
     _tests[folder] += report.when == "call"
     if report.failed and test not in _failed:
         _failed[test] = None
-        if "PYTEST_XDIST_WORKER" not in os.environ:  # immediately, for a long run that may be stopped
+        if "PYTEST_XDIST_WORKER" not in os.environ:  # print it immediately, because a long run may be stopped
             print(f"\nfailed: {repetition(test)}", flush=True)
 
 

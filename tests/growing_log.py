@@ -30,7 +30,7 @@ EAGER = CompactionConfig(cleanup_policy=frozenset({"compact"}), min_cleanable_di
 class _Appended:
     record: Rec
     epoch: int | None
-    producer: int | None  # the producer of its open transaction
+    producer: int | None  # the producer whose open transaction has the record
     aborted: bool = False
 
 
@@ -58,7 +58,7 @@ class GrowingLog:
     topic_id: str = "AAAAAAAAAAAAAAAAAAAAAQ"
     _appended: list[_Appended] = field(default_factory=list)
     _rounds: int = 0
-    _open: dict[int, int] = field(default_factory=dict)  # producer -> first offset
+    _open: dict[int, int] = field(default_factory=dict)  # producer id -> first offset of its open transaction
     _segments: list[_Segment] = field(default_factory=lambda: [_Segment(0)])
     _epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
 

@@ -29,7 +29,7 @@ from hypothesis import Phase, settings
 from numba.extending import register_jitable
 
 MEMORY_BYTES = 12 << 30
-WAITING_S = 1200  # the limit for one test, so that a busy machine does not count as a caught mutant
+WAITING_S = 1200  # limit of one test in wall-clock time, high because the machine may be busy
 
 
 def _of_walk() -> dict[str, object]:
@@ -124,7 +124,7 @@ def change_imports(plain: Collection[str], sources: Mapping[str, str]) -> None:
 
     njit = numba.njit
     jit.kernel = decorator(jit.kernel, _as_compiled)
-    numba.njit = decorator(njit, register_jitable)  # other functions may call it
+    numba.njit = decorator(njit, register_jitable)  # other kernels may call the function
     # Code that is compiled with an inlined changed function must not be saved for other processes.
     jit.IS_WRITABLE = jit.IS_WRITABLE and not sources
 
@@ -204,7 +204,7 @@ class Lines:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if self._of_function[item.nodeid.partition("[")[0]] > self._limit_cpu_s:
-            pytest.skip("its other cases take long")
+            pytest.skip("other cases of this test took too long")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:

@@ -73,7 +73,7 @@ CORE = {
 }  # fmt: skip
 # Its kernels do not belong to the core, and mutants would change how all kernels are cached.
 NOT_RUN = {"tests/kernels/test_jit.py"}
-LONG_CPU_S = 30  # all cases of a test together, while lines are recorded; slower tests are not run
+LONG_CPU_S = 30  # limit for all cases of a test together while lines are recorded; slower tests are not run
 
 
 class Remove(Operator):
@@ -204,7 +204,7 @@ def in_processes(calls: Iterable[Callable[[Path], object]], jobs: int) -> Iterat
         pid, status, used = os.wait4(-1, 0)
         number, folder = running.pop(pid)
         try:
-            os.killpg(pid, signal.SIGKILL)  # processes that its tests left
+            os.killpg(pid, signal.SIGKILL)  # kill processes that its tests left
         except ProcessLookupError:
             pass
         found = folder / "found.json"
@@ -445,7 +445,7 @@ def main() -> int:
     PLACE.mkdir(parents=True, exist_ok=True)
     mutants = draw(options.n, seed)
     if not options.table:
-        # For this process, whose forks import the package, and for processes that tests start.
+        # The variables are set for this process, whose forks import the package, and for processes that tests start.
         sys.path.insert(0, str(ROOT / "lib"))
         os.environ["PYTHONPATH"] = os.pathsep.join([f"{ROOT}/lib", str(ROOT)])
         os.environ.update({"KEYTAIL_SEED": "1", "KEYTAIL_CACHE_DIR": str(PLACE / "kernels")})

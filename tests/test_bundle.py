@@ -39,7 +39,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name)
     (tree / "venv").mkdir()
-    for stamp in (".commands", ".installed"):  # make would install the copy into the environment of this test
+    for stamp in (".commands", ".installed"):  # keep make from installing the copy into this environment
         (tree / "venv" / stamp).touch()
     make = ["make", "bundle", "VENV=venv", f"BIN={Path(sys.executable).parent}"]
     done = subprocess.run(make, cwd=tree, capture_output=True, text=True, timeout=600, check=False)

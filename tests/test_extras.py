@@ -207,7 +207,7 @@ def test_doctor_needs_no_java_without_spark(run: Run, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: extra.name)
 def test_an_extra_has_the_packages_of_its_modules(extra: Any) -> None:
-    """Only that package is used, and it is not missing in this environment."""
+    """The extra requires exactly these packages, and none of them is missing in this environment."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     brought = {_name(item) for item in optional[extra.name]}

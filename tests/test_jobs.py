@@ -52,7 +52,7 @@ def test_a_job_is_restarted_with_the_python_of_spark(beside: Path, monkeypatch: 
 
 
 def test_a_job_is_restarted_only_once(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the job would restart itself forever."""
+    """Without this limit, the job would restart itself forever."""
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(beside))
     monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("the job was restarted"))
     with pytest.raises(SystemExit, match="has no module keytail; set PYSPARK_PYTHON"):

@@ -24,7 +24,7 @@ from tests import golden
 from tests.image import sent_to_the_engine, step, tracked
 
 ROOT = Path(__file__).parents[1]
-# Needed only for development.
+# Files that are needed only for development.
 NOT_RELEASED = (".ci/", ".gitignore")
 _PIP = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
 _OF_VENV = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence")
@@ -47,7 +47,8 @@ def _run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build from a copy: a build must leave nothing in the tree, and must not use its untracked files."""
+    """Build the released files from a copy of the tree: a build must leave nothing in the tree, and must not use its
+    untracked files."""
     source = tmp_path_factory.mktemp("source")
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ class Attack:
 def test_values_are_restored_unchanged(value: Any) -> None:
     again = from_bytes(to_bytes(value))
     assert again == value
-    assert repr(again) == repr(value)  # which distinguishes 1 and True
+    assert repr(again) == repr(value)  # 1 == True, but their representations differ
 
 
 @given(of_numpy.arrays(of_numpy.scalar_dtypes(), of_numpy.array_shapes(min_dims=0, min_side=0)))
@@ -86,7 +86,7 @@ def test_classes_of_keytail_are_restored_unchanged(value: Any) -> None:
     assert type(again) is type(value)
 
 
-def test_an_error_is_restored_with_its_place() -> None:
+def test_an_error_is_restored_with_its_position() -> None:
     problem = CorruptLog("a byte is wrong", path="/x", byte_position=7, offset=3, remedy="Look")
     again = from_bytes(to_bytes(Outcome(None, problem))).problem
     assert type(again) is CorruptLog
@@ -109,7 +109,7 @@ def test_tables_and_maps_are_restored_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), Attack(Path("x")), len, CleanFile, np.array([object()]), 1j, Path("x")])
-def test_values_that_are_not_data_are_not_written(value: Any) -> None:
+def test_values_of_other_types_are_not_serialized(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be serialized: it is not a data class"):
         to_bytes([value])
 
@@ -178,7 +178,7 @@ def test_deep_nesting_is_refused() -> None:
 
 def test_no_code_of_a_class_is_run_when_its_value_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = to_bytes(replace(FILE, name="other"))
-    monkeypatch.setattr(CleanFile, "__init__", lambda *_, **__: pytest.fail("it was called"))
+    monkeypatch.setattr(CleanFile, "__init__", lambda *_, **__: pytest.fail("the class was called"))
     assert from_bytes(data).name == "other"
 
 
@@ -204,7 +204,7 @@ def classes_in(hint: Any, found: set[type]) -> set[type]:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_answers_of_tasks_are_data(name: str) -> None:
+def test_results_of_tasks_can_be_serialized(name: str) -> None:
     module, _, attribute = name.partition(":")
     imported = importlib.import_module(f"keytail.{module}")
     found = classes_in(getattr(imported, attribute), set())

@@ -27,7 +27,7 @@ def test_the_metadata_has_the_supported_versions_of_python() -> None:
 
 
 def test_all_packages_of_these_tests_are_pinned() -> None:
-    """This includes indirect dependencies: an unpinned one could be installed in another version tomorrow."""
+    """Indirect dependencies are pinned, too: an unpinned one could be installed in another version tomorrow."""
     pinned = {_as_pip_does(name): version for name, version in PINNED.items()}
     ours = {"keytail", "pip", "setuptools", "wheel"}
     installed = {_as_pip_does(item.name): item.version for item in metadata.distributions()}

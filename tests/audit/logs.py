@@ -26,7 +26,7 @@ class Replica:
     segments: list[Segment]
     log_start: int = 0
     cleaned_to: int | None = 0
-    end: int | None = None  # given if the reference model cannot read the log
+    end: int | None = None  # the log end offset, if the reference model cannot read the log
 
     def batches(self) -> list[Batch]:
         return [batch for segment in self.segments for batch in decode_any_log(segment.log)]

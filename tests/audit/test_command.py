@@ -68,7 +68,7 @@ def test_equal_replicas_do_not_differ(run: Run, brokers: list[Path]) -> None:
 @pytest.mark.long
 def test_a_difference_is_reported_with_its_offset(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
-    change(b, 100, 3, leader_epoch=7)  # records 130 to 139
+    change(b, 100, 3, leader_epoch=7)  # batch 3 has offsets 130 to 139
     records = decode_log((c / "orders-0" / f"{0:020d}.log").read_bytes())[2].records
     change(c, 0, 2, records=[r for r in records if r.offset != 25])
     status, rows = audit(run, brokers, "--examples", "2")

@@ -65,7 +65,7 @@ def data_offsets(replicas: list[Replica], segment: Segment, end: int) -> set[int
     }
 
 
-def without_reason(replica: Replica, removed: Segment) -> set[int]:
+def superseded_by_removed(replica: Replica, removed: Segment) -> set[int]:
     """Return the offsets of the records of `replica` that were superseded by a record of the segment that it has lost.
     """
     newest = {r.key: r.offset for b in decode_any_log(removed.log) if not b.control for r in b.records}
@@ -145,7 +145,7 @@ def test_a_missing_segment_of_a_cleaned_replica_is_reported_as_lost(case: int, t
     for shards in (1, 3):
         result = found(replicas, tmp_path, shards)
         lost = lost_offsets(result)
-        assert lost <= truth | without_reason(replicas[number], segment)
+        assert lost <= truth | superseded_by_removed(replicas[number], segment)
         if all(replica.cleaned_to is not None for replica in replicas):
             in_others = {r.offset for o in others for b in o.batches() for r in b.records if r.offset >= o.log_start}
             assert {offset for offset in truth & in_others if offset >= max(first, *cleaned_to)} <= lost

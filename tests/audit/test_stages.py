@@ -140,7 +140,7 @@ def test_unparsable_records_with_a_valid_checksum_are_damage_of_one_batch(
         assert result.common == 4
 
 
-def test_epochs_with_different_starts_differ_if_a_record_is_between_these(tmp_path: Path) -> None:
+def test_epochs_with_different_starts_differ_if_a_record_is_between_the_starts(tmp_path: Path) -> None:
     batches = [encode_batch([Rec(n, NOW, b"k%d" % n, b"v")]) for n in (0, 1, 9)]
     replicas = [one_batch(*batches), one_batch(*batches)]
     for starts, kinds in (((2, 9), {}), ((1, 9), {"epoch-start": 1}), ((5, 5), {})):

@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, seconds in figures.items():
         records = sum(replica["records"] for replica in rows[name].replicas)
         size = sum(replica["bytes"] for replica in rows[name].replicas)
-        took, cpu = min(seconds[1:])  # the first run warms up
+        took, cpu = min(seconds[1:])  # the first run is a warm-up
         explained = ", ".join(f"{count:,} {reason}" for reason, count in rows[name].explained.items())
         print(
             f"{name:<14} {records / took / 1e6:5.2f} million records/s  {size / took / 1e6:5.0f} MB/s  {took:5.2f} s "

@@ -26,9 +26,9 @@ from tests.reference.batches import Rec
 
 SETTINGS = ("orders:cleanup.policy=compact", "orders:min.cleanable.dirty.ratio=0")
 KEYS = 50
-# syncs by the driver; each task also syncs every file that it writes
+# operations of the driver; each task also syncs every file that it writes
 COUNTED = ("scan", "stat", "fsync_dir", "rename", "unlink")
-APART = 1 << 31  # between two segments, more than a group may span
+APART = 1 << 31  # the offsets between two segments are more than a group may span
 
 
 class Counting(FileSystem):

@@ -15,8 +15,8 @@ _PREFIX = struct.Struct(">qi")
 
 
 def fresh_copy(source: Path, target: Path) -> Path:
-    """Copy with modification times, by reflinks if the file system supports them. The copy is synced, so that no
-    measurement includes its writeback, and read once, so that it is in the page cache.
+    """Copy a log dir with its modification times, by reflinks if the file system supports them. The copy is synced, so
+    that no measurement includes its writeback, and read once, so that it is in the page cache.
     """
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run(["cp", "--archive", "--reflink=auto", str(source), str(target)], check=True)

@@ -35,7 +35,7 @@ from tests.interop.broker_client import BrokerClient
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 
 TOPIC = "customers"
-BATCH_BYTES = 16 << 10  # batch.size of the producer
+BATCH_BYTES = 16 << 10  # the producer's batch.size
 
 
 def exported(home: Path, to: Path) -> None:
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
             driver.session_of_run = real
             spark.stop()
     for figure in (ours, theirs, folded):
-        figure.seconds = figure.seconds[1:]  # without the first run, which warms up
+        figure.seconds = figure.seconds[1:]  # the first run is a warm-up
     for name, fact in machine().items():
         print(f"{name}: {fact}")
     print(f"{options.records} records of {size} bytes, {digests[0][0]} keys, {PARTITIONS} partitions, {options.codec}")

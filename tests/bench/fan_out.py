@@ -45,8 +45,9 @@ def generate(home: Path, records: int) -> None:
 
 
 def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
-    """Run each strategy twice on a small log to warm up, and once measured, in a session of this process. It is pinned
-    to `cores` cores: the JVM, and threads that prefetch and hash, would use a second core in a session of one.
+    """Run each strategy twice on a small log to warm up, and once measured, in a session of this process. The process
+    is pinned to `cores` cores: the JVM, and threads that prefetch and hash, would use a second core in a session of
+    one.
     """
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     path = Path(home) / "t-0"

@@ -46,7 +46,7 @@ class Sizes:
     partitions: tuple[int, ...]
     unique_keys: tuple[int, ...]
     entries: tuple[int, ...]
-    fixed_records: int  # of the logs in the other curves
+    fixed_records: int  # the number of records in the logs of the other curves
     core_partitions: int
     core_records: int
 

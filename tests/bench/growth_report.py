@@ -24,7 +24,7 @@ NEARLY = 0.1
 # The colours are defined by the style of the page.
 COLOURS = tuple(f"var(--side-{n})" for n in range(4))
 FAINT = "var(--faint)"
-# Marks of points: a circle, a square, a triangle, a diamond.
+# Symbols of points: a circle, a square, a triangle, a diamond.
 MARKS = (
     "m-3,0a3,3 0 1,0 6,0a3,3 0 1,0 -6,0z", "m-3,-3h6v6h-6z", "m0,-3.5l3.5,6.5h-7z", "m0,-4l4,4l-4,4l-4,-4z",
 )  # fmt: skip

@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
             import_.session_of_run = real
             spark.stop()
     for figure in (theirs, ours, disk):
-        figure.seconds = figure.seconds[1:]  # without the first run, which warms up
+        figure.seconds = figure.seconds[1:]  # the first run is a warm-up
     for name, fact in machine().items():
         print(f"{name}: {fact}")
     what = f"{options.records} records of {size} bytes, {PARTITIONS} partitions"

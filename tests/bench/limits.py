@@ -25,7 +25,7 @@ from keytail.kernels.native import xxh3_128
 
 _PIECE_BYTES = 1 << 20
 _HEADER_BYTES = 61
-_XERIAL_BYTES = 20  # header of the framing, and length of its first block
+_XERIAL_BYTES = 20  # the framing's header and the length of its first block
 _REPEATS = 3
 
 
@@ -47,7 +47,7 @@ def limits(log_dir: str, output: str) -> dict[str, float]:
         "decompress output": _best(lambda: _decompress(left)),
         "hash": _best(lambda: hash_many(np.zeros(1 << 16, np.uint8), records)),
         "compress": _compress(rebuilt),
-        "write": _best(lambda: _write(Path(output), pieces), time.perf_counter),  # also waiting for the disk
+        "write": _best(lambda: _write(Path(output), pieces), time.perf_counter),  # includes waiting for the disk
     }
 
 

@@ -31,12 +31,12 @@ class Assumed:
     partition_bytes: float = 10e9
     segment_bytes: float = 1e9
     record_bytes: float = 117.0
-    kept_share: float = 0.2  # share of bytes and of records
+    kept_share: float = 0.2  # the share of bytes and of records that is retained
     partitions_per_log_dir: int = 4_000
     cores: int = 32
     memory_bytes: float = 128 * 2**30
-    disk_bytes_per_s: float = 3e9  # reads and writes together, on local drives of a machine
-    network_bytes_per_s: float = 25e9 / 8 * 0.9  # per machine, with remote storage
+    disk_bytes_per_s: float = 3e9  # reads plus writes of one machine with local drives
+    network_bytes_per_s: float = 25e9 / 8 * 0.9  # of one machine with remote storage
     machines: tuple[int, ...] = (10, 100, 1000)
 
     @property
@@ -49,8 +49,8 @@ class Assumed:
 
     @property
     def moved_bytes(self) -> float:
-        """Return the bytes that are read and written. Map, write and proof read every source, and the proof also the
-        output: 3 + kept reads, and kept writes.
+        """Return the bytes that are read and written. Map, write and proof each read all sources; the retained share is
+        written once, and read again by the proof.
         """
         return PETABYTE * (3 + 2 * self.kept_share)
 

@@ -22,7 +22,7 @@ from tests.log_dirs import random_records, write_partition
 KEYTAIL = Path(sys.executable).with_name("keytail")
 DIRS = 10
 TOPIC_PARTITIONS = 100
-MAX_LINKS = 60_000  # ext4 allows 65,000 names of a file
+MAX_LINKS = 60_000  # ext4 allows 65,000 hard links to a file
 RECORDS_PER_SEGMENT = 20
 
 

@@ -29,7 +29,7 @@ from tests.interop.kafka import Kafka
 PARTITION = "bench-0"
 INDEXES = (".index", ".timeindex", ".txnindex")
 WARM_ROUNDS = 2
-READ_BYTES = 512 << 10  # fits into the cache of a core; larger reads are slower
+READ_BYTES = 512 << 10  # such a buffer fits into the cache of a core; larger reads are slower
 STAGE_SECONDS = 20.0
 
 

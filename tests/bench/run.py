@@ -31,7 +31,7 @@ WARM_ROUNDS = 2
 # the default of log.cleaner.dedupe.buffer.size, with room for 5 million keys
 KAFKA_MAP_BYTES = 128 << 20
 KAFKA_MAP_ENTRIES = 5_033_164
-# 24 bytes per key at the load factor of the map, 1.5 tables during growth, and the larger slots of the proof
+# a key takes 24 bytes at the map's load factor; 1.5 tables exist during growth, and the proof's slots are larger
 MAP_BYTES_PER_KEY = 96
 
 
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     shape = Shape(**{name: getattr(options, name) for name in asdict(Shape())})
     started = machine()
     home = Path(tempfile.mkdtemp(prefix="keytail-bench-", dir=options.dir))
-    print("command:", shlex.join([sys.executable, "-m", "tests.bench.run", *_spelled_out(shape, options)]))
+    print("command:", shlex.join([sys.executable, "-m", "tests.bench.run", *_all_flags(shape, options)]))
     bench = Bench(home, shape, command=not options.no_command)
     try:
         bench.generate()
@@ -247,7 +247,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _spelled_out(shape: Shape, options: argparse.Namespace) -> list[str]:
+def _all_flags(shape: Shape, options: argparse.Namespace) -> list[str]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(shape).items()]
     flags.append(f"--runs={options.runs}")
     return flags + (["--no-command"] if options.no_command else [])

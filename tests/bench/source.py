@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
                     for name, frame in runs.items():
                         started = time.perf_counter()
                         drain(frame())
-                        if run:  # without the first run, which warms up
+                        if run:  # the first run is a warm-up
                             figures[name].seconds.append(time.perf_counter() - started)
                 digests = [digest(frame()) for name, frame in runs.items() if name.endswith("all")]
         finally:

@@ -66,7 +66,7 @@ def test_shapes_have_rows_with_limits_and_the_results_of_kafka(tmp_path, capsys)
     for row in rows:
         assert set(row["phase_limits_s"]) == {"map", "write", "prove"} <= set(row["phases_s"])
         assert 0 < row["limit_s"] and 0 < row["cpu_s"] and row["differences"] == []
-    assert rows[0]["phases_s"]["check"] > 0  # seconds for checking the clean section
+    assert rows[0]["phases_s"]["check"] > 0  # the seconds that checking the clean section takes
     assert list(tmp_path.iterdir()) == [report]
 
 

@@ -47,7 +47,7 @@ def test_every_curve_has_points_and_adds_to_the_file(tmp_path: Path, monkeypatch
     rounds = [
         [point["sides"][side]["rounds"] for side in (KAFKA_SMALL, TASK_SMALL)] for point in found["unique"]["points"]
     ]
-    assert [kafkas for kafkas, _ in rounds] == [[1], [3]], "9,811 and 19,633 keys with a map of 9,830"
+    assert [kafkas for kafkas, _ in rounds] == [[1], [3]], "9,811 keys fit into a map of 9,830, 19,633 do not"
     assert all(ours >= kafkas for kafkas, ours in rounds), "keytail's map has room for fewer keys while it grows"
     assert list(tmp_path.iterdir()) == [figures]
 

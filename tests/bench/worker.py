@@ -71,8 +71,8 @@ class Worker:
 class MemoryFiles(FileSystem):
     """A file system with the log in memory: reads copy from there, and writes are discarded.
 
-    `copying_s` is the duration of the copies. Their pieces fit into the CPU cache, like those of reads from the page
-    cache; one large copy would bypass it, and kernels would then wait for memory.
+    `copying_s` is the duration of the copies. The copied pieces fit into the CPU cache, like those of reads from the
+    page cache; one large copy would bypass it, and kernels would then wait for memory.
     """
 
     def __init__(self, partition: Path) -> None:
@@ -223,7 +223,7 @@ def rebuild_indexes(log_dir: str) -> dict[str, Any]:
 
 def main() -> None:
     commands = {"task": whole_task, "kernels": kernels_alone, "limits": limits, "rebuild": rebuild_indexes}
-    keep_freed_memory()  # as a task's process does
+    keep_freed_memory()  # a task's process does the same
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(commands[request.pop("command")](**request)), flush=True)

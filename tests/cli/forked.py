@@ -72,7 +72,7 @@ def _be_the_command_line(words: list[str], streams: Mapping[int, int | str], var
         for name in [name for name in os.environ if name.startswith(("PYSPARK_", "SPARK_"))]:
             del os.environ[name]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        logging.getLogger().handlers.clear()  # the handlers of pytest
+        logging.getLogger().handlers.clear()  # removes the handlers of pytest
         console.set_output_style(console.OutputStyle())
         main(words)
     except SystemExit as ended:

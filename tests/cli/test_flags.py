@@ -34,7 +34,7 @@ class Request:
 
 def test_flags_come_from_fields_and_from_functions_that_make_fields() -> None:
     flags = flags_of(Request)
-    assert list(flags) == ["name", "loud", "times"]  # a flag that two functions need is one flag
+    assert list(flags) == ["name", "loud", "times"]  # a flag that two functions need is listed once
     assert [flag.default for flag in flags.values()] == [None, False, 1]
 
 

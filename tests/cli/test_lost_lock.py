@@ -98,7 +98,7 @@ def compact_in_process(log_dir: Path, fs: FileSystem) -> list[Any]:
 
 @pytest.mark.parametrize("groups", [1, 3, 5])
 def test_a_compaction_stops_before_its_next_group_or_checkpoint(tmp_path: Path, groups: int) -> None:
-    log_dir = commits.make(tmp_path / "logs", 6)  # five groups of one segment, and the active segment
+    log_dir = commits.make(tmp_path / "logs", 6)  # five groups of one segment each, and the active segment
     wanted = newest_by_key(records_of(log_dir / "orders-0"))
     fs = LosesLock(log_dir, groups_done(groups))
     [row] = compact_in_process(log_dir, fs)

@@ -93,7 +93,7 @@ def test_an_unknown_format_is_refused_and_nothing_is_changed(run: Run, logs: Pat
 def test_the_magic_is_preserved(run: Run, logs: Path, meta: str, more: tuple[str, ...] | None) -> None:
     if meta:
         (logs / "meta.properties").write_text(meta)
-    if more is None:  # settings from the broker's file, without meta.properties
+    if more is None:  # the broker's file has the settings, and there is no meta.properties
         config = logs.parent / "server.properties"
         config.write_text("broker.id=1\ninter.broker.protocol.version=2.8\nlog.message.format.version=0.10.2\n")
         more = ("--config", str(config))

@@ -209,8 +209,8 @@ HOUR_MS = 3_600_000
     ("written", "modified", "is_trusted"),
     [
         (HOUR_MS + 1, HOUR_MS + 1, False),
-        (HOUR_MS, 2 * HOUR_MS, True),  # a copy, whose file is new and whose batch is old
-        (9 * HOUR_MS, HOUR_MS, True),  # a timestamp set by a client: no file is that new
+        (HOUR_MS, 2 * HOUR_MS, True),  # the file of a copy is newer than its batch
+        (9 * HOUR_MS, HOUR_MS, True),  # a client set a later timestamp than that of any file
         (-1, 2 * HOUR_MS, True),
         (HOUR_MS, HOUR_MS, True),
         (9 * HOUR_MS, 2 * HOUR_MS, False),
@@ -270,7 +270,7 @@ def test_the_metadata_log_of_a_migrated_broker_is_trusted(
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     config.write_text("zookeeper.connect=localhost\nbroker.id=1\n")
     assert set(statuses(plan(run, log_dir, "--config", config)[0]).values()) == {"refused"}
-    for level, status in ((21, "refused"), (22, "would-compact")):  # 3.9, and 4.0, which has no ZooKeeper
+    for level, status in ((21, "refused"), (22, "would-compact")):  # levels of 3.9, and of 4.0 without ZooKeeper
         log.append(model.frame(12, 0, model.text("metadata.version") + struct.pack(">h", level))).no_ops(1000)
         rows, _ = plan(run, log_dir)
         assert statuses(rows)["orders-0"] == status, rows["orders-0"]["error"]

@@ -129,7 +129,7 @@ def test_commands_work_as_the_owner_and_write_to_a_directory_that_only_root_can_
 
 @pytest.mark.long
 def test_a_ledger_is_written_to_a_directory_that_only_root_can_write(case: Case) -> None:
-    """Here threads of the deltalake package write the ledger; in run/test_owner.py, Spark does."""
+    """In this test, threads of the deltalake package write the ledger; in run/test_owner.py, Spark does."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger")
     for command in (("rebuild-index", *flags), ("compact", *COMPACT, *flags), ("compact", *COMPACT, *flags)):
         done = owned.keytail(*command)

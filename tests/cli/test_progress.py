@@ -116,7 +116,7 @@ def test_a_dead_attempt_counts_neither_as_read_nor_as_running() -> None:
     progress_so_far = RunProgress([("t-0", 10)], 1.0)
     progress_so_far.on_progress(TaskProgress("t-0", "died", "write", 8), 1.0)
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 1), 20.0)
-    assert progress_so_far.done_bytes == 9  # the later task may be another one of a fan-out
+    assert progress_so_far.done_bytes == 9  # the later task may be another task of a fan-out
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 2), 40.0)
     assert progress_so_far.done_bytes == 2
     progress_so_far.on_progress(TaskProgress("t-0", "again", "write", 9, is_over=True), 41.0)
@@ -179,7 +179,7 @@ def test_only_one_of_two_threads_prints_a_line_that_is_due(monkeypatch: pytest.M
 
     def print_message(text: str, *_: object, **facts: object) -> None:
         message.append(text)
-        reporter.report_progress_if_due()  # another thread may do this before the line is printed
+        reporter.report_progress_if_due()  # another thread may call this before the line is printed
 
     with _reporter(3, clock) as reporter:
         monkeypatch.setattr(reporter, "_print", print_message)
@@ -280,7 +280,7 @@ def _screens(command: list[str], columns: int) -> Iterator[list[str]]:
     if pid == 0:
         environment = {**os.environ, "TERM": "xterm-256color"}
         environment.pop("COLUMNS", None)
-        while os.get_terminal_size(2).columns != columns:  # lines of another width would not be erased
+        while os.get_terminal_size(2).columns != columns:  # lines printed for another width would not be erased
             time.sleep(0.001)
         # Unlike execvp, this does not pass on variables that readline has set in C, which are not in os.environ.
         os.execvpe(command[0], command, environment)
@@ -338,7 +338,7 @@ def test_every_phase_is_reported_as_json(log_dir: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "closed"])
 def test_a_run_whose_output_cannot_be_written_continues(kind: str, log_dir: Path) -> None:
-    """If standard error is a full disk or a closed pipe, the rows and the status are the same as otherwise."""
+    """If standard error is a full disk or a closed pipe, the rows and the status do not change."""
     command = ("verify", "--log-dirs", log_dir, "--output", "json", "--verbose")
     unaffected = keytail(*command)
     assert "orders-0 " in unaffected.stderr

@@ -30,7 +30,7 @@ def test_equal_reasons_are_printed_in_one_line_with_examples(capsys: pytest.Capt
     ]
 
 
-def test_reasons_that_differ_in_numbers_are_printed_once_with_the_largest(
+def test_reasons_that_differ_only_in_a_number_are_printed_once_with_the_largest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     texts = [("a-0", 90), ("b-12", 1000), ("c-1", 200)]

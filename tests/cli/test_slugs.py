@@ -117,7 +117,7 @@ def test_only_text_that_looks_like_a_slug_is_escaped_in_storage() -> None:
     assert stored(in_words(CorruptLog("cut [1]", slug="invalid-crc"))) == "cut [1] [invalid-crc]"
 
 
-def test_the_record_of_a_copy_has_the_slugs_of_its_reason() -> None:
+def test_the_slugs_of_the_reason_for_a_copy_are_in_its_record() -> None:
     record = OutputRecord("r", "t", 0, "/logs", 1, True, True, (), Entries(), Entries(), (), copied_for=WHY)
     assert decode_record(encode_record(record), "where").copied_for.slugs == SLUGS
 

@@ -146,7 +146,7 @@ def test_ctrl_c_while_spark_starts_ends_all_processes(log_dir: Path, tmp_path: P
     run = start(command, tmp_path)
     wait_for(lambda: jvm_of(run.pid), run)
     os.killpg(run.pid, signal.SIGINT)
-    run.communicate(timeout=60)  # ends only when the JVM has closed the pipes too
+    run.communicate(timeout=60)  # this returns only when the JVM, too, has closed the pipes
     errors = (tmp_path / "stderr").read_text()
     assert run.returncode == 130, errors
     assert "starting Spark" in errors
@@ -168,7 +168,7 @@ def test_after_ctrl_c_between_passes_the_run_reports_its_progress_and_the_next_r
     inode = first.stat().st_ino
     began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)  # the first pass is done
-    longest_s = max(20, time.monotonic() - began_s)  # on a busy machine, the time that the first pass took
+    longest_s = max(20, time.monotonic() - began_s)  # the first pass took this long; on a busy machine, more than 20 s
     time.sleep(random.Random(SEED).uniform(0, 1))
     os.killpg(run.pid, signal.SIGINT)
     rows, seconds = ended(run)
@@ -411,7 +411,7 @@ def test_the_end_of_the_parent_is_signalled_only_during_the_run(
     parents = iter(seen)
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
     monkeypatch.setattr(stopping, "_PARENT_CHECK_S", 0.01)
-    handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("a signal to a run that has not begun"))
+    handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("a signal was sent before the run began"))
     try:
         stop_with_parent(1)
         time.sleep(0.1)
@@ -443,7 +443,7 @@ def test_a_repeated_signal_is_raised_only_after_some_time(capfd: pytest.CaptureF
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
-            signal.raise_signal(signal.SIGINT)  # a second signal, during cleanup
+            signal.raise_signal(signal.SIGINT)  # a second signal arrives during the cleanup
     assert stopped.value.exit_status == 143
     assert "already stopping" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == handler

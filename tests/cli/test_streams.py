@@ -160,7 +160,8 @@ main(sys.argv[2:])
 @pytest.mark.long
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_a_standard_stream(redirection: str, log_dir: Path, tmp_path: Path) -> None:
-    """Otherwise output of Python, or of a library, would be written into a segment or a lock file."""
+    """If a file had such a number, output of Python, or of a library, would be written into a segment or a lock
+    file."""
     notes = tmp_path / "notes"
     flags = ("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--execute")
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", OPENING, notes, *flags]

@@ -205,7 +205,7 @@ def test_columns_that_do_not_fit_are_printed_below_the_row(capsys: pytest.Captur
         "            2.0 KiB  would-compact (in use)  2.0 s",
     ]
     first = plain(next(table._laid_out(columns, [("a-0", "1" * 45, "ok", "", "")], 60)))
-    assert first == "partition  status", "the status must have the first column after the name"
+    assert first == "partition  status", "the status must be the first column after the name"
     assert "key" in plain(next(table._laid_out(columns, shown, 160)))
 
 

@@ -16,10 +16,10 @@ from tests.reference.indexing import index_files
 
 @dataclass
 class RandomLog:
-    segments: list[Segment]  # the active segment is the last, and empty
+    segments: list[Segment]  # the last segment is active and empty
     batch_ends: list[int]
     log_end_offset: int
-    producers: dict[int, tuple[int, int]]  # by producer id: last data offset, epoch
+    producers: dict[int, tuple[int, int]]  # producer id -> (last data offset, epoch)
 
 
 def random_log(rng: random.Random, now_ms: int, *, codecs=(0,), keyless=0.0, max_gap=5, segments=None) -> RandomLog:

@@ -114,10 +114,10 @@ def offsets(batches: list[Batch]) -> list[int]:
         (9, 1, [0, 3, 6, 7, 8, 9]),
         (9, 2, [0, 3, 4, 5, 6, 7, 8, 9]),
         (6, 0, [0, 3, 6, 7, 8, 9]),
-        (4, 0, [0, 3, 6, 7, 8, 9]),  # inside the second segment, which is then the last one of the clean section
+        (4, 0, [0, 3, 6, 7, 8, 9]),  # the second segment is then the last one of the clean section
         (3, 0, [0, 3, 4, 5, 6, 7, 8, 9]),
         (3, 10**6, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # without a clean section
+        (0, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),  # there is no clean section
     ],
 )
 def test_a_file_that_is_not_newer_than_the_horizon_loses_tombstones_and_markers(
@@ -156,7 +156,7 @@ def test_horizons_are_copied_dropped_by_rewrites_and_never_applied(tmp_path: Pat
 
 
 def test_the_last_batch_of_the_range_is_removed_when_it_is_empty(tmp_path: Path) -> None:
-    """Only Kafka 4.x retains such a batch (CLEANING.md 6.1b)."""
+    """Only Kafka 4.x retains the last batch of the range (CLEANING.md 6.1b)."""
     source = encode_batch([Rec(0, NOW, b"a", b"1")]) + encode_batch([Rec(1, NOW, b"b", None)])
     segments = [Segment(0, source, mtime_ms=0), Segment(2, b"")]
     log, facts = RandomLog(segments, [], 2, {}), write_log(str(tmp_path / "t-0"), segments)

@@ -195,7 +195,7 @@ def test_skipped_batches_do_not_grow_buffers(tmp_path: Path) -> None:
         assert log.offsets() == [*(range(batches) if commit else ()), batches, batches + 1]
     _, few, many, opened = peaks
     assert many < few + 1_000_000  # the proof opens the batches one at a time
-    assert opened > few + 8_000_000  # two arenas of 4 MiB at most
+    assert opened > few + 8_000_000  # two arenas have at most 4 MiB each
     assert opened < few + 12_000_000
 
 

@@ -281,7 +281,7 @@ def test_a_stopped_bundle_writes_the_checkpoints_of_finished_partitions(tmp_path
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if "/t-1/" in path and path.endswith(".log.cleaned"):
-                driver.stop.asked = True  # request the stop after the commit of the group
+                driver.stop.asked = True  # request a stop after the group was committed
 
     driver = compaction(ThisProcess(), log_dir, tasks, fs=Stopping())
     given = answers(tasks[:2])

@@ -1,4 +1,4 @@
-"""Several threads leave the same bytes, results and errors as one thread."""
+"""Several threads produce the same bytes, results and errors as one thread."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def some_task(rng: random.Random, directory: Path) -> CleaningTask:
 
 
 def outcome(task: CleaningTask, threads: int) -> Outcome:
-    """Return what a task leaves with this number of threads: files, result and counts, or its error."""
+    """Return the files, result and counts of a task with this number of threads, or its error."""
     before = threading.active_count()
     path = Path(task.partition_path)
     try:
@@ -81,7 +81,7 @@ def outcome(task: CleaningTask, threads: int) -> Outcome:
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
-def test_any_number_of_threads_leaves_the_same(
+def test_the_result_does_not_depend_on_the_number_of_threads(
     case: int, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(chance().randrange(2**32) + case)
@@ -114,7 +114,8 @@ def damage(rng: random.Random, task: CleaningTask, segment: SegmentFacts, times:
 
 @pytest.mark.parametrize("case", range(draws(120)))
 def test_the_error_is_the_first_in_the_order_of_the_log(case: int, small: None, tmp_path: Path) -> None:
-    """The map is not full here: with one thread, timing decides whether an error just behind a full map is found."""
+    """The map is not full here: with one thread, timing decides whether an error just after the end of a full map is
+    found."""
     rng = random.Random(chance().randrange(2**32) + case)
     task = some_task(rng, tmp_path)
     while not any(segment.log_bytes for segment in task.segments):
@@ -129,7 +130,7 @@ def test_the_error_is_the_first_in_the_order_of_the_log(case: int, small: None, 
 
 
 @pytest.mark.parametrize("case", range(draws(20)))
-def test_passes_in_threads_leave_what_one_pass_leaves(case: int, small: None, tmp_path: Path) -> None:
+def test_passes_in_threads_have_the_result_of_one_pass(case: int, small: None, tmp_path: Path) -> None:
     rng = random.Random(chance().randrange(2**32) + case)
     log = random_log(rng, NOW, segments=6, codecs=rng.choice([(0,), (0, 1, 2, 3, 4)]))
     base, end = log.segments[0].base_offset, log.segments[-1].base_offset
@@ -193,19 +194,19 @@ def test_a_proof_is_divided_within_segments(
     monkeypatch.setattr(in_parts, "_prove", counted)
     monkeypatch.setattr(cleaner, "prove", functools.partial(_only_in_parts, cleaner.prove, monkeypatch))
     outcome(task, 3)
-    assert sum(part.start is not None for part in parts) >= 4, "parts begin within segments"
+    assert sum(part.start is not None for part in parts) >= 4, "parts must begin within segments"
     assert {part.start.is_checked for part in parts if part.start} == {False, True}
 
 
 def _only_in_parts(real: Any, monkeypatch: pytest.MonkeyPatch, fs: Any, spec: Any, so_far: Any) -> Any:
     """Prove in parts, and fail if one thread has to walk everything again."""
     with monkeypatch.context() as patch:
-        patch.setattr("keytail.compact.proof.prove._prove_groups", lambda proof: pytest.fail("one walk"))
+        patch.setattr("keytail.compact.proof.prove._prove_groups", lambda proof: pytest.fail("the proof is one walk"))
         return real(fs, spec, so_far)
 
 
 @pytest.mark.parametrize("field", [name for name in Boundary.__dataclass_fields__ if name not in ("source", "output")])
-def test_a_wrong_guess_makes_the_proof_one_walk(
+def test_after_a_wrong_guess_the_proof_is_one_walk(
     field: str, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is the same, because the state in which a part begins is compared with the end of the part before."""

@@ -177,15 +177,15 @@ def test_messages_are_copied_and_wrappers_rebuilt_with_their_own_fields(tmp_path
         "a wrapper must have the last offset and the latest timestamp of the retained messages"
     )
     fields = [struct.unpack_from(">q8xbbq", inner) for inner in inner_messages(messages[1])]
-    assert fields == [(0, 1, 0, 3000), (3, 1, 0, 4000)], "relative to the first retained message"
+    assert fields == [(0, 1, 0, 3000), (3, 1, 0, 4000)], "offsets must be relative to the first retained message"
     (offset, magic, attributes), value = struct.unpack_from(">q8xbb", messages[3]), messages[3][26:]
     assert (offset, magic, attributes) == (22, 0, LZ4)
     assert value[6:7] == wrong_header_checksum(value[:6]), "clients before 0.10 require a wrong checksum"
-    assert [struct.unpack_from(">q", inner)[0] for inner in inner_messages(messages[3])] == [22], "must be absolute"
+    assert [struct.unpack_from(">q", inner)[0] for inner in inner_messages(messages[3])] == [22], "not absolute"
 
 
 def test_a_wrapper_of_messages_of_another_magic_is_always_rebuilt(tmp_path: Path) -> None:
-    """As in Kafka, damage by KAFKA-4298 is repaired, and an inner message of magic 0 gets the append time of its
+    """Damage by KAFKA-4298 is repaired as in Kafka, and an inner message of magic 0 gets the append time of its
     wrapper.
     """
     records = [Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")]
@@ -199,7 +199,7 @@ def test_a_wrapper_of_messages_of_another_magic_is_always_rebuilt(tmp_path: Path
 
 
 def test_a_rebuilt_wrapper_of_magic_0_has_no_timestamp(tmp_path: Path) -> None:
-    """Otherwise the time index would have a timestamp that no message of the segment has."""
+    """With a timestamp in the wrapper, the time index would have a timestamp that no message of the segment has."""
     mixed = encode_wrapper([Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")], GZIP, magic=0, inner_magics=[0, 1])
     newer = encode_single(Rec(2, 400, b"a", b"3"), magic=1)
     log = RandomLog([Segment(0, mixed + newer, mtime_ms=NOW), Segment(40, b"")], [], 40, {})

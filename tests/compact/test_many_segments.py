@@ -85,7 +85,7 @@ def test_a_directory_changed_by_another_process_is_listed_again(tmp_path: Path) 
     assert directory.base_above(bases[0]) == bases[2]
     assert [file.name for file in directory.unfinished()] == [f"{bases[1]:020d}.log.deleted"]
     (path / f"{bases[1] + 1:020d}.log").touch()
-    os.utime(path, ns=(1, 1))  # otherwise the time of the directory might be the same
+    os.utime(path, ns=(1, 1))  # without this, the directory might have the same time as before
     directory.refresh()
     assert (fs.counts["scan"], directory.bases_between(0, bases[-1])) == (2, (bases[0], bases[1] + 1, bases[2]))
     (path / "x.swap").touch()

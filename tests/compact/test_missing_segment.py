@@ -69,7 +69,7 @@ def test_a_partition_is_refused_until_the_other_files_of_a_missing_segment_are_r
 def test_index_files_below_the_log_start_or_inside_a_segment_are_accepted(run: Run, log_dir: Path) -> None:
     partition = log_dir / "orders-0"
     (log_dir / "log-start-offset-checkpoint").write_text("0\n1\norders 0 150\n")
-    for base in (100, 250):  # below the log start offset, and inside a segment
+    for base in (100, 250):  # 100 is below the log start offset, 250 inside a segment
         shutil.copy(partition / f"{300:020d}.index", partition / f"{base:020d}.index")
     remove(log_dir, 100, (".log", ".timeindex"))
     assert compact(run, log_dir, "--execute")["status"] == "compacted"
@@ -81,9 +81,9 @@ def test_a_partition_with_a_snapshot_at_the_start_of_a_gap_is_compacted(run: Run
     partition = log_dir / "orders-0"
     closed_ns = (partition / f"{100:020d}.timeindex").stat().st_mtime_ns
     os.utime(partition / f"{200:020d}.snapshot", ns=(closed_ns - 2 * 10**9,) * 2)
-    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "no snapshot after the gap"
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "no snapshot after the gap shows a follower"
     (partition / f"{300:020d}.snapshot").write_bytes(encode_snapshot([]))
-    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "never compacted"
+    assert compact(run, log_dir, status=1)["slugs"] == ["segment-missing"], "a log that was never compacted has no gaps"
     (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 100\n")
     for last_offset, status in ((200, "refused"), (199, "would-compact")):  # offset 200 is in the gap
         entry = ProducerEntry(7, 0, 5, last_offset, 0, BASE_MS, -1, -1)

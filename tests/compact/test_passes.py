@@ -128,7 +128,7 @@ def test_problems_in_the_segments_of_later_passes_are_found_before_anything_is_r
         clean_partition(LOCAL, keyless)
     assert not list((tmp_path / "t-0").glob("*.clean"))
     damaged = bytearray(encode_batch([rec(1, b"b")]))
-    damaged[64] ^= 2  # the offset of the record, with a matching checksum
+    damaged[64] ^= 2  # change the offset delta of the record, with a valid checksum
     damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
     twice = encode_batch([rec(1, b"b"), rec(1, b"c")])
     before_the_first = encode_batch([rec(0, b"b")], base_offset=1, last_offset=1)
@@ -271,7 +271,7 @@ def test_space_is_reserved_for_saved_state(per_batch: int, tmp_path: Path, monke
     monkeypatch.setattr(passes, "_UNCOUNTED_BYTES", 0)
     monkeypatch.setattr(offset_map, "_FIRST_SLOTS", 16)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
-    monkeypatch.setattr(passes, "_MARGIN_BYTES", 2000)  # for data other than arrays
+    monkeypatch.setattr(passes, "_MARGIN_BYTES", 2000)  # the margin for data other than arrays
     segments = [
         [
             encode_batch([rec(n, b"%d" % n, b"v" * 100) for n in range(first, first + per_batch)])

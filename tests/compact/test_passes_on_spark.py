@@ -217,7 +217,7 @@ def test_a_run_stopped_between_groups_continues_there(tmp_path: Path) -> None:
         def unlink(self, path: str) -> None:
             super().unlink(path)
             if path.endswith(".log.cleaned"):
-                driver.stop.asked = True  # request the stop after the commit of a group
+                driver.stop.asked = True  # request a stop after the group was committed
 
     driver = compaction(ThisProcess(), log_dir, [task], fs=Stopping())
     [row] = rows_of_answers(driver, [(task, run_attempt(clean_here, task, "a0"))])

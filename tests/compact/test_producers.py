@@ -23,9 +23,9 @@ def table_of(*batches: bytes) -> np.ndarray:
 def test_batches_that_an_active_producer_needs_are_found() -> None:
     known = ActiveProducers(np.array([1, 5, 9]), np.array([20, -1, -1]), np.array([0, 3, -1]))
     table = table_of(
-        batch("data", 19, 1, count=2),  # the last data batch of its producer
+        batch("data", 19, 1, count=2),  # it is the last data batch of its producer
         batch("data", 21, 1),
-        batch("COMMIT", 20, 1),  # at the same offset; Kafka compares only offsets
+        batch("COMMIT", 20, 1),  # it has the same last offset, and Kafka compares only offsets
         batch("COMMIT", 22, 1),
         batch("COMMIT", 23, 5, epoch=3),  # without known data, every control batch of the epoch is needed
         batch("emptied marker", 24, 5, epoch=3),

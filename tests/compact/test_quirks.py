@@ -298,7 +298,7 @@ def test_both_lags_are_applied(tmp_path: Path) -> None:
 def test_with_time_retention_a_segment_contains_records_of_one_age_only(
     policy: set[str], left: list[int], tmp_path: Path
 ) -> None:
-    """Decision 15: with `delete` in the policy, segments are merged in measured outputs only within one segment.ms."""
+    """Decision 15: with `delete` in the policy, a measured output spans at most segment.ms."""
     aged = {base: [one(base, b"%d" % base, NOW - (6 - base) * HOUR_MS)] for base in (0, 2, 4)}
     home = log_dir(tmp_path / "logs", "t-0", segments={**aged, 6: [one(6, b"x")]})
     assert compact(survey(home)[0], cleanup_policy=frozenset(policy), segment_ms=HOUR_MS) is not None

@@ -174,7 +174,7 @@ def test_the_proof_rejects_a_cleaner_that_ignores_the_limit(tmp_path: Path, monk
         (4, "the latest record of its key is not in the output", 6),
         (6, "the latest record of its key is not in the output", 6),
     ):
-        for first_dirty in (0, 5):  # also tombstones of the clean section
+        for first_dirty in (0, 5):  # with 5, tombstones are also in the clean section
             log, facts = some_partition(tmp_path / f"{limit}-{first_dirty}")
             path = str(tmp_path / f"{limit}-{first_dirty}")
             task = task_for(path, log, facts, NOW, first_dirty=first_dirty, removal_limit_offset=limit)

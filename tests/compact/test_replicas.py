@@ -13,7 +13,7 @@ from tests.reference.batches import Rec
 
 CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
           "users:cleanup.policy=delete")  # fmt: skip
-LATER = BASE_MS + 10**12  # after all delete horizons
+LATER = BASE_MS + 10**12  # all delete horizons have passed
 
 
 @pytest.fixture

@@ -311,7 +311,7 @@ def test_a_partition_that_is_not_due_is_not_rolled(run: Run, log_dir: Path) -> N
 @pytest.mark.parametrize(
     "other", [("--prepare",), ("--execute", "--prepared-only"), ("--output-dir", "out"), ("--output-dir", "s3://b/p")]
 )
-def test_flags_that_exclude_roll_active(other: tuple[str, ...], run: Run, log_dir: Path) -> None:
+def test_roll_active_is_refused_with_conflicting_flags(other: tuple[str, ...], run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     done = run("compact", "--log-dirs", log_dir, *FLAGS, "--roll-active", *other)
     assert done.exit_code == 2

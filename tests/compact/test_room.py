@@ -27,7 +27,7 @@ from keytail.undo.backup import Backup
 from tests.command_line import Run, rows_of
 from tests.log_dirs import random_records, snapshot, write_log_dir
 
-MARGIN_BYTES = 1 << 20  # the space of each partition in addition to its segments
+MARGIN_BYTES = 1 << 20  # a run reserves this space for each partition in addition to its segments
 INDEX_BYTES = 50_000
 FLAGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
 
@@ -112,7 +112,7 @@ def test_a_plan_refuses_partitions_for_which_a_run_has_no_space(
 
     rows = driver.plan(request, fs)
     assert {row.partition for row in rows if row.status == "would-compact"} == has_room
-    if not copies:  # with copies, the texts differ: the run creates the directory of the backup
+    if not copies:  # with copies, the reasons differ: the run creates the backup's directory
         assert {row.partition: row.error for row in rows if row.status == "refused"} == refused
     for row in rows:
         if row.status == "refused":

@@ -129,7 +129,7 @@ def test_the_tracker_equals_the_model_after_any_rounds(events: list[Event], rng:
     transactions = tracker.finish()
     data = np.array([e.kind == "data" for e in events], bool)
     control = np.array([e.is_control for e in events], bool)
-    for _ in range(2):  # in any order, because all transactions are known now
+    for _ in range(2):  # the order does not matter, because all transactions are known now
         at = rng.sample(range(len(events)), len(events))
         assert (transactions.aborted(table[at]) == (np.array(expected, bool) & data)[at]).all()
         assert (transactions.unneeded_markers(table[at]) == (np.array(expected, bool) & control)[at]).all()
@@ -248,10 +248,10 @@ DATA_2, PLAIN_3, ABORT_9 = Event("data", 1, 2, 2), Event("plain", -1, 3, 5), Eve
     ("events", "entry", "right"),
     [
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 1, 9, 0), None),  # the data at 0 and 1 has been removed
-        # begins after the first data
+        # the entry begins after the first data
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), Aborted(1, 2, 9, 10)),
         ([PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), None),
-        ([PLAIN_3, ABORT_9], Aborted(1, 4, 9, 10), ()),  # begins inside another batch
+        ([PLAIN_3, ABORT_9], Aborted(1, 4, 9, 10), ()),  # the entry begins inside another batch
         ([Event("plain", -1, 0, 1), DATA_2, ABORT_9], Aborted(1, 1, 9, 10), Aborted(1, 2, 9, 10)),
         ([Event("data", 2, 0, 1), DATA_2, ABORT_9], Aborted(1, 0, 9, 0), Aborted(1, 2, 9, 0)),
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 2, 9, 4), Aborted(1, 2, 9, 10)),  # no transaction began there
@@ -414,7 +414,7 @@ def left(path: Path) -> dict[str, bytes]:
 
 
 def test_without_an_offset_index_transactions_are_tracked_from_the_first_batch(tmp_path: Path) -> None:
-    """That batch contains the first dirty offset and is aborted, so its record supersedes no other."""
+    """The first batch contains the first dirty offset and is aborted, so its record supersedes no other."""
     aborted = encode_batch(
         [Rec(1, NOW, b"a", b"v"), Rec(2, NOW, b"b", b"v")], producer_id=1, producer_epoch=0, base_sequence=0,
         transactional=True,
@@ -440,7 +440,7 @@ def test_without_an_offset_index_transactions_are_tracked_from_the_first_batch(t
         {3: Aborted(2, 0, 3, 1).encode(), 6: INDEXES[6]},
         {3: INDEXES[3], 6: Aborted(99, 2, 7, 8).encode()},
         {3: bytes(34), 6: bytes(68)},
-        {0: INDEXES[3] + INDEXES[6]},  # all entries, in the wrong file
+        {0: INDEXES[3] + INDEXES[6]},  # all entries are in the wrong file
         {3: Aborted(1, 0, 3, 4).encode(), 6: Aborted(3, 4, 6, 2**62).encode()},
     ],
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_a_migration_to_kraft_keeps_version_0() -> None:
     assert "before a migration to KRaft" in text(found)
     found = infer(Signs(has_metadata_log=True, meta_versions=frozenset({0})))
     assert found.sentence == "3.4 or later"
-    assert "give its file with --config" in text(found)
+    assert "give the broker's properties file with --config" in text(found)
 
 
 def test_formats_snapshots_and_topic_ids_are_evidence() -> None:

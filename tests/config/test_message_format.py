@@ -34,7 +34,7 @@ def decided(
         # the topic's setting takes precedence
         ("message.format.version=0.8.2", {FORMAT: "2.8", PROTOCOL: "2.8"}, "keep"),
         (NEW, {FORMAT: "0.10.0-IV1"}, "v2"),
-        (OLD, {PROTOCOL: "3.0"}, "v2"),  # ignored from 3.0 on
+        (OLD, {PROTOCOL: "3.0"}, "v2"),  # Kafka ignores the setting from 3.0 on
         (OLD, {PROTOCOL: "3.0-IV1"}, "v2"),
         (OLD, {PROTOCOL: "3.0-IV0"}, "keep"),
         (OLD, {PROTOCOL: "3.9"}, "v2"),

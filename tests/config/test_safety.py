@@ -64,7 +64,7 @@ OF_KIND: dict[str, st.SearchStrategy] = {
 
 
 @st.composite
-def doubts(draw: st.DrawFn) -> tuple[str, list[Value]]:
+def possible_values(draw: st.DrawFn) -> tuple[str, list[Value]]:
     name = draw(st.sampled_from(sorted(key.name for key in KEYS.values())))
     kind = KEYS[name].kind
     values = POLICIES if name == "cleanup.policy" else OF_KIND.get(kind, st.just(("x",)))
@@ -86,7 +86,7 @@ def removes_no_more(name: str, item: Value, other: Value) -> bool:
     return True
 
 
-@given(doubts())
+@given(possible_values())
 def test_the_safest_value_removes_no_more_than_any_other(doubt: tuple[str, list[Value]]) -> None:
     name, values = doubt
     chosen = safest_value(name, values)
@@ -94,7 +94,7 @@ def test_the_safest_value_removes_no_more_than_any_other(doubt: tuple[str, list[
     assert name == "cleanup.policy" or chosen in values
 
 
-@given(doubts())
+@given(possible_values())
 def test_the_order_of_values_matters_only_for_settings_that_affect_no_removal(
     doubt: tuple[str, list[Value]],
 ) -> None:

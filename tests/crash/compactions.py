@@ -158,11 +158,11 @@ class Log:
     def judge(self, records: Sequence[Rec], end: int, bases: Sequence[int]) -> None:
         """Check promises 1 and 2 of lib/keytail/README.md for the records that a broker finds."""
         assert end == self.end, f"{self.name}: the log end offset is {end}, but was {self.end}"
-        assert min(bases) == min(self.segments), f"{self.name}: the first segment is {min(bases)}"
+        assert min(bases) == min(self.segments), f"{self.name}: the log begins at {min(bases)}"
         offsets = [rec.offset for rec in records]
         assert offsets == sorted(set(offsets)), f"{self.name}: offsets {offsets}"
         for rec in records:
-            assert self.records.get(rec.offset) == rec, f"{self.name}: a record that was not in the log: {rec}"
+            assert self.records.get(rec.offset) == rec, f"{self.name}: this record was not in the log: {rec}"
         found = {rec.key: rec for rec in records if rec.offset not in self.hidden}
         values = [rec for rec in self.records.values() if rec.offset not in self.hidden]
         for key, newest in {rec.key: rec for rec in values}.items():
@@ -177,14 +177,14 @@ class Log:
         assert self.end in loaded.snapshots, f"{self.name}: the snapshot of the log end is missing"
         for base, segment in loaded.segments.items():
             indexes = (segment.index, segment.time_index)
-            assert indexes == index_files(segment.log, base, INTERVAL_BYTES), f"{self.name}: indexes of {base}"
+            assert indexes == index_files(segment.log, base, INTERVAL_BYTES), f"{self.name}: wrong indexes of {base}"
         self.check_transactions(loaded)
 
     def check_transactions(self, loaded: Loaded) -> None:
         """Check the first offsets of open transactions, and that the indexes have exactly the aborted ones."""
         found = replay({base: segment.log for base, segment in loaded.segments.items()})
         assert found.open_from == self.transactions.open_from, (
-            f"{self.name}: open transactions begin at {found.open_from}"
+            f"{self.name}: open transactions wrongly begin at {found.open_from}"
         )
         entries = [entry for segment in loaded.segments.values() for entry in parse_entries(segment.txn_index)]
         assert set(entries) <= set(self.transactions.aborted), f"{self.name}: entries {entries}"
@@ -193,7 +193,7 @@ class Log:
                 if batch.transactional and not batch.control:
                     listed = any(entry.covers(batch.producer_id, batch.base_offset) for entry in entries)
                     is_aborted = self.transactions.is_aborted(batch)
-                    assert listed == is_aborted, f"{self.name}: aborted: {is_aborted}, in the index: {listed}, {batch}"
+                    assert listed == is_aborted, f"{self.name}: {batch} is aborted: {is_aborted}, indexed: {listed}"
 
     def rolled(self, loaded: Loaded) -> Loaded:
         """Return the log after a roll, if a round can then clean all records of the previous active segment."""
@@ -308,7 +308,7 @@ class LogDir:
             return None
         refuse_missing_segments(fs, facts)
         if roll is not None and roll.is_due:
-            if why := why_not_closed(fs, facts):  # in this case, a run does not roll, which the row reports
+            if why := why_not_closed(fs, facts):  # then a run does not roll, and reports this in the row
                 raise Refused(f"not rolled: {why}")
             facts = after_roll(facts)
         selection = decision.selection

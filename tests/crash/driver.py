@@ -305,7 +305,7 @@ def _open_files() -> list[str]:
     for number in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{number}"))
-        except OSError:  # the descriptor of this listing
+        except OSError:  # this was the descriptor of the listing itself
             continue
     return found
 

@@ -13,7 +13,7 @@ from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every
 from tests.crash.recorder import RecordingFileSystem
 from tests.crash.trees import Tree, digest_of_content, read_tree, remove_tree, write_tree
 
-RECOVERIES_EXPLORED = 1  # if KEYTAIL_SOAK is not set
+RECOVERIES_EXPLORED = 1  # the number if KEYTAIL_SOAK is not set
 SCRATCH = (".clean", ".tmp")
 
 
@@ -48,7 +48,7 @@ class Explorer:
     seed: int
     soak: bool = False
     partial_cuts: int = 1
-    fault_share: float = 0.05  # if KEYTAIL_SOAK is not set
+    fault_share: float = 0.05  # the share if KEYTAIL_SOAK is not set
     first: Counts = field(default_factory=lambda: Counts("compaction"))
     recoveries: Counts = field(default_factory=lambda: Counts("recovery of a compaction"))
     second: Counts = field(default_factory=lambda: Counts("compaction after a recovery"))

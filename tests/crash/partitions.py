@@ -72,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Partition:
-    """Segments as offsets, by base offset; the last is active."""
+    """The offsets of the records in each segment, by base offset; the last segment is active."""
 
     segments: Mapping[int, Sequence[int]]
     groups: tuple[Group, ...]
@@ -126,7 +126,7 @@ class Partition:
             )
             if as_sources and not self._same(part):
                 replaced.append(False)
-                if found[part.base].index is not None:  # otherwise the broker also rebuilds this index
+                if found[part.base].index is not None:  # without an offset index, a broker also rebuilds this
                     assert found[part.base].txn_index == self.txn_indexes.get(part.base)
             else:
                 replaced.append(True)

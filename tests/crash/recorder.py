@@ -77,7 +77,7 @@ class RecordingFileSystem(FileSystem):
         self._stopped = False
         self._fail_at: int | None = None
         self._fault: Fault | None = None
-        self._does_half = False  # this call reads or writes only half
+        self._does_half = False  # whether this call reads or writes only half of the data
         self._open: dict[int, _File] = {}
         self._tree = _dir_of(read_tree(root) if tree is None else tree)
         self.before_each: Callable[[str, tuple[Any, ...]], object] | None = None
@@ -127,7 +127,7 @@ class RecordingFileSystem(FileSystem):
 
         def fail() -> None:
             if operation == "close":
-                action()  # the descriptor is closed even if this fails
+                action()  # a failed close also closes the descriptor
             raise fault.error()
 
         return super()._look(operation, arguments, fail)
@@ -277,7 +277,7 @@ class RecordingFileSystem(FileSystem):
         found: _Node = self._tree
         relative = os.path.relpath(path, self.root)
         for part in () if relative == "." else relative.split(os.sep):
-            assert isinstance(found, _Dir) and part in found.now, f"outside the recorded directories: {path}"
+            assert isinstance(found, _Dir) and part in found.now, f"{path} is outside of the recorded directories"
             found = found.now[part]
         assert isinstance(found, _Dir), path
         return found

@@ -38,7 +38,7 @@ def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tup
     `flushed`.
     """
 
-    def promise(end: int) -> None:
+    def record_flushed(end: int) -> None:
         flushed.append((len(fs.operations) if isinstance(fs, RecordingFileSystem) else 0, end))
 
     flushed.clear()
@@ -46,17 +46,17 @@ def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tup
     try:
         for n in range(5):
             log.append(_batch(n), leader_epoch=n // 3, now_ms=CLOCK_MS)
-            promise(log.recovery_point)
+            record_flushed(log.recovery_point)
             if n == 1:
                 log.flush(now_ms=CLOCK_MS)
-                promise(log.recovery_point)
+                record_flushed(log.recovery_point)
         marker = encode_marker(0, CLOCK_MS, commit=False, producer_id=7, producer_epoch=0)
         log.append(marker, leader_epoch=3, now_ms=CLOCK_MS)
         log.roll(now_ms=CLOCK_MS)
-        promise(log.recovery_point)
+        record_flushed(log.recovery_point)
         log.append(_batch(5), leader_epoch=3, now_ms=CLOCK_MS)
         log.close()
-        promise(log.log_end_offset)
+        record_flushed(log.log_end_offset)
     except (OSError, KeytailError):
         with pytest.raises(KeytailError, match="accepts no more batches"):
             log.append(_batch(0), leader_epoch=3, now_ms=CLOCK_MS)
@@ -123,7 +123,7 @@ def test_a_broker_finds_all_flushed_data(fast_dir: Path) -> None:  # noqa: F811
 
 
 def test_after_a_fault_the_log_is_correct_or_accepts_no_batches(fast_dir: Path) -> None:  # noqa: F811
-    """After an error, the log accepts no more batches, and its files are in a state after a crash."""
+    """After an error, the log accepts no more batches, and its files are in a state that a crash could leave."""
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
     counts = Counts("append, faults")
     for_every_fault(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts,
@@ -133,7 +133,7 @@ def test_after_a_fault_the_log_is_correct_or_accepts_no_batches(fast_dir: Path) 
 
 @pytest.mark.interop
 def test_a_new_log_begins_at_the_offset_at_which_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    """This is so even without data, and although no checkpoint has the log start offset."""
+    """The log begins there even without data, and although no checkpoint has the log start offset."""
     opened: list[int] = []  # the number of operations until the log was open
 
     def action(fs: RecordingFileSystem, root: Path) -> None:

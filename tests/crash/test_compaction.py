@@ -172,7 +172,7 @@ class NextRuns:
     """
 
     ends: dict[tuple[object, ...], tuple[Found, str]] = field(default_factory=dict)
-    # digests of results, with the times of logs, that one more run did not change
+    # digests of the results (with the times of logs) that one more run did not change
     again: set[str] = field(default_factory=set)
 
     def run(self, log_dir: LogDir, state: Visit) -> tuple[Found, str]:

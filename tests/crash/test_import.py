@@ -54,7 +54,7 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
     path = case.dirs(root)[number] / PARTITION
     loaded = load_alike(path)
     logs = logs_of(case, root, number)
-    assert logs in (before, after), f"found segments {sorted(logs)}"
+    assert logs in (before, after), f"the logs of segments {sorted(logs)} are neither the old nor the new ones"
     is_there = logs == after
     for base, segment in loaded.segments.items():
         index, time_index = index_files(segment.log, base, INTERVAL_BYTES)
@@ -290,7 +290,7 @@ def test_a_broker_finds_a_complete_import_or_none_after_every_stop_of_the_second
 
     def again(begin: State) -> None:
         digest = digest_of_rest(begin.tree)
-        if digest in started:  # scratch files are removed first, and not read
+        if digest in started:  # the next run removes scratch files without reading them
             return
         started.add(digest)
 

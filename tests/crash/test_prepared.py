@@ -19,10 +19,10 @@ import pytest
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.plan import Decision, select
 from keytail.compact.planning import Planned
+from keytail.compact.prepared.committing import basis_of, commit_or_discard, read_record, reason_against_commit
 from keytail.compact.prepared.preparing import Found as FoundBefore
 from keytail.compact.prepared.preparing import Prepare
 from keytail.compact.prepared.record import see_sources
-from keytail.compact.prepared.takeover import basis_of, checked, read_record, taken_over
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.running.compaction import Compaction
 from keytail.compact.running.replacing import InPlace
@@ -131,7 +131,7 @@ class InTwoSteps(LogDir):
             record, _ = read_record(fs, entry.path, facts.leftovers)
             if record is None or not record.files.issuperset(
                 facts.leftovers
-            ):  # the same condition as in compact/steps.py
+            ):  # compact/steps.py has the same condition
                 recover(fs, entry.path, record.files if record else ())
                 facts = survey_partition(fs, listing, entry)
         if facts.problems:
@@ -142,8 +142,8 @@ class InTwoSteps(LogDir):
         planned = Planned(facts, self.config, decision, settings_known=True)
         if record is None:
             return planned
-        reason = checked(fs, record, planned, RULES, by_file_time=False, drop_keyless=False)
-        return taken_over(fs, planned, record, reason)
+        reason = reason_against_commit(fs, record, planned, RULES, by_file_time=False, drop_keyless=False)
+        return commit_or_discard(fs, planned, record, reason)
 
 
 def _is_not_run(task: CleaningTask, attempt: str) -> None:

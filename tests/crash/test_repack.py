@@ -85,7 +85,8 @@ def _task(fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, repacking
 
 
 def loaded(path: Path) -> dict[int, tuple[bytes, ...]]:
-    """Return the log and the transaction index of each segment that a broker loads. Its indexes are those of the log.
+    """Return the log and the transaction index of each segment that a broker loads. Check that its indexes match the
+    log.
     """
     found = load_alike(path)
     for base, segment in found.segments.items():
@@ -95,7 +96,7 @@ def loaded(path: Path) -> dict[int, tuple[bytes, ...]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_stop_and_fault_of_a_repack_keeps_every_record(
+def test_no_stop_or_fault_of_a_repack_loses_a_record(
     name: str,
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

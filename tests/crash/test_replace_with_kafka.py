@@ -135,7 +135,7 @@ def test_kafka_loads_each_row_of_the_table_as_documented(
             kafka.load(d.path, configs=CONFIGS)
         return
     loaded = kafka.load(d.path, configs=CONFIGS)
-    if number == 24:  # loaded unchanged: no source is deleted, because the index points at the truncated batch
+    if number == 24:  # no source is deleted, because the index points at the truncated batch
         assert loaded.segment_bases == [0, 10, 20, 30]
         assert [record.offset for record in loaded.records][:6] == [1, 4, 8, 12, 15, 23]
         return

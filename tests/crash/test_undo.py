@@ -159,7 +159,7 @@ def test_a_stopped_undo_loses_no_record_and_the_next_undo_completes_it(
         nonlocal compacted
         compacted = tree(root / "logs")
         for path in (root / KEPT).rglob("*") if log_dir.copies else ():
-            os.utime(path, ns=(1, 1))  # so that undo copies these files back
+            os.utime(path, ns=(1, 1))  # with other times, undo has to copy these files back
         assert compacted != origin
 
     compacted: Tree = {}
@@ -186,7 +186,7 @@ def test_a_stopped_undo_loses_no_record_and_the_next_undo_completes_it(
     explore(name, log_dir, make, "undo", check, fast_dir, counts)
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {counts}; losses 0")
-    assert counts.distinct_states > (10 if name in MAX_CUTS else 4)  # a random log may have one small group only
+    assert counts.distinct_states > (10 if name in MAX_CUTS else 4)  # a random log may have only one small group
 
 
 def explore(

@@ -80,7 +80,7 @@ def test_records_are_counted_on_request(run: Run, log_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("topics, status", [("orders|users", 3), ("orders", 1)])
-def test_records_that_cannot_be_counted_are_an_error_with_its_position(
+def test_records_that_cannot_be_counted_are_reported_with_their_position(
     run: Run, log_dir: Path, topics: str, status: int
 ) -> None:
     for partition in ("orders-0", "orders-1"):

@@ -1,7 +1,7 @@
 """`keytail doctor`, and a run after `doctor --warm`, which calls no kernel with types that were not compiled.
 
-With KEYTAIL_EMPTY_CACHE=1 the test of this begins with an empty cache, which takes a minute, and checks that the run
-compiles nothing.
+With KEYTAIL_EMPTY_CACHE=1 the test of that run begins with an empty cache, which takes a minute, and checks that the
+run compiles nothing.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Host:
             printed, status = done.stdout, done.returncode
         return printed.replace(str(self.root), "").replace(socket.gethostname(), "broker-7"), status
 
-    def learn(self, page: str, printed: str) -> None:
+    def map_ids(self, page: str, printed: str) -> None:
         """Assign the new ids of runs on the page to those in the output, in the order of their occurrence."""
         new = [item for item in dict.fromkeys(_ID.findall(printed)) if item not in self.seen]
         on_page = [item for item in dict.fromkeys(_ID.findall(page)) if item not in self.known]
@@ -92,7 +92,7 @@ def run_block(block: Block, host: Host) -> str:
         wanted = int(block.mark("status") or 0) if number == len(every) else 0
         assert status == wanted, f"{block.where}: {command}: status {status}, not {wanted}\n{message}"
     if block.printed is not None:
-        host.learn(block.printed, printed)
+        host.map_ids(block.printed, printed)
         missing = missing_of(block.printed, printed)
         assert missing is None, f"{block.where}: missing, or not in this order:\n{missing}\nthe output was:\n{printed}"
     return printed
@@ -129,7 +129,7 @@ def main(page: str) -> None:
                 place(name, host.root, golden)
             for command in commands(block.text):
                 message, status = host.run(command)
-                host.learn(block.printed or "", message)
+                host.map_ids(block.printed or "", message)
                 print(f"$ {command}\n{message}[{status}]\n", flush=True)
 
 

@@ -91,7 +91,7 @@ NOT_RUN = {
     "doctor --warm": "takes a minute: tests/doctor/test_command.py",
     "doctor --master": "needs a cluster: tests/doctor/test_command.py",
 }
-# Topics of the sample that are used for those of the examples.
+# Topics of the sample log dir that replace the topics of the examples.
 TOPICS = {"orders": "gzip", "users": "zstd"}
 RUN = [
     example

@@ -41,7 +41,7 @@ def test_a_downtime_is_shown_with_its_run(run: Run, tmp_path: Path) -> None:
     assert (rows["20231114T221320Z-aa"]["command"], rows["20231114T221320Z-aa"]["status"]) == ("compact", "done")
     assert [rows["20231114T221321Z-bb"][name] for name in COLUMNS] == [None] * 4
     shown = run("history", "--ledger", ledger)
-    assert shown.stdout.count("41.3 s") == 3, shown.stdout  # the downtime without a run `took` as long
+    assert shown.stdout.count("41.3 s") == 3, shown.stdout  # also in the row of the downtime without a run
     one = run("history", "--ledger", ledger, "--run", "aa").stdout
     assert "downtime: 41.3 s, broker b1, in sync after 1 min 0 s" in one
     assert "downtime:" not in run("history", "--ledger", ledger, "--run", "bb").stdout
@@ -58,7 +58,7 @@ def test_a_downtime_is_shown_with_its_run(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_downtime_without_a_run_is_a_separate_row(run: Run, tmp_path: Path) -> None:
-    ids = {record(run, tmp_path / "ledger", *TIMES)["run_id"] for _ in range(2)}  # the second call is a retry
+    ids = {record(run, tmp_path / "ledger", *TIMES)["run_id"] for _ in range(2)}  # the second call is a repetition
     assert len(ids) == 1
     [row] = history(run, tmp_path / "ledger")
     assert {row["run_id"]} == ids

@@ -22,7 +22,7 @@ KNOWN = (
     "users:cleanup.policy=delete",
 )  # fmt: skip
 SETTINGS = {"cleanup.policy": "delete", "remote.storage.enable": "false", "retention.ms": "-1", "retention.bytes": "-1"}
-PRINTED = " sensitive=false synonyms={}"  # printed by kafka-configs.sh after a setting
+PRINTED = " sensitive=false synonyms={}"  # kafka-configs.sh prints this after a setting
 
 
 def run_expire(run: Run, log_dir: Path, *more: str, known: bool = True) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -318,7 +318,7 @@ def test_a_corrupt_partition_does_not_stop_the_others(run: Run, log_dir: Path) -
 
 def test_an_index_of_zeros_is_reported_and_not_trusted(run: Run, log_dir: Path) -> None:
     """A broker would assume that the segment is from 1970, and delete it immediately."""
-    assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0  # creates the snapshots too
+    assert run("rebuild-index", "--log-dirs", log_dir, "--execute").exit_code == 0  # this creates the snapshots, too
     wrong = log_dir / "orders-0" / f"{200:020d}.timeindex"
     wrong.write_bytes(bytes(1200))
     flags = older_than(200)

@@ -58,13 +58,13 @@ def test_a_block_compressed_in_parts_is_decompressed_as_a_whole(codec: int, part
     packer = compressor(codec)
     packed = b"".join([*(packer.compress(part) for part in parts), packer.flush()])
     if codec == SNAPPY and not any(parts):
-        return  # a framing without a block, which rewriting a batch never produces
+        return  # rewriting a batch never produces a framing without a block
     assert bytes(decompress(codec, packed)) == b"".join(parts)
 
 
 def test_a_snappy_chunk_that_is_too_large_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "1000")
-    # the chunk fits, as those of every producer do
+    # the chunks of all producers fit
     assert joined(SNAPPY, compress(SNAPPY, bytes(5000)), 1) == bytes(5000)
     with pytest.raises(TooLarge, match="a snappy chunk decompresses to 5000000 bytes"):
         joined(SNAPPY, bytes(cramjam.snappy.compress_raw(bytes(5_000_000))), 1)

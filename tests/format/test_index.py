@@ -17,7 +17,7 @@ i2, i4, i8 = (st.integers(-(2**bits), 2**bits - 1) for bits in (15, 31, 63))
 
 def test_the_offset_index_of_a_broker_is_parsed() -> None:
     entries = index.parse_offset_index(bytes.fromhex("0000000100000000 0000003200001068"))
-    assert entries.tolist() == [(1, 0), (50, 4200)]  # the base offset is 100: 101 is at 0, and 150 at 4200
+    assert entries.tolist() == [(1, 0), (50, 4200)]  # offsets 101 and 150, at bytes 0 and 4200
     assert entries["position"].dtype == np.int32
     assert entries.dtype.isnative
 

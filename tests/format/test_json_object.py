@@ -47,7 +47,7 @@ def _manifest(tmp_path: Path, data: bytes) -> None:
 def _commit(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "0.json"
     file.write_bytes(data)
-    if _commit_info(file) == {}:  # the result for an empty file
+    if _commit_info(file) == {}:  # an empty file has this result
         raise Refused("no commit")
 
 

@@ -337,10 +337,10 @@ def test_any_bytes_are_read_or_refused_without_access_outside_them(case: Any, da
         message[data.draw(st.integers(8, len(message) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.sampled_from([0, 0, 1, 5, 20, 40]))
     message = message[: max(len(message) - cut, 0)]
-    if len(message) > 16 and data.draw(st.booleans()):  # correct size and checksum, so that later checks are reached
+    if len(message) > 16 and data.draw(st.booleans()):  # a valid size and checksum, to reach later checks
         message[8:12] = (len(message) - 12).to_bytes(4, "big")
         message[12:16] = zlib.crc32(message[16:]).to_bytes(4, "big")
-    # damaged streams, about which the libraries of the reference model may decide otherwise
+    # damaged streams, which the libraries of the reference model may accept or refuse differently
     packed = len(message) > 17 and message[17] & 7
     try:
         expected: list[Rec] | None = list(decode_message(bytes(message)).records)

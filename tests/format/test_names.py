@@ -85,7 +85,7 @@ def test_other_names_have_their_kind(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["leader-epoch-checkpoint", "00000000000000000007-0000000001.checkpoint"])
-def test_scratch_names_of_files_without_an_offset(name: str) -> None:
+def test_scratch_names_of_files_without_an_offset_are_parsed(name: str) -> None:
     scratch = names.scratch_of(name, "3f2a91c0", "s1")
     assert scratch == f"{name}.r3f2a91c0.as1.clean"
     assert parse_file_name(scratch) == FileName(scratch, "scratch", None, "", "3f2a91c0", "s1")

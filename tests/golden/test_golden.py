@@ -75,7 +75,7 @@ def test_the_broker_was_stopped_cleanly(log_dir: Path) -> None:
 def test_no_file_contains_a_path_of_the_machine_that_generated_it(log_dir: Path) -> None:
     for path in log_dir.rglob("*"):
         if path.is_file():
-            assert b"keytail-golden-" not in path.read_bytes(), path  # the generator's temporary directory
+            assert b"keytail-golden-" not in path.read_bytes(), path  # the name of the generator's temporary directory
 
 
 def test_every_partition_belongs_to_a_topic_of_the_manifest(log_dir: Path) -> None:

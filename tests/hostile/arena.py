@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 _PAGE = mmap.PAGESIZE
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # not shared with forked processes
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # forked processes do not share the memory
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

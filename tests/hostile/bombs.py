@@ -33,7 +33,7 @@ def bomb(codec: int, size_bytes: int) -> bytes:
             )
         )
     if codec == ZSTD:
-        stream = zstandard.ZstdCompressor(level=3).compressobj()  # without the content size in its header
+        stream = zstandard.ZstdCompressor(level=3).compressobj()  # a stream has no content size in its header
         return b"".join([*(stream.compress(bytes(1 << 20)) for _ in range(size_bytes >> 20)), stream.flush()])
     raise ValueError(f"codec {codec} has no bomb")
 

@@ -64,7 +64,7 @@ class Case:
     root: Path
     damages: list[str]
     as_nobody: bool = False
-    meddle: Callable[[], None] | None = None  # changes files while they are read
+    meddle: Callable[[], None] | None = None  # a function that changes files while they are read
     meddle_at: int = 0
 
     @property
@@ -493,7 +493,7 @@ def _cpu_s() -> float:
 def _run(arguments: list[str], case: Case) -> Answer:
     started = _cpu_s()
     answer = run(arguments, case.meddle, case.meddle_at)
-    took = _cpu_s() - started  # not wall-clock time, because the machine may be busy
+    took = _cpu_s() - started  # CPU time, because the machine may be busy
     expect(took < 60, f"{arguments[0]} took {took:.0f} s of a processor")
     return answer
 
@@ -603,7 +603,7 @@ def _compacted(
     expect(all(recs is not None for _, recs, _ in after), f"{name}: damaged by compaction")
     now = {rec.offset: rec for _, recs, _ in after for rec in recs or ()}
     for offset, rec in now.items():
-        expect(was.get(offset) is not None and _same(was[offset], rec), f"{name}: a new record: {rec}")
+        expect(was.get(offset) is not None and _same(was[offset], rec), f"{name}: the command added a record: {rec}")
     newest = {rec.key: rec for rec in was.values() if rec.key is not None}
     for rec in newest.values():
         may_be_removed = rec.value is None or rec.key in hidden

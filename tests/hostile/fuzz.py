@@ -33,7 +33,7 @@ from tests.run.kernel_steps import run_all
 BATCH = 4000
 STUCK_S = 30.0  # CPU time
 IDLE = 20  # a multiple of STUCK_S in wall-clock time, after which an input is considered to wait forever
-MEMORY_BYTES = 2 << 30  # in addition to what a process uses after the warm-up
+MEMORY_BYTES = 2 << 30  # the memory that a process may use in addition to that after the warm-up
 _NUMBER = struct.Struct("q")
 
 

@@ -127,7 +127,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Mutator:
-    """Damages logs. `sources` are valid logs, from which it also takes pieces."""
+    """Damages logs. Pieces of `sources`, valid logs, are inserted into damaged ones."""
 
     def __init__(self, sources: list[bytes]) -> None:
         self.sources = sources
@@ -194,7 +194,7 @@ def spoil_records(rng: random.Random, batch: bytes) -> bytes:
         block = codecs.decompress(codec, batch[HEADER_BYTES:]) if codec <= 4 else batch[HEADER_BYTES:]
         block = _spoil_block(rng, block)
         packed = codecs.compress(codec, block) if codec <= 4 else block
-    except Exception:  # libraries raise any exception for bytes that were damaged before
+    except Exception:  # libraries raise various exceptions for bytes that are already damaged
         return flip_bits(rng, batch)
     return resized(batch[:HEADER_BYTES] + packed)
 

@@ -1,7 +1,7 @@
 """All parsers of bytes, each as a function of damaged bytes that returns normally or raises `Defect`.
 
-A result must be correct, or the damage must be reported with its place. The correct result comes from a reference model
-(the plain readers of tests/reference), or from comparing keytail's two readers with each other.
+A result must be correct, or the damage must be reported with its position. The correct result comes from a reference
+model (the plain readers of tests/reference), or from comparing keytail's two readers with each other.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def expect(holds: bool, what: str) -> None:
         raise Defect(what)
 
 
-def placed(problem: KeytailError) -> None:
-    """Check that a problem has its file and place."""
-    expect(problem.path is not None, f"without a file: {problem}")
-    expect(problem.byte_position is not None or problem.offset is not None, f"without a place: {problem}")
+def check_position(problem: KeytailError) -> None:
+    """Check that a problem has a file and a position."""
+    expect(problem.path is not None, f"the error has no file: {problem}")
+    expect(problem.byte_position is not None or problem.offset is not None, f"the error has no position: {problem}")
 
 
 # Logs
@@ -86,7 +86,7 @@ def read_log(data: bytes) -> list[Rec] | CorruptLog | TooLarge:
                     part.hash_keys(7)
                     found += _as_recs(part.record_table)
     except (CorruptLog, TooLarge) as problem:
-        placed(problem)
+        check_position(problem)
         return problem
     return found
 
@@ -116,7 +116,7 @@ def chunk_reader(data: bytes, rng: random.Random) -> None:
     except ValueError as reason:
         raise Defect(f"the log was read, but the reference model finds damage: {reason}") from reason
     wrapped = [Rec(r.offset, (r.timestamp + 2**63) % 2**64 - 2**63, r.key, r.value, r.headers) for r in expected]
-    expect(wrapped == found, "other records than the reference model reads")
+    expect(wrapped == found, "the reference model reads other records")
 
 
 def inspection(data: bytes, rng: random.Random) -> None:
@@ -125,7 +125,7 @@ def inspection(data: bytes, rng: random.Random) -> None:
     report = verify_partition(InMemory({LOG: data}), DIR)
     kinds = {finding.kind for finding in report.findings} & BATCH_FINDINGS
     for finding in report.findings:
-        expect(bool(finding.path and finding.what), f"a finding without a place: {finding}")
+        expect(bool(finding.path and finding.what), f"a finding without a file or a text: {finding}")
     if isinstance(first, TooLarge):
         return
     if isinstance(first, CorruptLog):
@@ -172,7 +172,7 @@ def rebuilt(data: bytes, rng: random.Random) -> None:
     try:
         result = index_segment(InMemory({LOG: data}), task)
     except (CorruptLog, Refused) as problem:
-        placed(problem)
+        check_position(problem)
         return
     expect(0 <= result.end_position <= len(data), f"{result}")
 
@@ -189,7 +189,7 @@ def looked_up(files: dict[str, bytes], base: int, rng: random.Random) -> None:
         try:
             look()
         except CorruptLog as damage:
-            placed(damage)
+            check_position(damage)
 
 
 def looked_up_log(data: bytes, rng: random.Random) -> None:
@@ -248,7 +248,7 @@ def proof(logs: Mutator, rng: random.Random) -> None:
             result = clean_partition(disk, task)
         except KeytailError as problem:
             expect(bool(disk.spoiled), f"an undamaged log was refused: {problem}")
-            expect(problem.path is not None, f"without a file: {problem}")
+            expect(problem.path is not None, f"the error has no file: {problem}")
             return
         expect(not disk.spoiled, f"{os.path.basename(disk.spoiled)} was damaged, but the proof passed: {result}")
 
@@ -274,7 +274,7 @@ def indexes(material: tuple[bytes, bytes, bytes, bytes], rng: random.Random) -> 
     index.parse_time_index(spoiled[1])
     index.parse_txn_index(spoiled[2])
     for finding in verify_partition(InMemory(files), DIR).findings:
-        expect(bool(finding.path and finding.what), f"a finding without a place: {finding}")
+        expect(bool(finding.path and finding.what), f"a finding without a file or a text: {finding}")
     lines = bytearray()
     reported = Report(lines.extend, lambda text: None, as_json=rng.random() < 0.5)
     checks = IndexChecks(rng.random() < 0.5, rng.random() < 0.5)
@@ -291,7 +291,7 @@ def snapshot(data: bytes, rng: random.Random) -> None:
     except ValueError:
         expect(newest_snapshot(fs, DIR, [9], 10) is None, "a snapshot that cannot be parsed was loaded")
         return
-    expect(producers.encode_snapshot(entries) == data, "other bytes when written again")
+    expect(producers.encode_snapshot(entries) == data, "the bytes differ when written again")
 
 
 def text(data: bytes, rng: random.Random) -> None:
@@ -301,11 +301,11 @@ def text(data: bytes, rng: random.Random) -> None:
         try:
             read(fs, f"{DIR}/checkpoint")
         except CorruptLog as damage:
-            expect("line" in damage.what and damage.path is not None, f"without a line: {damage}")
+            expect("line" in damage.what and damage.path is not None, f"the error has no line: {damage}")
     try:
         read_topic_id(fs, DIR)
     except CorruptLog as damage:
-        expect(damage.path is not None, f"without a file: {damage}")
+        expect(damage.path is not None, f"the error has no file: {damage}")
 
 
 def metadata_log(data: bytes, rng: random.Random) -> None:
@@ -313,7 +313,7 @@ def metadata_log(data: bytes, rng: random.Random) -> None:
     try:
         read_metadata(InMemory({path: data}), "/logs/__cluster_metadata-0", 1, ("cleanup.policy",))
     except Refused as problem:
-        expect(problem.path is not None, f"without a file: {problem}")
+        expect(problem.path is not None, f"the error has no file: {problem}")
 
 
 def coordinator_records(record: tuple[bytes | None, bytes | None], rng: random.Random) -> None:
@@ -350,11 +350,11 @@ def codec(material: tuple[int, bytes], rng: random.Random) -> None:
     expect(len(opened) <= LIMIT_BYTES, f"{len(opened)} bytes, {LIMIT_BYTES} allowed")
     try:
         expected = codecs.decompress(number, data)
-    except Exception:  # another library, which accepts less than Kafka does
+    except Exception:  # the other library accepts less than Kafka does
         return
     expect(
         opened == expected or opened.startswith(expected) or expected.startswith(opened),
-        "other bytes than another library's",
+        "another library returns other bytes",
     )
 
 

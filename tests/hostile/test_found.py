@@ -184,7 +184,7 @@ def test_names_that_are_not_text_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [2**62, 2**62 + 1, 2**63 - 3])
-def test_a_proof_reports_the_place_of_an_invalid_offset(tmp_path: Path, offset: int) -> None:
+def test_a_proof_reports_the_position_of_an_invalid_offset(tmp_path: Path, offset: int) -> None:
     """The proof looked for an output segment after the last one, and failed with a traceback."""
     partition = tmp_path / "logs" / "t-0"
     partition.mkdir(parents=True)

@@ -64,7 +64,7 @@ def test_undamaged_inputs_are_valid_and_damage_reaches_the_records(root: str) ->
 
 @pytest.mark.long
 def test_the_runner_reports_crashes_hangs_memory_and_errors() -> None:
-    """This tests the monitoring of the parsers itself."""
+    """The code that monitors the parsers is tested, too."""
 
     def one(seed: int, number: int) -> str:
         if number == 3:

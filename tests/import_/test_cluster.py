@@ -25,7 +25,7 @@ from tests.import_.test_driver import TOPIC_ID, log_dir, unknown_topics
 from tests.run.cluster import ROOT, Cluster
 from tests.run.disturbed import wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # shared by all tests
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # all tests share one cluster
 
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 PARTITIONS = 3

@@ -59,7 +59,7 @@ def unknown_topics(*settings: str) -> Configuration:
 
 
 @pytest.fixture
-def go(tmp_path: Path) -> Callable[..., list[ImportRow]]:
+def run_import(tmp_path: Path) -> Callable[..., list[ImportRow]]:
     logs = log_dir(tmp_path / "logs")
 
     def run(source: Source, **changes: Any) -> list[ImportRow]:
@@ -87,7 +87,7 @@ def found(tmp_path: Path, which: str = "logs") -> dict[int, list[Rec]]:
     return of
 
 
-def test_json_lines_are_read_as_text_with_headers_and_nulls(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_json_lines_are_read_as_text_with_headers_and_nulls(run_import: Callable[..., Any], tmp_path: Path) -> None:
     rows = [
         {"key": "ключ", "value": "v", "headers": [{"key": "h", "value": "x"}, {"key": "g"}], "timestamp": 5},
         {"key": "ключ", "value": None, "timestamp": 6},
@@ -95,7 +95,7 @@ def test_json_lines_are_read_as_text_with_headers_and_nulls(go: Callable[..., An
     ]
     path = tmp_path / "source.json"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert exit_status(go(Source(str(path), "json"), partition_count=1)) == 0
+    assert exit_status(run_import(Source(str(path), "json"), partition_count=1)) == 0
     key = "ключ".encode()
     assert found(tmp_path) == {
         0: [Rec(0, 5, key, b"v", ((b"h", b"x"), (b"g", None))), Rec(1, 6, key, None), Rec(2, 7, None, b"no key")]
@@ -103,14 +103,14 @@ def test_json_lines_are_read_as_text_with_headers_and_nulls(go: Callable[..., An
 
 
 def test_keys_are_partitioned_as_by_kafkas_producer_and_other_records_round_robin(
-    go: Callable[..., Any], tmp_path: Path
+    run_import: Callable[..., Any], tmp_path: Path
 ) -> None:
     rng = random.Random(1)
     keys = [None if rng.random() < 0.1 else rng.randbytes(rng.randrange(0, 9)) for _ in range(25_000)]
     times = pa.array(range(len(keys)), pa.timestamp("ms", "UTC"))
     source = parquet(tmp_path / "s.parquet", key=pa.array(keys, pa.binary()), value=[str(n) for n in range(len(keys))],
                      timestamp=times)  # fmt: skip
-    rows = go(source, codec="zstd", segment_bytes=100_000, batch_bytes=3000)
+    rows = run_import(source, codec="zstd", segment_bytes=100_000, batch_bytes=3000)
     expected: dict[int, list[tuple[bytes | None, bytes, int]]] = defaultdict(list)
     for n, key in enumerate(keys):
         number = n % 3 if key is None else partition_of(key, 3)
@@ -123,7 +123,9 @@ def test_keys_are_partitioned_as_by_kafkas_producer_and_other_records_round_robi
     ]
 
 
-def test_the_partition_column_is_used_and_columns_can_have_other_names(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_partition_column_is_used_and_columns_can_have_other_names(
+    run_import: Callable[..., Any], tmp_path: Path
+) -> None:
     source = parquet(
         tmp_path / "s.parquet",
         k=["a", "b", "c", "d", None],
@@ -132,7 +134,7 @@ def test_the_partition_column_is_used_and_columns_can_have_other_names(go: Calla
         p=pa.array([1, 1, 0, None, 1], pa.int64()),
     )
     columns = Columns("k", "v", None, "at", "p")
-    rows = go(Source(source.path, "parquet", columns, ("at",)), partition_count=2)
+    rows = run_import(Source(source.path, "parquet", columns, ("at",)), partition_count=2)
     got = {n: [(rec.key, rec.timestamp) for rec in recs] for n, recs in found(tmp_path).items()}
     of_d = partition_of(b"d", 2)
     wanted: dict[int, list[tuple[bytes | None, int]]] = {0: [(b"c", 20)], 1: [(None, 0), (b"b", 30), (b"a", 40)]}
@@ -141,16 +143,16 @@ def test_the_partition_column_is_used_and_columns_can_have_other_names(go: Calla
     assert [row.status for row in rows] == ["imported", "imported"]
 
 
-def test_two_replicas_get_the_same_bytes(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_two_replicas_get_the_same_bytes(run_import: Callable[..., Any], tmp_path: Path) -> None:
     first = parquet(tmp_path / "first.parquet", key=["a", "b"], value=["1", "2"])
-    assert exit_status(go(first, partition_count=2)) == 0
+    assert exit_status(run_import(first, partition_count=2)) == 0
     second = tmp_path / "other"
     shutil.copytree(tmp_path / "logs", second)
     (second / "meta.properties").write_text("version=1\nnode.id=2\n")
     keys = [b"key-%d" % n for n in range(5000)]
     source = parquet(tmp_path / "s.parquet", key=keys, value=pa.array([None] * 5000, pa.binary()))
     both = {"single_replica": False, "replica_log_dirs": ((str(second),),), "append": True}
-    rows = go(source, partition_count=2, segment_bytes=20_000, **both)
+    rows = run_import(source, partition_count=2, segment_bytes=20_000, **both)
     assert [(row.status, row.replicas) for row in rows] == [("imported", 2)] * 2
     here, there = (segment_files(tmp_path / name) for name in ("logs", "other"))
     assert here == there
@@ -166,7 +168,7 @@ def segment_files(log_dir: Path) -> dict[str, bytes]:
 
 
 def test_a_repeated_import_completes_the_rest(
-    go: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_import: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [b"key-%d" % n for n in range(300)]
     source = parquet(tmp_path / "s.parquet", key=keys, value=keys)
@@ -181,25 +183,25 @@ def test_a_repeated_import_completes_the_rest(
     with monkeypatch.context() as patch:
         patch.setattr(on_spark, "install", killed)
         with pytest.raises(KeyboardInterrupt):
-            go(source)
+            run_import(source)
     assert not list((tmp_path / "logs").glob("*/*.clean")), "scratch files are left"
-    dry = go(source, execute=False)
+    dry = run_import(source, execute=False)
     assert [row.status for row in dry] == ["imported-before", "would-import", "would-import"]
-    rows = go(source)
+    rows = run_import(source)
     assert [row.status for row in rows] == ["imported-before", "imported", "imported"]
     before = snapshot(tmp_path / "logs")
-    assert [row.status for row in go(source)] == ["imported-before"] * 3
+    assert [row.status for row in run_import(source)] == ["imported-before"] * 3
     assert snapshot(tmp_path / "logs") == before
     assert sum(len(recs) for recs in found(tmp_path).values()) == 300
-    again = go(source, import_id="another", append=True)
+    again = run_import(source, import_id="another", append=True)
     assert {row.status for row in again} == {"imported"}
     assert sum(len(recs) for recs in found(tmp_path).values()) == 600
 
 
-def test_a_dry_run_counts_records_and_changes_nothing(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_dry_run_counts_records_and_changes_nothing(run_import: Callable[..., Any], tmp_path: Path) -> None:
     source = parquet(tmp_path / "s.parquet", key=["a", "bb", None], value=["xyz", None, "1"], partition=[0, 0, 2])
     before = snapshot(tmp_path / "logs")
-    rows = go(source, execute=False)
+    rows = run_import(source, execute=False)
     assert snapshot(tmp_path / "logs") == before
     assert [(row.status, row.records, row.source_bytes) for row in rows] == [
         ("would-import", 2, 6), ("unchanged", 0, None), ("would-import", 1, 1)
@@ -207,13 +209,13 @@ def test_a_dry_run_counts_records_and_changes_nothing(go: Callable[..., Any], tm
 
 
 def test_an_error_of_spark_is_reported_with_its_text_but_not_the_name_of_the_call(
-    go: Callable[..., Any], tmp_path: Path
+    run_import: Callable[..., Any], tmp_path: Path
 ) -> None:
     """The source is a URI, which only Spark opens."""
     path = tmp_path / "source"
     path.write_bytes(b"PAR1 not a footer")
     with pytest.raises(UsageProblem, match="cannot be read as parquet: ") as refused:
-        go(Source(path.as_uri(), "parquet"))
+        run_import(Source(path.as_uri(), "parquet"))
     assert "An error occurred while calling" not in str(refused.value)
     assert "Exception" in str(refused.value) or "[" in str(refused.value)
 
@@ -230,38 +232,38 @@ MISTAKES: dict[str, tuple[dict[str, Any], Columns, str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_wrong_columns_are_reported_before_anything_is_read(
-    name: str, go: Callable[..., Any], tmp_path: Path
+    name: str, run_import: Callable[..., Any], tmp_path: Path
 ) -> None:
     columns, names, message = MISTAKES[name]
     source = parquet(tmp_path / "s.parquet", **columns)
     before = snapshot(tmp_path / "logs")
     with pytest.raises(UsageProblem, match=message):
-        go(Source(source.path, "parquet", names))
+        run_import(Source(source.path, "parquet", names))
     assert snapshot(tmp_path / "logs") == before
 
 
-def test_empty_and_missing_sources_are_reported(go: Callable[..., Any], tmp_path: Path) -> None:
+def test_empty_and_missing_sources_are_reported(run_import: Callable[..., Any], tmp_path: Path) -> None:
     empty = parquet(tmp_path / "s.parquet", key=pa.array([], pa.binary()), value=pa.array([], pa.binary()))
     for execute in (False, True):
         with pytest.raises(KeytailError, match="no rows"):
-            go(empty, execute=execute)
+            run_import(empty, execute=execute)
     with pytest.raises(UsageProblem, match="cannot be read as parquet"):
-        go(Source(str(tmp_path / "nowhere"), "parquet"))
+        run_import(Source(str(tmp_path / "nowhere"), "parquet"))
     with pytest.raises(UsageProblem, match=r"cannot be read as parquet: \[PATH_NOT_FOUND\]"):
-        go(Source((tmp_path / "nowhere").as_uri(), "parquet"))
+        run_import(Source((tmp_path / "nowhere").as_uri(), "parquet"))
     (tmp_path / "bad.json").write_text('{"key": "a", "value": "b"}\nnot json\n')
     with pytest.raises(UsageProblem, match=r"a line is not a JSON object: not json \(.*bad\.json\)"):
-        go(Source(str(tmp_path / "bad.json"), "json"))
+        run_import(Source(str(tmp_path / "bad.json"), "json"))
 
 
 @pytest.mark.parametrize("numbers", [[0, 3], [0, -1], [0, 2**32]])
 def test_a_partition_that_does_not_exist_is_refused(
-    numbers: Sequence[int], go: Callable[..., Any], tmp_path: Path
+    numbers: Sequence[int], run_import: Callable[..., Any], tmp_path: Path
 ) -> None:
     source = parquet(tmp_path / "s.parquet", key=["a", "b"], value=["1", "2"], partition=pa.array(numbers, pa.int64()))
     with pytest.raises(KeytailError, match="1 records are for partitions that orders does not have"):
-        go(source, execute=False)
-    rows = go(source)
+        run_import(source, execute=False)
+    rows = run_import(source)
     assert {row.status for row in rows} == {"refused", "failed"}
     assert any("which the topic does not have" in row.error for row in rows)
     assert not any(found(tmp_path).values())
@@ -269,18 +271,18 @@ def test_a_partition_that_does_not_exist_is_refused(
 
 
 def test_records_that_a_topic_refuses_are_refused_and_nothing_else_is_imported(
-    go: Callable[..., Any], tmp_path: Path
+    run_import: Callable[..., Any], tmp_path: Path
 ) -> None:
     source = parquet(tmp_path / "s.parquet", key=["a", None, "c"], value=["1", "2", "3"], partition=[0, 1, 2])
     compacted = unknown_topics("orders:cleanup.policy=compact")
-    dry = go(source, execute=False, configuration=compacted)
+    dry = run_import(source, execute=False, configuration=compacted)
     assert [row.status for row in dry] == ["would-import", "refused", "would-import"]
-    rows = go(source, configuration=compacted)
+    rows = run_import(source, configuration=compacted)
     assert [row.status for row in rows] == ["failed", "refused", "failed"]
     assert "no key" in rows[1].error
     assert not any(found(tmp_path).values())
     small = unknown_topics("orders:max.message.bytes=60")
-    rows = go(source, configuration=small)
+    rows = run_import(source, configuration=small)
     assert {row.status for row in rows} == {"refused"}
     assert "the limit is 60" in rows[0].error
 

@@ -1,5 +1,5 @@
 """The strategies of an import: without Spark, on Spark without rows in the JVM, and through Spark's rows. All give the
-same bytes and the same import id. The choice between them is tested too.
+same bytes and the same import id. The choice between the strategies is also tested.
 
 KEYTAIL_SEED repeats one random source.
 """
@@ -139,7 +139,7 @@ def test_all_strategies_give_the_same_bytes(
     assert given == {number: expected[number] for number in range(PARTITIONS)}, f"seed {seed}"
     for strategy, rows_of_it in zip(strategies, dry, strict=True):
         assert segment_files(tmp_path / "past") == segment_files(tmp_path / strategy), f"seed {seed}"
-        assert dry[0] == rows_of_it, f"seed {seed}"  # including the import id
+        assert dry[0] == rows_of_it, f"seed {seed}"  # the rows contain the import id
     assert [row.records for row in dry[0]] == [len(expected[number]) for number in range(PARTITIONS)]
 
 

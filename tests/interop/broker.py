@@ -109,7 +109,7 @@ class Broker:
         self._java_options = self._archive if java_options is None else tuple(java_options)
         self._ports = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
-        self._started_at = 0  # position in the log file
+        self._started_at = 0  # the position in the log file at which the last start begins
 
     @property
     def bootstrap(self) -> str:

@@ -21,7 +21,7 @@ from tests.interop.kafka import KafkaUnavailable
 KEYTAIL = Path(sys.executable).with_name("keytail")
 HARMLESS = (
     "The config `log.cleaner.enable` is deprecated",
-    "Error processing append operation on partition",  # logged for the gap in sequences that test_broker.py sends
+    "Error processing append operation on partition",  # the answer to the gap in sequences that test_broker.py sends
 )
 # Loggers of the quorum and the network: they do not report on logs, and warn if a machine is slow or a node stops.
 NOT_ABOUT_LOGS = re.compile(

@@ -16,7 +16,7 @@ from keytail.format.producers import encode_snapshot, parse_snapshot
 from tests.interop.kafka import Kafka, KafkaError
 from tests.reference.varints import crc32c
 
-# Not a complaint: offsets that are not consecutive, as in every cleaned log.
+# Offsets that are not consecutive, as in every cleaned log, are not a complaint.
 _DUMP_SIGNS = (
     "Mismatches in",
     "Found timestamp mismatch",

@@ -272,7 +272,8 @@ def step_delete_records(log_start_offset: int) -> dict[str, Any]:
 
 
 class Kafka:
-    """The harness: a JVM with Kafka's classes. Commands take the directory of a partition, and those of `_options`."""
+    """The harness: a JVM with Kafka's classes. Commands take the directory of a partition, and the options of
+    `_options`."""
 
     def __init__(self, *, heap: str = "512m", compiler: str = "quick") -> None:
         """Create a harness. `compiler="full"` is for benchmarks: the JVM's best compiler instead of the one that starts

@@ -77,7 +77,7 @@ class Side(Protocol):
 
 Mode = Literal["each", "drift", "measured", "damaged"]
 Draw = Callable[[Opened, int | None], Circumstances]
-# Runs again. Returns True if there was still something to clean, which is then done on a separate copy.
+# Runs a second round. Returns True if there was still something to clean; a separate copy is then cleaned.
 Again = Callable[[Path, Circumstances], bool]
 
 @dataclass

@@ -111,7 +111,7 @@ class Writer:
         self.clock_ms += self.rng.choice([0, 1000, HOUR_MS])
         self.steps.append({"close": 1})
         if self.rng.random() < 0.3:
-            self.start = self.rng.randint(self.start, self.end)  # as after a DeleteRecords request
+            self.start = self.rng.randint(self.start, self.end)  # a DeleteRecords request has the same effect
             for sender in self.senders:
                 sender.in_transaction = False  # the snapshot with this producer may be removed
         self.open()
@@ -472,7 +472,7 @@ def test_random_logs_have_the_bytes_of_kafka_after_every_step(kafka: Kafka, fast
 
 @pytest.mark.interop
 def test_snapshots_of_producers_that_share_a_slot_differ_only_in_order(kafka: Kafka, fast_dir: Path) -> None:
-    """Their order in the snapshot is a departure, which log/append/APPEND.md explains under "Producers"."""
+    """The order in the snapshot differs from Kafka's; log/append/APPEND.md explains this under "Producers"."""
     ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]
     batches = [
         encode_batch([Rec(0, CLOCK_MS, b"k", b"v")], producer_id=i, producer_epoch=0, base_sequence=0) for i in ids

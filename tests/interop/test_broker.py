@@ -43,7 +43,7 @@ class Story:
 
     log_dir: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
-    files: set[str] = field(default_factory=set)  # between compaction and start
+    files: set[str] = field(default_factory=set)  # the files between the compaction and the start
     log: dict[str, list[LogLine]] = field(default_factory=dict)
     served: dict[str, list[Served]] = field(default_factory=dict)
     committed: dict[str, list[Served]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 def _run_scenario(seen: Story, root: Path, client: BrokerClient) -> None:
-    broker = Broker(seen.log_dir, root / "work")  # one object: the port remains the same for the producers
+    broker = Broker(seen.log_dir, root / "work")  # one object, whose port remains the same for the producers
     with broker:
         client.connect(broker)
         seen.served["golden"] = client.consume(golden.partitions())
@@ -309,7 +309,7 @@ def test_groups_keep_their_offsets(story: Story) -> None:
 def test_live_producers_have_the_same_state_as_before(story: Story) -> None:
     assert story.producers["after"] == story.producers["before"]
     for topic in LIVE:
-        assert len(story.producers["after"][f"{topic}-0"]) == 3  # the producers early, late and raw
+        assert len(story.producers["after"][f"{topic}-0"]) == 3  # the three producers are early, late and raw
 
 
 def test_a_batch_sent_again_is_recognised_as_a_duplicate(story: Story) -> None:

@@ -26,7 +26,7 @@ RECORD = "keytail-output.json"
 @pytest.mark.one_of("a broker starts after another command")
 def test_a_broker_starts_on_an_out_of_place_compaction_and_appends(tmp_path: Path) -> None:
     log_dir, out = golden.unpack(tmp_path), tmp_path / "out"
-    before = [from_wire(row) for row in golden.record_rows()]  # as the source broker served them
+    before = [from_wire(row) for row in golden.record_rows()]  # the records that the source broker served
     ends = {
         f"{topic.name}-{number}": tuple(offsets)
         for topic in golden.TOPICS.values()

@@ -40,7 +40,7 @@ class Story:
     log_dir: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
     again: list[dict[str, Any]] = field(default_factory=list)
-    is_unchanged: bool = False  # by the second run
+    is_unchanged: bool = False  # the second run changed nothing
     served: dict[tuple[str, str], list[Served]] = field(default_factory=dict)
     offsets: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     producers: dict[str, Answers] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def _run_scenario(seen: Story, root: Path, client: BrokerClient) -> None:
     records = [(now_ms, b"raw-%d" % number, b"value") for number in range(10)]
     with broker:
         client.connect(broker)
-        for number in range(8):  # each in a batch of its own
+        for number in range(8):  # each in a separate batch
             client.produce("plain", TOPIC, 0, [(now_ms + number, b"a", b"%d" % number)], codec="lz4")
         for number in range(7):
             error, last = client.raw_produce(
@@ -164,7 +164,7 @@ def test_consumers_receive_the_same_records(story: Story, level: str) -> None:
     assert story.served["after", level] == story.served["before", level]
 
 
-def test_consumers_receive_the_same_from_any_offset_and_time(story: Story) -> None:
+def test_consumers_receive_the_same_records_from_any_offset_and_time(story: Story) -> None:
     assert story.offsets["after"] == story.offsets["before"]
     assert story.from_offsets["after"] == story.from_offsets["before"]
     assert story.from_times["after"] == story.from_times["before"]

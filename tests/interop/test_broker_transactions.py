@@ -26,7 +26,7 @@ from tests.interop.kafka import Kafka
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
 START_MS = 1_700_000_000_000
-RECENT_MS = int(time.time() * 1000) - 3_600_000  # recent, because a broker that starts expires idle producers
+RECENT_MS = int(time.time() * 1000) - 3_600_000  # an hour ago, because a broker that starts expires idle producers
 SEED = 20_260_413
 SMALL_SEGMENTS = {"cleanup.policy": "compact", "internal.segment.bytes": "16384"}
 LEDGER = (("ledger", 0), ("ledger", 1))  # the first partition has the open transactions
@@ -56,10 +56,10 @@ class Ledger:
     client: BrokerClient
     chance: random.Random
     sent: dict[int, list[Sent]] = field(default_factory=lambda: {0: [], 1: []})
-    ended: dict[str, str] = field(default_factory=dict)  # "commit" or "abort" by transaction
-    groups: dict[str, int] = field(default_factory=dict)  # committed offsets by group
-    running: dict[str, str] = field(default_factory=dict)  # the open transaction by producer
-    pending: dict[str, dict[str, int]] = field(default_factory=dict)  # offsets by group, by transaction
+    ended: dict[str, str] = field(default_factory=dict)  # transaction -> "commit" or "abort"
+    groups: dict[str, int] = field(default_factory=dict)  # group -> committed offset
+    running: dict[str, str] = field(default_factory=dict)  # producer -> its open transaction
+    pending: dict[str, dict[str, int]] = field(default_factory=dict)  # transaction -> group -> offset
     count: int = 0
 
     def begin(self, producer: str) -> str:
@@ -316,7 +316,8 @@ ROUNDS = ("after", "after again")
 
 
 def test_the_traffic_covers_the_required_cases(story: Story) -> None:
-    """It has aborted, committed and plain records of many keys, and interleaved transactions that span segments."""
+    """The traffic has aborted, committed and plain records of many keys, and interleaved transactions that span
+    segments."""
     before = story.views["before"]
     for topic, number in LEDGER:
         _, end = before.offsets[f"{topic}-{number}"]
@@ -434,8 +435,8 @@ def test_the_coordinators_logs_retain_the_latest_record_of_each_key(story: Story
 
 
 def test_open_transactions_can_be_aborted(story: Story) -> None:
-    """One is aborted through its transactional id, the other by an administrator; each time, the last stable offset
-    advances.
+    """One transaction is aborted through its transactional id, the other by an administrator; each time, the last
+    stable offset advances.
     """
     first, second = (story.ledger.first_offset(name) for name in story.left_open)
     assert story.views["after"].stable["ledger-0"] == first

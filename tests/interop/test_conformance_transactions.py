@@ -50,7 +50,7 @@ def test_control_batches_and_aborted_data_supersede_nothing(kafka: Kafka, fast_d
     """11: control batches and aborted data add no key to the map."""
     steps = [one(0, b"a"), one(1, COMMIT_KEY), data(2, b"a"), data(3, b"b", 8), marker(4, "ABORT")]
     pair = Pair(kafka, fast_dir, [*steps, marker(5, "COMMIT", 8), one(6, b"c"), ROLL, one(7)], **IDLE)
-    assert pair.round(now_ms=LATER).map_entries == 4  # the keys a, b, c and the user's key
+    assert pair.round(now_ms=LATER).map_entries == 4  # the keys are a, b, c and the user's key
     assert pair.offsets() == [0, 1, 3, 4, 5, 6]
 
 
@@ -73,7 +73,7 @@ def test_wrappers_with_messages_of_another_magic_are_cleaned(kafka: Kafka, fast_
     pair = Pair(kafka, fast_dir, [wrapper, one(4, b"other"), ROLL, one(5)])
     pair.round()
     batch = pair.batches()[2]
-    assert type(batch) is Batch  # a batch of magic 2
+    assert type(batch) is Batch  # the output is a batch of magic 2
     assert [(r.offset, r.key, r.value) for r in batch.records] == [(2, b"k0", b"value 2"), (3, b"k1", b"value 3")]
     assert pair.offsets() == [2, 3, 4]
 

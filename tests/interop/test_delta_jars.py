@@ -21,7 +21,7 @@ print(spark.read.format("delta").load(sys.argv[2]).count())
 
 
 def test_jars_are_downloaded_and_sufficient(tmp_path: Path) -> None:
-    """Both steps are separate processes, because each stops its JVM."""
+    """The download and the use of the jars are separate processes, because each stops its JVM."""
     jars = tmp_path / "jars"
     reported = run("-m", "keytail.run.delta_jars", str(jars))
     assert reported.split() == sorted(path.name for path in jars.iterdir())

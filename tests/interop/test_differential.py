@@ -171,7 +171,7 @@ def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
 def test_rounds_at_later_clocks_remove_tombstones_markers_and_emptied_batches(
     kafka: Kafka, fast_dir: Path, mode: Mode
 ) -> None:
-    """They are removed when Kafka removes them, and all of them in the end."""
+    """keytail removes each of them when Kafka does, and all of them in the end."""
     removed = 0
     for number in range(max(1, round(LOGS * 0.02))):
         rng = random.Random(f"{SEED}-{number}")
@@ -244,7 +244,7 @@ def keytail_round(
         map_max_entries=now.map_max_entries,
         hash_seed=now.log_end_offset,
         drop_keyless=True,
-        **{"message_format": "v2", **fields},  # like the cleaner of 4.3.1
+        **{"message_format": "v2", **fields},  # the cleaner of 4.3.1 also writes this format
     )
     rng = random.Random(repr(now))
     if rng.random() >= IN_PASSES:

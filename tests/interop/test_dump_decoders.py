@@ -83,7 +83,7 @@ def message(rng: random.Random, layout: Message, version: int) -> bytes:
 def subscription(rng: random.Random, data: bytes) -> bytes:
     """Return a group whose members use the consumer protocol, some with invalid bytes."""
     layout = GROUP_VALUES[2].message()
-    version = rng.randrange(4)  # not a flexible version, in which lengths would be harder to write
+    version = rng.randrange(4)  # in flexible versions, lengths would be harder to write
     head = struct.pack(">h8siHH", 8, b"consumer", 3, 0, 0)
     if version >= 2:
         head += struct.pack(">q", 1_700_000_000_000)

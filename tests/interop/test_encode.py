@@ -1,5 +1,5 @@
 """Batches encoded from columns are compared with those of Kafka's builder, and read by Kafka's reader. The partitions
-of keys are compared, too. KEYTAIL_SEED repeats a run.
+of keys are also compared. KEYTAIL_SEED repeats a run.
 """
 
 from __future__ import annotations

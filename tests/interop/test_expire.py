@@ -29,7 +29,7 @@ from tests.reference.legacy import encode_single
 pytestmark = pytest.mark.interop
 
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) or 35
-DRAWS = 4  # draws of settings, clock and high watermark per log
+DRAWS = 4  # how often settings, clock and high watermark are drawn for each log
 
 
 def aged_traffic(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:

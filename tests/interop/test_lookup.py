@@ -144,7 +144,7 @@ def _choose(rng: random.Random, seen: Story, partition: Partition, facts: Partit
     earliest = min([THEN, *(s.first_batch_timestamp_ms for s in facts.segments if s.first_batch_timestamp_ms > 0)])
     near = [time_ms + step for time_ms in largest for step in (-1, 0, 1)]
     some = [rng.randint(earliest - 10_000, max(*largest, earliest) + 1000) for _ in range(count)]
-    if partition[0] in ("created", "late", DAMAGED):  # within the partition, if a few timestamps are years later
+    if partition[0] in ("created", "late", DAMAGED):  # a few timestamps are years later: draw times near the others
         some = [THEN - 10_000 + rng.randint(0, 150_000) for _ in range(count)]
     seen.times[partition] = sorted(max(t, 0) for t in {0, *rng.sample(near, min(len(near), 12)), *some})
     seen.offsets[partition] = sorted({start, end, *(rng.randint(start, end) for _ in range(count // 3))})

@@ -47,7 +47,8 @@ ROLL = step_roll()
 
 
 class Pair:
-    """Two copies of partition t-0. A round cleans both, compares them, and continues from Kafka's result."""
+    """Two copies of partition t-0. Each call of `round` cleans both and compares the results; the next one starts from
+    Kafka's result."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class Pair:
             now_ms=now.now_ms,
             config=config,
             run_id="odd",
-            message_format="v2",  # like the cleaner of 4.3.1
+            message_format="v2",  # the cleaner of 4.3.1 also writes this format
             clean_shutdown=facts.clean_shutdown,
             map_memory_bytes=1 << 20,
             map_max_entries=now.map_max_entries,
@@ -256,7 +257,7 @@ def test_18_01_the_last_batch_of_the_cleaned_range_is_retained_empty__equal(
     chosen = pair.round(high_watermark=3)
     assert (chosen.first_uncleanable_offset, chosen.end_offset) == (2, 2)
     batches = pair.batches()
-    assert not batches[1].records  # emptied but retained, because the cleaned range ends with it
+    assert not batches[1].records  # the emptied batch is retained, because the cleaned range ends with it
     assert batches[3].records
     assert pair.round(checkpoint=2).end_offset == 4
     assert sorted(pair.batches()) == [0, 2, 3] and not pair.batches()[3].records
@@ -454,7 +455,7 @@ def test_18_17_with_append_time_timestamp_deltas_are_0__equal(kafka: Kafka, fast
     found = pair.batches()[0]
     assert (found.base_timestamp, found.max_timestamp, found.record_count) == (NOW + 50, NOW + 50, 2)
     block = pair.log().read_bytes()[61 : found.size]
-    assert block[2] == 0  # the zig-zag delta of the first record, after length and attributes
+    assert block[2] == 0  # the timestamp delta of the first record, after length and attributes
 
 
 def odd_batch(offset: int, keys: Iterable[bytes], header_key: bytes = b"h") -> bytes:
@@ -908,7 +909,7 @@ def test_the_map_treats_committed_data_as_aborted_when_it_starts_after_a_marker_
              one(7, b"y"), data(8, b"x", sequence=2), marker(9, "COMMIT"), ROLL, one(10)]  # fmt: skip
     pair = Pair(kafka, fast_dir, steps, expiration_ms=1)
     pair.round(now_ms=NOW + DAY_MS, checkpoint=5)
-    assert 5 in pair.offsets()  # superseded by 8, and not in the map
+    assert 5 in pair.offsets()  # record 8 supersedes it, and it is not in the map
     pair.round(now_ms=NOW + DAY_MS, checkpoint=0)
     assert 5 not in pair.offsets() and 8 in pair.offsets()
 

@@ -33,7 +33,8 @@ def facts_of(log_dir: Path) -> PartitionFacts:
 
 
 def roll_here(log_dir: Path) -> bool:
-    """Roll as a run does, and return whether there was something to roll. Check that the plan predicted the facts."""
+    """Roll as a run does, and return whether there was something to roll. Check that the facts are those that
+    `after_roll` predicts."""
     facts = facts_of(log_dir)
     if reason_against(facts):
         return False
@@ -79,7 +80,8 @@ class RolledCase(Case):
         super()._check_after_exception(ours, now, error)
 
     def _set_times(self, rolled: Path, now: Circumstances) -> None:
-        """Make file times equal. Only those of logs matter; Kafka changed those of indexes when it opened its copy."""
+        """Give the files of both copies the same times. Only those of logs matter; Kafka changed those of indexes when
+        it opened its copy."""
         for file in (self.kafka / "t-0").iterdir():
             ours = (rolled / file.name).stat().st_mtime_ns
             if file.suffix == ".log" and file.name != f"{now.log_end_offset:020d}.log":

@@ -44,8 +44,8 @@ class Again:
         self.side = keytail_round if mode == "drift" else measured_round
         self.traffic = traffic
         self.expiration_ms = 3650 * DAY_MS
-        # Otherwise groups may change: segments lose records and thus age, and Kafka's groups depend on sizes before the
-        # round.
+        # In other cases, groups may change: segments lose records and thus age, and Kafka's groups depend on sizes
+        # before the round.
         self.stays_grouped = mode == "measured" and traffic.configs["cleanup.policy"] == "compact"
         self.files: dict[str, tuple[bytes, int]] = {}
         self.batches: dict[int, tuple[Batch, bytes]] = {}

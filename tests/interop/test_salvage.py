@@ -73,7 +73,7 @@ def test_kafkas_loader_accepts_salvaged_logs_without_repair(kafka: Kafka, fast_d
         losses = [(loss.first_offset, loss.end_offset) for loss in found.losses if loss.certain or loss.kind == "gap"]
         unlost = [record for record in before.records if not is_lost(record, losses)]
         assert set(after.records) <= set(before.records), what
-        if not found.gaps:  # otherwise a whole batch was lost
+        if not found.gaps:  # a gap means that a whole batch was lost
             assert list(after.records) == unlost, what
         lost += len(before.records) - len(after.records)
         # The open transactions of the result are those that are reported.

@@ -128,7 +128,7 @@ def tear(rng: random.Random, root: Path) -> int:
     base = rng.choice(sorted(logs)[-4:])
     log, batches = logs[base], decode_log(logs[base])
     batch = rng.choice(batches)
-    at = batch.position + rng.randrange(17, batch.size)  # after the magic byte: a broker accepts any value there
+    at = batch.position + rng.randrange(17, batch.size)  # after the magic byte, because a broker accepts any magic
     torn = rng.choice([flipped(log, at), log[:at], log[:at] + bytes(rng.randint(1, 200)), log + rng.randbytes(50)])
     (root / PARTITION / f"{base:020d}.log").write_bytes(torn)
     point = rng.choice([0, base, batch.base_offset if torn[: batch.position] == log[: batch.position] else base])
@@ -232,7 +232,7 @@ def test_a_complete_run_has_the_result_of_kafkas_recovery(kafka: Kafka, fast_dir
             if found.keys() != expected.keys():
                 assert found.keys() ^ expected.keys() == {at_end}
             for name in found.keys() & expected.keys():
-                if name.endswith(".snapshot"):  # sets, because Kafka's order is that of its hash table
+                if name.endswith(".snapshot"):  # compare sets, because Kafka's order is that of its hash table
                     made, kafkas = set(parse_snapshot(found[name])), set(parse_snapshot(expected[name]))
                     # Kafka loads the snapshot before each segment, and drops producers that are idle or have no time.
                     assert kafkas <= made and all(is_expired(entry, traffic) for entry in made - kafkas), name
@@ -313,7 +313,8 @@ def test_missing_snapshots_and_epochs_are_rebuilt_as_kafka_wrote_them(kafka: Kaf
 
 
 def test_the_snapshot_at_the_end_of_a_cleaned_log_equals_kafkas(kafka: Kafka, fast_dir: Path) -> None:
-    """It is rebuilt from an older snapshot and the cleaned log, which still has the last batch of each producer."""
+    """The snapshot is rebuilt from an older one and the cleaned log, which still has the last batch of each
+    producer."""
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):

@@ -58,7 +58,7 @@ def expect_nothing(
     otherwise only a cleaner makes.
     """
     found = [finding for finding in findings(log_dir) if not (thrown and finding.kind == "leftover-cleaned")]
-    if now.checkpoint is not None and now.checkpoint > now.log_end_offset:  # such checkpoints may be drawn
+    if now.checkpoint is not None and now.checkpoint > now.log_end_offset:  # the draws include such checkpoints
         found = [finding for finding in found if finding.kind != "cleaner-checkpoint"]
     if far_jumps:
         found = [finding for finding in found if finding.kind != "offsets-missing"]

@@ -97,7 +97,8 @@ CASES: dict[str, tuple[Callable[[Path], object], bool | None]] = {
     "a swap file without an offset": (lambda d: (d / "x.swap").touch(), None),
     "leader epochs out of order": (lambda d: (d / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n0 32\n"), False),
 }
-# Reported although the start loses nothing: a later action of the broker does, or another case of the same finding.
+# These are reported although the start loses nothing: a later action of the broker loses records, or another case of
+# the same finding does.
 REPORTED_ANYWAY = {"a swap file without an offset", "size 0 of the last batch"}
 
 

@@ -191,7 +191,7 @@ class Traffic:
 
     def _record(self) -> tuple[int, bytes, bytes | None, tuple[tuple[str, bytes | None], ...]]:
         rng = self.rng
-        # Often the current time, so that limits in ms are met exactly.
+        # The timestamp is often the current time, so that limits in ms are met exactly.
         timestamp_ms = self.clock_ms + (rng.randint(-20_000, 1_000) if rng.random() < 0.5 else 0)
         if rng.random() < 0.05:
             timestamp_ms = rng.choice([-1, -1, -1, 0, 1, timestamp_ms + 3_000 * DAY_MS])
@@ -289,7 +289,7 @@ def random_traffic(
 
 def _configs(rng: random.Random, *, log_append_time: bool) -> dict[str, Any]:
     configs: dict[str, Any] = {
-        # At least as large as the largest set that is appended at once.
+        # The limit is at least as large as the largest set that is appended at once.
         "internal.segment.bytes": rng.choice([2_500, 4_000, 10_000]),
         "index.interval.bytes": rng.choice([0, 1, 150, 600, 4096]),
         "segment.index.bytes": rng.choice([96, 240, 1_200, 65_536]),

@@ -97,7 +97,7 @@ def test_without_a_writable_folder_there_is_no_cache_and_no_error(tmp_path):
         assert result.stdout.split() == ["None", "10", "0"]
 
 
-# Without these capabilities, the modes of directories apply to root too.
+# Without these capabilities, the modes of directories also apply to root.
 _AS_ANY_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 
 

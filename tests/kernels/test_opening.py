@@ -25,7 +25,7 @@ from tests.chance import chance, draws
 from tests.kernels.guard import guarded
 
 CODECS = [GZIP, SNAPPY, LZ4, ZSTD]
-PROOF_SNAPPY = 102  # the proof's own decoder
+PROOF_SNAPPY = 102  # the id of the proof's own decoder
 DECODERS = [*CODECS, PROOF_SNAPPY]
 SLOP = 16  # the number of bytes that decoders of snappy may write after their result
 
@@ -136,8 +136,8 @@ def test_other_framings_are_decompressed_as_by_the_reader_or_left_to_it():
 
 @pytest.mark.parametrize("decoder", [SNAPPY, PROOF_SNAPPY])
 def test_snappy_blocks_that_no_library_writes_are_decompressed(decoder):
-    """Such blocks have long lengths, four-byte distances, and copies that overlap their source."""
-    literal = b"\xf4" + (299).to_bytes(2, "little") + bytes(i % 251 for i in range(300))  # the length in two bytes
+    """The blocks have long lengths, four-byte distances, and copies that overlap their source."""
+    literal = b"\xf4" + (299).to_bytes(2, "little") + bytes(i % 251 for i in range(300))  # its length takes two bytes
     copies = b"\x03" + (300).to_bytes(4, "little") + b"".join(b"\xfe" + bytes([back, 0]) for back in (1, 3, 16, 15))
     block = b"\xad\x04" + literal + copies  # 300 + 1 + 4 * 64
     framed = b"\x82SNAPPY\x00" + bytes(8) + len(block).to_bytes(4, "big") + block

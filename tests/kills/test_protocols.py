@@ -127,7 +127,7 @@ def replace_stops_by_kills(module: ModuleType, protocol: str, monkeypatch: pytes
         work_dir.mkdir(parents=True)
         make_dir(origin)
         shutil.copytree(origin, root)
-        action(SlowFileSystem(0), root)  # loads modules and kernels, which children inherit
+        action(SlowFileSystem(0), root)  # this loads modules and kernels, which children inherit
         whole_run_s = 0.0
         while kills.killed < KILLS:
             shutil.rmtree(root)

@@ -53,7 +53,7 @@ def test_a_kill_of_a_real_run_loses_no_record(tmp_path: Path, capsys: pytest.Cap
             text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{message}"
             raise AssertionError(text) from error
         shutil.rmtree(tmp_path / "here")
-        if kills.killed % 10 == 0:  # so that a stopped soak run has printed its progress
+        if kills.killed % 10 == 0:  # a soak run that is stopped has then printed its progress
             with capsys.disabled():
                 print(f"\nseed {SEED}, {time.monotonic() - start_s:.0f} s: {kills}", flush=True)
     kills.seconds = time.monotonic() - start_s
@@ -94,7 +94,7 @@ def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Ki
             run.process.wait()
             left = check_killed(log_dir, root, started, kills)
             if rng.random() < 0.5:
-                run.end()  # otherwise workers of this run may write while the next run begins
+                run.end()  # in the other half, workers of this run may write while the next run begins
         was_killed_twice = left != started and rng.random() < 0.3
         check_next_run(log_dir, root, left, run, begin_really=kills.killed % REAL_RUN_AFTER == 0 or was_killed_twice)
         if left == started:

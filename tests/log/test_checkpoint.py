@@ -1,4 +1,4 @@
-"""Text checkpoints: files that a broker reads are read, others are errors with its line number, and writes are
+"""Text checkpoints: files that a broker reads are read, others are errors with a line number, and writes are
 atomic.
 """
 
@@ -234,7 +234,7 @@ def test_every_stop_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
     def make(path: Path) -> None:
         path.mkdir()
         write_offsets(LOCAL, str(path / "checkpoint"), old)
-        (path / "checkpoint.tmp").write_text("0\n9")  # left by an earlier crash
+        (path / "checkpoint.tmp").write_text("0\n9")  # an earlier crash left this file
 
     def check(state: State) -> None:
         found = read_offsets(LOCAL, str(state.root / "checkpoint"))

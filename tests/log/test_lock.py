@@ -171,7 +171,7 @@ def test_a_lock_whose_file_was_removed_or_replaced_is_lost(tmp_path: Path, repla
             with pytest.raises(lock.LockLost, match="removed or replaced while this run held the lock") as lost:
                 lock.refuse_lost(LOCAL, str(path))
             assert lost.value.path == str(log_dir / ".lock")
-    lock.refuse_lost(LOCAL, str(partition))  # nothing is locked any more
+    lock.refuse_lost(LOCAL, str(partition))  # no lock is held any more
 
 
 def test_only_the_lock_of_the_changed_log_dir_is_checked(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_threads_share_one_rate_limit() -> None:
     clock = Clock()
 
     def slow() -> float:
-        time.sleep(0)  # lets another thread run
+        time.sleep(0)  # let another thread run
         return clock.now_s
 
     slept: list[float] = []

@@ -248,7 +248,8 @@ def test_an_open_transaction_that_began_below_the_log_start_begins_at_the_next_b
 
 
 def test_replay_starts_with_the_batch_that_contains_the_log_start(tmp_path: Path) -> None:
-    """Otherwise an open transaction that begins in that batch would be cleaned after a crash without a snapshot."""
+    """If replay skipped that batch, an open transaction that begins in it would be cleaned after a crash without a
+    snapshot."""
     segments = {0: batch("txn", 0, count=3), 3: batch("none", 3), 4: b""}
     facts = partition(tmp_path, segments, {}, 4, log_start_offset=1, clean_shutdown=False)
     found = first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW)

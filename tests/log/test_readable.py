@@ -57,7 +57,7 @@ def test_an_open_transaction_ends_a_committed_read(log: GrowingLog) -> None:
 
 
 def test_bytes_after_the_last_batch_are_refused_only_after_a_clean_shutdown(log: GrowingLog) -> None:
-    """Only a broker that crashed, or is writing, can leave such bytes."""
+    """Only a broker that crashed, or is writing, can leave bytes that are not a batch."""
     file = log.path / f"{0:020d}.log"
     whole = file.read_bytes()
     file.write_bytes(whole + b"\x01" * 40)

@@ -99,7 +99,7 @@ def test_an_error_of_the_generator_is_not_lost_while_it_is_stored(monkeypatch: p
         def set_exception(self, exception: BaseException | None) -> None:
             is_stored.set()
             for _ in range(1000):
-                time.sleep(0)  # lets the caller's thread run
+                time.sleep(0)  # let the caller's thread run
             super().set_exception(exception)
 
     def items() -> Generator[int, None, None]:

@@ -143,7 +143,7 @@ def test_a_segment_that_a_running_broker_deletes_is_not_an_error(
     monkeypatch.setattr(module, "lookup_offset", look)
     result = run("lookup", "--log-dirs", log_dir, "--partitions", "orders-0", "--offset", "3", "--output", "json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout)[0]["status"] == "out-of-range"  # below the current log start
+    assert json.loads(result.stdout)[0]["status"] == "out-of-range"  # the offset is below the current log start
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_segment_that_a_running_broker_deletes_is_not_an_error(
         ("2023-11-14T22:13:20Z", 1_700_000_000_000),
         ("2023-11-14T22:13:20", 1_700_000_000_000),
         ("2023-11-14 23:13:20.001+01:00", 1_700_000_000_001),
-        ("2023-11-14T22:13:20.000001Z", 1_700_000_000_001),  # no earlier record may be found
+        ("2023-11-14T22:13:20.000001Z", 1_700_000_000_001),  # rounded up, because no earlier record may be found
         ("2023-11-14", 1_699_920_000_000),
     ],
 )

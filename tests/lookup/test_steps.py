@@ -140,7 +140,7 @@ def test_a_log_that_is_being_written_is_read_to_its_last_batch(tmp_path: Path) -
         stem.with_suffix(".index").write_bytes(index + bytes(8 * 50))
         stem.with_suffix(".timeindex").write_bytes(time_index + bytes(12 * 50))
         with stem.with_suffix(".log").open("ab") as log:
-            log.write(bytes(rng.randint(0, 40)))  # half of a batch, or space for one
+            log.write(bytes(rng.randint(0, 40)))  # preallocated space, or a batch that is not written yet
         os.utime(stem.with_suffix(".log"), ns=(files[-1].mtime_ms * 10**6,) * 2)
         facts = survey(stem.parent, log_start=start, clean=False)
         for offset in {start, end, *(start + rng.randint(0, min(end - start, 200)) for _ in range(20))}:
@@ -281,7 +281,7 @@ def test_every_step_is_printed_with_its_numbers(tmp_path: Path) -> None:
     pairs = [[Rec(n, NOW + n, b"k", b"v"), Rec(n + 1, NOW + n, b"k", b"v")] for n in range(0, 20, 2)]
     log = b"".join(map(encode_batch, pairs))
     size = len(log) // 10
-    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # index: offset 11, batch 5; time index: the last time
+    write_segment(partition, Files(0, log, b"", NOW), 4 * size)  # one index entry: offset 11, batch 5
     write_segment(partition, Files(20, encode_batch([Rec(21, NOW + 99, b"k", None)]), b"", NOW), 4 * size)
     facts = survey(partition)
     reported = lookup_offset(LOCAL, facts, 19).steps
@@ -312,7 +312,7 @@ def test_a_wrong_entry_is_reported_with_its_slot(tmp_path: Path) -> None:
     write_segment(partition, Files(0, log, b"", NOW), 100)
     path = partition / f"{0:020d}.index"
     data = bytearray(path.read_bytes())
-    data[8 + 7] ^= 1  # a byte of slot 1
+    data[8 + 7] ^= 1  # change a byte of slot 1
     path.write_bytes(data)
     facts = survey(partition)
     offset, position = struct.unpack_from(">ii", data, 8)

@@ -18,7 +18,7 @@ from tests.reference.batches import decode_log, encode_batch
 # The clock of all commands: an hour after the broker of the golden logs was stopped.
 NOW_MS = golden.manifest()["generated_ms"] + 3_600_000
 SEGMENT = "00000000000000000000"
-RECORDS = 120  # per partition, in three segments of four batches
+RECORDS = 120  # the number per partition, in three segments of four batches
 
 
 def place(name: str, root: Path, cache: Path) -> None:

@@ -470,7 +470,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "jobs-dir": (Case("installed without jobs", "nothing", ("jobs-dir",), both=False),),
 }  # fmt: skip
 
-# By command, or by the part that several commands share.
+# Recordings by command, or by the part that several commands share.
 ON_SPARK: dict[str, tuple[Case, ...]] = {
     "import": (
         Case(

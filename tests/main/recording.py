@@ -30,7 +30,7 @@ from keytail.log.fs import FileSystem
 from keytail.main.main import app
 from tests.main.places import NOW_MS, place
 
-HOST = "/HOST"  # in a recorded command, the directory of the place
+HOST = "/HOST"  # stands for the directory of the place in a recorded command
 FREE_BYTES = 64 << 30
 # Tables are padded and folded by the lengths of paths, so the length of the root must not depend on where it is.
 ROOT_LENGTH = 120
@@ -151,7 +151,7 @@ def _run(case: Case, root: Path, more: tuple[str, ...]) -> list[Result]:
         fix_machine(monkeypatch)
         for command in case.commands:
             words = [*shlex.split(command.replace(HOST, str(root))), *more]
-            monkeypatch.setattr(sys, "argv", ["keytail", *words])  # is recorded in a ledger
+            monkeypatch.setattr(sys, "argv", ["keytail", *words])  # a ledger records these arguments
             results.append(invoke(words, case.columns))
             _age(root)
     return results
@@ -174,7 +174,7 @@ def printed(words: list[str], columns: int) -> str:
 
 
 def _normalized(text: str, root: Path | None = None, on_spark: bool = False) -> str:
-    if root is not None:  # even if a table has divided the path into lines
+    if root is not None:  # also replaces a path that a table has divided into lines
         text = re.sub(r"(?:\n *)?".join(map(re.escape, str(root))), HOST, text)
     for pattern, word in (*_VARIES, *(_VARIES_ON_SPARK if on_spark else ())):
         text = pattern.sub(word, text)

@@ -57,7 +57,7 @@ class ListedError:
     text: str
     remedy: str
     slug: str
-    is_raised: bool  # False: it is a reason in a row
+    is_raised: bool  # False if the error is a reason in a row
 
 
 def page() -> str:

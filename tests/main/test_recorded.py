@@ -67,7 +67,7 @@ def test_help_is_as_recorded(command: str, columns: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("columns", (60, *WIDTHS))
 @pytest.mark.parametrize("command", ["keytail", *COMMANDS])
 def test_help_is_complete_and_fits_any_width(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only examples, which a reader may copy, may be wider."""
+    """Only examples, which a reader may copy, may be wider than the terminal."""
     fix_terminal(monkeypatch)
     shown, _, _ = printed([*([] if command == "keytail" else [command]), "--help"], columns).partition(" Examples:")
     assert "\u2026" not in shown
@@ -83,7 +83,7 @@ def test_command_lines_without_a_command_are_as_recorded(monkeypatch: pytest.Mon
 def test_output_is_as_recorded(command: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     if command == "doctor":
         fix_checks(monkeypatch)
-    if command == "jobs-dir":  # elsewhere it prints a path of this machine
+    if command == "jobs-dir":  # the printed path depends on the installation
         monkeypatch.setattr("keytail.__file__", "/HOST/lib/keytail/__init__.py")
     check(command, "\n".join(text_of(case, *folders) for case in cases_of(command)))
 
@@ -106,7 +106,7 @@ def test_only_single_words_are_wider_than_a_terminal(command: str, folders: tupl
     place(case.place, root, cache)
     for line in case.commands:
         for text in on_terminal(shlex.split(line.replace(HOST, str(root))), width, tmp_path / "screen"):
-            shown = text.rsplit("\r", 1)[-1]  # what a live view has not overwritten
+            shown = text.rsplit("\r", 1)[-1]  # the part that a live view has not overwritten
             name = re.sub(r"^(/\S+): [a-z ]+$", r"\1", shown.removesuffix(" (in use)"))  # a check of a log dir
             words = re.findall(r"(?:`[^`]*`|\S)+", name)
             assert cell_len(shown) <= width or len(words) == 1, f"{line}: {shown}"
@@ -118,7 +118,7 @@ def on_terminal(words: list[str], columns: int, screen: Path) -> list[str]:
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     with screen.open("wb") as file:
-        reader = subprocess.Popen(["cat"], stdin=ours, stdout=file, stderr=subprocess.DEVNULL)  # EIO at the end
+        reader = subprocess.Popen(["cat"], stdin=ours, stdout=file, stderr=subprocess.DEVNULL)  # `cat` ends with EIO
         os.close(ours)
         forked.keytail(*words, streams=dict.fromkeys(range(3), theirs), COLUMNS="", TERM="xterm")
         os.close(theirs)

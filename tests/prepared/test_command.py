@@ -56,12 +56,12 @@ def test_a_stale_preparation_is_listed_with_the_reason(run: Run, ready: Path) ->
 def test_discard_requires_execute_and_removes_only_preparations(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     compact(run, log_dir, "--prepare")
-    other = log_dir / "orders-0" / f"{0:020d}.log.r3f2a.a1.clean"  # left by a run of another command
+    other = log_dir / "orders-0" / f"{0:020d}.log.r3f2a.a1.clean"  # a run of another command left this file
     other.touch()
     files = scratch(log_dir)
     assert set(prepared(run, log_dir, "--discard")) == {"orders-0", "orders-1"}
     assert scratch(log_dir) == files
-    with hold([str(log_dir)]):  # like a running broker
+    with hold([str(log_dir)]):  # a running broker holds the lock, too
         rows = prepared(run, log_dir, "--discard", "--execute")
     assert {row["status"] for row in rows.values()} == {"discarded"}
     assert scratch(log_dir) == [other.name]

@@ -113,7 +113,7 @@ def test_a_refused_row_lists_files_that_were_rebuilt_nevertheless(run: Run, soun
     log = partition / f"{0:020d}.log"
     data = log.read_bytes()
     second, third = (batch.position for batch in decode_log(data)[1:3])
-    log.write_bytes(data[:second] + data[third:])  # compacted: without older snapshots, producers may be missing
+    log.write_bytes(data[:second] + data[third:])  # as compacted: the log may lack producers
     for suffix in (".snapshot", ".index"):
         remove(partition, suffix)
     status, rows = run_rebuild(run, sound, "--execute")

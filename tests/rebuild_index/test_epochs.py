@@ -30,7 +30,7 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[tuple[int, i
     for gap, count in draw(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=8)):
         epoch += gap
         if entries and entries[-1][1] == offset:
-            entries.pop()  # a leader that appended nothing
+            entries.pop()  # the leader appended nothing
         entries.append((epoch, offset))
         for _ in range(count):
             batches.append((epoch, offset))

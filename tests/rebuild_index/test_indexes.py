@@ -90,7 +90,7 @@ def test_slices_by_an_exact_index_join_without_another_read(tmp_path: Path, monk
     slices = slices_of(LOCAL, task, 2000)
     assert len(slices) > 5
     scans = [scan(LOCAL, task, item) for item in slices]
-    monkeypatch.setattr(indexes, "_chunks", None)  # nothing is read again
+    monkeypatch.setattr(indexes, "_chunks", None)  # fails if anything is read again
     assert states(finish(LOCAL, task, scans)) == ["sound", "sound"]
 
 

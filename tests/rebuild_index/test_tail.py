@@ -107,7 +107,7 @@ def with_recovery_point(offset: int) -> dict[str, int]:
     return {**CHECKPOINTS, "recovery-point-offset-checkpoint": offset}
 
 
-BACK = log_of(range(13, 15))  # offsets that existed already
+BACK = log_of(range(13, 15))  # offsets of earlier batches
 REFUSED = {
     "stopped cleanly": (Torn(clean_shutdown=True), "stopped cleanly"),
     "below the recovery point": (Torn(checkpoints=with_recovery_point(16)), "below the recovery point 16"),

@@ -25,8 +25,8 @@ class Key:
     older_kept: bool = False
 
 
-def noted(records: Iterable[tuple[bytes, int, str]]) -> dict[bytes, Key]:
-    """Return what the records (hash, offset, fate) say about each key. PRESENT records may recur with a final fate."""
+def states_of_keys(records: Iterable[tuple[bytes, int, str]]) -> dict[bytes, Key]:
+    """Return a `Key` for each key of the records (hash, offset, fate). PRESENT records may recur with a final fate."""
     fates: dict[bytes, dict[int, str]] = {}
     for key, offset, fate in records:
         of_key = fates.setdefault(key, {})

@@ -132,7 +132,7 @@ def _drop_unfinished(files: dict[str, bytes]) -> None:
     lowest = min((_number(name) for name in cleaned), default=None)
     for name in list(files):
         if name.endswith(".swap"):
-            number = _number(name)  # parsed even without a `.cleaned` file
+            number = _number(name)  # a broker parses the name even without a `.cleaned` file
             if lowest is not None and number >= lowest:
                 del files[name]
     for name in cleaned:
@@ -160,7 +160,7 @@ def _open_segments(files: dict[str, bytes]) -> Loaded:
     bases = {_number(name): name for name in files if name.endswith(".log")}
     for name in files:
         if name.endswith((*SEGMENT_SUFFIXES, ".snapshot")):
-            base = _number(name)  # raises an exception for a stem that is not a number
+            base = _number(name)  # a broker raises an exception for a stem that is not a number
             if not name.startswith(f"{base:020d}."):
                 raise BrokerDoesNotStart(f"opens another file than {name}")
     segments = {}

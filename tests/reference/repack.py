@@ -19,7 +19,7 @@ Compress = Callable[[int, bytes], bytes]
 @dataclass(frozen=True)
 class Rules:
     """`batch_bytes` is the limit of uncompressed records; 0 merges nothing. `codec` None keeps the codec of each batch.
-    `kept`: base offsets of batches that stay as they are. `forgotten`: ids of producers that merged batches lose,
+    `kept`: base offsets of batches that must not be changed. `forgotten`: ids of producers that merged batches lose,
     except in transactions that are not ended by one of `commits` (producer id and offset of the COMMIT markers);
     `aborts` are the other markers.
     """

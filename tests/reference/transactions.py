@@ -94,7 +94,7 @@ def _ends(events: Sequence[Event]) -> list[tuple[int, int, Event]]:
 
 def right_entries(events: Sequence[Event], known: Sequence[Aborted], log_start_offset: int = 0) -> list[Aborted]:
     """Return the entries, by marker, of transactions that have data left, or a plausible entry in `known`."""
-    firsts: list[tuple[int, int]] = []  # first offset and end of all transactions
+    firsts: list[tuple[int, int]] = []  # (first offset, end) of all transactions
     found: list[tuple[Aborted | None, int, int, int]] = []
     for number, before, end in _ends(events):
         data = [
@@ -129,7 +129,7 @@ def right_entries(events: Sequence[Event], known: Sequence[Aborted], log_start_o
 
 
 def _can_begin(events: Sequence[Event], entry: Aborted) -> bool:
-    """Return whether the entry's first offset is that of data of its producer, or is in no batch."""
+    """Return whether the entry's first offset is the base offset of data of its producer, or no batch contains it."""
     there = [event for event in events if event.base_offset <= entry.first_offset <= event.last_offset]
     own = [e for e in there if e.kind == "data" and e.producer_id == entry.producer_id]
     return not there or [e.base_offset for e in own] == [entry.first_offset]

@@ -182,11 +182,11 @@ SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.poli
             "users:cleanup.policy=compact")  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["in place", "elsewhere"])
+@pytest.mark.parametrize("strategy", ["in place", "elsewhere"])
 @pytest.mark.parametrize("show", [False, True])
-def test_hottest_keys_are_listed_by_hashes_or_shown(way: str, show: bool, run: Run, tmp_path: Path) -> None:
+def test_hottest_keys_are_listed_by_hashes_or_shown(strategy: str, show: bool, run: Run, tmp_path: Path) -> None:
     with without_spark():
-        check_hottest_keys(way, show, run, tmp_path)
+        check_hottest_keys(strategy, show, run, tmp_path)
 
 
 @pytest.mark.one_of()
@@ -196,10 +196,10 @@ def test_hottest_keys_of_a_fan_out_are_listed(show: bool, run: Run, on_spark: No
     check_hottest_keys("fan-out", show, run, tmp_path)
 
 
-def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
+def check_hottest_keys(strategy: str, show: bool, run: Run, tmp_path: Path) -> None:
     log_dir, partitions = secret_log_dir(tmp_path / "logs")
     file, rows_file = tmp_path / "page.html", tmp_path / "rows.json"
-    flags = {"elsewhere": ["--output-dir", tmp_path / "target"], "fan-out": ["--fan-out", "always"]}.get(way, [])
+    flags = {"elsewhere": ["--output-dir", tmp_path / "target"], "fan-out": ["--fan-out", "always"]}.get(strategy, [])
     flags += ["--show-keys"] if show else []
     arguments = ("compact", "--log-dirs", log_dir, *SETTINGS, "--force", "--execute", *flags, "--output", "json",
                  "--report", file, "--rows-file", rows_file)  # fmt: skip
@@ -231,7 +231,7 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_pages_of_inspections_and_plans_contain_no_keys(run: Run, tmp_path: Path) -> None:
-    """This includes the example of a difference that an audit finds: the raw rows contain hashes of it."""
+    """The page of an audit has an example of a difference, whose value is only in the raw rows, as a hash."""
     log_dir, partitions = secret_log_dir(tmp_path / "a")
     other = {name: [replace(record, value=b"quokka!") if record.offset % 50 == 7 else record for record in records]
              for name, records in partitions.items()}  # fmt: skip

@@ -45,7 +45,7 @@ def test_a_disturbed_run_has_one_complete_result(
         number, _, kind = item.partition(":")
         attempts = [name for name in notes if name.startswith(f"{number}.s")]
         assert len(attempts) >= 2, "no task was disturbed"
-        if kind != "worker":  # an executor starts a new worker
+        if kind != "worker":  # an executor restarts a killed worker
             assert len({name.rpartition(".")[2] for name in attempts}) == len(attempts), (
                 "two attempts ran in one executor"
             )
@@ -116,7 +116,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
         if name != "nothing":
             shutil.copytree(log_dir, seen, dirs_exist_ok=True)
         if name == "older":
-            for log in seen.glob("orders-*/*.log"):  # all segments, because Spark decides which tasks run there
+            for log in seen.glob("orders-*/*.log"):  # change all: Spark decides which segments are read there
                 log.write_bytes(log.read_bytes()[:-100])
         two_workers.elsewhere(log_dir, seen)
     before = snapshot(tmp_path / "elsewhere")

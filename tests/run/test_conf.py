@@ -1,5 +1,5 @@
 """conf/spark-defaults.conf as Spark reads it: every key exists in Spark, every value has its type, and every setting is
-explained. The keys named on the page for clusters are checked too.
+explained. The keys named on the page for clusters are also checked.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_a_job_that_is_lost_without_its_session_fails_only_its_partitions() -> N
     assert stopped.problem and stopped.problem.what == message.replace("twice", "once")
 
 
-def test_a_java_error_has_a_text_after_its_jvm_has_ended() -> None:
+def test_an_error_of_an_ended_jvm_has_the_name_of_its_class() -> None:
     with pytest.raises(Py4JNetworkError):
         str(java_error())
     assert text_of(java_error()) == "Py4JJavaError"
@@ -157,7 +157,7 @@ def test_under_spark_submit_the_driver_waits_for_the_signal(monkeypatch: pytest.
         terminating.start()
         raise java_error()
     monkeypatch.setattr(ended, "_LONGEST_END_S", 0.1)
-    await_signal()  # returns although there is no signal
+    await_signal()  # this returns although there is no signal
 
 
 def ends_in_pass(number: int, log_dir: Path, task: CleaningTask) -> Any:
@@ -239,7 +239,7 @@ def test_output_of_a_jvm_about_its_stop_is_not_forwarded(monkeypatch: pytest.Mon
 
 
 def test_the_output_of_the_jvm_is_read_even_if_it_cannot_be_forwarded() -> None:
-    """Otherwise the JVM would block forever on a full pipe."""
+    """If nobody read it, the JVM would block forever on a full pipe."""
     reader, jvm = os.pipe()
     nobody, real = os.pipe()
     os.close(nobody)

@@ -257,7 +257,7 @@ def test_a_worker_first_compiles_kernels_that_no_other_worker_is_compiling(monke
     monkeypatch.setattr(jit, "is_being_compiled", lambda kernel: kernel.name in taken)
     monkeypatch.setattr(kernels, "_done_here", set())
     kernels.compile_on_worker("compact")
-    assert compiled == ["a", "c", "a", "b", "c"]  # the second time, they are loaded from the cache
+    assert compiled == ["a", "c", "a", "b", "c"]  # in the second loop, a and c are loaded from the cache
     kernels.compile_on_worker("compact")
     assert len(compiled) == 5
 

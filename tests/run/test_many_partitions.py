@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 PARTITIONS = 2400
 SEGMENTS = 4
-MAX_OPERATIONS = 20  # per partition: its listing, epochs, and last segment's end; with forty segments, it is the same
+MAX_OPERATIONS = 20  # per partition, for any number of segments: listing, epochs, end of the last segment
 
 
 @pytest.fixture(scope="module")

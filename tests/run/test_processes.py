@@ -45,7 +45,7 @@ def test_two_processes_that_are_reused_return_answers_in_order(workers: Processe
     assert len(attempts) == 20
     again = workers.run([1, 2, 3], work.double)
     assert not attempts & {attempt for _, attempt in again}  # type: ignore[misc]
-    seen = workers.run([0.01] * 20, work.nap)
+    seen = workers.run([0.01] * 20, work.sleep_for)
     assert len(set(seen)) == 2
     assert os.getpid() not in seen
 
@@ -59,11 +59,11 @@ def test_a_function_given_at_the_start_need_not_be_picklable() -> None:
 def test_a_worker_that_dies_fails_only_its_task(workers: Processes, tmp_path: Path) -> None:
     tidied: list[int] = []
     payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
-    answers = workers.run(payloads, work.die_when_asked, lambda payload: tidied.append(payload[0]))
+    answers = workers.run(payloads, work.kill_worker_if_requested, lambda payload: tidied.append(payload[0]))
     assert answers == [0, 1, None, 3, 4]
     assert len(list(tmp_path.glob("2.*"))) == 2, "the task must run again, in another process"
     assert tidied == [2]
-    assert workers.run([(0, str(tmp_path))], work.die_the_first_time) == [0]
+    assert workers.run([(0, str(tmp_path))], work.kill_worker_once) == [0]
 
 
 def test_several_threads_share_the_workers(workers: Processes) -> None:
@@ -81,23 +81,23 @@ def test_several_threads_share_the_workers(workers: Processes) -> None:
 
 
 def test_cancel_kills_running_tasks_and_discards_waiting_ones(workers: Processes) -> None:
-    [first] = workers.run([0], work.nap)
+    [first] = workers.run([0], work.sleep_for)
     threading.Timer(0.3, workers.cancel).start()
     start_s = time.monotonic()
-    assert workers.run([60.0, 60.0, 60.0], work.nap) == [None, None, None]
+    assert workers.run([60.0, 60.0, 60.0], work.sleep_for) == [None, None, None]
     assert time.monotonic() - start_s < 30
     _wait_until_gone([first or 0])
 
 
 def test_no_process_outlives_close() -> None:
     with Processes(2) as workers:
-        pids = [pid for pid in workers.run([0.05] * 4, work.nap) if pid]
+        pids = [pid for pid in workers.run([0.05] * 4, work.sleep_for) if pid]
         forker = workers._forker
     assert not any(map(_is_alive, [*pids, forker])), "close() must wait for processes, which hold the driver's locks"
 
 
 def test_workers_ignore_signals_to_the_process_group(workers: Processes) -> None:
-    [pid] = workers.run([0], work.nap)
+    [pid] = workers.run([0], work.sleep_for)
     assert pid
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(pid, number)
@@ -111,9 +111,9 @@ def test_workers_ignore_signals_to_the_process_group(workers: Processes) -> None
 def test_workers_end_with_their_driver(ends_by: str) -> None:
     lines = (
         "import os, sys, time\nfrom keytail.run.processes import Processes\nfrom tests.run import work\n"
-        "workers = Processes(2)\nprint(workers._forker, *set(workers.run([0.1] * 4, work.nap)), flush=True)\n"
+        "workers = Processes(2)\nprint(workers._forker, *set(workers.run([0.1] * 4, work.sleep_for)), flush=True)\n"
     )
-    lines += "os._exit(0)\n" if "exit" in ends_by else "workers.run([60.0] * 2, work.nap)\n"
+    lines += "os._exit(0)\n" if "exit" in ends_by else "workers.run([60.0] * 2, work.sleep_for)\n"
     run = subprocess.Popen([sys.executable, "-c", lines], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     pids = list(map(int, run.stdout.readline().split()))
@@ -127,11 +127,11 @@ def test_workers_end_with_their_driver(ends_by: str) -> None:
 
 
 def test_workers_end_with_the_process_that_forked_them(workers: Processes) -> None:
-    pids = [pid for pid in workers.run([0.05] * 4, work.nap) if pid]
+    pids = [pid for pid in workers.run([0.05] * 4, work.sleep_for) if pid]
     os.kill(workers._forker, signal.SIGKILL)
     _wait_until_gone(pids)
     with pytest.raises(ChildProcessError, match="the process that starts worker processes has died"):
-        workers.run([0.0], work.nap)
+        workers.run([0.0], work.sleep_for)
 
 
 @pytest.mark.parametrize("cause", ["EMFILE", "dead forker", "before_again"])
@@ -141,7 +141,7 @@ def test_an_error_of_the_driver_is_not_reported_as_a_killed_worker(
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    payload, function = (0, str(tmp_path)), work.die_the_first_time
+    payload, function = (0, str(tmp_path)), work.kill_worker_once
     before_again: Callable[[object], object] = fail if cause == "before_again" else (lambda payload: None)
     if cause == "EMFILE":
         monkeypatch.setattr("keytail.run.processes.socket.socketpair", fail)
@@ -160,6 +160,6 @@ def test_an_error_of_the_driver_is_not_reported_as_a_killed_worker(
 
 def test_cancelled_tasks_are_reported_as_interrupted(workers: Processes) -> None:
     threading.Timer(0.3, workers.cancel).start()
-    outcomes = workers.run_bundle([60.0, 60.0, 60.0], work.nap)
+    outcomes = workers.run_bundle([60.0, 60.0, 60.0], work.sleep_for)
     assert {outcome.problem.slug for outcome in outcomes if outcome.problem} == {"run-interrupted"}
     assert len(outcomes) == 3

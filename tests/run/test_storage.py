@@ -16,12 +16,12 @@ UNKNOWN = ["fuse", "fuseblk", "fuse.sshfs", "fuse.s3fs", "fuse.ext4", "fuse.lxcf
 def test_file_systems_of_unknown_types_are_not_local(kind: str) -> None:
     assert not is_local(kind)
 
-    class OnIt(FileSystem):
+    class OnFileSystem(FileSystem):
         def file_system_type(self, path: str) -> str:
             return kind
 
     with pytest.raises(Refused, match=rf"not known to be local \({kind or 'unknown type'}\).*--shared-storage"):
-        refuse_shared_storage(OnIt(), ["/var/kafka"])
+        refuse_shared_storage(OnFileSystem(), ["/var/kafka"])
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs", "btrfs", "zfs", "overlay", "f2fs", "bcachefs"])
@@ -100,11 +100,11 @@ def test_permanent_output_counts_after_its_task_has_ended() -> None:
     space = ScratchSpace(storage, output_stays=True)
     item = space.device("/a/x")
     space.reserve({item: 300})
-    storage.free[1] = 700  # after the task has written
+    storage.free[1] = 700  # the free space after the task has written
     space.release({item: 300})
     assert space.fits({item: 200})
     assert not space.fits({item: 201}), "the limit is half of the space that was free at the start"
     assert ScratchSpace(storage).device("/a/x") == item
-    storage.free[1] = 400  # used by other processes
+    storage.free[1] = 400  # the free space after other processes have written
     assert not space.fits({item: 1})
     assert "of the limit of 500 B, 600 B are in use" in str(space.refusal(item, 10))

@@ -27,7 +27,7 @@ JOB = ROOT / "jobs" / "compact.py"
 def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run spark-submit in an activated environment, or with only SPARK_HOME set, and return its result.
 
-    As usual for an operator, the interpreter of driver and workers is not specified.
+    Like an operator, the caller does not specify the interpreter of driver and workers.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}

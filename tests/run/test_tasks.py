@@ -64,7 +64,7 @@ def test_a_killed_worker_fails_only_its_own_payload(engine: SparkEngine, tmp_pat
     def before_again(payload: tuple[int, bool, str]) -> None:
         again.append((payload[0], len(list(tmp_path.glob(f"{payload[0]}.*")))))
 
-    outcomes = engine.run_bundle(payloads, work.die_when_asked, before_again=before_again)
+    outcomes = engine.run_bundle(payloads, work.kill_worker_if_requested, before_again=before_again)
     assert [outcome.value for outcome in outcomes] == [0, 1, None, 3, 4]
     problem = outcomes[2].problem
     assert type(problem) is KeytailError
@@ -76,12 +76,12 @@ def test_a_killed_worker_fails_only_its_own_payload(engine: SparkEngine, tmp_pat
 
 
 def test_a_task_whose_worker_is_killed_once_succeeds(engine: SparkEngine, tmp_path: Path) -> None:
-    outcomes = engine.run_bundle([(0, str(tmp_path))], work.die_the_first_time)
+    outcomes = engine.run_bundle([(0, str(tmp_path))], work.kill_worker_once)
     assert [outcome.value for outcome in outcomes] == [0]
 
 
 def test_a_task_of_a_killed_worker_is_not_repeated_in_a_stopped_run(engine: SparkEngine, tmp_path: Path) -> None:
     payloads = [(0, str(tmp_path))]
-    [outcome] = engine.run_bundle(payloads, work.die_the_first_time, stopped=lambda: True)
+    [outcome] = engine.run_bundle(payloads, work.kill_worker_once, stopped=lambda: True)
     assert outcome.problem is not None
     assert outcome.value is None

@@ -80,7 +80,7 @@ class Empty:
 SEEN: list[OutputStyle] = []
 
 
-def see(request: Empty) -> int:
+def note_style(request: Empty) -> int:
     """Run a command that records the output style of its run."""
     SEEN.append(output_style())
     return 0
@@ -88,7 +88,7 @@ def see(request: Empty) -> int:
 
 def test_the_output_style_of_a_command_ends_with_it() -> None:
     before = output_style()
-    command = function_of(Command(name="see", help="", request=Empty, run="tests.run.test_two_runs:see"))
+    command = function_of(Command(name="see", help="", request=Empty, run="tests.run.test_two_runs:note_style"))
     with pytest.raises(typer.Exit):
         command(context=SimpleNamespace(obj=None), quiet=True)
     assert SEEN == [OutputStyle(quiet=True)]
@@ -112,7 +112,7 @@ def test_each_run_is_notified_only_of_its_own_tasks_and_bytes(tmp_path: Path) ->
             both.wait(60)
             read = sum(map(len, prefetched(_pieces(str(path), count))))
             with meter.during(f"second of {name}"):
-                time.sleep(0.7)  # long enough to be reported
+                time.sleep(0.7)  # the task runs long enough to be reported
             both.wait(60)
         return read
 

@@ -125,7 +125,7 @@ def test_tasks_of_spark_report_their_progress(
     for name in ("t-0", "t-1"):
         seen = {(report.phase, report.read_bytes) for report in reports if report.name == name}
         assert {("second", 1000), ("first", 2000)} <= seen <= POSSIBLE_PROGRESS
-    send_to(None)  # the next task is not watched
+    send_to(None)  # the progress of the next task is not sent
     before = len(reports)
     engine.run_bundle(paths[:1], read_slowly, name="unwatched")
     time.sleep(0.2)
@@ -207,7 +207,7 @@ def test_a_task_whose_driver_does_not_listen_continues(host: str, port: int, tmp
 def test_a_task_looks_up_the_name_of_the_driver_once(
     reports: list[TaskProgress], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise slow name resolution would delay the task repeatedly."""
+    """Repeated look-ups would delay the task if name resolution is slow."""
     asked: list[Any] = []
 
     def find(host: str, port: int, **how: Any) -> list[Any]:
@@ -242,6 +242,6 @@ def test_a_watch_ends_immediately_and_leaves_no_open_port(reports: list[TaskProg
         with Watch(HERE, reports.append) as made:
             assert current_channel() == made.channel
         assert current_channel() is None
-    assert time.monotonic() - started_s < 10  # a second for each watch if the thread were not woken
+    assert time.monotonic() - started_s < 10  # without waking the thread, each watch would take a second
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
         again.bind((made.channel.host, made.channel.port))

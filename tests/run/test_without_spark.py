@@ -104,7 +104,7 @@ def test_a_signal_to_the_process_group_stops_a_run_between_passes(
     inode = first.stat().st_ino
     began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)
-    longest_s = max(10, time.monotonic() - began_s)  # on a busy machine, the time that the first pass took
+    longest_s = max(10, time.monotonic() - began_s)  # the first pass took this long; on a busy machine, more than 10 s
     os.killpg(run.pid, signal_number)
     rows, seconds = ended(run)
     errors = (tmp_path / "stderr").read_text()

@@ -30,7 +30,7 @@ def fail_on_odd(payload: int, attempt: str) -> int:
     return payload
 
 
-def die_when_asked(payload: tuple[int, bool, str], attempt: str) -> int:
+def kill_worker_if_requested(payload: tuple[int, bool, str], attempt: str) -> int:
     """Leave a file for this attempt, and then kill this worker process if the payload requests it."""
     number, dies, folder = payload
     Path(folder, f"{number}.{attempt}").touch()
@@ -40,7 +40,7 @@ def die_when_asked(payload: tuple[int, bool, str], attempt: str) -> int:
     return number
 
 
-def die_the_first_time(payload: tuple[int, str], attempt: str) -> int:
+def kill_worker_once(payload: tuple[int, str], attempt: str) -> int:
     number, folder = payload
     mark = Path(folder, f"{number}.died")
     if not mark.exists():
@@ -63,7 +63,7 @@ def attack(path: str, attempt: str) -> OpensWhereUnpickled:
     return OpensWhereUnpickled(path)
 
 
-def nap(seconds: float, attempt: str) -> int:
+def sleep_for(seconds: float, attempt: str) -> int:
     """Sleep, and return the process id."""
     time.sleep(seconds)
     return os.getpid()

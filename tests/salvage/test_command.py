@@ -60,7 +60,7 @@ def test_the_exit_status_is_not_0_if_readable_batches_are_left_out(run: Run, log
     data = bytearray(path.read_bytes())
     at = int.from_bytes(data[8:12], "big") + 12
     end = at + int.from_bytes(data[at + 8 : at + 12], "big") + 12
-    data[at + 57 : at + 61] = (1).to_bytes(4, "big")  # a record count that does not match the records
+    data[at + 57 : at + 61] = (1).to_bytes(4, "big")  # the record count does not match the records
     data[at + 17 : at + 21] = crc32c(bytes(data[at + 21 : end])).to_bytes(4, "big")
     path.write_bytes(data)
     done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--execute", "--output", "json")

@@ -110,7 +110,7 @@ def _damage(rng: random.Random, data: bytes) -> bytes:
         case 5:
             out[at:at] = rng.randbytes(size)
         case 6:
-            out[at:at] = data[max(0, at - size) : at]  # a part is repeated
+            out[at:at] = data[max(0, at - size) : at]  # repeat a part
         case 7:
             out += bytes(size)
         case 8 if batches:
@@ -150,7 +150,7 @@ def batches_of(path: Path) -> list[Batch]:
     return [batch for data in read(path).values() for batch in decode_log(data)]
 
 
-def serious(path: Path) -> list[str]:
+def other_findings(path: Path) -> list[str]:
     """Return the findings except the warning about missing offsets between two segments, because some draws omit
     offsets.
     """
@@ -225,8 +225,8 @@ def test_undamaged_batches_are_saved_and_damaged_ones_are_not(number: int, tmp_p
         return
     found = salvage(tmp_path / "t-0", tmp_path / "to", **facts)
     if not all(in_order(contents[base], kept[base]) for base in contents):
-        # A batch may exist only after later ones, if it was damaged in its own place and a part of the file was
-        # repeated.
+        # The only intact copy of a batch may be after later batches, if the batch was damaged and a part of the file
+        # was repeated.
         assert {batch.crc for batch in batches_of(tmp_path / "to" / "t-0")} <= crcs(kept)
         return
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "t-0").iterdir()}
@@ -234,7 +234,7 @@ def test_undamaged_batches_are_saved_and_damaged_ones_are_not(number: int, tmp_p
     made = tmp_path / "to" / "t-0"
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["t-0"]
     assert b"".join(read(made).values()) == b"".join(item for base in sorted(kept) for item in kept[base])
-    assert serious(made) == []
+    assert other_findings(made) == []
     last = max((base for base in contents if not contents[base] or kept[base]), default=0)
     last_batch = max((batch.last_offset + 1 for batch in batches_of(made)), default=last)
     if facts:
@@ -277,7 +277,7 @@ def test_a_healthy_partition_is_saved_with_the_same_bytes(number: int, tmp_path:
     assert found.certain == [] and found.transactions == []
     assert read(tmp_path / "to" / "t-0") == contents
     assert found.log_end_offset == end
-    assert serious(tmp_path / "to" / "t-0") == []
+    assert other_findings(tmp_path / "to" / "t-0") == []
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "t-0").glob("*.log")}
     assert times == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "to" / "t-0").glob("*.log")}
 
@@ -349,7 +349,8 @@ def test_the_longer_of_two_ranges_in_the_wrong_order_is_saved(tmp_path: Path) ->
 
 
 def test_batches_inside_a_damaged_batch_of_valid_length_are_not_saved(tmp_path: Path) -> None:
-    """They may be values of its records, because records may contain segments of other logs."""
+    """Such batches may be values of records of the damaged batch, because records may contain segments of other
+    logs."""
     inner = _batch(3, 1) + _batch(4, 1)
     outer = bytearray(_batch(2, 4, value=inner))
     outer[70] ^= 1
@@ -465,7 +466,7 @@ def test_magic_0_and_1_are_found_and_mixed_with_2(tmp_path: Path) -> None:
             assert bases_of(found) == [n for n in (0, 1, 2, 3, 5, 6) if n != base], (number, at)
 
 
-def simple_chain(rows: list[tuple[int, int]]) -> int:
+def longest_chain(rows: list[tuple[int, int]]) -> int:
     """Return the length of a longest chain of increasing offsets without overlap."""
     best: list[int] = []
     for j, (base, _) in enumerate(rows):
@@ -482,7 +483,7 @@ def test_a_longest_chain_of_increasing_offsets_is_saved() -> None:
         keep = salvage_scan._chain(table, 0)
         kept = [row for row, taken in zip(rows, keep, strict=True) if taken]
         assert all(item[1] < two[0] for item, two in itertools.pairwise(kept))
-        assert len(kept) == simple_chain(rows), rows
+        assert len(kept) == longest_chain(rows), rows
 
 
 class BadPages(FileSystem):
@@ -557,7 +558,7 @@ def test_missing_segments_and_log_ends_known_from_other_files_are_losses(tmp_pat
     ]
     assert (found.log_start_offset, found.last_batch_end, found.log_end_offset) == (10, 32, 40)
     assert list(read(tmp_path / "to" / "t-0")) == [10, 20, 30, 40]
-    assert serious(tmp_path / "to" / "t-0") == []
+    assert other_findings(tmp_path / "to" / "t-0") == []
 
 
 def test_a_lost_first_segment_moves_the_log_start_and_is_reported(tmp_path: Path) -> None:
@@ -582,7 +583,7 @@ def test_a_valid_snapshot_is_kept_and_a_wrong_one_rebuilt(tmp_path: Path) -> Non
     wanted = encode_snapshot([ProducerEntry(5, 0, 3, 3, 1, NOW_MS, -1, -1)])
     assert (made / f"{4:020d}.snapshot").read_bytes() == wanted
     assert sorted(path.name for path in made.glob("*.snapshot")) == [f"{n:020d}.snapshot" for n in (2, 4, 6)]
-    assert serious(made) == []
+    assert other_findings(made) == []
 
 
 def test_a_snapshot_that_covers_lost_batches_is_kept_and_used(tmp_path: Path) -> None:
@@ -595,7 +596,7 @@ def test_a_snapshot_that_covers_lost_batches_is_kept_and_used(tmp_path: Path) ->
     made = tmp_path / "to" / "t-0"
     for offset in (4, 6, 8):
         assert (made / f"{offset:020d}.snapshot").read_bytes() == encode_snapshot([entry]), offset
-    assert serious(made) == []
+    assert other_findings(made) == []
 
 
 @pytest.mark.parametrize(
@@ -679,7 +680,7 @@ def test_a_stop_at_any_time_leaves_no_partition_or_a_complete_one(tmp_path: Path
             assert names in ([], ["t-0.test.unfinished"], ["t-0"])
             if names != ["t-0"]:
                 continue
-        assert serious(to / "t-0") == []
+        assert other_findings(to / "t-0") == []
         assert list(read(to / "t-0")) == [0, 4, 6, 12]
         if fs.left >= 0:
             assert count > 20

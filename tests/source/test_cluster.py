@@ -14,7 +14,7 @@ from tests.growing_log import GrowingLog
 from tests.run.cluster import Cluster
 from tests.run.test_cluster import run_driver
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # shared by all tests
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # all tests share one cluster
 
 
 @pytest.mark.one_of("two hosts")

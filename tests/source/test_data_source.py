@@ -281,7 +281,7 @@ def test_small_partitions_share_tasks(rng: random.Random, tmp_path: Path) -> Non
         log.append(1)
         log.write()
     tasks = plan_read(LOCAL, parse_options({"logDirs": str(tmp_path), "topic": "many"}))
-    assert len(tasks) == 2  # 32 per task, because Spark adds 4 MiB for each file that is opened
+    assert len(tasks) == 2  # 32 segments per task, because Spark adds 4 MiB for each file that is opened
     assert [piece.partition for task in tasks for piece in task] == list(range(40))
 
 

@@ -195,7 +195,7 @@ def test_backups_are_listed_and_removed(run: Run, log_dir: Path) -> None:
     status, rows = undo(run, log_dir, "--run", run_id, "--forget")
     assert (status, set(statuses(rows).values())) == (0, {"would-forget"})
     assert listed_backups(run, log_dir) == [kept]
-    with hold([str(log_dir)]):  # like a running broker
+    with hold([str(log_dir)]):  # a running broker holds the lock, too
         assert undo(run, log_dir, "--run", run_id, "--forget", "--partitions", "users-0", "--execute")[0] == 0
         assert listed_backups(run, log_dir)[0]["partitions"] == ["orders-0", "orders-1"]
         status, rows = undo(run, log_dir, "--run", run_id, "--forget", "--execute")
@@ -364,7 +364,7 @@ def test_undo_is_refused_without_space_for_copies(run: Run, log_dir: Path) -> No
     _, run_id = compact(run, log_dir)
     left = everything(log_dir)
     for path in (log_dir.parent / "kept" / run_id / "orders-0").glob("*.log"):
-        os.utime(path, ns=(1, 1))  # different times, so that a copy is needed
+        os.utime(path, ns=(1, 1))  # with other times, a copy is needed
     with patch.object(FileSystem, "free_bytes", lambda self, path: 100):
         status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "orders-0", "--execute")
     assert (status, statuses(rows)) == (1, {"orders-0": "refused"})

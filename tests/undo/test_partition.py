@@ -362,7 +362,7 @@ def test_an_edited_manifest_cannot_give_a_file_another_owner_or_special_bits(
     kept = [path for path in Path(scenario.entry).iterdir() if path.name in scenario.before]
     for path in kept:
         if not lost:
-            path.chmod(mode)  # a hard link would have the mode too
+            path.chmod(mode)  # a hard link shares the mode
     before = {path.name for path in scenario.path.iterdir()}
     scenario.undo()
     put_back = [path for path in scenario.path.iterdir() if path.name not in before]

@@ -61,7 +61,7 @@ def test_a_complete_log_has_no_findings(log: Path) -> None:
 @pytest.mark.parametrize("base", [100, 300, 400])
 def test_a_missing_log_file_is_found_by_its_indexes(log: Path, base: int) -> None:
     remove(log, base, ".log")
-    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # with any state of the cleaner
+    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # for any cleaner checkpoint
         assert found(log, claims) == [("segment-missing", f"{base:020d}.index", base, None)]
     [missing] = [f for f in verify_partition(LOCAL, str(log), KNOWN) if f.kind == "segment-missing"]
     assert f"offsets {base} to {base + 99} have no batch" in missing.what
@@ -77,8 +77,8 @@ def test_a_segment_without_files_is_found_by_its_snapshot(log: Path, base: int) 
 
 
 def test_a_snapshot_of_a_followers_shutdown_is_only_a_warning(log: Path) -> None:
-    """A follower was stopped at offset 300. Its leader had compacted 300 to 399 away, so the batch that it fetched next
-    began the segment 400. A lost segment of a compacted partition may leave the same files."""
+    """A follower was stopped at offset 300. Its leader had removed offsets 300 to 399 by compaction, so the batch that
+    it fetched next began the segment 400. A lost segment of a compacted partition may leave the same files."""
     remove(log, 300, ".log", ".index", ".timeindex")
     compacted = replace(KNOWN, cleaner=200)
     [warning] = verify_partition(LOCAL, str(log), compacted)

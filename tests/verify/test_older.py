@@ -76,7 +76,7 @@ INDEX = [(9, 1), (13, 3)]
         ([(8, 0)], False),
         ([(3, 1)], False),  # an offset of the previous batch
         ([(12, 1), (13, 2)], False),  # the set extends into that of the next entry
-        ([(14, 1)], False),  # an offset in no batch
+        ([(14, 1)], False),  # no batch contains the offset
         ([(14, 3)], False),
     ],
 )
@@ -91,7 +91,7 @@ def test_offset_entries_of_older_brokers_are_checked(
     ("times", "is_sound"),
     [
         (TIMES, True),
-        ([(4, 3), (9, 5), (20, 13)], True),  # the offset of the record
+        ([(4, 3), (9, 5), (20, 13)], True),  # the entry has the offset of the record
         ([(20, 13)], True),
         ([(4, 3), (9, 4), (20, 13)], False),  # the offset of a record with another timestamp
         ([(4, 3), (9, 6), (20, 13)], False),  # an offset without a record

@@ -62,7 +62,7 @@ def _loses(
         ("record", ".log", False, False, None),
     ],
 )
-def test_the_place_of_a_finding_decides_whether_a_start_loses_records(
+def test_the_file_of_a_finding_decides_whether_a_start_loses_records(
     kind: str, suffix: str, closed: bool, last: bool, recovered: bool | None
 ) -> None:
     assert _loses(kind, CLOSED, suffix) is closed

@@ -120,7 +120,7 @@ def test_lack_of_memory_is_not_damage(tmp_path, monkeypatch):
     assert outcome.value is None
     assert outcome.trace == ""
     assert "out of memory on host" in str(outcome.problem)
-    assert type(outcome.problem) is KeytailError  # the partition is then `failed`
+    assert type(outcome.problem) is KeytailError  # this makes the partition `failed`
 
 
 def test_windows_smaller_than_a_batch_give_the_same_result(tmp_path, monkeypatch):
@@ -211,7 +211,7 @@ def test_the_end_of_the_active_segment_may_be_incomplete(tmp_path):
     assert _kinds(_verify(tmp_path)) == ["zeros"]
     assert _kinds(_verify(tmp_path, live=True)) == []
     log.write_bytes(whole)
-    (tmp_path / _name(150, ".index")).write_bytes(bytes(8000))  # preallocated, as while a broker runs
+    (tmp_path / _name(150, ".index")).write_bytes(bytes(8000))  # a running broker preallocates its indexes
     (tmp_path / _name(150, ".timeindex")).write_bytes(bytes(12000))
     unclean = Claims(clean_shutdown=False)
     assert _kinds(_verify(tmp_path, unclean)) == []

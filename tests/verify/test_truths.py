@@ -242,7 +242,7 @@ def test_each_contradiction_is_found(tmp_path: Path, name: str) -> None:
     _write(tmp_path, _segments())
     damage(tmp_path)
     found = _found(tmp_path)
-    if name == "a swap file of which a broker removes the log":  # many more findings follow from it
+    if name == "a swap file of which a broker removes the log":  # this contradiction causes many more findings
         assert expected[0] in found
     else:
         assert found == expected

@@ -26,7 +26,8 @@ PROPERTIES = {
     "log.segment.delete.delay.ms": "1000",
     "offsets.topic.num.partitions": "1",
     "replica.fetch.wait.max.ms": "100",
-    # A broker in the ISR that is killed leaves it after about 10 s, whatever this is; one that lags, after this time.
+    # A killed broker leaves the ISR after about 10 s, whatever this value is; a broker that lags leaves it after this
+    # time.
     "replica.lag.time.max.ms": "5000",
 }
 

@@ -159,10 +159,10 @@ def test_merged_batches_are_served_as_before(version: str, tmp_path: Path) -> No
 def test_emptied_batches_are_skipped(version: str, tmp_path: Path) -> None:
     draws, log_dir = chance(), tmp_path / "logs"
     gone = {
-        *(0, SEGMENT - 1),  # the first and last record of a segment
+        *(0, SEGMENT - 1),  # erase the first and last record of a segment
         *range(SEGMENT, 2 * SEGMENT),  # a segment
         *draws.sample(range(2 * SEGMENT, 3 * SEGMENT), 30),
-        *range(190, 200),  # the end of the log
+        *range(190, 200),  # erase the end of the log
     }
     broker = broker_of(version, log_dir, tmp_path / "work", properties=PROPERTIES)
     with broker, BrokerClient(heap="256m") as client:
@@ -206,7 +206,7 @@ def test_emptied_batches_are_skipped(version: str, tmp_path: Path) -> None:
         times = [starts_ms[0] + (SEGMENT - 3) * 10, *starts_ms[1:]]
         first, inside, after_it = client.offsets_for_times("emptied", 0, times)
         assert first is not None and first[0] == SEGMENT - 3
-        assert inside is None, "a segment without records"
+        assert inside is None, "the segment has no records"
         assert after_it is not None and after_it[0] == min({*range(2 * SEGMENT, 200)} - gone)
         # Emptied batches keep their greatest timestamp, so retention deletes their segment when it is due.
         age_ms = int(time.time() * 1000) - starts_ms[2] + MINUTES_10_MS // 2

@@ -67,7 +67,8 @@ def restart(cluster: Cluster, number: int, other: int) -> None:
 
 @pytest.mark.one_of("changed replicas")
 def test_a_follower_whose_log_ends_inside_a_merged_batch_fails(version: str, tmp_path: Path) -> None:
-    """It fails again at each start, until another replica leads, or its directory is removed, or the log start moves.
+    """The follower fails again at each start, until another replica leads, or its directory is removed, or the log
+    start moves.
 
     This is why batches are merged only where all replicas are in sync.
     """
@@ -81,7 +82,7 @@ def test_a_follower_whose_log_ends_inside_a_merged_batch_fails(version: str, tmp
             write(cluster, topic, IN_SYNC)
             cluster.wait_until_in_sync(topic, 3 if topic == "moved" else 2)
         cluster.kill(B)
-        for topic in topics:  # before the end of B's session, so that the leader epoch remains the same
+        for topic in topics:  # written before B's session ends, so that the leader epoch remains the same
             write(cluster, topic, 20, acks="1")
         for topic in topics:
             cluster.wait_until_in_sync(topic, 2 if topic == "moved" else 1)
@@ -105,7 +106,7 @@ def test_a_follower_whose_log_ends_inside_a_merged_batch_fails(version: str, tmp
         write(cluster, "moved", 1)
         cluster.stop(B)
         shutil.rmtree(cluster.partition(B, "removed"))
-        cluster.client.delete_records("deleted", 0, IN_SYNC + 2)  # inside the merged batch
+        cluster.client.delete_records("deleted", 0, IN_SYNC + 2)  # the offset is inside the merged batch
         restart(cluster, B, A)
         for topic in ("removed", "deleted"):
             cluster.wait_until_in_sync(topic, 2)
@@ -116,7 +117,8 @@ def test_a_follower_whose_log_ends_inside_a_merged_batch_fails(version: str, tmp
 
 @pytest.mark.one_of("changed replicas")
 def test_a_merged_batch_across_the_high_watermark_loses_committed_records(version: str, tmp_path: Path) -> None:
-    """B led, and has records that A does not have. It is truncated to A's log end, but only at the start of a batch.
+    """B led, and has records that A does not have. When B follows A, B truncates its log to A's log end, but only at
+    the start of a batch.
 
     This is why batches are merged only below the high watermark.
     """
@@ -154,7 +156,7 @@ def test_a_merged_batch_across_the_high_watermark_loses_committed_records(versio
 
 @pytest.mark.one_of("changed replicas")
 def test_followers_copy_merged_and_emptied_batches(version: str, tmp_path: Path) -> None:
-    """New followers get the batches as they are. The replica of an untreated broker keeps erased records, and gives
+    """New followers get the batches unchanged. The replica of an untreated broker keeps erased records, and gives
     them back to a treated broker only if that copies its log again.
     """
     gone = {*range(20, 30), *range(40, 80), 119}

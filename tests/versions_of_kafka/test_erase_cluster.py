@@ -1,5 +1,6 @@
 """An erasure on each broker of a cluster of three in turn: treated replicas do not get the records back, although they
-follow untreated leaders; at the end all replicas are alike, and consumers receive exactly the other records.
+follow untreated leaders; at the end all replicas have the same records, and consumers receive exactly the other
+records.
 """
 
 from __future__ import annotations

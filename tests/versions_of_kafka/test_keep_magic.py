@@ -137,7 +137,7 @@ def test_a_round_has_the_result_of_the_brokers_cleaner(version: str, tmp_path: P
     given = [f"t:{name}={value}" for name, value in settings.items()]
     configuration = read_configuration(str(tmp_path / "work" / "server.properties"), given, True)
     configuration = replace(configuration, broker_version=parse_broker_version(version))
-    if not has_zookeeper(version):  # otherwise only brokers with ZooKeeper keep the magic
+    if not has_zookeeper(version):  # without this, keytail keeps the magic only for brokers with ZooKeeper
         configuration = replace(configuration, message_format="keep")
     names = tuple(f"t-{number}" for number in ends)
     request = Request(PartitionFilter(log_dirs=(str(ours),), partitions=names), configuration, execute=True, force=True)

@@ -1,5 +1,5 @@
 """`verify` finds no problem in log dirs of brokers of each version, and they can be compacted with the flags that a
-message asks for.
+message requires.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_log_dirs_of_a_broker_have_no_problems_and_can_be_compacted(
         assert verified.exit_code == 0, verified.stdout
         rebuilt = run("rebuild-index", "--log-dirs", log_dir, "--output", "json")
         assert {row["status"] for row in json.loads(rebuilt.stdout)} == {"sound"}, rebuilt.stdout
-        flags = flags_asked_for(run, version, log_dir, printed, tmp_path)
+        flags = required_flags(run, version, log_dir, printed, tmp_path)
         done = run("compact", "--log-dirs", log_dir, "--execute", "--force", "--output", "json", *flags)
         assert done.exit_code == 0, done.stdout
         assert rows_of(done)["t-0"]["status"] in (("compacted", "clean") if is_cleaned else ("compacted",))
@@ -94,8 +94,8 @@ def test_log_dirs_of_a_broker_have_no_problems_and_can_be_compacted(
         }
 
 
-def flags_asked_for(run: Run, version: str, log_dir: Path, printed: str, tmp_path: Path) -> tuple[str | Path, ...]:
-    """Return the flags that `plan` asks for if run without flags: none if the log dir has a metadata log."""
+def required_flags(run: Run, version: str, log_dir: Path, printed: str, tmp_path: Path) -> tuple[str | Path, ...]:
+    """Return the flags that `plan` requires if it is run without flags: none if the log dir has a metadata log."""
     message = re.sub(r"\s+", " ", run("plan", "--log-dirs", log_dir).stderr)
     if not has_zookeeper(version):
         assert "metadata as of offset" in message

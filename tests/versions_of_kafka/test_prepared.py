@@ -116,7 +116,7 @@ def test_consumers_get_the_same_records_after_a_prepared_compaction_is_committed
             client.create_topic(topic, 1, settings)
         first_ms, number, draws = int(time.time() * 1000) - DAYS_10_MS, 0, chance()
         for round_number in range(ROUNDS):
-            cleaned = draws.sample(sorted(TOPICS), 2)  # by the broker, after the preparation
+            cleaned = draws.sample(sorted(TOPICS), 2)  # topics that the broker cleans after the preparation
             with Traffic(client, first_ms, number) as traffic:
                 traffic.wait_for(4)
                 _wait_for_checkpoints(log_dir)
@@ -148,7 +148,7 @@ def test_consumers_get_the_same_records_after_a_prepared_compaction_is_committed
     assert found["committed"] > ROUNDS
 
 
-@pytest.mark.soak("compact/prepared/test_takeover.py: a preparation remains valid if a later version appends")
+@pytest.mark.soak("compact/prepared/test_committing.py: a preparation remains valid if a later version appends")
 def test_a_later_version_continues_on_prepared_partitions_and_their_commit_succeeds(tmp_path: Path) -> None:
     """The features of the metadata log are not upgraded to those of the later version."""
     broker = broker_of("3.9.1", tmp_path / "logs", tmp_path / "work", properties=PROPERTIES)

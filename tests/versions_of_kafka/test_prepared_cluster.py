@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.soak("test_prepared.py: one broker of each version, with the same consumers, cleaner and checks"),
 ]
 
-ROLLS = int(os.environ.get("KEYTAIL_ROLLS", "100"))  # restarts of one broker
+ROLLS = int(os.environ.get("KEYTAIL_ROLLS", "100"))  # the number of restarts of one broker
 BROKERS = (1, 2, 3)
 PROPERTIES = {
     "controlled.shutdown.enable": "true",
@@ -68,7 +68,7 @@ TOPICS: Mapping[str, Mapping[str, str]] = {
     "plain": SETTINGS,
     "lz4": SETTINGS,
     "transactional": {**SETTINGS, "segment.ms": "2000"},
-    "held": {**SETTINGS, "segment.ms": "2000"},  # has an open transaction
+    "held": {**SETTINGS, "segment.ms": "2000"},  # one transaction on this topic is open during many restarts
     # The broker cleans `cleaned` after some 30 segments, and applies retention to `both` after each, of 20 batches.
     "cleaned": {**SETTINGS, "min.cleanable.dirty.ratio": "0.95"},
     "both": {
@@ -268,7 +268,7 @@ def _roll(
     if draws.random() < 0.25:
         wanted = draws.randrange(24)
         ended += _killed(prepare, draws, lambda: files("") >= wanted)
-    if draws.random() < 0.95:  # otherwise commit what a killed preparation left, if anything
+    if draws.random() < 0.95:  # in other cases, commit only what a killed preparation left, if anything
         rows = keytail("compact", *prepare)
         ended += [f"{row['topic']}: not prepared: {row['status']}" for row in rows if row["status"] != "prepared"]
     writers.wait_for(draws.choice([0, 0, 1, 3, 10, 30]))

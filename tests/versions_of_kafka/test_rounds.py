@@ -80,7 +80,7 @@ def run_rounds(
 def test_a_round_has_the_result_of_the_cleaner_of_the_version(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, traffic: dict[str, Any], share: float
 ) -> None:
-    """Each round starts from Kafka's previous result. From 3.1 on, delete horizons are compared too."""
+    """Each round starts from Kafka's previous result. From 3.1 on, delete horizons are also compared."""
     by_file_time = parse_broker_version(version).cleans_by_file_time
     rule: Rule = "equal" if by_file_time else "may keep the last"
     seen = run_rounds(kafka, cleaner, fast_dir, share, by_file_time=by_file_time, rule=rule, **traffic)
@@ -138,8 +138,8 @@ def play(case: CaseOfVersion, steps: list[dict[str, Any]], ages_ms: dict[int, in
 def test_a_second_round_removes_expired_tombstones_and_markers(
     version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path
 ) -> None:
-    """They are the tombstones of a file that is now old enough, and the marker of a transaction whose data the first
-    round removed.
+    """The second round removes the tombstones of a file that is now old enough, and the marker of a transaction whose
+    data the first round removed.
     """
     case = CaseOfVersion(cleaner, kafka, fast_dir / "log", Counter())
     steps = [

@@ -42,7 +42,7 @@ def _wanted(number: int, version: str) -> Logs:
     row = ROWS[number]
     if _is_before_3(version):
         return row.of_before_3(is_2_4=version.startswith("2.4."))
-    if number == TRUNCATED_SWAP:  # loaded unchanged: no source is deleted, as the index points at the truncated batch
+    if number == TRUNCATED_SWAP:  # no source is deleted, because the index points at the truncated batch
         return {**{base: log_of(offsets) for base, offsets in SOURCES.items()}, 0: log_of(OUT)[:-1]}
     assert isinstance(row.broker, dict)
     return row.broker
@@ -78,7 +78,7 @@ def _check(number: int, version: str, path: Path) -> None:
     assert sorted(left) == (sorted(ROWS[number].left_names) if _is_before_3(version) else [])
     for base, log in found.items():
         if number == TRUNCATED_SWAP and not _is_before_3(version) and base == 0:
-            continue  # its index is that of the log before the truncation
+            continue  # the output's index is that of the log before the truncation
         index = (path / f"{base:020d}.index").read_bytes()
         if base == ZEROED_INDEX.get(number) and not _is_before_3(version):
             assert set(index) == {0}
@@ -132,4 +132,4 @@ def test_brokers_load_each_state_as_documented(version: str, tmp_path: Path) -> 
             (log_dir / "row-1-0-0" / "foo.swap").touch()
             with pytest.raises(RuntimeError, match="ended with status 1 at start"):
                 broker.start()
-            assert '"foo"' in broker.log_file.read_text()  # in the message of a NumberFormatException
+            assert '"foo"' in broker.log_file.read_text()  # the message of a NumberFormatException contains the name

@@ -16,7 +16,7 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import select_partitions
 from keytail.compact.command import Request
-from keytail.compact.expectation import fits_surely
+from keytail.compact.expectation import fits_with_any_indexes
 from keytail.compact.planned_rows import refused_row, row_of_plan
 from keytail.compact.planning import (
     Planned,
@@ -107,7 +107,7 @@ class _Rows:
         request = self.request
         planned = refused_unless_owner(self.fs, self._planned(log_dir, entry, by_listing=not request.in_detail))
         problem = None
-        if planned.wanted and not self._fits_surely(planned):
+        if planned.wanted and not self._fits_with_any_indexes(planned):
             from keytail.compact.room import Room  # noqa: PLC0415 (brings in the kernels)
 
             planned = self._planned(log_dir, entry, by_listing=False)
@@ -119,11 +119,12 @@ class _Rows:
     def _planned(self, log_dir: LogDirFacts, entry: PartitionEntry, *, by_listing: bool) -> Planned:
         return plan_partition_of(self.fs, log_dir, entry, self.configuration, self.rules, by_listing=by_listing)
 
-    def _fits_surely(self, planned: Planned) -> bool:
+    def _fits_with_any_indexes(self, planned: Planned) -> bool:
         expected = planned.expected(self.request.map_memory())
         if expected is None or planned.config is None or (self.backup is not None and self.backup.copies):
             return False
         room_bytes = self.free_bytes[planned.facts.log_dir]
         if self.request.max_scratch_bytes is not None:
             room_bytes = min(room_bytes, self.request.max_scratch_bytes)
-        return fits_surely(expected, len(planned.facts.segments), planned.config.segment_index_bytes, room_bytes)
+        segments, index_bytes = len(planned.facts.segments), planned.config.segment_index_bytes
+        return fits_with_any_indexes(expected, segments, index_bytes, room_bytes)

@@ -70,7 +70,7 @@ def gain_per_s(sizes: Sequence[tuple[int, int]], first_dirty_offset: int) -> flo
     return dirty_bytes / _seconds(len(sizes), dirty_bytes, clean_bytes)
 
 
-def fits_surely(expected: Expected, segments: int, segment_index_bytes: int, room_bytes: int) -> bool:
+def fits_with_any_indexes(expected: Expected, segments: int, segment_index_bytes: int, room_bytes: int) -> bool:
     """Return whether the partition fits into `room_bytes` whatever the sizes of its indexes, which a listing does not
     show: a broker lets no index exceed `segment_index_bytes`."""
     return expected.scratch_bytes + 2 * segments * segment_index_bytes <= room_bytes

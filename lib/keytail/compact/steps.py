@@ -18,8 +18,13 @@ from keytail.compact.command import Request
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision
 from keytail.compact.planning import Planned, plan_partition_of, plan_to_compact, refused_unless_owner
+from keytail.compact.prepared.committing import (
+    commit_or_discard,
+    read_record,
+    reason_against_commit,
+    without_compaction,
+)
 from keytail.compact.prepared.record import Record
-from keytail.compact.prepared.takeover import checked, read_record, taken_over, without_compaction
 from keytail.compact.roll import PREPARED, Roll
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask, Prepared
@@ -148,7 +153,7 @@ def find_prepared(
     if record is None or not record.files.issuperset(leftovers):
         return Found(planned)
     by_file_time = configuration.by_file_time
-    reason = checked(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
+    reason = reason_against_commit(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
     return Found(planned, record, reason)
 
 
@@ -177,7 +182,7 @@ def resolve_leftovers(
     if not planned.is_compacted_topic:
         return without_compaction(fs, planned), []
     if found.record is not None:
-        return taken_over(fs, planned, found.record, found.reason), []
+        return commit_or_discard(fs, planned, found.record, found.reason), []
     record, reason = read_record(fs, facts.path, facts.leftovers)
     try:
         done = recover(fs, facts.path, record.files if record else ())
@@ -188,10 +193,10 @@ def resolve_leftovers(
         rules_of_record = replace(rules, roll_active=False)
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules_of_record)
         by_file_time = configuration.by_file_time
-        reason = checked(
+        reason = reason_against_commit(
             fs, record, planned, rules_of_record, by_file_time=by_file_time, drop_keyless=drop_keyless
         )
-        planned = taken_over(fs, planned, record, reason)
+        planned = commit_or_discard(fs, planned, record, reason)
         if not rules.roll_active:
             return planned, done
         if planned.prepared is not None or planned.decision.status == "refused":

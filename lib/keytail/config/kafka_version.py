@@ -105,8 +105,8 @@ def _evidence(signs: Signs) -> Iterator[Evidence]:
     if signs.clean_shutdown_has_json:
         yield Evidence("a clean-shutdown file with JSON", "Kafka writes it from 3.7 on", first=(3, 7))
     elif signs.clean_shutdown_has_json is not None:
-        means = "Kafka before 3.7 stopped here; its index entries for sets of batches are valid, and verify accepts "
-        yield Evidence("an empty clean-shutdown file", f"{means}them", end=(3, 7))
+        means = "Kafka before 3.7 wrote it; its indexes may have one entry for several batches, which verify accepts"
+        yield Evidence("an empty clean-shutdown file", means, end=(3, 7))
     if signs.with_topic_id:
         seen = f"partition.metadata in {signs.with_topic_id} of {signs.partitions} partitions"
         yield Evidence(seen, "topics have ids: Kafka 2.8 or later", first=(2, 8))
@@ -138,7 +138,8 @@ def _version_0(signs: Signs) -> Evidence:
         means = "the broker ran with ZooKeeper before a migration to KRaft, which keeps this version"
         return Evidence(seen, means, first=(3, 4))
     if signs.has_metadata_log:
-        means = "the broker runs with ZooKeeper, or did before a migration to KRaft: give its file with --config"
+        means = "the broker runs with ZooKeeper, or ran with it before a migration to KRaft: give the broker's "
+        means += "properties file with --config"
         return Evidence(seen, means, first=(3, 4))
     means = "the broker runs with ZooKeeper: the log dirs do not contain the settings of topics; give --topic-configs"
     return Evidence(seen, means, end=(4, 0))

@@ -265,7 +265,7 @@ class Erasure:
         error = as_problem(problem)
         text: ErrorText = in_words(error)
         if state.row.active_segment == "rolled":
-            text = text + ". The active segment was rolled, as a broker does"
+            text = text + ". The active segment was rolled before, and a broker accepts the rolled log"
         status = status_of(error)
         if self.made.get(state.row.name):
             status, text = "failed", text + ". Some segments are done; run again for the others"

@@ -39,7 +39,7 @@ _REFUSALS = {
     kernels.HEADER_KEY_OFFSETS: _OFFSETS.format("header keys"),
     kernels.HEADER_VALUE_OFFSETS: _OFFSETS.format("header values"),
     kernels.HEADER_KEY_NULL: "a header's key is null",
-    kernels.NEGATIVE_TIMESTAMP: "its timestamp is below -1, which means no timestamp",
+    kernels.NEGATIVE_TIMESTAMP: "its timestamp is below -1, the value for a record without a timestamp",
 }
 
 

@@ -13,9 +13,9 @@ from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.selection import select_partitions
 from keytail.compact.planning import check_clock, plan_partition_of
+from keytail.compact.prepared.committing import discard, read_record, reason_against_commit
 from keytail.compact.prepared.record import Record
 from keytail.compact.prepared.scratch import is_prepared, is_record
-from keytail.compact.prepared.takeover import checked, discard, read_record
 from keytail.compact.rules import Rules
 from keytail.errors import ErrorText, KeytailError, in_words
 from keytail.format import names
@@ -94,7 +94,7 @@ def _judge(
         # The message format of the committing run is unknown here.
         planned = replace(planned, message_format=record.basis.message_format)
         basis = record.basis
-        reason = checked(
+        reason = reason_against_commit(
             fs, record, planned, rules, by_file_time=basis.by_file_time, drop_keyless=basis.drop_keyless
         )
     elif not reason:

@@ -35,7 +35,7 @@ SECOND = 1
 
 
 def disturb(notes: str, stage: str, kind: str, number: int, attempt: str) -> None:
-    """After the work of the first attempt of a stage's second task, let the attempt wait, or kill its executor."""
+    """Record the attempt after its work; let the first attempt of a stage's second task wait, or kill its executor."""
     (Path(notes) / f"{stage}-{number}.{attempt}.{os.getppid()}").touch()
     if number == SECOND and is_first(Path(notes) / f"{stage}.first"):
         if kind == "slow":

@@ -41,7 +41,7 @@ def test_a_shard_receives_all_of_its_keys_in_their_order(keys: list[int], shards
     ordinals = np.arange(len(keys), dtype=np.int64)
     ordinals[::7] = -1
     run = _Run(_PROBES, 3, shards, memory)
-    found: list[tuple[int, int, int]] = []  # by shard: low word and ordinal
+    found: list[tuple[int, int, int]] = []  # shard, low word, ordinal
     orders = []
     for start in range(0, len(keys), cuts):
         part = slice(start, start + cuts)
@@ -161,7 +161,7 @@ def test_merged_proofs_of_parts_equal_one_proof(rng: random.Random, parts: int, 
         for row in table.slots.reshape(-1, 3):
             if row[2]:
                 found[int(row[0])] = (int(row[2]) - 1, int(row[1]) & 3, bool(int(row[1]) & 4))
-    expected = model.noted(
+    expected = model.states_of_keys(
         [(key.to_bytes(2, "big"), offset, action) for key, offset, action in records]
         + [(key.to_bytes(2, "big"), offset, action) for key, offset, action in present]
     )

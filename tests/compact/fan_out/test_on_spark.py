@@ -87,7 +87,7 @@ def test_a_damaged_batch_changes_nothing(engine: SparkEngine, small: None, tmp_p
     assert {name: found[0] for name, found in files_of(path.parent).items()} == before
 
 
-def die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
+def kill_worker_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
     """Kill the worker of the first attempt of a stage, after it has written its scratch files."""
     answer = real(fs, part, attempt)
     if not Path(mark).exists():
@@ -96,7 +96,7 @@ def die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> A
     return answer
 
 
-def emit_and_die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
+def emit_and_kill_worker_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
     yield from real(fs, part, attempt)
     if not Path(mark).exists():
         Path(mark).touch()
@@ -110,7 +110,7 @@ def test_a_killed_worker_does_not_change_the_result(
     log_dir, tasks = make(tmp_path / "logs", count=1)
     expected = with_one_task(engine, log_dir, tmp_path, tasks)
     mark = tmp_path / "died"
-    badly = {"scan": emit_and_die_once, "write": die_once}[stage]
+    badly = {"scan": emit_and_kill_worker_once, "write": kill_worker_once}[stage]
     monkeypatch.setattr(stages, stage, partial(badly, str(mark), getattr(stages, stage)))
     [row] = compaction(engine, log_dir, [replace(tasks[0], fan_out="always")]).run()
     assert mark.exists()

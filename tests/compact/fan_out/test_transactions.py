@@ -101,13 +101,13 @@ def test_a_round_from_inside_a_segment_treats_the_same_data_as_aborted(first_dir
 
 @pytest.mark.parametrize("last_stable_offset", [4, 9, 11])
 def test_impossible_index_entries_are_corrected(last_stable_offset: int, tmp_path: Path) -> None:
-    """An index entry is impossible if no batch is at its first offset, or if the batch there is of no transaction or of
-    another one.
+    """An index entry is impossible if no batch is at its first offset, or if the batch there belongs to no transaction
+    or to another one.
     """
     same_as_one_task(lambda path: inside(path, 0, last_stable_offset), tmp_path)
 
 
-def test_retained_records_of_the_example(tmp_path: Path) -> None:
+def test_the_example_retains_the_documented_records(tmp_path: Path) -> None:
     """In a round from offset 5, neither record 5 nor 8 is in the map, so both are retained; from 0, 8 supersedes 5."""
     for first_dirty, expected in ((5, [5, 8]), (0, [8])):
         path = tmp_path / str(first_dirty) / "t-0"

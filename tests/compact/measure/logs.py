@@ -104,7 +104,7 @@ def task_of_many_batches(rng: random.Random, path: Path) -> CleaningTask:
     key, differ by orders of magnitude.
     """
     keys = rng.choice([1, 10, 300, 3000])
-    skew = rng.choice([0.0, 1.0, 3.0])  # the higher, the fewer keys have most of the records
+    skew = rng.choice([0.0, 1.0, 3.0])  # with a higher value, fewer keys have most of the records
     fresh = rng.random()  # the share of records with keys that occur once
     codec = rng.choice([0, 0, 1, 4])
     nulls, largest = rng.choice([0, 0.01, 0.3, 0.9]), rng.choice([1, 4, 30])

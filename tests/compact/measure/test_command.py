@@ -44,7 +44,7 @@ def measured(run: Run, log_dir: Path, *flags: str, status: int = 0) -> dict[str,
 @pytest.mark.parametrize("flag", ["--measure", "--estimate"])
 def test_rows_report_the_result_of_a_later_compaction(run: Run, log_dir: Path, flag: str) -> None:
     before = snapshot(log_dir)
-    with hold([str(log_dir)]):  # as a running broker does
+    with hold([str(log_dir)]):  # a running broker holds the lock, too
         rows = measured(run, log_dir, flag)
     assert snapshot(log_dir) == before
     assert list(rows)[:3] == ["orders-0", "orders-1", "users-0"], "rows must be in descending order of gain"

@@ -21,7 +21,7 @@ from tests.log_dirs import snapshot
 
 @pytest.fixture
 def on_disk() -> Iterator[Path]:
-    path = Path(f"/var/tmp/keytail-measure-{os.getpid()}")  # /tmp may be in memory, not in the page cache
+    path = Path(f"/var/tmp/keytail-measure-{os.getpid()}")  # files in /tmp may be in memory and not in the page cache
     yield path
     shutil.rmtree(path)
 

@@ -57,7 +57,7 @@ def _compare(rng: random.Random, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_file_time", [False, True])
 def test_tombstones_in_batches_that_are_copied_unopened_are_counted(by_file_time: bool, tmp_path: Path) -> None:
-    """These batches have their delete horizon, or need none, and lose no record."""
+    """Batches are copied unopened if they have their delete horizon, or need none, and lose no record."""
     horizon = {} if by_file_time else {"delete_horizon_ms": NOW + 10**6}
     log = encode_batch([Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", None), Rec(2, NOW, b"c", b"v")], **horizon)
     segments = [Segment(0, log, 0, 0, NOW - 5000), Segment(3, b"", 0, 0, NOW)]

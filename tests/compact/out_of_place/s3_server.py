@@ -73,5 +73,5 @@ def s3_server() -> Iterator[S3Server]:
 
 
 def _text_of(file: IO[str]) -> str:
-    """Read without moving the file position, which the server shares."""
+    """Return the contents of a file without moving its position, which the server shares."""
     return os.pread(file.fileno(), 1 << 16, 0).decode()

@@ -235,7 +235,8 @@ def test_partitions_removed_from_the_source_are_retained_and_reported(
 
 
 def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path) -> None:
-    """Such a source may be a snapshot of the file system of a running broker: the recovery point is inside the log."""
+    """An unclean source may be a snapshot of the file system of a running broker: the recovery point is inside the
+    log."""
     records = random_records(5, 400)
     source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
     (source / ".kafka_cleanshutdown").unlink()

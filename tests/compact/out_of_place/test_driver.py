@@ -85,7 +85,7 @@ def test_many_tasks_upload_the_bytes_of_one_task(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The target is an object store. One partition has too many keys for one task, and is compacted by many."""
+    """The target is an object store. One partition has too many keys for one task, and is compacted by many tasks."""
     monkeypatch.setattr(Target, "entries", Target._entries)  # no process may be forked in this test
     mounted = tmp_path / "mounted"
     run(spark, monkeypatch, log_dir, mounted, fan_out="never")

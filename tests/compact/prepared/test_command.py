@@ -21,7 +21,7 @@ import pytest
 
 from keytail.cli.configuration import Configuration
 from keytail.compact import planning
-from keytail.compact.prepared import driver, takeover
+from keytail.compact.prepared import committing, driver
 from keytail.compact.worker import clean_on_worker
 from keytail.doctor import log_dirs as doctor_log_dirs
 from keytail.format import names
@@ -98,7 +98,7 @@ def test_a_preparation_and_its_commit_write_the_bytes_of_a_single_run(run: Run, 
     for name in ("one", "two"):
         records = {f"orders-{n}": random_records(seed, 300 + 50 * n, 5 + 10 * n) for n, seed in enumerate(seeds)}
         log_dirs.append(write_log_dir(tmp_path / name, records, segments=5))
-    for path in log_dirs[0].rglob("*"):  # the log dirs were not written in the same nanosecond
+    for path in log_dirs[0].rglob("*"):  # the two log dirs were written at different times
         other = log_dirs[1] / path.relative_to(log_dirs[0])
         os.utime(other, ns=(path.stat().st_mtime_ns,) * 2)
     grouping = ("--grouping", draws.choice(["kafka", "measured"]))
@@ -152,7 +152,7 @@ def test_a_second_preparation_replaces_the_first_only_if_more_can_be_cleaned(run
 
 def _replace_source(log_dir: Path) -> None:
     path = min((log_dir / "orders-0").glob("*.log"))
-    # as a cleaner that removes nothing: the new file, and then the deletion of the old one
+    # as after a round that removed nothing: a new file replaces the old one
     shutil.copy2(path, path.with_suffix(".swap"))
     path.with_suffix(".swap").rename(path)
 
@@ -417,7 +417,7 @@ def test_a_partition_that_does_not_fit_is_not_prepared(run: Run, log_dir: Path) 
 
 
 def test_earlier_preparations_count_as_used_space(run: Run, log_dir: Path) -> None:
-    """Otherwise each run would use half of the space that earlier preparations left to the broker."""
+    """If they did not count, each run would use half of the space that earlier preparations left to the broker."""
 
     def prepare(limit_bytes: int, status: int = 0) -> dict[str, Any]:
         return compact(run, log_dir, "--prepare", "--max-scratch-bytes", str(limit_bytes), status=status)["orders-1"]
@@ -451,7 +451,7 @@ def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: 
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with patch.object(takeover, "discard", fail):
+    with patch.object(committing, "discard", fail):
         rows = compact(run, prepared, "--execute", status=3)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "compacted", "users-0": "skipped"}
     assert "cannot be discarded" in rows["orders-0"]["error"]
@@ -460,7 +460,7 @@ def test_a_preparation_that_cannot_be_discarded_refuses_only_its_partition(run: 
 
 
 def test_a_copied_backup_may_use_more_than_half_of_the_free_space(run: Run, prepared: Path) -> None:
-    """Originals are copied one partition at a time, as in a run without a preparation."""
+    """Sources are copied to the backup one partition at a time, as in a run without a preparation."""
     sources = {name: sum(path.stat().st_size for path in (prepared / name).glob("0*[!n]")) for name in PARTITIONS}
     with patch.object(FileSystem, "free_bytes", lambda *_: max(sources.values())):
         kept = ("--keep-originals", str(prepared.parent / "kept"), "--copy-originals")
@@ -558,7 +558,8 @@ def test_a_topic_that_is_created_again_is_compacted_as_usual(run: Run, prepared:
 
 
 def test_a_preparation_for_a_deleted_topic_of_the_same_name_is_discarded(run: Run, prepared: Path) -> None:
-    """As after a restore of the directory, topic id, inodes and times of the files differ, and their bytes are equal.
+    """The topic id, inodes and times of the files differ, and their bytes are equal, as after a restore of the
+    directory.
     """
     partition = prepared / "orders-0"
     copy = prepared.parent / "copy"

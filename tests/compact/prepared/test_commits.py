@@ -29,7 +29,7 @@ from tests.chance import chance
 from tests.log_dirs import newest_by_key, random_records, records_of, write_log_dir
 
 SETTINGS = ("orders:cleanup.policy=compact",)
-SEGMENTS = 10  # per partition; all except the active one are replaced by one output
+SEGMENTS = 10  # per partition; one output replaces all except the active one
 
 
 def prepared_log_dir(path: Path, partitions: int) -> Path:
@@ -86,8 +86,8 @@ def test_a_commit_needs_the_documented_number_of_operations(tmp_path: Path) -> N
     assert fs.counts["fsync"] == 0, "the outputs are durable since the preparation"
     assert fs.counts["rename"] == files * (replaced + 1)
     assert fs.counts["link"] == files
-    assert fs.counts["create"] == 2  # the guard file, twice
-    assert fs.counts["unlink"] == files * (replaced + 1) + 2 + 1  # also the guard file, twice, and the record
+    assert fs.counts["create"] == 2  # the guard file is created twice
+    assert fs.counts["unlink"] == files * (replaced + 1) + 2 + 1  # the guard file is removed twice, and the record once
     assert fs.counts["open_read"] <= 3 * SEGMENTS + 12, "a segment was opened more than three times"
     assert fs.counts["scan"] <= 8
     assert sum(fs.counts.values()) <= 245, fs.counts
@@ -130,7 +130,7 @@ def test_a_stopped_commit_loses_no_record(ending: signal.Signals, tmp_path: Path
         output, _ = process.communicate(timeout=600)
     offsets = read_offsets(LOCAL, str(log_dir / names.CLEANER_CHECKPOINT))
     if ending != signal.SIGKILL:
-        assert process.returncode in (0, 128 + ending), errors.read_text()  # 0: the run ended before the signal
+        assert process.returncode in (0, 128 + ending), errors.read_text()  # 0 if the run ended before the signal
         rows = {f"orders-{row['partition']}": row for row in json.loads(output)}
         for name, row in rows.items():
             is_done = row["status"] == "compacted"

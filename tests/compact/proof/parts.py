@@ -37,7 +37,7 @@ class Parts:
     begun: int = 0
     agreed: int = 0
     refused: int = 0
-    _ways: list[str] = field(default_factory=lambda: ["guessed", "walked"])
+    _states: list[str] = field(default_factory=lambda: ["guessed", "walked"])
 
     def prove(self, fs: FileSystem, spec: ProofSpec) -> ProofReport:
         """Prove in one walk, and in parts. Fails if parts pass although one walk fails, or if their report differs."""
@@ -47,12 +47,12 @@ class Parts:
         except KeytailError as problem:
             error = problem
         for threads in THREADS:
-            for way in self._ways:
+            for states in self._states:
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(in_parts, "boundaries_of", self._cuts(way))
+                    patch.setattr(in_parts, "boundaries_of", self._cuts(states))
                     found = self._in_parts(fs, replace(spec, threads=threads))
                 if error is not None:
-                    assert found is None, f"parts pass ({way}), but: {error}"
+                    assert found is None, f"the proof in parts passes ({states} states), but one walk fails: {error}"
                     self.refused += 1
                 elif found is not None:
                     assert report is not None and replace(report, so_far=None) == found
@@ -64,15 +64,15 @@ class Parts:
 
     @staticmethod
     def _in_parts(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
-        """Return the report of a proof in parts, None if it is left to one walk."""
+        """Return the report of a proof in parts, or None if the proof needs one walk."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(proof, "_prove_groups", _leave)
+            patch.setattr(proof, "_prove_groups", _raise_one_walk)
             try:
                 return proof.prove(fs, spec)
-            except (_OneWalk, KeytailError):  # an error before any walk; the proof in one walk has it, too
+            except (_OneWalk, KeytailError):  # an error before any walk, which the proof in one walk also reports
                 return None
 
-    def _cuts(self, way: str) -> Callable[..., list[Boundary]]:
+    def _cuts(self, states: str) -> Callable[..., list[Boundary]]:
         share = self.rng.choice([0.2, 0.5, 1.0]) if self.share is None else self.share
 
         def boundaries_of(fs: FileSystem, spec: ProofSpec, group: Group, part_bytes: int) -> list[Boundary]:
@@ -82,7 +82,7 @@ class Parts:
                 for position in _batches_of(spec, segment.base_offset, segment.log_bytes)
                 if self.rng.random() < share
             ]
-            found = _walked(fs, spec, group, cuts) if way == "walked" else []
+            found = _walked(fs, spec, group, cuts) if states == "walked" else []
             for number, position in cuts[len(found) :]:
                 with contextlib.suppress(boundaries._NoBoundary, OSError):
                     found.append(boundaries._boundary(fs, spec, group, number, position))
@@ -92,7 +92,7 @@ class Parts:
         return boundaries_of
 
 
-def _leave(_proof: Proof) -> None:
+def _raise_one_walk(_proof: Proof) -> None:
     raise _OneWalk
 
 
@@ -108,8 +108,8 @@ def _batches_of(spec: ProofSpec, base_offset: int, log_bytes: int) -> list[int]:
 
 
 def _walked(fs: FileSystem, spec: ProofSpec, group: Group, cuts: list[tuple[int, int]]) -> list[Boundary]:
-    """Return the states that a walk has after the batches at `cuts`, as far as it passes; then no comparison of states
-    fails, and only the checks of the parts are left to find an error.
+    """Return the states that a walk has after the batches at `cuts`, as far as it passes. With these, no comparison of
+    states fails, so that only the checks of the parts can find an error.
     """
     found: list[Boundary] = []
     keys = Keys(MEMORY_BYTES, spec.secret)

@@ -87,7 +87,7 @@ def random_case(rng: random.Random) -> rounds.Case:
         bases = [struct.unpack_from(">q", data)[0] for data in outputs[0].batches[1:]]
         end = max((batch.last_offset + 1 for batch in decode_log(logs[sources[-1]])), default=sources[-1] + 1)
         if end < behind[behind.index(sources[-1]) + 1]:
-            bases.append(end)  # an output without batches
+            bases.append(end)  # the output has no batches
         if bases and rng.random() < 0.4:
             case.split(number, sorted(rng.sample(bases, rng.randint(1, min(3, len(bases))))))
     return case
@@ -101,31 +101,32 @@ def change_batches(rng: random.Random, case: rounds.Case) -> None:
     number = rng.choice(filled)
     batches = case.outputs[number].batches
     i = rng.randrange(len(batches))
-    way = rng.choice(["lose", "repeat", "exchange", "move", "spoil", "restore", "restore", "invent", "end", "lose two"])
-    if way in ("lose", "lose two"):
-        del batches[i : i + 1 + (way == "lose two")]
-    elif way == "repeat":
+    kinds = ("lose", "repeat", "exchange", "move", "spoil", "restore", "restore", "invent", "end", "lose two")
+    kind = rng.choice(kinds)
+    if kind in ("lose", "lose two"):
+        del batches[i : i + 1 + (kind == "lose two")]
+    elif kind == "repeat":
         batches.insert(i + rng.choice([0, 1]), batches[i])
-    elif way == "exchange" and i:
+    elif kind == "exchange" and i:
         batches[i - 1 : i + 1] = [batches[i], batches[i - 1]]
-    elif way == "move":
+    elif kind == "move":
         to = case.outputs[(number + rng.choice([-1, 1])) % len(case.outputs)].batches
         batch = batches.pop(rng.choice([0, -1]))
         to.insert(rng.choice([0, len(to)]), batch)
-    elif way == "spoil":
+    elif kind == "spoil":
         batch = bytearray(batches[i])
         batch[rng.randrange(len(batch))] ^= 1 << rng.randrange(8)
         if rng.random() < 0.7:
             batch[17:21] = struct.pack(">I", crc32c(bytes(batch[21:])))
         batches[i] = bytes(batch)
-    elif way == "restore":
+    elif kind == "restore":
         sources = [batch.base_offset for segment in case.segments for batch in decode_log(segment.log)]
         case.put(case.source(rng.choice(sources))[1])
-    elif way == "invent":
+    elif kind == "invent":
         output = rng.choice([output for output in case.outputs if not output.batches] or case.outputs)
         at = output.base + rng.choice([0, 0, 1, rng.randrange(60)])
         output.batches.append(encode_batch([Rec(at, NOW, b"new", b"x")]))
-    elif way == "end":
+    elif kind == "end":
         del batches[i:]
 
 
@@ -143,14 +144,14 @@ def change_files(rng: random.Random, files: dict[tuple[int, str], bytes]) -> Non
     data = bytearray(files[name])
     size = {".index": 8, ".timeindex": 12}.get(name[1], rng.choice([1, 12, 61]))
     at = rng.randrange(0, len(data) + 1, size)
-    way = rng.choice(["flip", "flip", "lose", "repeat", "zeros"])
-    if way == "flip" and data:
+    kind = rng.choice(["flip", "flip", "lose", "repeat", "zeros"])
+    if kind == "flip" and data:
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    elif way == "lose":
+    elif kind == "lose":
         del data[at : at + size]
-    elif way == "repeat":
+    elif kind == "repeat":
         data[at:at] = data[at : at + size]
-    elif way == "zeros":
+    elif kind == "zeros":
         data += bytes(size)
     files[name] = bytes(data)
 

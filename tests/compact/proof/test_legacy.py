@@ -279,7 +279,7 @@ def test_corrupt_messages_are_reported_as_corrupt(tmp_path):
     case = Case([Segment(0, good, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0)
     case.segments[0] = replace(case.segments[0], log=encode_wrapper(_records(8, (b"a", b"1"), (b"b", b"2")), 1))
     case.groups[0][1][0].batches.clear()
-    with pytest.raises(CorruptLog, match="do not follow") as caught:  # it ends where the next segment begins
+    with pytest.raises(CorruptLog, match="do not follow") as caught:  # ends at the next segment's base
         case.prove(tmp_path)
     assert caught.value.byte_position == 0
 
@@ -398,7 +398,7 @@ def test_a_wrapper_with_offset_0_ends_at_its_last_message():
 
 
 def test_unused_bits_of_a_source_are_not_rewritten(tmp_path):
-    """As in Kafka, the attributes of a rewritten message are only codec and timestamp type."""
+    """The attributes of a rewritten message are only codec and timestamp type, as in Kafka."""
     dropped, kept = Rec(0, NOW - 10, b"a", b"1"), Rec(1, NOW - 9, b"b", b"2")
     wrapper = _wrapped([dropped, kept], 1, attributes=1 | 0x40)
     segments = [Segment(0, wrapper + encode_single(Rec(2, NOW, b"a", b"3"))), Segment(10, b"")]

@@ -583,7 +583,7 @@ def to_mutate(request, monkeypatch):
         read_in_pieces(monkeypatch, records=1 + SEED % 3)
     cases = [_example(codec, timestamp_type) for timestamp_type in (0, 1)]
     for case in cases:
-        case.interval = 60  # so that compressed outputs also have index entries
+        case.interval = 60  # a short interval, so that compressed outputs also have entries
     return cases
 
 
@@ -846,7 +846,7 @@ def test_a_missing_record_is_found(tmp_path_factory, case, data):
         if b.delete_horizon_ms is not None and b.delete_horizon_ms <= NOW
     )
     if removed.offset < case.round.end and (removed.key is None or deleted):
-        return  # no error: the record has no key, or was deleted by a tombstone past its horizon
+        return  # the record may be missing: it has no key, or an expired tombstone deleted it
     rest = tuple(r for r in o.records if r is not removed)
     kept = decode_log(o.data)[0]
     nulls = any(r.value is None for r in rest)

@@ -40,7 +40,7 @@ def _example(codec: int = 0) -> Case:
     pack = {"codec": codec}
     first = (
         data(0, 9, (b"below", b"log start"), **pack)
-        + abort(1, 9)  # below the log start, so not needed
+        + abort(1, 9)  # not needed, because it is below the log start
         + data(2, -1, (b"a", b"1"), (b"b", b"2" * 30), (b"f", b"not superseded"), **pack)
         + data(5, 1, (b"a", b"aborted"), (b"b", b"aborted"), **pack)
         + data(7, 2, (b"c", b"committed"), (b"a", b"3"), **pack)
@@ -500,7 +500,7 @@ def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
                 end(pid)
                 continue
             if pid >= 0 and pid not in opened and rng.random() < 0.15:
-                opened[pid] = None  # the data of this transaction was removed before
+                opened[pid] = None  # an earlier round removed the data of this transaction
                 end(pid)
                 continue
             n = rng.randint(1, 4)

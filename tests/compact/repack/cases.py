@@ -1,4 +1,4 @@
-"""Random segments for tests of repacking, and what the merger makes of them."""
+"""Random segments for tests of repacking, and the outputs of the merger for them."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def test_the_high_watermark_ends_the_section(run: Run, tmp_path: Path) -> None:
     assert batches(log_dir / "orders-0") == [1, 1, 10, 10]
 
 
-def test_a_preparation_is_not_made_useless(run: Run, log_dir: Path) -> None:
+def test_a_prepared_partition_is_refused(run: Run, log_dir: Path) -> None:
     policy = ("--topic-config", "orders:cleanup.policy=compact", "--topic-config", "users:cleanup.policy=compact")
     done = run("compact", "--log-dirs", log_dir, *KNOWN, *policy, "--force", "--prepare")
     assert done.exit_code == 0, done.stderr

@@ -63,7 +63,7 @@ def test_a_consumer_of_committed_records_receives_the_same(path, log, rules, ids
 
 @LAWS
 @given(segments(), rules())
-def test_every_record_stays_the_same(path, log, rules):
+def test_every_record_is_unchanged(path, log, rules):
     found = b"".join(merged(path, log, rules).parts)
     assert all_records(decode_log(found)) == all_records(decode_log(log))
 
@@ -140,7 +140,7 @@ def test_a_batch_above_the_limit_is_compressed_again_but_not_split(path):
     assert (rest.record_count, rest.codec) == (2, 4)
 
 
-def test_batches_that_are_read_in_pieces_stay_as_they_are(path, monkeypatch):
+def test_batches_that_are_read_in_pieces_are_unchanged(path, monkeypatch):
     read_in_pieces(monkeypatch)
     log = _batches(10, codec=4) + encode_batch([Rec(i, NOW, b"key", b"v" * 30) for i in range(1, 6)], codec=1)
     log += _batches(10, 10, offset=6, codec=4)
@@ -150,7 +150,7 @@ def test_batches_that_are_read_in_pieces_stay_as_they_are(path, monkeypatch):
     assert [batch.codec for batch in (first, *rest)] == [3, 3]
 
 
-def test_a_merge_that_saves_nothing_is_not_done(path):
+def test_batches_are_not_merged_if_that_saves_no_bytes(path):
     """Each record needs 9 bytes more when its timestamp is far from that of the first record."""
     far = 2**62
 
@@ -161,7 +161,7 @@ def test_a_merge_that_saves_nothing_is_not_done(path):
     assert b"".join(merged(path, log, Rules(10**6, 10**6)).parts) == log
 
 
-def test_an_uncompressed_batch_that_compression_makes_larger_stays_as_it_is(path):
+def test_an_uncompressed_batch_that_compression_would_enlarge_is_unchanged(path):
     small = _batches(1)
     assert b"".join(merged(path, small, Rules(10**6, 10**6, codec=4)).parts) == small
     [compressed] = decode_log(b"".join(merged(path, _batches(500), Rules(10**6, 10**6, codec=4)).parts))
@@ -171,7 +171,7 @@ def test_an_uncompressed_batch_that_compression_makes_larger_stays_as_it_is(path
 
 
 def test_batches_of_a_group_coordinator_are_merged(path):
-    """They have no producer, but the sequence 0."""
+    """Batches of a group coordinator have no producer, but the sequence 0."""
     log = _batches(9, 9, 9, base_sequence=0)
     [batch] = decode_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))
     assert (batch.record_count, batch.base_sequence) == (3, 0)

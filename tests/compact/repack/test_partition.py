@@ -1,4 +1,4 @@
-"""A repack of random partitions: every file, passes, outputs at limits, and what stays for producers."""
+"""A repack of random partitions: every file, passes, outputs at limits, and batches that producers still need."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _of_producer(producer: int, offset: int) -> bytes:
     return encode_batch([record], producer_id=producer, producer_epoch=0, base_sequence=offset)
 
 
-def test_the_last_five_batches_of_each_producer_stay_as_they_are(tmp_path):
+def test_the_last_five_batches_of_each_producer_are_unchanged(tmp_path):
     first = b"".join(_of_producer(offset % 2, offset) for offset in range(14))
     second = b"".join(_of_producer(1, offset) for offset in range(20, 22)) + _of_producer(2, 22)
     active = _of_producer(0, 30) + _of_producer(3, 31)

@@ -1,4 +1,4 @@
-"""The proof of a repack: it passes for every correct output, and finds each violation at its place."""
+"""The proof of a repack: it passes for every correct output, and reports the position of each violation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Case:
     end_offset: int = 2**62
     active: bytes = b""
     out: list[bytes] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)  # instead of those that follow from `out`
+    files: dict[str, bytes] = field(default_factory=dict)  # replace the files that follow from `out`
 
     def __post_init__(self) -> None:
         made = expected(self.source, self.rules)
@@ -115,7 +115,7 @@ class Case:
 def example(**more) -> Case:
     """Return a segment whose output has these batches: 0: offsets 0 to 5 of three batches; 1: a marker; 2: a batch of a
     producer with another codec; 3: tombstones with a horizon, of two batches; 4: an append time, of two batches; 5: a
-    batch that stays alone; 6: an emptied one.
+    batch that is not merged; 6: an emptied batch.
     """
     fields = {"leader_epoch": 3}
     times = {**fields, "timestamp_type": 1, "max_timestamp": NOW + 7}
@@ -280,7 +280,7 @@ def _split(case: Case) -> None:
 
 
 def _rebuild_alone(case: Case) -> None:
-    """Other base timestamp, and so other bytes, but the same record."""
+    """Encode the batch with another base timestamp: the bytes differ, but the record is the same."""
     case.rebuild(5, base_timestamp=NOW - 1)
 
 
@@ -360,7 +360,7 @@ MUTATIONS: list[tuple[Callable[[Case], None], str, int | None, int | None]] = [
 
 
 @pytest.mark.parametrize(("mutate", "text", "number", "offset"), MUTATIONS)
-def test_a_violation_is_found_at_its_place(tmp_path, windows, mutate, text, number, offset):
+def test_a_violation_is_found_with_its_position(tmp_path, windows, mutate, text, number, offset):
     case = example()
     before = list(case.out)
     mutate(case)
@@ -401,7 +401,7 @@ def test_a_wrong_index_is_found(tmp_path, suffix, change, text):
         case.prove(tmp_path)
 
 
-def test_a_merge_that_was_not_asked_for_is_found(tmp_path):
+def test_a_merge_that_was_not_requested_is_found(tmp_path):
     case = example(rules=Rules(10**4, 10**5))
     case.rules = Rules(0, 10**5)
     with pytest.raises(KeytailError, match="although nothing was to be merged"):
@@ -418,7 +418,7 @@ def test_a_batch_above_a_limit_is_found(tmp_path, limits):
 
 
 def test_a_batch_of_a_producer_is_not_merged(tmp_path):
-    """Also not with another one of the same producer."""
+    """A batch of a producer is not even merged with another batch of the same producer."""
     fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
     batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 9)], **fields) for offset in range(2)]
     case = Case(b"".join(batches), Rules(10**4, 10**5))
@@ -531,7 +531,7 @@ def test_a_later_batch_of_a_forgotten_producer_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("latest", [0, 1])
-def test_one_of_the_last_batches_of_a_producer_stays_as_it_is(tmp_path, latest):
+def test_a_change_of_one_of_the_last_batches_of_a_producer_is_found(tmp_path, latest):
     """The latest five may be in later segments."""
     fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
     batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 99)], **fields) for offset in range(5 - latest)]

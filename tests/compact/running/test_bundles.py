@@ -121,7 +121,7 @@ def test_a_partition_that_does_not_fit_waits_for_the_others_and_is_refused() -> 
     assert [task.partition for task in first.tasks] == [1]
     assert queue.take() is None
     queue.release(first)
-    assert queue.take() is None, "its only group does not fit"
+    assert queue.take() is None, "the only group of the partition does not fit"
     assert "40" in str(queue.refusal(task_of(0, 100)))
 
 

@@ -108,7 +108,7 @@ def test_a_partition_that_never_fits_does_not_delay_others() -> None:
     assert first is not None and [task.partition for task in first.tasks] == [1]
     queue.release(first)
     assert queue.take() is None
-    assert [task.partition for task in queue.take_all()] == [0], "its only group does not fit"
+    assert [task.partition for task in queue.take_all()] == [0], "the only group of the partition does not fit"
 
 
 def test_space_is_the_limit_only_if_the_cores_could_use_more() -> None:

@@ -241,7 +241,7 @@ def test_no_other_batch_of_a_producer_is_appended_within_its_open_transaction(di
 def test_batches_appended_together_leave_the_files_of_batches_appended_one_by_one(
     directory: Path, tmp_path: Path
 ) -> None:
-    """The snapshots written at rolls are equal too."""
+    """The snapshots written at rolls are also equal."""
     sent = [batch(producer_id=i % 3, producer_epoch=0, base_sequence=2 * (i // 3)) for i in range(30)]
     other = tmp_path / "other-0"
     other.mkdir()
@@ -466,7 +466,8 @@ def test_new_files_have_the_mode_of_the_log(directory: Path) -> None:
 
 
 def test_empty_snapshots_are_written_if_the_log_start_is_the_log_end(directory: Path) -> None:
-    """They are written at the bases of the last two segments and at the log end (APPEND.md, "Before a log is opened").
+    """The snapshots are written at the bases of the last two segments and at the log end (APPEND.md, "Before a log is
+    opened").
     """
     with opened(directory) as log:
         for _ in range(3):

@@ -58,7 +58,7 @@ def facts_of(directory: Path) -> PartitionFacts:
 
 
 def rolled(directory: Path, fs: FileSystem = LOCAL) -> PartitionFacts:
-    """Roll the log, and return the facts from before."""
+    """Roll the log, and return the facts before the roll."""
     facts = facts_of(directory)
     assert why_not_closed(fs, facts) == ""
     new = roll(fs, facts.path, facts.segments[-1], facts.log_end_offset)

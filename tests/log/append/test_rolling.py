@@ -81,7 +81,7 @@ def test_batches_are_appended_until_one_would_exceed_a_limit_of_the_segment(
     assert batches_before_roll(roll_state, _rows(batches), config, NOW_MS) == _model(roll_state, batches, config)
 
 
-WAITED = RollState(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # 97 of 100 ms are left
+WAITED = RollState(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # 97 of the 100 ms until a roll are left
 TIMELESS = RollState(50, 61, first_timestamp_ms=-1, created_ms=900, jitter_ms=3)
 
 
@@ -172,7 +172,7 @@ def test_epochs_are_truncated_at_both_ends() -> None:
 
 
 def test_producers_are_in_the_order_of_a_brokers_hash_table() -> None:
-    assert hash_order([33, 17, 2, 1]) == [33, 17, 1, 2]  # the two of bucket 1 are in the order of insertion
+    assert hash_order([33, 17, 2, 1]) == [33, 17, 1, 2]  # the two ids of bucket 1 are in the order of insertion
     assert hash_order([33, 17, 2, 1], in_front=True) == [1, 17, 33, 2]
     # the upper bits of the hash are folded into the lower ones
     assert hash_order([3, 2 << 16, (1 << 32) + 1]) == [(1 << 32) + 1, 2 << 16, 3]

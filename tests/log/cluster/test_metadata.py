@@ -159,7 +159,7 @@ def test_the_newest_snapshot_and_the_log_after_it_are_read(log: MetadataLog) -> 
     assert found.topics.keys() == {"t"}
     assert policies(log.path) == ("compact", "delete")
     assert found.as_of_offset == 10
-    (log.path / f"{0:020d}.log").unlink()  # a broker does this after writing a snapshot
+    (log.path / f"{0:020d}.log").unlink()  # a broker deletes the segment after writing a snapshot
     assert read(log.path) == found
 
 

@@ -190,11 +190,11 @@ def test_a_name_that_is_not_a_regular_file_is_an_error_with_a_remedy(kind: str, 
     assert problem.endswith("move it elsewhere, then run again [not-a-regular-file]")
 
 
-@pytest.mark.parametrize("way", ["symlink", pytest.param("hard link", marks=root_only)])
-def test_a_foreign_file_in_the_place_of_a_checkpoint_is_not_quoted(way: str, log_dir: Path) -> None:
+@pytest.mark.parametrize("link_type", ["symlink", pytest.param("hard link", marks=root_only)])
+def test_a_foreign_file_in_the_place_of_a_checkpoint_is_not_quoted(link_type: str, log_dir: Path) -> None:
     checkpoint, secret = log_dir / "cleaner-offset-checkpoint", log_dir.parent / "outside" / "t-0" / "file"
     checkpoint.unlink()
-    if way == "symlink":
+    if link_type == "symlink":
         checkpoint.symlink_to(secret)
     else:
         give(log_dir)
@@ -249,7 +249,7 @@ def acting_as(uid: int) -> Iterator[None]:
         (OWNER, OWNER, OWNER, True),
         (0, 0, OWNER, True),
         (OWNER, OWNER, OTHER, True),
-        (OWNER, 0, OTHER, False),  # like Linux in /tmp
+        (OWNER, 0, OTHER, False),  # Linux follows the same rule in /tmp
     ],
 )
 def test_only_links_of_trusted_owners_are_followed(

@@ -29,7 +29,7 @@ def open_below(folder):
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:  # the descriptor of this listing itself
+        except FileNotFoundError:  # this was the descriptor of the listing itself
             continue
         found += [target] if str(folder) in target else []
     return found

@@ -119,7 +119,8 @@ def test_settings_missing_from_spark_submit_are_reported(conf: dict[str, str], h
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_the_lock_of_the_tables_is_a_regular_file(tmp_path: Path, kind: str) -> None:
-    """Otherwise a user with write access to the folder could make root create a file elsewhere, or wait forever."""
+    """With a link or a pipe, a user with write access to the folder could make root create a file elsewhere, or wait
+    forever."""
     lock, elsewhere = tmp_path / "ledger" / LOCK, tmp_path / "elsewhere"
     lock.parent.mkdir()
     lock.symlink_to(elsewhere) if kind == "link" else os.mkfifo(lock)

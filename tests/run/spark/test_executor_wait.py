@@ -95,7 +95,7 @@ main()
 @pytest.mark.spark
 @pytest.mark.xdist_group("cluster")
 def test_a_cluster_with_smaller_workers_is_refused(two_workers: Cluster) -> None:
-    """Both workers have one core."""
+    """Both workers of the cluster have one core."""
     done = subprocess.run(
         [sys.executable, "-m", "keytail", "doctor", "--master", two_workers.url],
         env=two_workers.environment({"spark.executor.cores": "4"}), cwd=ROOT,

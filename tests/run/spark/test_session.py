@@ -112,7 +112,7 @@ def test_jobs_are_short_and_choose_no_master() -> None:
 
 def test_a_master_that_does_not_listen_is_reported_without_starting_spark() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # bound, but not listening
+        bound.bind(("127.0.0.1", 0))  # the port is bound, but nothing listens on it
         closed = f"127.0.0.1:{bound.getsockname()[1]}"
         refuse_unreachable(f"spark://{closed},127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(KeytailError, match=f"no Spark master accepts .*{closed} .Connection refused.*--master"):

@@ -66,12 +66,12 @@ class ProofContext:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one shard: the lowest offset of a latest record that is missing (-1: none), 1 in `outlived` if an
-    older record of its key was retained, the number of keys, and the table for the next pass, if one follows.
+    """The result of one shard: the lowest offset of a latest record that is missing (-1: none), 1 in `older_retained`
+    if an older record of its key was retained, the number of keys, and the table for the next pass, if one follows.
     """
 
     offset: int
-    outlived: int
+    older_retained: int
     keys: int
     table: CleanFile | None
 
@@ -137,9 +137,9 @@ def settle_proof(
         table.continue_(load_state(fs, task, context.proofs[shard]))
     for _, data in cells:
         table.merge(np.frombuffer(bytearray(data), np.uint64))
-    offset, outlived = proof_table.first_unjustified(table.slots)
+    offset, older_retained = proof_table.first_unjustified(table.slots)
     file = save_state(fs, task, names.PROOF, table.slots) if context.continues else None
-    return Verdict(int(offset), int(outlived), table.used, file)
+    return Verdict(int(offset), int(older_retained), table.used, file)
 
 
 class _Table:

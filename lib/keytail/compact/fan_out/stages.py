@@ -248,7 +248,7 @@ def _prove(
     proofs = task.fanned_out.proofs if task.fanned_out else ()
     context = ProofContext(task, proofs, stop < end)
     verdicts: list[Verdict] = stages.shuffle("proof", prove_part, pieces, shards, settle_proof, context)
-    bad = min(((item.offset, item.outlived) for item in verdicts if item.offset >= 0), default=(-1, 0))
+    bad = min(((item.offset, item.older_retained) for item in verdicts if item.offset >= 0), default=(-1, 0))
     refuse_unjustified(fs, task.partition_path, task.segments, *bad)
     return tuple(item.table for item in verdicts if item.table is not None)
 

@@ -220,10 +220,10 @@ class _Driver:
                 else:
                     root.records[name] = record
             roots.append(root)
-        self._find_vanished(roots)
+        self._add_moved_partitions(roots)
         return roots
 
-    def _find_vanished(self, roots: list[Root]) -> None:
+    def _add_moved_partitions(self, roots: list[Root]) -> None:
         """Add partitions in the target whose source moved to another log dir to `lacking`: no partition may be in two
         log dirs.
         """

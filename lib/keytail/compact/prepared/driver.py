@@ -19,10 +19,10 @@ from keytail.cli.selection import select_partitions
 from keytail.compact.command import Request
 from keytail.compact.planned_rows import row_of, with_detail, with_limits
 from keytail.compact.planning import ATTEMPTS, Planned, plan_beside_a_broker, report_assumptions, report_version_rules
+from keytail.compact.prepared.committing import basis_of, discard, read_record, reason_against_commit
 from keytail.compact.prepared.preparing import AGAIN, Found, Prepare, SourcesChanged
 from keytail.compact.prepared.record import see_sources
 from keytail.compact.prepared.scratch import RUN_ID_PREFIX, is_prepared
-from keytail.compact.prepared.takeover import basis_of, checked, discard, read_record
 from keytail.compact.removal_limit import report_unhosted
 from keytail.compact.rules import Rules
 from keytail.compact.running.compaction import Compaction
@@ -96,7 +96,10 @@ def _plan(
         return planned
     record, reason = read_record(fs, entry.path, prepared)
     if record is not None:
-        reason = checked(fs, record, planned, rules, by_file_time=configuration.by_file_time, drop_keyless=drop_keyless)
+        by_file_time = configuration.by_file_time
+        reason = reason_against_commit(
+            fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless
+        )
         selection = planned.decision.selection
         if not reason and selection is not None:
             if selection.first_uncleanable_offset == record.result.end_offset or not planned.wanted:

@@ -1,7 +1,7 @@
 """The record of a prepared compaction: what was read, what the decisions depend on, and what was written.
 
 A record is JSON with a version, in a scratch file that is written to the partition's directory when the outputs are
-durable and proven (PREPARED.md in this directory). The owner of the directory can change it, so takeover.py checks it
+durable and proven (PREPARED.md in this directory). The owner of the directory can change it, so committing.py checks it
 before it is used.
 """
 

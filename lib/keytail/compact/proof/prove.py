@@ -286,7 +286,7 @@ def put_block(block: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 
 def refuse_unjustified(
-    fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, outlived: int
+    fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, older_retained: int
 ) -> None:
     """Raise KeytailError unless each key's latest record is retained, or was a tombstone past its horizon and no older
     record is retained.
@@ -298,7 +298,7 @@ def refuse_unjustified(
     segment = [s for s in segments if s.base_offset <= offset][-1]
     path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
     what = "the latest record of its key is not in the output"
-    if outlived:
+    if older_retained:
         what = "a tombstone was removed before an older record of its key"
     raise KeytailError(
         what,

@@ -15,7 +15,7 @@ from keytail.compact.command import Request
 from keytail.compact.execution import Kind, run_in_place
 from keytail.compact.planned_rows import refused_row, row_of
 from keytail.compact.planning import Planned
-from keytail.compact.prepared.takeover import read_record
+from keytail.compact.prepared.committing import read_record
 from keytail.compact.repack.options import RepackFlags, refuse_combinations
 from keytail.compact.repack.partition import RepackResult, repack_partition
 from keytail.compact.repack.plan import expected, plan_repack, refused

@@ -243,7 +243,7 @@ def unreplaced(task: CleaningTask, row: ResultRow, status: str, error: ErrorText
     """Return the row, with this status, of a partition of which no segment was replaced."""
     if task.roll != "done":
         return row.unchanged(status, error)
-    rolled = joined([error, "the active segment was rolled, as a broker does"])
+    rolled = joined([error, "the active segment was rolled before, and a broker accepts the rolled log"])
     return replace(row.unchanged(status, rolled), segments_after=len(task.segments))
 
 

@@ -25,7 +25,7 @@ class TooLarge(Refused):
     default_slug = "too-large"
 
 
-def too_long(limit_bytes: int) -> NoReturn:
+def raise_too_large(limit_bytes: int) -> NoReturn:
     raise TooLarge(f"the data decompress to more than {limit_bytes} bytes", remedy=LARGER_REMEDY)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from isal import isal_zlib
 
-from keytail.format.codecs.errors import Buffer, too_long
+from keytail.format.codecs.errors import Buffer, raise_too_large
 
 _GZIP_HEADER = bytes.fromhex("1f8b08000000000000ff")  # no time, no extra flags, operating system unknown
 _GZIP_FLAGS_OFF = 3
@@ -42,7 +42,7 @@ def _gunzip_member(data: Buffer, limit_bytes: int) -> tuple[bytes, bytes]:
     except isal_zlib.error as problem:  # type: ignore[misc]
         raise ValueError(f"gzip: {problem}") from problem
     if len(out) > limit_bytes:
-        too_long(limit_bytes)
+        raise_too_large(limit_bytes)
     if not unpacker.eof:
         raise ValueError("gzip: data ends inside a member")
     return out, unpacker.unused_data

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import lz4.frame
 
-from keytail.format.codecs.errors import Buffer, of_library, too_long
+from keytail.format.codecs.errors import Buffer, of_library, raise_too_large
 
 _LZ4_MAGIC = bytes.fromhex("04224d18")
 _LZ4_VERSION, _LZ4_VERSION_MASK = 0x40, 0xC0
@@ -71,7 +71,7 @@ def decompress(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> by
     except RuntimeError as problem:
         raise of_library("lz4", problem) from problem
     if len(out) > limit_bytes:
-        too_long(limit_bytes)
+        raise_too_large(limit_bytes)
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from keytail.format.codecs.errors import Buffer, too_long
+from keytail.format.codecs.errors import Buffer, raise_too_large
 
 
 def compress(data: Buffer, _level: int) -> bytes:
@@ -13,7 +13,7 @@ def compress(data: Buffer, _level: int) -> bytes:
 
 def decompress(data: Buffer, limit_bytes: int, _skip_header_checksum: bool) -> Buffer:
     if len(data) > limit_bytes:
-        too_long(limit_bytes)
+        raise_too_large(limit_bytes)
     return data
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import cramjam
 
-from keytail.format.codecs.errors import LARGER_REMEDY, PART_BYTES, Buffer, TooLarge, too_long
+from keytail.format.codecs.errors import LARGER_REMEDY, PART_BYTES, Buffer, TooLarge, raise_too_large
 from keytail.limits import max_record_bytes
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -35,7 +35,7 @@ def decompress(data: Buffer, limit_bytes: int, _skip_header_checksum: bool) -> B
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         total = sum(sizes)
         if total > limit_bytes:
-            too_long(limit_bytes)
+            raise_too_large(limit_bytes)
         if len(blocks) == 1:
             return memoryview(cramjam.snappy.decompress_raw(blocks[0]))
         out = bytearray(total)

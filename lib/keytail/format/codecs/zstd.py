@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import zstandard
 
-from keytail.format.codecs.errors import Buffer, of_library, too_long
+from keytail.format.codecs.errors import Buffer, of_library, raise_too_large
 
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SKIPPABLE, _ZSTD_SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
@@ -72,7 +72,7 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
         if declared > most_bytes:
             raise ValueError(f"zstd: a frame of at most {most_bytes} bytes declares {declared} bytes")
         if declared > limit_bytes:
-            too_long(limit_bytes)
+            raise_too_large(limit_bytes)
     try:
         # One byte more than allowed, to distinguish a frame of exactly `limit_bytes` from a longer frame.
         room = max(1, min(most_bytes, limit_bytes + 1))
@@ -83,12 +83,12 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
             out = _contexts.unpacker.decompress(frame, max_output_size=room)
     except zstandard.ZstdError as problem:
         if most_bytes > limit_bytes and "did not decompress full frame" in str(problem):
-            too_long(limit_bytes)
+            raise_too_large(limit_bytes)
         raise of_library("zstd", problem) from problem
     if declared == 0 and out:
         raise ValueError("zstd: a frame that declares no content has content")
     if len(out) > limit_bytes:
-        too_long(limit_bytes)
+        raise_too_large(limit_bytes)
     return out
 
 

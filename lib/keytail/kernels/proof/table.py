@@ -109,7 +109,7 @@ def first_unjustified(slots):
     """Return the lowest offset of a key's latest record that was removed without reason (-1: none), and 1 if an older
     record of that key was retained."""
     worst = np.int64(-1)
-    outlived = 0
+    older_retained = 0
     for i in range(0, slots.shape[0], SLOT_WORDS):
         if slots[i + 2] != 0:
             action = slots[i + 1] & np.uint64(3)
@@ -118,5 +118,5 @@ def first_unjustified(slots):
                 offset = np.int64(slots[i + 2]) - 1
                 if worst < 0 or offset < worst:
                     worst = offset
-                    outlived = 1 if action == np.uint64(EXPIRED) else 0
-    return worst, outlived
+                    older_retained = 1 if action == np.uint64(EXPIRED) else 0
+    return worst, older_retained

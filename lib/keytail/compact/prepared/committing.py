@@ -75,7 +75,7 @@ def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bo
     )
 
 
-def checked(
+def reason_against_commit(
     fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool
 ) -> ErrorText:
     """Return why the preparation cannot be committed to the partition as it is now (`planned`); NO_ERROR if it can be.
@@ -100,7 +100,7 @@ def checked(
     return reason_to_discard(record, now)
 
 
-def taken_over(fs: FileSystem, planned: Planned, record: Record, reason: ErrorText) -> Planned:
+def commit_or_discard(fs: FileSystem, planned: Planned, record: Record, reason: ErrorText) -> Planned:
     """Return the plan that commits `record`. With a `reason`, discard the preparation instead, and return the plan with
     the reason. The preparation of a refused partition is kept: the run may only lack a flag.
     """

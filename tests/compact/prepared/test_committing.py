@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keytail.compact.plan import Selection
-from keytail.compact.prepared.takeover import Now, reason_to_discard
+from keytail.compact.prepared.committing import Now, reason_to_discard
 from tests.compact.prepared.test_record import a_record
 
 DAY_MS = 86_400_000
-RECORD = a_record()  # prepared from offset 5 to 25; the log end offset was 30
+RECORD = a_record()  # a preparation of offsets 5 to 25, with log end offset 30
 SELECTION = Selection(5, 25, 0, 900, 900, 1.0, False, False, True, "")
 UNCHANGED = Now(RECORD.prepared_ms, RECORD.basis, SELECTION, RECORD.sources, RECORD.outputs)
 
