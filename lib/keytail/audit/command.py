@@ -15,18 +15,26 @@ from keytail.cli.replicas import directories_of
 from keytail.cli.selection import PartitionFilter
 from keytail.cli.statuses import Status
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, about, print_line, print_paragraph, print_rows, total
+from keytail.erase.command import KeyFormatFlag
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
 from keytail.run.rows import OfPartition
 
-_GOOD = frozenset({"alike", "skipped"})
+_GOOD = frozenset({"alike", "skipped", "absent"})
 
 Replicas = Annotated[list[str] | None, o.select_flag(
-    "--replica [NAME=]DIR[,DIR]", "All log dirs of one broker. Give the flag once for each broker, at least twice."
+    "--replica [NAME=]DIR[,DIR]",
+    "All log dirs of one broker. Give the flag once for each broker; without --erased at least twice.",
 )]
 Examples = Annotated[int, o.run_flag(
     "--examples N", "Maximum number of examples for each kind of difference.", parser=o.within(1, 10_000)
+)]
+
+Erased = Annotated[str | None, o.flag(
+    "--erased FILE",
+    "File with keys, one on each line, as for `erase`. Report which replicas have records with these keys, in place of "
+    "comparing them. No key is printed.",
 )]
 
 
@@ -50,6 +58,8 @@ class Request:
     partition_filter: Annotated[PartitionFilter, FromFlags(_partition_filter)] = field(default_factory=PartitionFilter)
     _: KW_ONLY
     examples: Examples = 5
+    erased: Erased = None
+    key_format: KeyFormatFlag = "utf8"
     master: o.Master = None
     submitted: bool = False  # spark-submit runs this process and sets the master
 
@@ -65,7 +75,8 @@ class AuditRow(OfPartition):
     replicas: Annotated[
         tuple[dict[str, Any], ...],
         "each with `name`, `path`, `segments`, `bytes`, `records`, `log_start_offset`, `log_end_offset`, "
-        "`high_watermark`, `cleaned_to`",
+        "`high_watermark`, `cleaned_to`; with `--erased`, the first four, `records_left`, `first_left` (offset), and "
+        "`not_read` (files and directories that may have such records)",
     ] = ()
     first_offset: Annotated[int | None, "start of the compared range"] = None
     end_offset: Annotated[int | None, "end of the compared range, exclusive"] = None
@@ -146,7 +157,9 @@ def show_rows(rows: Sequence[AuditRow], request: Request) -> None:
         [about(row.name, text) for row in rows for text in _texts(row)],
     )
     text = total(rows)
-    if all(row.status in _GOOD for row in rows):
+    if rows and all(row.status == "absent" for row in rows):
+        text += " No record with these keys is left."
+    elif all(row.status in _GOOD for row in rows):
         was_compared = any(row.status == "alike" for row in rows)
         text += " No differences found." if was_compared else " Nothing was compared."
     print_line(f"\n{text}")
@@ -187,15 +200,22 @@ def _example(item: dict[str, Any]) -> str:
 AUDIT = Command(
     name="audit",
     also_called=("compare", "diff", "replicas", "divergence"),
-    help="Compare the replicas of partitions, record by record. Reads only; brokers may run.",
+    help="Compare the replicas of partitions, record by record. Reads only; brokers may run.\n\n"
+    "With --erased, it looks for records with given keys in each replica instead: after `erase`, none may be left.",
     request=Request,
     run="keytail.audit.driver:audit",
-    examples=("keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders",),
+    examples=(
+        "keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders",
+        "keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders --erased keys.txt",
+    ),
     rows={"": AuditRow},
     statuses={
         "alike": Status("no differences", "done"),
         "differs": Status("`divergences` counts the differences", "failed"),
         "corrupt": Status("no differences in the part that could be read", "failed"),
+        "absent": Status("with `--erased`: no record has one of the keys"),
+        "left": Status("with `--erased`: a replica has records with these keys", "failed"),
+        "unread": Status("with `--erased`: files that may have such records were not read", "not done"),
         "skipped": Status("nothing to compare, as stated in `error`", "skipped"),
         "refused": Status("keytail does not act on this state", "not done"),
         "failed": Status("something else went wrong; run again", "failed"),

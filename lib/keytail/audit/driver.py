@@ -17,6 +17,7 @@ from typing import Any
 from keytail.audit.command import AuditRow, Request
 from keytail.audit.compare import MAX_REPLICAS, ReplicaLog, compared_range
 from keytail.audit.compare import status_of as status_of_audit
+from keytail.audit.erased import find_left
 from keytail.audit.scan import AuditTask
 from keytail.audit.stages import Alone, Audit
 from keytail.audit.stages import audit as compared
@@ -105,7 +106,7 @@ def audit(
 ) -> list[AuditRow]:
     """Return a row for each chosen partition that any replica hosts, sorted by topic and partition. `on_row` is called
     with the row of each compared partition when it is done."""
-    if len(request.replicas) < 2:
+    if len(request.replicas) < 2 and request.erased is None:
         raise UsageProblem(
             "an audit needs at least two replicas",
             remedy="Pass --replica [NAME=]DIR[,DIR] once for each broker, with all of its log dirs",
@@ -113,6 +114,8 @@ def audit(
         )
     replicas = replicas_of(fs, request.replicas)
     hosting = _hosting(replicas, request.partition_filter)
+    if request.erased is not None:
+        return find_left(fs, request, replicas, hosting, on_row)
     rows: dict[str, AuditRow] = {}
     jobs: list[AuditJob] = []
     for (topic, partition), found in sorted(hosting.items()):

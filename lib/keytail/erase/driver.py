@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from keytail.acting_user import as_caller, caller_name
+from keytail.acting_user import caller_name
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import select_partitions
@@ -23,9 +23,9 @@ from keytail.erase.backups import Backups, backups_of_ledger
 from keytail.erase.command import EraseRow, Request, exit_status
 from keytail.erase.erasure import Erasure
 from keytail.erase.examining import Examined, examine
-from keytail.erase.keys import ErasedKeys, read_keys
+from keytail.erase.keys import read_keys_file
 from keytail.erase.other_directories import other_directories
-from keytail.errors import UsageProblem, is_denied, joined
+from keytail.errors import UsageProblem, joined
 from keytail.ledger.of_run import Recording, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, hold_off_preparations
@@ -48,7 +48,7 @@ def erase(
         _refuse_all_topics(request)
         select_partitions(fs, request.partition_filter)  # invalid flags are reported before any lock is taken
         flags = request.ledger.checked(fs, log_dirs)
-        keys = keys_of(request)
+        keys = read_keys_file("--keys-file", request.keys_file, request.key_format)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, log_dirs)
@@ -56,8 +56,9 @@ def erase(
             run.enter_context(hold_off_preparations(log_dirs, fs))
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, log_dirs, request.configuration)
-        others = other_directories(fs, chosen, log_dirs_of(configuration.broker))
-        others.refuse_without_partition(chosen, request.partition_filter)
+        others = other_directories(fs, chosen.log_dirs, log_dirs_of(configuration.broker))
+        known = [(entry.topic, entry.partition) for _, entry in chosen.partitions]
+        others.refuse_without_partition(known, request.partition_filter)
         items = [
             examine(fs, log_dir, entry, configuration, execute=request.execute, others=others)
             for log_dir, entry in chosen.partitions
@@ -113,22 +114,6 @@ def _refuse_all_topics(request: Request) -> None:
             remedy="Give --topic, --topic-list or --partitions; --topic '.*' means all topics",
             slug="missing-flag",
         )
-
-
-@as_caller()
-def keys_of(request: Request) -> ErasedKeys:
-    """Return the keys of --keys-file. Raises UsageProblem if it cannot be read, or for a line of it."""
-    path = request.keys_file
-    try:
-        with open(path, "rb") as file:
-            return read_keys(file, path, request.key_format)
-    except OSError as error:
-        remedy = "Give the path of a file with one key on each line"
-        if is_denied(error):
-            remedy = "Run as a user that may read it, or change its owner or mode (chown, chmod)"
-        raise UsageProblem(
-            f"--keys-file cannot be read: {error.strerror}", path=path, remedy=remedy, slug="unreadable-keys-file"
-        ) from error
 
 
 def _without_backups(fs: FileSystem, item: Examined, backups: Backups) -> Examined:

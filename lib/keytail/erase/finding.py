@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,18 +17,24 @@ from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.kernels.erase import mark_erased
 from keytail.log import meter
 from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionFacts, SegmentFacts, refuse_changed
 from keytail.log.records.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
-from keytail.log.records.key_scan import KeyScanner
+from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.transactions import Transactions, TransactionTracker
+
+_WITHOUT_RECORDS = (*names.INDEX_SUFFIXES, names.SNAPSHOT, names.PREPARED)
 
 
 class Finder:
-    """Finds erased keys in chunks; use one per task. `found` (bool, one item per key) is set for those found."""
+    """Finds erased keys in chunks; use one per task. `found` (bool, one item per key) is set for those found.
+    `first_offset` is the offset of the first record that was found, -1 if there is none.
+    """
 
     def __init__(self, reader: SegmentReader, keys: ErasedKeys) -> None:
         self._reader, self._keys = reader, keys
         self._scanner = KeyScanner(keys.seed)
         self.found = np.zeros(keys.count, bool)
+        self.first_offset = -1
 
     def erased(self, chunk: Chunk) -> np.ndarray:
         """Return for each record of the chunk (uint8), in order, whether it is to be erased. Control records are not.
@@ -43,8 +49,15 @@ class Finder:
         nulls = np.zeros((len(table) + 7) // 8, np.uint8)
         for opened in self._reader.open_rows(chunk, wanted):
             for part in self._scanner.portions(chunk, opened, -(2**63), first, nulls, 0):
-                mark_erased(part.low, part.high, part.ordinals, self._keys.table, erased, self.found)
+                n = mark_erased(part.low, part.high, part.ordinals, self._keys.table, erased, self.found)
+                if n and self.first_offset < 0:
+                    self.first_offset = _offset_of(part, int(np.argmax(erased)))
         return erased
+
+
+def _offset_of(part: KeyPortion, ordinal: int) -> int:
+    records, ordinals = part.records_up_to(part.row_of(ordinal))
+    return int(records["offset"][ordinals == ordinal][0])
 
 
 def erased_of_rows(table: np.ndarray, erased: np.ndarray) -> np.ndarray:
@@ -139,22 +152,64 @@ def find_in_partition(fs: FileSystem, task: CleaningTask, keys: ErasedKeys) -> F
 def _find(fs: FileSystem, task: CleaningTask, keys: ErasedKeys, aborted: np.ndarray) -> FoundInPartition:
     reader = SegmentReader(fs)
     finder, tracker, is_open = Finder(reader, keys), TransactionTracker(aborted, task.log_start_offset), _Open()
-    found, total = [], 0
-    bases = [segment.base_offset for segment in task.segments]
-    for segment, next_base in zip(task.segments, [*bases[1:], None], strict=True):
-        path = os.path.join(task.partition_path, names.segment_file(segment.base_offset, names.LOG))
-        records = erased = 0
-        torn_tail = next_base is None and not task.clean_shutdown
-        for chunk in reader.chunks(path, segment.log_bytes, torn_tail=torn_tail):
+    records = dict.fromkeys((segment.base_offset for segment in task.segments), 0)
+    erased = dict(records)
+    for base, chunk in _chunks(reader, task.partition_path, task.segments, torn_tail=not task.clean_shutdown):
+        of_rows = erased_of_rows(chunk.table, finder.erased(chunk))
+        tracker.follow(chunk.table)
+        is_open.follow(chunk.table, of_rows)
+        records[base] += int(chunk.table["record_count"].sum(dtype=np.int64))
+        erased[base] += int(of_rows.sum())
+    is_open.refuse(task.partition_path)
+    found = tuple(FoundInSegment(base, records[base], n) for base, n in erased.items() if n)
+    return FoundInPartition(found, sum(records.values()), np.packbits(finder.found), tracker.finish())
+
+
+def _chunks(
+    reader: SegmentReader, path: str, segments: Sequence[SegmentFacts], *, torn_tail: bool
+) -> Iterator[tuple[int, Chunk]]:
+    """Yield the chunks of all segments, each with the base offset of its segment. `torn_tail`: the active segment may
+    end with an unfinished write."""
+    bases = [segment.base_offset for segment in segments]
+    for segment, next_base in zip(segments, [*bases[1:], None], strict=True):
+        log = os.path.join(path, names.segment_file(segment.base_offset, names.LOG))
+        for chunk in reader.chunks(log, segment.log_bytes, torn_tail=torn_tail and next_base is None):
             refuse_unsupported(chunk)
             check_ends_below(chunk, next_base)
-            of_rows = erased_of_rows(chunk.table, finder.erased(chunk))
-            tracker.follow(chunk.table)
-            is_open.follow(chunk.table, of_rows)
-            records += int(chunk.table["record_count"].sum(dtype=np.int64))
-            erased += int(of_rows.sum())
-        total += records
-        if erased:
-            found.append(FoundInSegment(segment.base_offset, records, erased))
-    is_open.refuse(task.partition_path)
-    return FoundInPartition(tuple(found), total, np.packbits(finder.found), tracker.finish())
+            yield segment.base_offset, chunk
+
+
+@dataclass(frozen=True)
+class Left:
+    """The records with erased keys in a directory: their number, and the first offset (-1: none). `not_read` are the
+    names of other files that may have such records."""
+
+    records: int
+    first_offset: int
+    not_read: tuple[str, ...]
+
+
+def count_left(fs: FileSystem, facts: PartitionFacts, keys: ErasedKeys) -> Left:
+    """Count the records in all segments of a partition, beside a broker that may run. Raises CorruptLog, or Refused if
+    a closed segment has changed meanwhile."""
+    reader = SegmentReader(fs)
+    finder, records, read_bytes = Finder(reader, keys), 0, {facts.segments[-1].base_offset: 0}
+    for base, chunk in _chunks(reader, facts.path, facts.segments, torn_tail=not facts.clean_shutdown):
+        records += int(finder.erased(chunk).sum(dtype=np.int64))
+        read_bytes[base] = chunk.position + len(chunk.raw)
+    for segment in facts.segments[:-1]:
+        log = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
+        refuse_changed(fs, log, segment.log_bytes, segment.log_mtime_ns)
+    not_read = [entry.name for entry in fs.scan(facts.path) if _may_have_records(entry.name)]
+    active = facts.segments[-1]
+    if (end := read_bytes[active.base_offset]) < active.log_bytes:
+        not_read.append(f"{names.segment_file(active.base_offset, names.LOG)} from byte {end} on")
+    return Left(records, finder.first_offset, tuple(sorted(not_read)))
+
+
+def _may_have_records(name: str) -> bool:
+    """Return whether a file may have records, and is no segment."""
+    parsed = names.parse_file_name(name)
+    if parsed.kind in ("live", "partition") or name.startswith(names.PARTITION_FILES):
+        return False
+    return parsed.suffix not in _WITHOUT_RECORDS and name not in (names.IMPORT_RECORD, names.OUTPUT_RECORD)

@@ -1,4 +1,4 @@
-"""Reads the file of `--keys-file`, one key a line, and holds the keys as hashes, 40 bytes for each.
+"""Reads a file of keys, one a line, and holds the keys as hashes, 40 bytes for each.
 
 There are two independent sets: XXH3-128 under a random seed, by which records are selected, and the hash of the proof,
 under its own secret. Key bytes are not retained, and never in a message.
@@ -17,7 +17,8 @@ from typing import Literal, NoReturn, Protocol
 
 import numpy as np
 
-from keytail.errors import UsageProblem
+from keytail.acting_user import as_caller
+from keytail.errors import UsageProblem, is_denied
 from keytail.kernels.erase import KeyTable, hash_keys
 from keytail.kernels.proof.key_hash import SECRET_BYTES, coefficients_of, hash_all
 from keytail.limits import max_record_bytes
@@ -45,6 +46,21 @@ class ErasedKeys:
     table: KeyTable
     secret: bytes
     hashes: np.ndarray
+
+
+@as_caller()
+def read_keys_file(flag: str, path: str, key_format: KeyFormat) -> ErasedKeys:
+    """Return the keys of the file that the flag names. Raises UsageProblem if it cannot be read, and as `read_keys`."""
+    try:
+        with open(path, "rb") as file:
+            return read_keys(file, path, key_format)
+    except OSError as error:
+        remedy = "Give the path of a file with one key on each line"
+        if is_denied(error):
+            remedy = "Run as a user that may read it, or change its owner or mode (chown, chmod)"
+        raise UsageProblem(
+            f"{flag} cannot be read: {error.strerror}", path=path, remedy=remedy, slug="unreadable-keys-file"
+        ) from error
 
 
 def read_keys(file: Reads, name: str, key_format: KeyFormat) -> ErasedKeys:

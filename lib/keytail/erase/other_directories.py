@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from keytail.cli.selection import PartitionFilter, SelectedPartitions
+from keytail.cli.selection import PartitionFilter
 from keytail.errors import UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts
 
 _MAX_NAME_BYTES = 255  # a broker truncates the topic in a longer name of a `-delete` or `-stray` directory
 REMEDY = "Start the broker, which removes a directory that ends in -delete; move or remove any other"
@@ -25,9 +26,10 @@ class OtherDirectories:
         """Return the paths of the directories of one partition."""
         return [path for path, parsed in self.found if _may_be_of(path, parsed, topic, partition)]
 
-    def refuse_without_partition(self, chosen: SelectedPartitions, partition_filter: PartitionFilter) -> None:
-        """Raise UsageProblem for directories of chosen partitions that have no normal directory, and so no row."""
-        known = [(entry.topic, entry.partition) for _, entry in chosen.partitions]
+    def refuse_without_partition(
+        self, known: Collection[tuple[str, int]], partition_filter: PartitionFilter
+    ) -> None:
+        """Raise UsageProblem for directories of chosen partitions that are not among those with a row, `known`."""
         left = [
             path
             for path, parsed in self.found
@@ -44,9 +46,11 @@ class OtherDirectories:
 NO_OTHERS = OtherDirectories()
 
 
-def other_directories(fs: FileSystem, chosen: SelectedPartitions, broker_log_dirs: Sequence[str]) -> OtherDirectories:
+def other_directories(
+    fs: FileSystem, log_dirs: Sequence[LogDirFacts], broker_log_dirs: Sequence[str] = ()
+) -> OtherDirectories:
     """Return the directories in the surveyed log dirs, and in those of the broker's file that are on this host."""
-    listed = {facts.path: facts.skipped for facts in chosen.log_dirs}
+    listed = {facts.path: facts.skipped for facts in log_dirs}
     for path in map(os.path.abspath, broker_log_dirs):
         if path not in listed and fs.exists(path):
             listed[path] = tuple(entry.name for entry in fs.scan(path))

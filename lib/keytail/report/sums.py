@@ -101,6 +101,8 @@ def _about_verify(report: Report) -> str:
 def _about_audit(report: Report) -> str:
     statuses = Counter(partition.status for partition in report.partitions)
     everything = count(len(report.partitions), "partition")
+    if any("records_left" in replica for item in report.partitions for replica in item.row.get("replicas", ())):
+        return f"No record with these keys is left in {statuses['absent']:,} of {everything}."
     if statuses["alike"] == len(report.partitions):
         return f"The replicas of {everything} are alike."
     return f"The replicas of {statuses['alike']:,} of {everything} are alike ({_statuses(statuses, 'alike')})."
