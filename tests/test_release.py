@@ -12,76 +12,39 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 
 import keytail
-from tests import golden
+from tests import release
 from tests.image import sent_to_the_engine, step, tracked
+from tests.release import PIP, ROOT, Built, Failed, build, compact_golden, copy_of, environment, run
 
-ROOT = Path(__file__).parents[1]
-# Files that are needed only for development.
-NOT_RELEASED = (".ci/", ".gitignore")
-_PIP = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
+VERIFY = [sys.executable, "-m", "keytail", "verify"]
 _OF_VENV = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence")
-_NOT_FOR_SPARK = ("Dockerfile", "constraints.txt", "constraints-airflow.txt", "install-bundle.sh")
-NOT_IN_THE_WHEEL = {f"keytail/conf/{name}" for name in _NOT_FOR_SPARK}
-
-
-@dataclass(frozen=True)
-class Built:
-    wheel: Path
-    sdist: Path
-
-
-def _run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(command, cwd=cwd, env=kept | more, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build the released files from a copy of the tree: a build must leave nothing in the tree, and must not use its
-    untracked files."""
-    source = tmp_path_factory.mktemp("source")
-    for name in tracked():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, source / name)
-    out = tmp_path_factory.mktemp("built")
-    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, "."], source)
-    [wheel], [sdist] = out.glob("*.whl"), out.glob("*.tar.gz")
-    return Built(wheel, sdist)
+    return build(copy_of(ROOT, tracked(), tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")
 def clean(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the `bin` of an environment that has only the wheel and its dependencies."""
-    return _installed(built, tmp_path_factory.mktemp("clean"), extras="")
+    return environment(tmp_path_factory.mktemp("clean"), built.wheel)
 
 
 @pytest.fixture(scope="module")
 def with_spark(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the `bin` of an environment that has the wheel with its extra for Spark."""
-    return _installed(built, tmp_path_factory.mktemp("with_spark"), extras="spark")
-
-
-def _installed(built: Built, home: Path, extras: str) -> Path:
+    """Return the `bin` of an environment that has the wheel with its extra for Spark, made by the image's step."""
+    home = tmp_path_factory.mktemp("with_spark")
     for source, folder in ((built.wheel, home / "wheel"), (ROOT / "conf/constraints.txt", home / "conf")):
         folder.mkdir()
         shutil.copy(source, folder)
-    if not extras:  # the step of the image also links to Spark
-        _run([sys.executable, "-m", "venv", home / "venv"], home)
-        install = [home / "venv/bin/pip", "install", "--no-compile", "-c", home / "conf/constraints.txt", built.wheel]
-        _run(install, home, **_PIP)
-    else:
-        _as_in_the_image(home, "pip install", EXTRAS=extras)
-    _run([home / "venv/bin/python", "-m", "pip", "check"], home)
+    _as_in_the_image(home, "pip install", EXTRAS="spark")
+    run([home / "venv/bin/python", "-m", "pip", "check"], home)
     return home / "venv/bin"
 
 
@@ -92,16 +55,14 @@ def _as_in_the_image(home: Path, *words: str, **arguments: str) -> None:
                          ("/wheel ", f"{home}/wheel ")):  # fmt: skip
         command = re.sub(rf"(?<![\w/]){folder}", str(here), command)
     path = f"{home}/venv/bin:{os.environ['PATH']}"
-    _run(["sh", "-c", command], home, PATH=path, **_PIP, **arguments)
+    run(["sh", "-c", command], home, PATH=path, **PIP, **arguments)
 
 
 @pytest.mark.soak("test_image.py: the files of the image; the environment here is made by the image's step")
 def test_the_wheel_of_the_image_equals_the_built_one(built: Built, tmp_path: Path) -> None:
     """The wheel that the image's step makes from the files that an engine receives equals the built one."""
-    for name in sent_to_the_engine(tracked()):
-        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, tmp_path / "src" / name)
-    _as_in_the_image(tmp_path, "pip wheel", KEYTAIL=str(tmp_path / "src"))
+    source = copy_of(ROOT, sent_to_the_engine(tracked()), tmp_path / "src")
+    _as_in_the_image(tmp_path, "pip wheel", KEYTAIL=str(source))
     [wheel] = tmp_path.glob("wheel/*")
     assert wheel.name == built.wheel.name
     with zipfile.ZipFile(wheel) as item, zipfile.ZipFile(built.wheel) as other:
@@ -110,29 +71,131 @@ def test_the_wheel_of_the_image_equals_the_built_one(built: Built, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_the_wheel_has_the_packages_with_their_pages_and_types(built: Built) -> None:
-    wanted = {name.removeprefix("lib/") for name in tracked() if name.startswith("lib/")}
-    wanted |= {f"keytail/{name}" for name in tracked() if name.startswith(("jobs/", "conf/"))} - NOT_IN_THE_WHEEL
+def test_the_wheel_and_the_sdist_have_all_files_and_valid_metadata(built: Built) -> None:
+    assert [*release.problems_of_files(built, tracked())] == []
+    assert [*release.problems_of_metadata(built, keytail.__version__)] == []
     with zipfile.ZipFile(built.wheel) as wheel:
-        names = set(wheel.namelist())
-        [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
-        facts = message_from_bytes(wheel.read(metadata))
-        assert wheel.read("keytail/conf/log4j2.properties") == wheel.read("keytail/run/log4j2.properties")
-    assert wanted <= names
-    assert "keytail/py.typed" in names
-    assert {name.split("/")[0] for name in names - wanted} == {metadata.split("/")[0]}
-    assert facts["Version"] == keytail.__version__
-    assert facts["License-Expression"] == "Apache-2.0"
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+        assert "keytail/py.typed" in wheel.namelist()
 
 
 @pytest.mark.long
-def test_the_sdist_has_all_tracked_files(built: Built) -> None:
-    with tarfile.open(built.sdist) as sdist:
-        names = {member.name.partition("/")[2] for member in sdist.getmembers()}
-    wanted = {name for name in tracked() if not name.startswith(NOT_RELEASED)}
-    assert wanted <= names
-    assert names - wanted <= {"PKG-INFO", ".gitignore"}  # PKG-INFO is generated; the builder always adds .gitignore
+def test_wrong_files_and_metadata_are_found(built: Built, tmp_path: Path) -> None:
+    wheel = tmp_path / built.wheel.name.replace(keytail.__version__, "9.9")
+    with zipfile.ZipFile(built.wheel) as source, zipfile.ZipFile(wheel, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            if name.endswith("METADATA"):
+                data = data.replace(b"License-Expression: Apache-2.0", b"License-Expression: of its own")
+            if name not in ("keytail/py.typed", "keytail/guide/flags.md"):
+                target.writestr(name, data)
+        target.writestr("keytail/secret.pem", "")
+    sdist = tmp_path / built.sdist.name
+    with tarfile.open(built.sdist) as source_tar, tarfile.open(sdist, "w:gz") as target_tar:
+        for member in source_tar.getmembers():
+            if not member.name.endswith("/Makefile"):
+                target_tar.addfile(member, source_tar.extractfile(member) if member.isfile() else None)
+    changed = Built(wheel, sdist)
+    assert [*release.problems_of_files(changed, tracked())] == [
+        "the wheel lacks keytail/guide/flags.md, keytail/py.typed",
+        "the wheel should not have keytail/secret.pem",
+        "the sdist lacks Makefile",
+    ]
+    differ, invalid = release.problems_of_metadata(changed, keytail.__version__)
+    assert differ == "the metadata of the wheel and of the sdist differ"
+    assert invalid.startswith("invalid metadata: ")
+    assert "'of its own'" in invalid
+    renamed = Built(built.wheel.rename(wheel), built.sdist)
+    try:
+        [problem] = release.problems_of_metadata(renamed, keytail.__version__)
+    finally:
+        wheel.rename(built.wheel)
+    assert problem == f"{wheel.name} does not have the name and the version of its metadata"
+
+
+CHANGES = "# Changes\n\n## 7.2.0 (not released)\n\n- two\n\n## 7.1.0 (2026-01-31)\n\n- one\n\n## 7.0.1\n"
+
+
+def test_the_notes_are_the_section_of_the_version() -> None:
+    assert (release.notes(CHANGES, "7.2.0"), release.notes(CHANGES, "7.1.0")) == ("- two\n", "- one\n")
+    assert (release.is_trial(CHANGES, "7.2.0"), release.is_trial(CHANGES, "7.1.0")) == (True, False)
+    for version in ("7.3.0", "7.1", "7.0.1"):  # the last has no text
+        with pytest.raises(Failed, match=f"no section `## {version}` with text"):
+            release.notes(CHANGES, version)
+    release.refuse_unsorted("- one\n")
+    release.refuse_unsorted("### Compact\n\n- one\n")
+    with pytest.raises(Failed, match="move the lines at the top"):
+        release.refuse_unsorted("- two\n\n### Compact\n\n- one\n")
+    assert release.notes((ROOT / "CHANGES.md").read_text(), keytail.__version__)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    root = tmp_path / "checkout"
+    root.mkdir()
+    (root / "CHANGES.md").write_text(CHANGES)
+    run(["git", "init", "--quiet"], root)
+    _commit(root)
+    return root
+
+
+def _commit(root: Path) -> None:
+    name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    run(["git", "add", "--all"], root)
+    run(["git", *name, "commit", "--quiet", "--allow-empty", "--message", "Add files"], root)
+
+
+def test_a_tree_that_is_not_clean_is_refused(checkout: Path) -> None:
+    release.refuse_unless_clean(checkout, "7.1.0")
+    (checkout / "new").touch()
+    with pytest.raises(Failed, match=r"not committed.*\?\? new"):
+        release.release(checkout, checkout / "build", "7.1.0")
+    (checkout / "new").unlink()
+    (checkout / "CHANGES.md").write_text(CHANGES + "more\n")
+    with pytest.raises(Failed, match=r"not committed.* M CHANGES.md"):
+        release.release(checkout, checkout / "build", "7.1.0")
+    assert not (checkout / "build").exists()
+
+
+def test_a_version_without_changes_is_refused(checkout: Path) -> None:
+    with pytest.raises(Failed, match=r"no section `## 7\.3\.0`"):
+        release.release(checkout, checkout / "build", "7.3.0")
+
+
+def test_a_version_that_was_released_from_another_commit_is_refused(checkout: Path) -> None:
+    run(["git", "tag", "v7.1.0"], checkout)
+    release.refuse_unless_clean(checkout, "7.1.0")
+    _commit(checkout)
+    with pytest.raises(Failed, match=r"v7\.1\.0 is on another commit"):
+        release.release(checkout, checkout / "build", "7.1.0")
+
+
+def test_a_missing_engine_is_reported_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ENGINE", raising=False)
+    assert release._image(tmp_path, "1").startswith("IMAGE: NOT BUILT")
+    for name in ("podman", "buildah"):
+        (tmp_path / name).touch(0o755)
+    assert release.engine() == "podman"
+    monkeypatch.setenv("ENGINE", "buildah")
+    assert release.engine() == "buildah"
+
+
+@pytest.mark.long
+@pytest.mark.soak("each of its steps: the other tests of this file")
+def test_a_release_has_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = copy_of(ROOT, tracked(), tmp_path / "clone")
+    run(["git", "init", "--quiet"], root)
+    _commit(root)
+    monkeypatch.setattr(release, "engine", lambda: None)
+    release.release(root, root / "build/release")
+    version = keytail.__version__
+    files = {f"keytail-{version}-py3-none-any.whl", f"keytail-{version}.tar.gz", "NOTES.md", "SHA256SUMS"}
+    assert {path.name for path in root.glob("build/release/*")} == files
+    run(["sha256sum", "--check", "--strict", "SHA256SUMS"], root / "build/release")
+    assert "IMAGE: NOT BUILT" in capsys.readouterr().out
+    assert run(["git", "status", "--porcelain"], root) == ""
 
 
 def test_the_version_is_defined_once() -> None:
@@ -148,14 +211,9 @@ def test_the_version_is_defined_once() -> None:
 @pytest.mark.one_of("a wheel in an empty environment")
 def test_the_core_alone_compacts_the_log_dir_of_a_broker(clean: Path, tmp_path: Path) -> None:
     """The run uses no Spark, and less than 350 MB of packages; `verify` of this environment checks the result."""
-    assert _run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"
-    golden.unpack(tmp_path)
-    flags = ["--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json"]
-    rows = json.loads(_run([clean / "keytail", "compact", *flags, "--execute"], tmp_path))
-    assert [row["status"] for row in rows] == ["compacted"] * 3
-    verify = [sys.executable, "-m", "keytail", "verify"]
-    assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}
-    checks = json.loads(_run([clean / "keytail", "doctor", "--output", "json"], tmp_path))
+    assert run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"
+    compact_golden([clean / "keytail", "compact"], VERIFY, tmp_path)
+    checks = json.loads(run([clean / "keytail", "doctor", "--output", "json"], tmp_path))
     assert ["pip install 'keytail[spark]'" in row["found"] for row in checks if row["check"] == "Spark"] == [True]
     [packages] = clean.parent.glob("lib/python*/site-packages")
     brought = [path for path in packages.iterdir() if not path.name.startswith(_OF_VENV)]
@@ -169,18 +227,13 @@ def test_a_job_of_the_wheel_compacts_the_log_dir_of_a_broker(with_spark: Path, t
     """The job runs under spark-submit, as in the image; `verify` of this environment checks the result."""
     home = with_spark.parents[1]
     _as_in_the_image(home, "jobs-dir")
-    golden.unpack(tmp_path)
-    flags = ["--config", tmp_path / "server.properties", "--topic-list", "none,gzip", "--output", "json"]
     [spark] = with_spark.parent.glob("lib/python*/site-packages/pyspark")
-    command = [with_spark / "spark-submit", "--master", "local[2]", home / "jobs/compact.py", *flags, "--execute"]
-    rows = json.loads(_run(command, tmp_path, SPARK_HOME=str(spark), SPARK_CONF_DIR=str(home / "conf")))
-    assert [row["status"] for row in rows] == ["compacted"] * 3
-    verify = [sys.executable, "-m", "keytail", "verify"]
-    assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}
+    command = [with_spark / "spark-submit", "--master", "local[2]", home / "jobs/compact.py"]
+    compact_golden(command, VERIFY, tmp_path, SPARK_HOME=str(spark), SPARK_CONF_DIR=str(home / "conf"))
 
 
 @pytest.mark.long
-@pytest.mark.soak("the wheel has py.typed: test_the_wheel_has_the_packages_with_their_pages_and_types")
+@pytest.mark.soak("the wheel has py.typed: test_the_wheel_and_the_sdist_have_all_files_and_valid_metadata")
 def test_users_of_the_package_see_its_types(clean: Path, tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("from keytail import __version__\n\nnumber: int = __version__\n")
     mypy = [sys.executable, "-m", "mypy", "--python-executable", clean / "python", "--cache-dir", tmp_path / "cache"]

@@ -49,10 +49,11 @@ DELTA = Extra(
     "delta", ("delta-spark", "pyspark", "pyarrow", "pandas"), "export, import of Delta tables, and --ledger with Spark"
 )
 HISTORY = Extra("history", ("deltalake", "pyarrow"), "--ledger, history and report without starting Spark")
+ARROW = Extra("arrow", ("pyarrow",), "reading of records in notebooks, by keytail.api")
 OBJECT_STORE = Extra("object-store", ("pyarrow",), "--output-dir in an object store")
 AVRO = Extra("avro", ("fastavro",), "export of Avro")
 REPORT = Extra("report", ("jinja2",), "--report and report")
-EXTRAS = (SPARK, DELTA, HISTORY, OBJECT_STORE, AVRO, REPORT)
+EXTRAS = (SPARK, DELTA, HISTORY, ARROW, OBJECT_STORE, AVRO, REPORT)
 
 # Pairs of a command or flag and an extra that it needs.
 Needs = Iterable[tuple[str, Extra]]

@@ -61,7 +61,8 @@ print(json.dumps([len(called), sorted(map(str, called - listed)), misses]))
 
 
 MACHINE = [
-    "Python", "Java", "Spark", "Delta's jars", "keytail[history]", "keytail[object-store]", "keytail[avro]",
+    "Python", "Java", "Spark", "Delta's jars", "keytail[history]", "keytail[arrow]",
+    "keytail[object-store]", "keytail[avro]",
     "keytail[report]", "checksum and hash", "compiled kernels", "file descriptors", "memory",
 ]  # fmt: skip
 

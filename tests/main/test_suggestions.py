@@ -24,6 +24,7 @@ FLAGS = {
         ("repair", ["rebuild-index", "salvage"]), ("clean", ["compact"]), ("compaction", ["compact"]),
         ("fsck", ["verify"]), ("check", ["verify", "doctor"]), ("Retention", ["expire"]), ("diff", ["audit"]),
         ("compat", ["compact"]), ("verfy", ["verify"]), ("repiar", ["rebuild-index", "salvage"]), ("xyzzy", []),
+        ("size", ["describe"]),
     ],
 )  # fmt: skip
 def test_commands_are_suggested_for_a_word_with_their_meaning(word: str, commands: list[str]) -> None:

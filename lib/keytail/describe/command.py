@@ -171,7 +171,7 @@ def _value_text(name: str, value: Any) -> str:
 
 DESCRIBE = Command(
     name="describe",
-    also_called=("info", "show", "stat", "stats", "status", "inspect", "summary", "config", "settings"),
+    also_called=("info", "show", "stat", "stats", "status", "inspect", "summary", "size", "config", "settings"),
     help="Show what partitions contain, whether a compaction is due, what prevents it, and the effective settings.",
     request=Request,
     run="keytail.describe.driver:describe",

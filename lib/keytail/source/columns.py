@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,27 @@ from keytail.log.fs import FileSystem
 from keytail.log.records.slices import batches, records
 from keytail.log.records.table import RecordTable
 from keytail.run.arrow import binary, cut, header_names, joined
+from keytail.source.column_types import HEADERS
 from keytail.source.plan import Piece
 
 _MAX_MS = 2**63 // 1000 - 1  # the largest timestamp of Spark
+_TYPES = {
+    "binary": pyarrow.binary(),
+    "string": pyarrow.string(),
+    "tinyint": pyarrow.int8(),
+    "smallint": pyarrow.int16(),
+    "int": pyarrow.int32(),
+    "bigint": pyarrow.int64(),
+    "boolean": pyarrow.bool_(),
+    "timestamp": pyarrow.timestamp("us", "UTC"),
+}
+_HEADER = pyarrow.struct([("key", _TYPES["string"]), ("value", _TYPES["binary"])])
+_TYPES[HEADERS] = pyarrow.list_(pyarrow.field("element", _HEADER))
+
+
+def arrow_schema(columns: Mapping[str, str]) -> Any:
+    """Return the Arrow schema of columns of `column_types.py`, which pyspark derives from its own types, too."""
+    return pyarrow.schema([(name, _TYPES[kind]) for name, kind in columns.items()])
 
 
 def record_batches(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:

@@ -1,0 +1,420 @@
+"""The public Python interface of keytail: what a notebook needs to look into the logs of one broker.
+
+Open the log dirs of a broker, list and describe partitions, look up offsets and times, read records as Arrow, and plan
+a compaction. Nothing is changed or locked, so a broker may be running. Spark is not used. Names that are not in
+`__all__` of this module are private, and so are all other modules (README.md, "Versions").
+
+    >>> from keytail import api
+    >>> logs = api.open_log_dirs(log_dir)
+    >>> [partition.name for partition in logs.partitions()]
+    ['orders-0', 'orders-1', 'users-0']
+
+Methods return the rows of the command of the same name (cli/ROWS.md): a problem of one partition is in `error` of its
+row, and the other partitions have their results. Only `read` and `read_batches` end with the first problem.
+
+A process that was started as root works as the owner of the log dirs during each call. Warnings are printed on standard
+error.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+
+from keytail.acting_user import working_as
+from keytail.cli.configuration import Configuration, read_configuration
+from keytail.cli.options import LONG_MAX, HighWatermark, parse_time
+from keytail.cli.rows import fields_of
+from keytail.cli.selection import PartitionFilter, chosen_log_dirs, select_partitions
+from keytail.compact.command import Request as PlanRequest
+from keytail.console import OutputStyle, set_output_style
+from keytail.describe.command import DescribeRow
+from keytail.describe.command import Request as DescribeRequest
+from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem, of_system
+from keytail.extras import ARROW, MissingExtra, require
+from keytail.log.fs import LOCAL
+from keytail.log.owner import owner_of
+from keytail.lookup.command import LookupRow
+from keytail.lookup.command import Request as LookupRequest
+from keytail.run.rows import OfPartition, ResultRow
+from keytail.source.column_types import OF_RECORDS, chosen_columns
+from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = [
+    "CorruptLog",
+    "DescribeRow",
+    "HighWatermark",
+    "IsolationLevel",
+    "KeytailError",
+    "LogDirs",
+    "LookupRow",
+    "MissingExtra",
+    "Partition",
+    "Position",
+    "Positions",
+    "Refused",
+    "ResultRow",
+    "UsageProblem",
+    "fields_of",
+    "open_log_dirs",
+]
+
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+# An offset, or a time with a time zone, which stands for the offset of the first record at or after it.
+Position: TypeAlias = int | datetime
+# One position for all partitions, or one for each, by names such as "orders-0".
+Positions: TypeAlias = Position | Mapping[str, Position]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Partition(OfPartition):
+    """A partition and its directories. `name` is, for example, `orders-0`."""
+
+    topic: str
+    partition: int
+    log_dir: str
+    path: str
+
+
+def open_log_dirs(
+    log_dirs: str | Iterable[str] = (),
+    *,
+    config: str | None = None,
+    topic_config: Iterable[str] = (),
+    topic_configs: str | None = None,
+    topics_have_no_overrides: bool = False,
+    metadata_is_current: bool = False,
+) -> LogDirs:
+    """Open the log dirs of one broker. If none are given, they are `log.dirs` of the file `config`.
+
+    The other arguments are the flags of the same name, and only affect `describe` and `plan`: `config` is the path of
+    the broker's server.properties, `topic_config` has settings such as `"orders:cleanup.policy=compact"`,
+    `topic_configs` is the path of a file with the settings of many topics. Without them, settings are read from the
+    metadata log in the log dirs.
+
+    Raises UsageProblem if a directory is not a log dir, or a file or a setting cannot be read.
+
+        >>> logs = open_log_dirs(log_dir, topic_config=["orders:cleanup.policy=compact"])
+        >>> open_log_dirs("/nowhere")
+        Traceback (most recent call last):
+        keytail.errors.UsageProblem: no such log dir (/nowhere). Check whether ... [no-such-log-dir]
+    """
+    given = [topic_config] if isinstance(topic_config, str) else list(topic_config)
+
+    def opened() -> LogDirs:
+        configuration = read_configuration(
+            config, given, topics_have_no_overrides, topic_configs, metadata_is_current
+        )
+        return LogDirs(chosen_log_dirs(_names("log_dirs", log_dirs), configuration), _configuration=configuration)
+
+    found = _call((), opened)
+    found.partitions()  # raises the errors of the log dirs now, and not in the first call
+    return found
+
+
+@dataclass(frozen=True)
+class LogDirs:
+    """The log dirs of one broker, and a selection of their partitions. Created by `open_log_dirs`.
+
+    `paths` are the absolute paths of the log dirs. Each call lists the files again.
+    """
+
+    paths: tuple[str, ...]
+    _topics: tuple[str, ...] = ()
+    _partitions: tuple[str, ...] = ()
+    _configuration: Configuration = field(default_factory=Configuration, repr=False)
+
+    def select(
+        self, *, topics: str | Iterable[str] | None = None, partitions: str | Iterable[str] | None = None
+    ) -> LogDirs:
+        """Return the same log dirs, restricted to these topics and partitions, instead of an earlier selection.
+
+        `topics` are names; `partitions` are names such as `orders-0`; None does not restrict. If both are given, a
+        partition must be in both. Raises UsageProblem for a name that does not exist, and for an empty selection.
+
+            >>> logs = open_log_dirs(log_dir).select(topics="orders")
+            >>> [partition.name for partition in logs.partitions()]
+            ['orders-0', 'orders-1']
+        """
+        selected = replace(self, _topics=_chosen("topics", topics), _partitions=_chosen("partitions", partitions))
+        selected.partitions()
+        return selected
+
+    def partitions(self) -> list[Partition]:
+        """Return the selected partitions, in the order of the log dirs and of their names."""
+
+        def listed() -> list[Partition]:
+            chosen = select_partitions(LOCAL, self._filter).partitions
+            return [Partition(entry.topic, entry.partition, entry.log_dir, entry.path) for _, entry in chosen]
+
+        return self._call(listed)
+
+    def describe(
+        self,
+        *,
+        every_setting: bool = False,
+        count_records: bool = False,
+        high_watermark: HighWatermark = "checkpoint",
+    ) -> list[DescribeRow]:
+        """Return a row per partition, as `keytail describe`: its size and offsets, whether a compaction is due, and its
+        settings. With `every_setting`, these include Kafka's defaults. With `count_records`, all batches are read.
+
+            >>> [row] = open_log_dirs(log_dir).select(partitions="users-0").describe(count_records=True)
+            >>> row.segments, row.log_start_offset, row.log_end_offset, row.records
+            (4, 0, 40, 40)
+        """
+        from keytail.describe.driver import describe  # noqa: PLC0415 (an import of keytail.api stays fast)
+
+        request = DescribeRequest(
+            self._filter,
+            self._configuration,
+            every_setting=every_setting,
+            count_records=count_records,
+            high_watermark=_one_of("high_watermark", high_watermark, HighWatermark),
+        )
+        return self._call(lambda: describe(request))
+
+    def lookup(self, position: Position, *, explain: bool = False) -> list[LookupRow]:
+        """Return a row per partition, as `keytail lookup`: the first record at or after an offset (an int) or a time (a
+        datetime with a time zone), and its position in the file. With `explain`, also the steps of the search.
+
+            >>> from datetime import datetime, timezone
+            >>> logs = open_log_dirs(log_dir).select(partitions="orders-0")
+            >>> [row] = logs.lookup(17)
+            >>> row.status, row.offset, row.segment, row.byte_position > 0
+            ('found', 17, 0, True)
+            >>> [row] = logs.lookup(datetime(2023, 11, 14, 22, 13, 20, 31_000, tzinfo=timezone.utc))
+            >>> row.offset, row.timestamp_ms
+            (31, 1700000000031)
+        """
+        from keytail.lookup.driver import lookup  # noqa: PLC0415 (brings in the kernels)
+
+        is_time, number = _number("position", position)
+        at: dict[str, Any] = {"timestamp": str(number)} if is_time else {"offset": number}
+        request = LookupRequest(self._filter, explain=explain, **at)
+        return self._call(lambda: lookup(request))
+
+    def plan(
+        self,
+        *,
+        force: bool = False,
+        from_log_start: bool = False,
+        roll_active: bool = False,
+        high_watermark: HighWatermark = "checkpoint",
+    ) -> list[ResultRow]:
+        """Return a row per partition, as `keytail plan`: whether a compaction is due (status `would-compact`), and the
+        reason if it is not. The arguments are the flags of the same name.
+
+            >>> compacted = ["orders:cleanup.policy=compact"]
+            >>> logs = open_log_dirs(log_dir, topic_config=compacted, topics_have_no_overrides=True)
+            >>> [(row.name, row.status) for row in logs.select(topics="orders").plan(force=True)]
+            [('orders-0', 'would-compact'), ('orders-1', 'would-compact')]
+        """
+        from keytail.compact.driver import plan  # noqa: PLC0415 (an import of keytail.api stays fast)
+
+        request = PlanRequest(
+            self._filter,
+            self._configuration,
+            force=force,
+            from_log_start=from_log_start,
+            roll_active=roll_active,
+            high_watermark=_one_of("high_watermark", high_watermark, HighWatermark),
+        )
+        return self._call(lambda: plan(request))
+
+    def read(
+        self,
+        start: Positions | None = None,
+        end: Positions | None = None,
+        *,
+        isolation_level: IsolationLevel = "read_uncommitted",
+        include_headers: bool = False,
+        columns: Sequence[str] | None = None,
+        high_watermark: HighWatermark = "checkpoint",
+    ) -> pyarrow.Table:
+        """Return the records as one table in memory, with the columns and the order of `read_batches`.
+
+            >>> logs = open_log_dirs(log_dir).select(partitions="orders-0")
+            >>> table = logs.read(10, 12, columns=["offset", "key", "value"])
+            >>> table.to_pylist()
+            [{'offset': 10, 'key': b'key-2', 'value': b'10'}, {'offset': 11, 'key': b'key-3', 'value': b'11'}]
+        """
+        require("LogDirs.read", ARROW)
+        import pyarrow  # noqa: PLC0415 (of an extra)
+
+        asked = self._asked(start, end, isolation_level, include_headers, columns, high_watermark)
+        return pyarrow.Table.from_batches(self._read(asked), schema=_schema(asked))
+
+    def read_batches(
+        self,
+        start: Positions | None = None,
+        end: Positions | None = None,
+        *,
+        isolation_level: IsolationLevel = "read_uncommitted",
+        include_headers: bool = False,
+        columns: Sequence[str] | None = None,
+        high_watermark: HighWatermark = "checkpoint",
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the records of the selected partitions as Arrow batches, by topic, partition and offset.
+
+        The columns are those of the Spark source `kafka-log` (source/SOURCE.md): `key` and `value` (binary), `topic`
+        (string), `partition` (int32), `offset` (int64), `timestamp` (timestamp[us, UTC]), `timestampType` (int32), and
+        with `include_headers` `headers` (list of struct of `key` and `value`). Only `columns` are read, if given. What
+        is read is described there, too: no control records, no record above the high watermark.
+
+        `start` is the first position, `end` the first position that is not read. A time stands for the first record at
+        or after it, and for the end of the partition if there is none. With a mapping, each selected partition needs a
+        position.
+
+        Raises UsageProblem for arguments that do not fit the log dirs, Refused for a partition that cannot be read as
+        it is (for example without a high watermark), CorruptLog for damage, and MissingExtra without pyarrow.
+
+            >>> logs = open_log_dirs(log_dir)
+            >>> sum(batch.num_rows for batch in logs.read_batches(columns=["offset"]))
+            240
+            >>> [batch] = logs.select(topics="users").read_batches(start={"users-0": 38})
+            >>> batch.column("offset").to_pylist()
+            [38, 39]
+        """
+        require("LogDirs.read_batches", ARROW)
+        return self._read(self._asked(start, end, isolation_level, include_headers, columns, high_watermark))
+
+    def _asked(
+        self,
+        start: Positions | None,
+        end: Positions | None,
+        isolation_level: IsolationLevel,
+        include_headers: bool,
+        columns: Sequence[str] | None,
+        high_watermark: HighWatermark,
+    ) -> SourceOptions:
+        """Return the options of the source for a read. Raises UsageProblem for an invalid argument."""
+        wanted = None if columns is None else _names("columns", columns)
+        chosen_columns(OF_RECORDS, wanted, headers=include_headers)
+        return SourceOptions(
+            log_dirs=self.paths,
+            partitions=frozenset((partition.topic, partition.partition) for partition in self.partitions()),
+            start=_bound("start", start, EARLIEST),
+            end=_bound("end", end, LATEST),
+            start_without_match="latest",
+            committed=_one_of("isolation_level", isolation_level, IsolationLevel) == "read_committed",
+            include_headers=include_headers,
+            columns=wanted,
+            log_end=_one_of("high_watermark", high_watermark, HighWatermark) == "log-end",
+        )
+
+    def _read(self, asked: SourceOptions) -> Iterator[pyarrow.RecordBatch]:
+        from keytail.run.kernels import compile_kernels  # noqa: PLC0415 (an import of keytail.api stays fast)
+        from keytail.source.columns import record_batches  # noqa: PLC0415 (brings in the kernels)
+        from keytail.source.plan import plan_read  # noqa: PLC0415 (brings in the kernels)
+
+        if not asked.partitions:
+            return
+
+        def planned() -> Iterator[pyarrow.RecordBatch]:
+            compile_kernels(["export"])
+            pieces = [piece for share in plan_read(LOCAL, asked) for piece in share]
+            return record_batches(LOCAL, pieces, _schema(asked))
+
+        batches = self._call(planned)
+        # Between two batches, the caller's code runs, and not as the owner of the log dirs.
+        while (batch := self._call(lambda: next(batches, None))) is not None:
+            yield batch
+
+    @property
+    def _filter(self) -> PartitionFilter:
+        return PartitionFilter(self.paths, (), self._topics, self._partitions)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        return _call(self.paths, function)
+
+
+def _call(paths: Sequence[str], function: Callable[[], T]) -> T:
+    """Call a function that reads these log dirs, as their owner, and convert errors of the system to KeytailError."""
+
+    def quietly() -> T:
+        set_output_style(OutputStyle(quiet=True))
+        with working_as(owner_of(LOCAL, paths)):
+            return function()
+
+    try:
+        return contextvars.copy_context().run(quietly)
+    except OSError as problem:
+        raise of_system(problem) from problem
+
+
+def _schema(asked: SourceOptions) -> Any:
+    from keytail.source.columns import arrow_schema  # noqa: PLC0415 (brings in the kernels)
+
+    return arrow_schema(chosen_columns(OF_RECORDS, asked.columns, headers=asked.include_headers))
+
+
+def _names(argument: str, names: str | Iterable[str]) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    if not all(isinstance(name, str) for name in found):
+        raise _invalid(argument, found, "Give a name or several names as strings")
+    return found
+
+
+def _chosen(argument: str, names: str | Iterable[str] | None) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    if not (found := _names(argument, names)):
+        raise _invalid(argument, found, "Give at least one name, or None for all")
+    return found
+
+
+def _bound(argument: str, given: Positions | None, default: int) -> Bound:
+    """Return the bound of a read for an argument, with `default` for None."""
+    if given is None:
+        return Bound(False, default)
+    if not isinstance(given, Mapping):
+        return Bound(*_number(argument, given))
+    of = {}
+    for name, position in given.items():
+        topic, dash, number = name.rpartition("-")
+        if not dash or not number.isdecimal():
+            raise _invalid(argument, name, "Give the names of partitions, such as orders-0")
+        of[topic, int(number)] = _number(argument, position)
+    kinds = {is_time for is_time, _ in of.values()}
+    if len(kinds) != 1:
+        raise _invalid(argument, given, "Give offsets for all partitions, or times for all")
+    return Bound(kinds.pop(), of={partition: number for partition, (_, number) in of.items()})
+
+
+def _number(argument: str, position: Position) -> tuple[bool, int]:
+    """Return whether a position is a time, and its offset or its time in ms."""
+    if isinstance(position, datetime):
+        if position.tzinfo is None:
+            raise _invalid(argument, position, "Give a datetime with a time zone")
+        return True, parse_time(position.isoformat(), argument)
+    try:
+        offset = operator.index(position)  # integers of NumPy, too
+    except TypeError:
+        offset = -1
+    if isinstance(position, bool) or not 0 <= offset <= LONG_MAX:
+        raise _invalid(argument, position, "Give an offset from 0 on, or a datetime with a time zone")
+    return False, offset
+
+
+def _one_of(argument: str, value: T, kind: Any) -> T:
+    if value not in get_args(kind):
+        raise _invalid(argument, value, f"Give {' or '.join(get_args(kind))}")
+    return value
+
+
+def _invalid(argument: str, value: object, remedy: str) -> UsageProblem:
+    return UsageProblem(
+        f"invalid value {value!r} of the argument {argument}",
+        remedy=remedy,
+        slug="invalid-argument",
+    )
