@@ -101,7 +101,7 @@ def test_records_that_cannot_be_counted_are_reported_with_their_position(
     "arguments, what",
     [
         (("--log-dirs", "/nonexistent"), "no such log dir"),
-        (("--log-dirs", "{}", "--topic", "nobody"), "[no-partition-matches]"),
+        (("--log-dirs", "{}", "--topic", "nobody"), "[unknown-topic-or-partition]"),
         (("--log-dirs", "{}", "--partitions", "orders-7"), "Did you mean orders-"),
     ],
 )

@@ -396,7 +396,7 @@ def test_leftovers_of_an_interrupted_run_are_resolved_first(run: Run, log_dir: P
     ("arguments", "text"),
     [
         (("--log-dirs", "{tmp}/nowhere"), "no such log dir"),
-        (("--log-dirs", "{tmp}/logs", "--topic", "no-such"), "[no-partition-matches]"),
+        (("--log-dirs", "{tmp}/logs", "--topic", "no-such"), "[unknown-topic-or-partition]"),
         (("--log-dirs", "{tmp}/logs", "--master", "local"), "No such option"),
         (("--log-dirs", "{tmp}/logs", "--topic-config", "cleanup.policy=delete"), "cleanup.policy"),
         ((), "[no-log-dirs]"),

@@ -259,7 +259,7 @@ def test_unsuitable_states_are_refused(run: Run, sound: Path) -> None:
         (("--log-dirs", "{tmp}/nowhere"), "no such log dir"),
         (("--log-dirs", "{tmp}/empty"), "empty"),
         (("--log-dirs", "{tmp}/logs/orders-0"), "not a log dir"),
-        (("--log-dirs", "{tmp}/logs", "--topic", "no-such"), "[no-partition-matches]"),
+        (("--log-dirs", "{tmp}/logs", "--topic", "no-such"), "[unknown-topic-or-partition]"),
         (("--log-dirs", "{tmp}/logs", "--truncated"), "No such option"),
         ((), "[no-log-dirs]"),
     ],

@@ -90,8 +90,11 @@ LogDirs = Annotated[list[str] | None, select_flag(
     "The broker's log dirs: the directories that contain meta.properties and TOPIC-N directories. Default: log.dirs "
     "of the file given with --config.",
 )]
-Topic = Annotated[list[str] | None, select_flag("--topic REGEX", "Select topics whose whole name matches. Repeatable.")]
-TopicList = Annotated[list[str] | None, select_flag("--topic-list A,B", "Select topics by name.")]
+Topic = Annotated[list[str] | None, select_flag(
+    "--topic REGEX",
+    "Select topics whose whole name matches this regular expression; at least one must match. Repeatable.",
+)]
+TopicList = Annotated[list[str] | None, select_flag("--topic-list A,B", "Select topics by name; all must exist.")]
 Partitions = Annotated[list[str] | None, select_flag(
     "--partitions T-0,T-1", "Select partitions by name. A partition named here that is skipped counts as refused."
 )]

@@ -7,7 +7,7 @@ selected. A selection that matches nothing is an error, since it is usually a ty
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,6 +24,8 @@ from keytail.log.owner import work_as_owner
 if TYPE_CHECKING:
     from keytail.format.names import PartitionDir
     from keytail.log.partition import LogDirFacts, PartitionEntry
+
+_MAX_NAMES = 20  # maximum number of topics that an error lists
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class SelectedPartitions:
 
 
 def select_partitions(fs: FileSystem, partition_filter: PartitionFilter) -> SelectedPartitions:
-    """List the log dirs and select partitions. Raises UsageProblem if a named topic or partition does not exist."""
+    """List the log dirs and select partitions. Raises UsageProblem if a named topic or partition does not
+    exist, or no topic matches a pattern."""
     _check_patterns(partition_filter)
     from keytail.log.log_dirs import survey_log_dirs  # noqa: PLC0415 (--help needs no log code)
     from keytail.run.each_partition import uncollected  # noqa: PLC0415 (--help needs no log code)
@@ -131,27 +134,56 @@ def matching_partitions(
     """Return the selected partitions in `surveyed`, each with its log dir. Raises the errors of `select_partitions`."""
     _check_patterns(partition_filter)
     entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
+    topics = {entry.topic for _, entry in entries}
     _check_named("--partitions", partition_filter.partitions, (f"{e.topic}-{e.partition}" for _, e in entries))
-    _check_named("--topic-list", partition_filter.topics, (e.topic for _, e in entries))
+    _check_named("--topic-list", partition_filter.topics, topics)
+    _check_matched(partition_filter.topic_patterns, topics)
     taken = tuple((facts, entry) for facts, entry in entries if partition_filter.takes(entry))
     if entries and not taken:
-        topics = sorted({entry.topic for _, entry in entries})
         raise UsageProblem(
             "no partition matches --topic, --topic-list and --partitions together",
-            remedy=f"Select from these topics: {', '.join(topics[:20])}{' ...' if len(topics) > 20 else ''}",
+            remedy=_select_from(topics),
             slug="no-partition-matches",
         )
     return taken
+
+
+def did_you_mean(wrong: Iterable[str], existing: Iterable[str]) -> str:
+    """Return a question with the existing names that are most similar to the wrong names; empty if there are none. It
+    ends with a space, for the rest of a remedy."""
+    names = sorted(existing)
+    near = dict.fromkeys(match for name in wrong for match in get_close_matches(name, names, n=1))
+    return f"Did you mean {', '.join(near)}? " if near else ""
+
+
+def _select_from(topics: Iterable[str]) -> str:
+    names = sorted(topics)
+    if not names:
+        return "The log dirs contain no partition: check --log-dirs"
+    return f"Select from these topics: {', '.join(names[:_MAX_NAMES])}{' ...' if len(names) > _MAX_NAMES else ''}"
 
 
 def _check_named(flag: str, named: Sequence[str], of_entries: Iterable[str]) -> None:
     existing = set(of_entries) if named else set()
     unknown = [name for name in named if name not in existing]
     if unknown:
-        near = dict.fromkeys(match for name in unknown for match in get_close_matches(name, sorted(existing), n=1))
         which = "which is" if len(unknown) == 1 else "which are"
         raise UsageProblem(
             f"{flag} contains {', '.join(unknown)}, {which} not in any of the log dirs",
-            remedy=f"Did you mean {', '.join(near)}?" if near else None,
+            remedy=did_you_mean(unknown, existing).rstrip() or None,
+            slug="unknown-topic-or-partition",
+        )
+
+
+def _check_matched(patterns: Sequence[str], topics: Collection[str]) -> None:
+    """Raise UsageProblem for a pattern that no topic matches, even if other patterns have matches."""
+    for pattern in patterns:
+        if any(re.fullmatch(pattern, topic) for topic in topics):
+            continue
+        partly = sorted(topic for topic in topics if re.search(pattern, topic))[:1]
+        question = f"Did you mean {partly[0]}? " if partly else did_you_mean((pattern,), topics)
+        raise UsageProblem(
+            f"--topic {pattern} matches the whole name of no topic in the log dirs",
+            remedy=f"{question}Give a regular expression for the whole name. {_select_from(topics)}",
             slug="unknown-topic-or-partition",
         )

@@ -64,7 +64,9 @@ SortBy = Annotated[list[str] | None, _source_flag(
     "Columns of SOURCE by which Spark sorts each partition. Without the flag, and among equal values, records of one "
     "file keep their order.",
 )]
-OneTopic = Annotated[str, _target_flag("--topic NAME", "Full name of the topic.")]
+OneTopic = Annotated[str, _target_flag(
+    "--topic NAME", "Full name of the one topic to write. In all other commands, --topic is a regular expression."
+)]
 ReplicaLogDirs = Annotated[list[str] | None, _target_flag(
     "--replica-log-dirs DIR[,DIR]",
     "Log dirs of another stopped broker; its replicas of the topic get the same bytes. Repeatable.",

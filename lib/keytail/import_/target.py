@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
+from keytail.cli.selection import did_you_mean
 from keytail.config.files import parse_meta_properties
 from keytail.config.message_format import older_format
 from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
@@ -138,8 +138,12 @@ def find_target(fs: FileSystem, request: Request, *, is_reported: bool = False) 
 
 def _check_topic(request: Request) -> None:
     if names.parse_partition_dir(names.partition_dir(request.topic, 0)) is None:
-        what = f"invalid topic name {request.topic!r} in --topic"
-        raise UsageProblem(what, remedy="Give the full name of one topic", slug="invalid-topic-name")
+        raise UsageProblem(
+            f"invalid topic name {request.topic!r} in --topic",
+            remedy="Give the full name of one topic, of ASCII letters, digits, `.`, `_` and `-`: an import has one "
+            "topic, and no regular expression",
+            slug="invalid-topic-name",
+        )
     if request.topic == names.CLUSTER_METADATA_TOPIC:
         what = "only controllers write the metadata log"
         raise Refused(what, remedy="Give another --topic", slug="import-into-metadata-log")
@@ -153,9 +157,9 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
         if known is None:
             raise UsageProblem(
                 f"topic {topic} is not in the {cluster.origin}",
-                remedy=_did_you_mean(topic, cluster.metadata.topics)
+                remedy=did_you_mean((topic,), cluster.metadata.topics)
                 + "To import into a new topic, create it while the broker runs, stop the broker, and run again",
-                slug="topic-not-in-metadata-log",
+                slug="unknown-topic-or-partition",
             )
         if request.topic_id not in (None, known.topic_id):
             raise UsageProblem(
@@ -211,11 +215,6 @@ def _found(
     return found
 
 
-def _did_you_mean(topic: str, existing: Iterable[str]) -> str:
-    near = get_close_matches(topic, sorted(existing), n=1)
-    return f"Did you mean {near[0]}? " if near else ""
-
-
 def _partition_count(request: Request, known: Topic | None, found: dict[int, Any], existing: Iterable[str]) -> int:
     """Return the number of partitions of the topic, which determines the partition of each key. `found` is the result
     of `_found`, and `existing` has the topics in the log dirs. Raises UsageProblem if the number is unknown."""
@@ -241,7 +240,7 @@ def _partition_count(request: Request, known: Topic | None, found: dict[int, Any
     if not found:
         raise UsageProblem(
             f"the log dirs contain no partition of topic {request.topic}",
-            remedy=_did_you_mean(request.topic, existing)
+            remedy=did_you_mean((request.topic,), existing)
             + "Check --topic and --log-dirs; to create the topic's partitions, give --partition-count and --topic-id",
             slug="unknown-topic-or-partition",
         )

@@ -121,9 +121,10 @@ def partitions(
     with _reader(flags, master) as engine:
         found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, engine)
     rows = [row for row in folded_partitions(found) if (row.topic, row.partition) in pairs]
-    if not rows:
+    known = {(row.topic, row.partition) for row in rows}
+    if unknown := [name for name, pair in zip(wanted, pairs, strict=True) if pair not in known]:
         raise UsageProblem(
-            f"the ledger has no rows of {', '.join(wanted)}",
+            f"the ledger has no rows of {', '.join(unknown)}",
             path=flags.path,
             remedy="Check the names of the partitions and --ledger",
             slug="partitions-not-in-ledger",
