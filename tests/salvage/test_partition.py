@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from keytail.errors import KeytailError
+from keytail.format.batch import BATCH_TABLE
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.limits import MAX_RECORD_VARIABLE
 from keytail.log.fs import LOCAL, FileSystem
@@ -26,7 +27,7 @@ from keytail.salvage.partition import Salvage, Settings, salvage_partition
 from keytail.salvage.scan import read_around, scan_file
 from keytail.salvage.write import NewPartition
 from keytail.verify.task import verify_partition
-from tests.chance import SEED, draws
+from tests.chance import SEED, chance, draws
 from tests.in_pieces import read_in_pieces
 from tests.reference import legacy
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
@@ -472,6 +473,22 @@ def longest_chain(rows: list[tuple[int, int]]) -> int:
     for j, (base, _) in enumerate(rows):
         best.append(1 + max((best[i] for i in range(j) if rows[i][1] < base), default=0))
     return max(best)
+
+
+def test_a_batch_with_a_wrong_base_offset_is_the_one_that_is_left_out() -> None:
+    """In a log without gaps, no other batch is left out for it."""
+    rng = chance()
+    for _ in range(2000):
+        sizes = [rng.randint(1, 9) for _ in range(rng.randint(3, 9))]
+        bases = [100 + sum(sizes[:number]) for number in range(len(sizes))]
+        wrong = rng.randrange(1, len(sizes) - 1)
+        shift = rng.choice([-1, 1]) * rng.randint(1, 12)
+        table = np.zeros(len(sizes), BATCH_TABLE)
+        table["base_offset"], table["last_offset"] = bases, np.add(bases, sizes) - 1
+        table["base_offset"][wrong] += shift
+        table["last_offset"][wrong] += shift
+        keep = salvage_scan._chain(table, 100)
+        assert np.flatnonzero(~keep).tolist() == [wrong], (sizes, wrong, shift)
 
 
 def test_a_longest_chain_of_increasing_offsets_is_saved() -> None:

@@ -183,8 +183,9 @@ def _best_below(scores, rows, rank):
 def best_chain(base, last, below, touching, ranks, first_offset, keep):
     """Mark in `keep` (uint8) a longest chain of batches, in file order, whose offsets increase without overlap.
 
-    Among the longest chains, choose the one with the fewest steps that pass over batches although no offset is missing
-    between the two ends of the step: the batches in between then have no offsets left.
+    Among the longest chains, prefer steps that pass over one batch with as many offsets as are missing: its base offset
+    is wrong, and not that of its neighbour. Avoid steps that pass over batches although no offset is missing between
+    the two ends of the step: the batches in between then have no offsets left.
 
     Dynamic programming in O(n log n): `scores` is a Fenwick tree of the best score by rank of `last`. `ranks`: index of
     each `last` among its distinct values; `below`: how many of these values are below each `base`; `touching`: 1 if the
@@ -195,7 +196,7 @@ def best_chain(base, last, below, touching, ranks, first_offset, keep):
     scores, rows = np.full(size + 1, -1, np.int64), np.full(size + 1, -1, np.int64)
     score_ending_at, row_ending_at = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
     score, previous = np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    batch_score = np.int64(n) + 2  # more than all bonuses together, so that the length decides first
+    batch_score = 2 * np.int64(n) + 2  # more than all bonuses together, so that the length decides first
     for j in range(n):
         score[j] = batch_score + (j == 0 or base[j] != first_offset)
         # A step over a gap in the offsets.
@@ -210,6 +211,10 @@ def best_chain(base, last, below, touching, ranks, first_offset, keep):
             # A step from the preceding batch of the file.
             if last[j - 1] < base[j] and score[j - 1] + batch_score + 1 > score[j]:
                 score[j], previous[j] = score[j - 1] + batch_score + 1, j - 1
+            # A step over one batch that would fill the gap.
+            fills = j > 1 and base[j] - last[j - 2] - 1 == last[j - 1] - base[j - 1] + 1
+            if fills and score[j - 2] + batch_score + 2 > score[j]:
+                score[j], previous[j] = score[j - 2] + batch_score + 2, j - 2
             # Insert the preceding batch into the tree.
             rank = np.int64(ranks[j - 1])
             if score[j - 1] > score_ending_at[rank]:
