@@ -29,7 +29,7 @@ from tests.reference.cleaner import Segment
 from tests.reference.erasure import erase as expected_logs
 from tests.reference.erasure import is_erased
 from tests.reference.indexing import index_files
-from tests.reference.legacy import decode_any_log
+from tests.reference.legacy import decode_any_log, encode_single
 from tests.reference.producers import Producer, Producers
 
 KINDS = {
@@ -194,6 +194,14 @@ def test_a_record_that_is_left_is_found_on_the_disk(tmp_path):
     with pytest.raises(KeytailError, match="a record with an erased key is left") as error:
         refuse_left(LOCAL, task, keys_of([b"k7"]))
     assert error.value.offset == 7
+
+
+def test_a_message_without_a_key_is_left(tmp_path):
+    data = encode_single(Rec(0, 1000, None, b"v")) + encode_single(Rec(1, 1000, b"k", b"v"))
+    task = task_of(tmp_path, RandomLog([Segment(0, data), Segment(2, b"")], [], 2, {}))
+    refuse_left(LOCAL, task, keys_of([b"other"]))
+    with pytest.raises(KeytailError, match="a record with an erased key is left"):
+        refuse_left(LOCAL, task, keys_of([b"k"]))
 
 
 @pytest.mark.parametrize("is_active", [True, False])
