@@ -97,6 +97,47 @@ def test_exactly_the_records_of_the_keys_are_removed(tmp_path, kind):
     check()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_erasures_give_what_one_gives(tmp_path, kind):
+    """An emptied batch may have an older time: that of the records which the first erasure left in it."""
+    rng = chance()
+    for number in range(draws(25)):
+        log = KINDS[kind](rng)
+        keys = some_keys(log, rng)
+        some = rng.sample(keys, rng.randint(1, len(keys)))
+        left = {}
+        for name, parts in {"once": [keys], "twice": [some, [*set(keys) - set(some), b"unused"]]}.items():
+            task = task_of(tmp_path / f"{number}-{name}", log)
+            has_snapshot = number % 2 and log.producers
+            if has_snapshot:
+                task = with_snapshot(task, log)
+            for part in parts:
+                erase(task, keys_of(part))
+                task = task_again(task)
+            left[name] = [contents(data) for data in log_bytes(tmp_path / f"{number}-{name}").values()]
+        for once, twice in zip(*left.values(), strict=True):
+            assert list(map(without_time, once)) == list(map(without_time, twice))
+            assert all(b.max_timestamp <= a.max_timestamp for a, b in zip(once, twice, strict=True))
+            if not has_snapshot:
+                newest = [max((batch.max_timestamp for batch in batches), default=0) for batches in (once, twice)]
+                assert newest[0] == newest[1]
+
+
+def without_time(batch: Batch) -> Batch:
+    return batch if batch.records else replace(batch, max_timestamp=0)
+
+
+def test_a_second_erasure_lowers_the_times_of_batches_that_the_first_one_emptied(tmp_path):
+    times = {b"a": NOW, b"b": NOW + 9, b"c": NOW - 9}
+    data = b"".join(encode_batch([Rec(i, ms, key, b"v")]) for i, (key, ms) in enumerate(times.items()))
+    task = task_of(tmp_path, RandomLog([Segment(0, data), Segment(3, b"")], [], 3, {}))
+    expected = {b"b": [NOW, NOW, NOW - 9], b"a": [0, 0, NOW - 9]}
+    for key, newest in expected.items():
+        erase(task, keys_of([key]))
+        assert [batch.max_timestamp for batch in decode_any_log(log_bytes(tmp_path)[0])] == newest
+        task = task_again(task)
+
+
 def producers_of(logs: Iterable[bytes]) -> dict[int, Producer]:
     """Return the state of producers that a broker rebuilds from a log, without times."""
     producers = Producers()
