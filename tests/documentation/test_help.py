@@ -88,6 +88,7 @@ NOT_RUN = {
     "downtime": "needs a ledger: tests/downtime/test_downtime.py",
     "report": "needs a ledger: tests/report/test_command.py",
     "undo": "needs a backup: tests/documentation/test_guide.py runs it, from undo-and-salvage.md",
+    "audit --erased": "needs a file of keys: tests/audit/test_erased.py",
     "doctor --warm": "takes a minute: tests/doctor/test_command.py",
     "doctor --master": "needs a cluster: tests/doctor/test_command.py",
 }

@@ -139,6 +139,9 @@ def example(codec: int = 0) -> Case:
         )
         + marker(14, 1, commit=False)
         + data(15, (None, b"no key"), (b"y", b"6"), (b"d", None), **pack)
+        + encode_batch(
+            [], base_offset=18, last_offset=18, max_timestamp=NOW + 9, producer_id=7, producer_epoch=0, control=True
+        )
     )
     second = data(20, (b"d", b"aborted later"), pid=2, **pack) + data(21, (b"e", b"7"), **pack)
     third = (
@@ -241,6 +244,22 @@ def _m_batch_without_records_dropped(c):
 
 def _m_batch_without_records_changed(c):
     c.patch(12, 27, struct.pack(">q", 5))
+
+
+def _m_time_of_a_batch_without_records_left(c):
+    c.put(c.source(12)[1])
+
+
+def _m_time_of_a_batch_without_records_lowered_too_far(c):
+    c.patch(12, 35, struct.pack(">q", 5))
+
+
+def _m_time_of_an_emptied_batch_lowered_too_far(c):
+    c.patch(48, 35, struct.pack(">q", 5))
+
+
+def _m_marker_without_a_record_changed(c):
+    c.patch(18, 35, struct.pack(">q", 5))
 
 
 def _m_marker_dropped(c):

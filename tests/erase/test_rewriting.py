@@ -29,7 +29,7 @@ from tests.reference.cleaner import Segment
 from tests.reference.erasure import erase as expected_logs
 from tests.reference.erasure import is_erased
 from tests.reference.indexing import index_files
-from tests.reference.legacy import decode_any_log
+from tests.reference.legacy import decode_any_log, encode_single
 from tests.reference.producers import Producer, Producers
 
 KINDS = {
@@ -95,6 +95,47 @@ def test_exactly_the_records_of_the_keys_are_removed(tmp_path, kind):
         assert log_bytes(path) == after
 
     check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_erasures_give_what_one_gives(tmp_path, kind):
+    """An emptied batch may have an older time: that of the records which the first erasure left in it."""
+    rng = chance()
+    for number in range(draws(25)):
+        log = KINDS[kind](rng)
+        keys = some_keys(log, rng)
+        some = rng.sample(keys, rng.randint(1, len(keys)))
+        left = {}
+        for name, parts in {"once": [keys], "twice": [some, [*set(keys) - set(some), b"unused"]]}.items():
+            task = task_of(tmp_path / f"{number}-{name}", log)
+            has_snapshot = number % 2 and log.producers
+            if has_snapshot:
+                task = with_snapshot(task, log)
+            for part in parts:
+                erase(task, keys_of(part))
+                task = task_again(task)
+            left[name] = [contents(data) for data in log_bytes(tmp_path / f"{number}-{name}").values()]
+        for once, twice in zip(*left.values(), strict=True):
+            assert list(map(without_time, once)) == list(map(without_time, twice))
+            assert all(b.max_timestamp <= a.max_timestamp for a, b in zip(once, twice, strict=True))
+            if not has_snapshot:
+                newest = [max((batch.max_timestamp for batch in batches), default=0) for batches in (once, twice)]
+                assert newest[0] == newest[1]
+
+
+def without_time(batch: Batch) -> Batch:
+    return batch if batch.records else replace(batch, max_timestamp=0)
+
+
+def test_a_second_erasure_lowers_the_times_of_batches_that_the_first_one_emptied(tmp_path):
+    times = {b"a": NOW, b"b": NOW + 9, b"c": NOW - 9}
+    data = b"".join(encode_batch([Rec(i, ms, key, b"v")]) for i, (key, ms) in enumerate(times.items()))
+    task = task_of(tmp_path, RandomLog([Segment(0, data), Segment(3, b"")], [], 3, {}))
+    expected = {b"b": [NOW, NOW, NOW - 9], b"a": [0, 0, NOW - 9]}
+    for key, newest in expected.items():
+        erase(task, keys_of([key]))
+        assert [batch.max_timestamp for batch in decode_any_log(log_bytes(tmp_path)[0])] == newest
+        task = task_again(task)
 
 
 def producers_of(logs: Iterable[bytes]) -> dict[int, Producer]:
@@ -194,6 +235,14 @@ def test_a_record_that_is_left_is_found_on_the_disk(tmp_path):
     with pytest.raises(KeytailError, match="a record with an erased key is left") as error:
         refuse_left(LOCAL, task, keys_of([b"k7"]))
     assert error.value.offset == 7
+
+
+def test_a_message_without_a_key_is_left(tmp_path):
+    data = encode_single(Rec(0, 1000, None, b"v")) + encode_single(Rec(1, 1000, b"k", b"v"))
+    task = task_of(tmp_path, RandomLog([Segment(0, data), Segment(2, b"")], [], 2, {}))
+    refuse_left(LOCAL, task, keys_of([b"other"]))
+    with pytest.raises(KeytailError, match="a record with an erased key is left"):
+        refuse_left(LOCAL, task, keys_of([b"k"]))
 
 
 @pytest.mark.parametrize("is_active", [True, False])

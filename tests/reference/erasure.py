@@ -25,11 +25,11 @@ def erase(
             for batch, data in zip(batches, raw, strict=True):
                 parts.append(_of_batch(batch, data, keys))
                 made = decode_any_log(parts[-1])
-                if batch.records and made and not made[0].records:
-                    if (producers or {}).get(batch.producer_id, (-1, 0))[0] != batch.last_offset:
-                        parts[-1] = _emptied(replace(batch, max_timestamp=min(batch.max_timestamp, newest)))
-                elif made:
+                if made and made[0].records:
                     newest = max(newest, made[0].max_timestamp)
+                elif made and not batch.control and batch.max_timestamp > newest:
+                    if (producers or {}).get(batch.producer_id, (-1, 0))[0] != batch.last_offset:
+                        parts[-1] = _emptied(replace(batch, max_timestamp=newest))
             changed[segment.base_offset] = b"".join(parts)
     return changed
 

@@ -206,7 +206,7 @@ AUDIT = Command(
     run="keytail.audit.driver:audit",
     examples=(
         "keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders",
-        "keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders --erased keys.txt",
+        "keytail audit --erased keys.txt --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders",
     ),
     rows={"": AuditRow},
     statuses={

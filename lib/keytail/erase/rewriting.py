@@ -22,7 +22,7 @@ from keytail.compact.write_phase.rewrite import Rewriter, RowDecisions
 from keytail.erase.finding import Finder, erased_of_rows
 from keytail.erase.keys import ErasedKeys
 from keytail.errors import KeytailError
-from keytail.format.batch import NOT_COPIED
+from keytail.format.batch import CONTROL, NOT_COPIED
 from keytail.kernels.rewriting.records import BEYOND, COPY, EMPTY, OPEN
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
@@ -60,7 +60,7 @@ class EraseRewriter(Rewriter):
         )  # fmt: skip
         self._horizon_ms = -1
         self._finder = Finder(reader, task.keys)
-        self._newest_ms = -1  # the largest timestamp of the batches of the segment that are not emptied
+        self._newest_ms = -1  # the largest timestamp of the batches of the segment that have records
         self.erased = 0
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
@@ -102,18 +102,21 @@ class EraseRewriter(Rewriter):
         number: int,
         writer: Appends,
     ) -> None:
-        """Lower the max timestamps of emptied batches before the batches are appended.
+        """Lower the max timestamps of batches without records before the batches are appended: of those that are
+        emptied now, and of those that were empty.
 
         A broker looks up a time in the first segment that claims it, and would find nothing there. The time of an
         active producer's last batch is retained, because the producer expires by it.
         """
         table, action = chunk.table[slice(*part)], rows.action[slice(*part)]
-        newest_ms = np.where(action == COPY, table["max_timestamp_ms"], -1)
+        was_empty = (action == COPY) & (table["record_count"] == 0)
+        newest_ms = np.where((action == COPY) & ~was_empty, table["max_timestamp_ms"], -1)
         newest_ms[rebuilt["row"] - part[0]] = rebuilt["max_timestamp_ms"]
         before_ms = np.maximum.accumulate(np.concatenate([[max(self._newest_ms, 0)], newest_ms]))
-        lowered = (action == EMPTY) & (table["max_timestamp_ms"] > before_ms[:-1])
-        lowered &= ~self._producers.ends_a_producer(table)
+        lowered = (action == EMPTY) | (was_empty & ((table["attributes"] & CONTROL) == 0))
+        lowered &= (table["max_timestamp_ms"] > before_ms[:-1]) & ~self._producers.ends_a_producer(table)
         table["max_timestamp_ms"][lowered] = before_ms[:-1][lowered]
+        action[lowered] = EMPTY
         self._newest_ms = int(before_ms[-1])
         super()._append(chunk, part, rows, rebuilt, packed, number, writer)
 

@@ -75,7 +75,7 @@ def note_present_message(proof: Proof) -> None:
                 proof.fail_at_source(codes.SOURCE_ERASED_KEY, record.offset)
         elif record.offset >= rules.end_offset:
             continue
-        if record.key is None:
+        elif record.key is None:
             if not rules.drop_keyless:
                 proof.fail_at_source(codes.WOULD_LOSE_KEYLESS, record.offset)
         elif record.offset >= rules.first_dirty:

@@ -54,7 +54,7 @@ def start_output(proof: Proof) -> None:
             )
     state = proof.state.output
     state.number += 1
-    state.at = state.is_checked = 0
+    state.at = state.is_checked = state.newest_ms = 0
     state.base_offset, state.next_base = segment.base_offset, end_offset
     due = proof.state.indexes
     due.index_at = due.time_at = due.since_last_entry = 0

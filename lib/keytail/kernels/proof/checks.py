@@ -42,7 +42,7 @@ from keytail.kernels.proof.codes import (
     TIME_ENTRY,
     TIME_MISSING,
 )
-from keytail.kernels.proof.meaning import UNNEEDED
+from keytail.kernels.proof.meaning import UNNEEDED, ends_a_producer
 from keytail.kernels.proof.state import fail
 from keytail.kernels.walk import batch_size, be_16, be_32, be_64, be_u32, same_bytes, wanted_bytes
 
@@ -91,8 +91,10 @@ def check_output(output, p, size, is_copy, indexes, state):
     """
     base = be_64(output, p)
     magic = output[p + v2.MAGIC]
+    has_records = True
     if magic == 2:
         last, max_timestamp = base + be_32(output, p + v2.LAST_OFFSET_DELTA), be_64(output, p + v2.MAX_TIMESTAMP)
+        has_records = be_32(output, p + v2.RECORD_COUNT) != 0
         if not is_copy and not _has_its_checksum(output, p, size):
             return fail(state, OUTPUT_CRC, p, base)
     elif state.rules.keep_magic != 0 and magic < 2:  # its checksum is compared when its source is known
@@ -105,6 +107,8 @@ def check_output(output, p, size, is_copy, indexes, state):
     if base < state.output.base_offset or last >= state.output.next_base or is_too_wide:
         return fail(state, OUTPUT_RANGE, p, base)
     state.output.last_offset = last
+    if has_records:
+        state.output.newest_ms = max(state.output.newest_ms, max_timestamp)
     return _check_index(p, size, last, max_timestamp, indexes, state)
 
 
@@ -183,6 +187,20 @@ def check_fields(source, p, output, q, q_size, state):
 
 
 @register_jitable
+def check_time_of_empty(source, p, output, q, producers, state):
+    """Check the max timestamp of a batch that has no records in the output of an erasure (erase/ERASE.md)."""
+    if be_32(output, q + v2.RECORD_COUNT) != 0 or be_16(source, p + v2.ATTRIBUTES) & v2.CONTROL != 0:
+        return PASSED
+    needed = be_64(source, p + v2.MAX_TIMESTAMP)
+    # The time of an active producer's last batch determines when the producer expires.
+    if needed > state.output.newest_ms and not (producers.shape[1] > 0 and ends_a_producer(source, p, producers)):
+        needed = state.output.newest_ms
+    if be_64(output, q + v2.MAX_TIMESTAMP) != needed:
+        return fail(state, OUTPUT_EMPTY, q, be_64(source, p))
+    return PASSED
+
+
+@register_jitable
 def check_kept(source, output, state):
     """Check the output's header fields that depend on which records of the batch are retained (`state.batch`)."""
     p, q, batch = state.source.at, state.batch.at_output, state.batch
@@ -190,8 +208,10 @@ def check_kept(source, output, state):
     nulls = batch.has_nulls != 0
     if q < 0:
         return PASSED
-    if state.rules.erases != 0 and batch.is_whole == 0 and (attributes & v2.CONTROL or batch.kept_count == count):
-        return fail(state, OUTPUT_REBUILT_WHOLE, q, base)
+    if state.rules.erases != 0 and batch.is_whole == 0:
+        is_lowered = count == 0 and be_64(output, q + v2.MAX_TIMESTAMP) != be_64(source, p + v2.MAX_TIMESTAMP)
+        if attributes & v2.CONTROL or (batch.kept_count == count and not is_lowered):
+            return fail(state, OUTPUT_REBUILT_WHOLE, q, base)
     if batch.is_whole != 0:  # the batch has the same bytes as its source
         if nulls and attributes & v2.DELETE_HORIZON == 0 and state.rules.horizon_ms >= 0:
             return fail(state, OUTPUT_HORIZON, q, base)

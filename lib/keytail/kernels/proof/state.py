@@ -33,8 +33,9 @@ _WINDOW = ("at", "to", "is_all", "block_bytes", "last_offset")
 # `is_old`: by the time of the file, the retention of its tombstones has expired.
 SOURCE = _int64s(*_WINDOW, "is_old")
 # `position` is that of the window in its file; `next_base`: base offset of the next output or segment; `is_checked`:
-# header and index entries of the next batch are right.
-OUTPUT = _int64s(*_WINDOW, "position", "base_offset", "number", "next_base", "is_checked")
+# header and index entries of the next batch are right; `newest_ms`: the largest timestamp, not below 0, of the batches
+# that have records.
+OUTPUT = _int64s(*_WINDOW, "position", "base_offset", "number", "next_base", "is_checked", "newest_ms")
 
 # Positions in the index files of the output, and what the next entries depend on.
 INDEXES = _int64s(

@@ -13,7 +13,14 @@ from numba.extending import register_jitable
 from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.opening.plain import decompress_plain
-from keytail.kernels.proof.checks import check_fields, check_kept, check_output, check_source, next_batch
+from keytail.kernels.proof.checks import (
+    check_fields,
+    check_kept,
+    check_output,
+    check_source,
+    check_time_of_empty,
+    next_batch,
+)
 from keytail.kernels.proof.codes import (
     LOST_BATCH,
     LOST_LAST_BATCH,
@@ -25,7 +32,6 @@ from keytail.kernels.proof.codes import (
     NEED_OUTPUT_BLOCK,
     NEED_SOURCE_BLOCK,
     OUTPUT_CUT,
-    OUTPUT_EMPTY,
     OUTPUT_MAGIC,
     OUTPUT_SIZE,
     OUTPUT_UNKNOWN,
@@ -83,12 +89,10 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
         code = check_fields(source, p, output, q, q_size, state)
         if code != PASSED:
             return code
-        # The time of an active producer's last batch determines when the producer expires.
-        is_lowered = be_32(output, q + v2.RECORD_COUNT) == 0 and not same_bytes(
-            source, p + v2.MAX_TIMESTAMP, output, q + v2.MAX_TIMESTAMP, 8
-        )
-        if is_lowered and producers.shape[1] > 0 and ends_a_producer(source, p, producers):
-            return fail(state, OUTPUT_EMPTY, q, be_64(source, p))
+    if q >= 0 and state.rules.erases != 0:
+        code = check_time_of_empty(source, p, output, q, producers, state)
+        if code != PASSED:
+            return code
     meaning = COUNTS
     if be_16(source, p + v2.ATTRIBUTES) & v2.TRANSACTIONAL_OR_CONTROL:
         if state.knows_markers == 0:
