@@ -60,8 +60,8 @@ def run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
 
 def notes(changes: str, version: str) -> str:
     """Return the section of a version in the text of CHANGES.md. Raises Failed if there is none, or it is empty."""
-    section = rf"^## {re.escape(version)}(?: \([^)\n]*\))?\n(.*?)(?=^## |\Z)"
-    found = re.search(section, changes, re.MULTILINE | re.DOTALL)
+    heading = rf"^## {re.escape(version)}(?: \([^)\n]*\))?\n"
+    found = re.search(heading + r"(.*?)(?=^## |\Z)", changes, re.MULTILINE | re.DOTALL)
     if found is None or not found[1].strip():
         raise Failed(f"CHANGES.md has no section `## {version}` with text: describe there what users can now do")
     return found[1].strip() + "\n"

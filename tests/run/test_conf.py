@@ -15,6 +15,7 @@ from tests.run.cluster import SECURE
 from tests.run.test_submit import ROOT, submit
 
 CONF = ROOT / "conf" / "spark-defaults.conf"
+KUBERNETES = ROOT / "conf" / "kubernetes" / "spark.conf"
 PAGE = ROOT / "lib" / "keytail" / "run" / "CLUSTER.md"
 # Keys that end with a user-defined name.
 OWN_NAMES = ("spark.executorEnv.", "spark.kubernetes.driver.volumes.", "spark.kubernetes.executor.volumes.",
@@ -56,7 +57,8 @@ def test_other_users_of_the_hosts_have_no_access() -> None:
 def test_spark_knows_every_key_and_reads_every_value(tmp_path: Path) -> None:
     """Submit an application with the configuration file: a value of the wrong type makes the application fail."""
     wanted = settings()
-    keys = sorted(wanted.keys() | named_keys(CONF.read_text()) | named_keys(PAGE.read_text()))
+    named = set().union(*(named_keys(path.read_text()) for path in (CONF, KUBERNETES, PAGE)))
+    keys = sorted(wanted.keys() | named)
     done = submit("--master", "local[1]", str(Path(__file__).with_name("print_settings.py")), *keys)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
