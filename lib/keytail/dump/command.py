@@ -45,8 +45,8 @@ _DecoderFlags = make_dataclass("_DecoderFlags", [
 ])
 KeyDecoderClass = Annotated[str | None, _what_flag(
     "--key-decoder-class CLASS",
-    "Decode keys as this class of Kafka's tools does: org.apache.kafka.tools.api.StringDecoder, DefaultDecoder (bytes, "
-    "as base64), IntegerDecoder or LongDecoder; implies --print-data-log. Default: StringDecoder.",
+    "Decode keys as this class does, given with its package, org.apache.kafka.tools.api: StringDecoder, DefaultDecoder "
+    "(bytes, as base64), IntegerDecoder or LongDecoder; implies --print-data-log. Default: StringDecoder.",
 )]
 ValueDecoderClass = Annotated[str | None, _what_flag(
     "--value-decoder-class CLASS", "Decode payloads, with the same classes as --key-decoder-class."
