@@ -55,7 +55,7 @@ def test_an_invalid_file_is_reported_but_not_quoted() -> None:
 
 def test_a_value_of_a_config_provider_is_refused() -> None:
     with pytest.raises(UsageProblem, match=r"log\.dirs refers to a config provider.* \(f\)"):
-        parse_server_properties(b"log.dirs=${file:/etc/x:dirs}\n", "f")
+        from_broker(parse_server_properties(b"log.dirs=${file:/etc/x:dirs}\n", "f"), "f")
     assert parse_server_properties(b"ssl.key.password=${file:/etc/x:p}\n", "f") == {}
 
 

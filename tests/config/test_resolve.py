@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytail.config.keys import BROKER_KEYS, KEYS, TOPIC_KEYS
+from keytail.cli.flags import flags_of
+from keytail.config.keys import BROKER_KEYS, KEYS, NOT_USED, TOPIC_KEYS, not_used
 from keytail.config.resolve import (
     DEFAULT_SOURCE,
     CommandLine,
@@ -20,6 +21,7 @@ from keytail.config.resolve import (
 )
 from keytail.config.topic_configs import parse_topic_configs
 from keytail.errors import Refused, UsageProblem
+from keytail.main.main import COMMANDS
 from tests.config.test_topic_configs import ALL_OF_2_8, printed_all
 
 NAME = "delete.retention.ms"
@@ -177,9 +179,41 @@ def test_an_invalid_value_is_reported_with_key_source_and_range() -> None:
         from_topic("orders", {"segment.ms": "0"}, "metadata")
 
 
-def test_an_invalid_value_that_is_overridden_is_still_an_error() -> None:
-    with pytest.raises(UsageProblem, match=r"invalid value 'x' for log\.retention\.hours"):
-        from_broker({"log.retention.ms": "5", "log.retention.hours": "x"}, "f")
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        ({"log.retention.ms": "5", "log.retention.hours": "x"}, {"retention.ms": 5}),
+        ({"log.cleaner.threads": "many", "log.dirs": "/a"}, {"log.dirs": ("/a",)}),
+        ({"log.cleaner.io.max.bytes.per.second": "${env:X}"}, {}),
+        ({"log.segment.delete.delay.ms": "-1"}, {}),
+    ],
+)
+def test_an_invalid_value_that_is_not_needed_is_a_note(texts: dict[str, str], found: dict[str, object]) -> None:
+    notes: list[str] = []
+    settings = from_broker(texts, "f", on_note=notes.append)
+    assert {name: setting.value for name, setting in settings.items()} == found
+    [note] = notes
+    assert "in f is not needed here and is ignored: " in note
+
+
+@pytest.mark.parametrize("texts", [{"log.retention.ms": "x", "log.retention.hours": "5"}, {"log.dirs": "${file:/x:y}"}])
+def test_an_invalid_value_that_is_needed_is_an_error(texts: dict[str, str]) -> None:
+    with pytest.raises(UsageProblem):
+        from_broker(texts, "f")
+    assert "log.dirs" not in from_broker(texts, "f", needed=())
+
+
+def test_every_setting_without_effect_has_an_existing_flag() -> None:
+    flags = {
+        name
+        for command in COMMANDS.values()
+        for flag in flags_of(command.request).values()
+        for mark in flag.annotation.__metadata__
+        for name in (getattr(mark, "default", ""), *(getattr(mark, "param_decls", None) or ()))
+    }
+    assert set(filter(None, NOT_USED.values())) <= flags
+    assert NOT_USED.keys() < KEYS.keys()
+    assert not_used("log.cleaner.io.max.bytes.per.second") == "not used, see --throttle"
 
 
 @pytest.mark.parametrize(

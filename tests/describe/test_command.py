@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from keytail.config.keys import NOT_USED, not_used
 from tests.command_line import Run, rows_of
 from tests.log_dirs import random_records, records_of, snapshot, write_log_dir
 
@@ -49,9 +50,34 @@ def test_settings_are_shown_with_their_source(run: Run, log_dir: Path, tmp_path:
     every = rows_of(run(*arguments, "--all", "--output", "json"))["orders-0"]["settings"]
     assert every["segment.bytes"] == {"value": 1_073_741_824, "source": "Kafka's default"}
     assert settings.items() <= every.items()
+    assert {name: item["note"] for name, item in every.items() if "note" in item} == {
+        name: not_used(name) for name in NOT_USED
+    }
+    assert "not used, see --throttle" in run(*arguments, "--all").stdout
     table = run(*arguments).stdout
     assert "60000 (1 min)" in table
     assert "secret" not in table + result.stdout
+
+
+@pytest.mark.parametrize(
+    "command, setting, status",
+    [
+        (("describe",), "log.cleaner.threads=many", 0),
+        (("describe",), "log.cleaner.io.max.bytes.per.second=${file:/x:y}", 0),
+        (("describe",), "log.retention.ms=never", 2),
+        (("verify",), "log.retention.ms=never", 0),
+        (("lookup", "--offset", "0"), "log.segment.bytes=1g", 0),
+    ],
+)
+def test_only_settings_that_a_command_needs_stop_it(
+    command: tuple[str, ...], setting: str, status: int, run: Run, log_dir: Path, tmp_path: Path
+) -> None:
+    properties = tmp_path / "server.properties"
+    properties.write_text(f"log.dirs={log_dir}\n{setting}\n")
+    result = run(*command, "--config", properties)
+    assert result.exit_code == status, result.stderr
+    assert setting.partition("=")[0] in result.stderr
+    assert ("is not needed here and is ignored" in result.stderr.replace("\n", " ")) == (status == 0)
 
 
 @pytest.mark.parametrize("given, expected, text", [

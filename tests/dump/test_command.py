@@ -13,6 +13,8 @@ from tests.log_dirs import records_of, snapshot
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.indexing import index_files
 
+STRING = "org.apache.kafka.tools.api.StringDecoder"
+
 
 def objects(text: str, kind: str = "") -> list[dict]:
     found = [json.loads(line) for line in text.splitlines()]
@@ -55,6 +57,10 @@ def test_text_files_and_checkpoints_are_printed(run: Run, log_dir: Path) -> None
         (("/etc/hostname", "--from-offset", "5", "--to-offset", "5"), "--to-offset 5 is not above"),
         (("/etc/hostname", "--from-position", "-1"), "not a whole number from 0"),
         (("/etc/hostname", "--offsets-decoder", "--transaction-log-decoder"), "cannot be combined"),
+        (("/etc/hostname", "--cluster-metadata-decoder", "--key-decoder-class", STRING), "cannot be combined"),
+        (("/etc/hostname", "--key-decoder-class", "StringDecoder"), "[unknown-decoder-class]"),
+        (("/etc/hostname", "--value-decoder-class", "com.example.AvroDecoder"), "keytail does not run Java classes"),
+        (("/etc/hostname", "--max-message-size", "0"), "not a whole number from 1"),
     ],
 )
 def test_wrong_usage_is_refused(run: Run, arguments: tuple[str, ...], word: str) -> None:
@@ -215,3 +221,54 @@ def test_an_emptied_batch_is_not_a_mismatch(run: Run, tmp_path: Path) -> None:
     assert run("dump", tmp_path).exit_code == 0
     (tmp_path / f"{0:020d}.timeindex").write_bytes(time_index[:7] + b"\x4e" + time_index[8:])
     assert run("dump", tmp_path).exit_code == 1
+
+
+def test_keys_and_payloads_are_decoded_by_classes(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / f"{0:020d}.log"
+    found = [(b"\0\0\1\0", b"\xff" * 8), (b"k", None), (None, b"short"), (b"\xff\xff\xff\xfe+", b"{\0\0\0\0\0\0\0")]
+    log.write_bytes(encode_batch([Rec(i, 0, key, value) for i, (key, value) in enumerate(found)]))
+    classes = ("--key-decoder-class", "kafka.serializer.IntegerDecoder")
+    classes += ("--value-decoder-class", "org.apache.kafka.tools.api.LongDecoder")
+    rows = objects(run("dump", log, *classes, "--output", "json").stdout, "record")
+    assert [(row.get("key"), row.get("payload")) for row in rows] == [
+        (256, -1),
+        ("Error at offset 1, skipping. The key has 1 bytes, but the decoder requires 4", None),
+        (None, "Error at offset 2, skipping. The payload has 5 bytes, but the decoder requires 8"),
+        (-2, int.from_bytes(b"{" + bytes(7), "big")),
+    ]
+    assert "key: 256 payload: -1\n" in run("dump", log, *classes).stdout
+
+
+def test_one_decoder_leaves_the_other_part_as_text(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / f"{0:020d}.log"
+    log.write_bytes(encode_batch([Rec(0, 0, b'{"not json', b"\xfe\xff"), Rec(1, 0, None, b"")]))
+    flags = ("--key-decoder-class", STRING, "--value-decoder-class", "kafka.serializer.DefaultDecoder")
+    rows = objects(run("dump", log, *flags, "--output", "json").stdout, "record")
+    assert [(row["key"], row["payload"]) for row in rows] == [('{"not json', "/v8="), (None, "")]
+    assert 'key: {"not json payload: /v8=\n' in run("dump", log, *flags).stdout
+
+
+def test_metadata_is_decoded(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / f"{0:020d}.log"
+    topic = b"\x01\x02\x00" + b"\x07orders" + bytes(16) + b"\x00"
+    log.write_bytes(encode_batch([Rec(0, 0, None, topic), Rec(1, 0, None, b"\x01\x63\x00?"), Rec(2, 0, None, b"")]))
+    result = run("dump", log, "--cluster-metadata-decoder", "--output", "json")
+    assert result.exit_code == 0
+    rows = [row["payload"] for row in objects(result.stdout, "record")]
+    data = {"name": "orders", "topicId": "AAAAAAAAAAAAAAAAAAAAAA"}
+    assert rows[0] == {"type": "TOPIC_RECORD", "version": 0, "data": data}
+    assert rows[1] == "Error at 1, skipping. unknown record type 99, version 0"
+    assert rows[2].startswith("Error at 2, skipping. ")
+
+
+def test_batches_above_max_message_size_are_reported(run: Run, tmp_path: Path) -> None:
+    log, index = (tmp_path / f"{0:020d}{suffix}" for suffix in (".log", ".index"))
+    log.write_bytes(b"".join(encode_batch([Rec(offset, 0, b"k", b"v" * 99)]) for offset in range(9)))
+    index.write_bytes(index_files(log.read_bytes(), 0, 200)[0])
+    assert run("dump", index, "--max-message-size", str(2**31 - 1)).exit_code == 0
+    result = run("dump", index, "--max-message-size", "61")
+    entries = objects(run("dump", index, "--output", "json").stdout, "offsetIndexEntry")
+    assert entries
+    assert result.exit_code == 1
+    assert result.stderr.count("more than --max-message-size 61") == len(entries)
+    assert result.stdout.count("offset: ") == len(entries)

@@ -63,7 +63,7 @@ def _field(field: Mapping[str, Any], structs: Mapping[str, Any], parent: tuple[i
         versions = f"/{span[0]}" + ("+" if span[1] == NEVER else "")
     tag = f"#{field['tag']}" if "tag" in field else ""
     default = field.get("default")
-    number = f"={default}" if tag and re.fullmatch(r"-?\d+", str(default)) else ""
+    number = f"={default}" if tag and re.fullmatch(r"-?\d+|null", str(default)) else ""
     return f"{name}:{text}{nullable}{versions}{tag}{number}"
 
 
@@ -106,6 +106,9 @@ def tables(found: Mapping[str, Mapping[str, Any]]) -> str:
         _table("GROUP_VALUES", of("coordinator-value", groups)),
         _table("TRANSACTION_KEYS", of("coordinator-key", ("TransactionLog",))),
         _table("TRANSACTION_VALUES", of("coordinator-value", ("TransactionLog",))),
+        _table("SHARE_KEYS", of("coordinator-key", ("ShareSnapshot", "ShareUpdate"))),
+        _table("SHARE_VALUES", of("coordinator-value", ("ShareSnapshot", "ShareUpdate"))),
+        _table("REMOTE_LOG", of("metadata", remote_log)),
         _table("CONSUMER_PROTOCOL", [(name, found[message]) for name, message in _PROTOCOL.items()]),
         _table("CONTROL", [(name, found[name]) for name in _CONTROL]),
     ]

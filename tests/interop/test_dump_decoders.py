@@ -1,4 +1,4 @@
-"""All record types of `__consumer_offsets` and `__transaction_state`, of each version, decoded by Kafka and keytail.
+"""All record types of Kafka's internal topics, of each version, decoded by Kafka and by keytail.
 
 The bytes are encoded with keytail's tables of fields: if a table is wrong, Kafka decodes the bytes differently.
 """
@@ -6,12 +6,15 @@ The bytes are encoded with keytail's tables of fields: if a table is wrong, Kafk
 from __future__ import annotations
 
 import random
+import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from keytail.format.coordinator import DECODERS
+from keytail.dump.decoder_classes import ClassDecoder, decoder_of_class
+from keytail.format.decoders import CLUSTER_METADATA, DECODERS, REMOTE_LOG_METADATA, FramedDecoder
 from keytail.format.kafka_messages import CONSUMER_PROTOCOL, GROUP_VALUES
 from keytail.format.messages import Field, Message
 from tests.chance import SEED
@@ -24,6 +27,14 @@ pytestmark = pytest.mark.interop
 
 EACH = 12
 NUMBERS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "bool": "?"}
+# Fields of which Kafka refuses most values.
+VALID: dict[str, Callable[[random.Random], bytes]] = {
+    "startOffset": lambda rng: struct.pack(">q", rng.randrange(5)),
+    "endOffset": lambda rng: struct.pack(">q", rng.randrange(5, 2**40)),
+    "segmentLeaderEpochs": lambda rng: b"\x03" + struct.pack(">iqbiqb", 7, 5, 0, rng.randrange(7), 2, 0),
+    "remoteLogSegmentState": lambda rng: bytes([rng.randrange(4)]),
+    "remotePartitionDeleteState": lambda rng: bytes([rng.randrange(3)]),
+}
 TEXTS = ["", "group-1", "größe", 'a "quoted"\\ name', "\x01\n\x1f\x7f", "鍵🔑"]
 
 
@@ -54,6 +65,10 @@ def structure(
 
 def encoded(rng: random.Random, field: Field, version: int, flexible: bool) -> bytes:
     kind = field.kind
+    if field.name in VALID:
+        return VALID[field.name](rng)
+    if kind == "float64":
+        return struct.pack(">d", rng.choice([0.0, 1.0, -0.25, 1048576.0, 12345678.5, 1e-5, 3e10]))
     if kind in NUMBERS:
         size = struct.calcsize(NUMBERS[kind])
         value = rng.choice([field.default or 0, 1, rng.getrandbits(8 * size - 1)])
@@ -106,13 +121,13 @@ def subscription(rng: random.Random, data: bytes) -> bytes:
 
 def records(rng: random.Random, topic: str) -> list[tuple[bytes | None, bytes | None]]:
     [decoder] = [decoder for decoder in DECODERS if decoder.topic == topic]
-    last_version = {1: 4, 2: 4} if topic == "__consumer_offsets" else {0: 1}
+    last_version = {"__consumer_offsets": {1: 4, 2: 4}, "__transaction_state": {0: 1}}.get(topic, {})
     found: list[tuple[bytes | None, bytes | None]] = [(b"\x00\x63", b"x"), (b"\x00", b"x"), (b"", None)]
     page = blocks("COORDINATOR.md")
     if topic == "__consumer_offsets":
         found += [(page["offset-key"], page[f"offset-value-{version}"]) for version in (3, 4)]
-    else:
-        found.append((page["transaction-key"], page["transaction-value"]))
+    elif topic == "__transaction_state":
+        found += [(page["transaction-key"], page["transaction-value"])]
     for record_type in decoder.keys:
         for version in range(last_version.get(record_type, 0) + 1):
             for _ in range(EACH):
@@ -126,7 +141,11 @@ def records(rng: random.Random, topic: str) -> list[tuple[bytes | None, bytes | 
 
 @pytest.mark.parametrize(
     ("topic", "flag"),
-    [("__consumer_offsets", "--offsets-decoder"), ("__transaction_state", "--transaction-log-decoder")],
+    [
+        ("__consumer_offsets", "--offsets-decoder"),
+        ("__transaction_state", "--transaction-log-decoder"),
+        ("__share_group_state", "--share-group-state-decoder"),
+    ],
 )
 def test_every_type_of_every_version_is_decoded_as_by_kafka(
     kafka: Kafka, tmp_path: Path, topic: str, flag: str
@@ -145,3 +164,42 @@ def test_every_type_of_every_version_is_decoded_as_by_kafka(
     except AssertionError as difference:
         difference.add_note(f"KEYTAIL_SEED={SEED}")
         raise
+
+
+@pytest.mark.parametrize("decoder", [CLUSTER_METADATA, REMOTE_LOG_METADATA], ids=lambda decoder: decoder.topic)
+def test_framed_records_are_decoded_as_by_kafka(kafka: Kafka, tmp_path: Path, decoder: FramedDecoder) -> None:
+    rng = random.Random(f"{SEED}-{decoder.topic}")
+    values = [
+        b"".join(map(uvarint, (1, record_type, version))) + message(rng, definition.message(), version)
+        for record_type, definition in decoder.values.items()
+        for version in range(definition.newest_version + 1)
+        for _ in range(EACH)
+    ]
+    wrong = [b"\x00\x02\x00", b"\x01\x7f\x00", values[0] + b"\x00", values[0][:-1], b"", None]
+    log = tmp_path / f"{0:020d}.log"
+    log.write_bytes(encode_batch([Rec(i, 0, None, value) for i, value in enumerate([*values, *wrong])]))
+    theirs, ours = kafkas(kafka, [log], (decoder.flag,)), Ours([log], (decoder.flag,))
+    try:
+        assert theirs.status == 0
+        assert ours.out.count(", skipping. ") == len(wrong)
+        # The text of errors is keytail's own.
+        assert_same(*(re.sub("skipping[.] .*", "skipping.", text) for text in (theirs.out, ours.out)))
+    except AssertionError as difference:
+        difference.add_note(f"KEYTAIL_SEED={SEED}")
+        raise
+
+
+@pytest.mark.parametrize(("key", "payload"), [("Integer", "Long"), ("String", "Integer"), ("Long", None)])
+def test_classes_decode_as_in_kafka(kafka: Kafka, tmp_path: Path, key: str, payload: str | None) -> None:
+    rng = random.Random(SEED)
+    log = tmp_path / f"{0:020d}.log"
+    found = [Rec(i, 0, rng.choice([rng.randbytes(8), None]), rng.choice([rng.randbytes(9), None])) for i in range(40)]
+    log.write_bytes(encode_batch(found))
+    package = "org.apache.kafka.tools.api."
+    given = {"--key-decoder-class": f"{package}{key}Decoder"}
+    if payload is not None:
+        given["--value-decoder-class"] = f"{package}{payload}Decoder"
+    functions = [decoder_of_class(flag, name) for flag, name in given.items()]
+    decoder = ClassDecoder(functions[0], functions[1] if payload else None)
+    flags = [word for flag in given.items() for word in flag]
+    assert_same(kafkas(kafka, [log], flags).out, Ours([log], (), decoder).out)

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from keytail.config.keys import BROKER_KEYS, TOPIC_KEYS, Key
+from keytail.config.keys import BROKER_KEYS, TOPIC_KEYS, Key, not_used
 from keytail.main.main import COMMANDS, app
 
 _TOP = """\
@@ -30,7 +30,9 @@ that has one: `--topic-config TOPIC:KEY=VALUE`, `--topic-config KEY=VALUE`, the 
 setting in the metadata log, the setting with which a broker creates an internal topic, the dynamic settings of the
 broker, then of all brokers (both in the metadata log), the broker's file, Kafka's default. If several names are listed
 for a broker's file, the first name that it contains is used. `keytail describe --all` shows the effective values and
-their sources. No other key is read.
+their sources. No other key is read. A setting that is "not used" has no effect on keytail; where a flag decides the
+same, it is named. An invalid value in the broker's file stops a run only if the command uses the setting; otherwise, a
+warning names it.
 """
 _NOT_PRINTED = ("--help", "--install-completion", "--show-completion")
 
@@ -93,7 +95,8 @@ def _key_rows(keys: Sequence[Key]) -> Iterator[str]:
         shown = "" if value is None else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         shown = shown.lower() if isinstance(value, bool) else shown
         names = ", ".join(f"`{name}`" for name in key.broker_names)
-        cells = (f"`{key.name}`", f"`{shown}`" if shown else "", cell(key.allowed), cell(key.meaning), names)
+        meaning = f"{key.meaning} ({note})" if (note := not_used(key.name)) else key.meaning
+        cells = (f"`{key.name}`", f"`{shown}`" if shown else "", cell(key.allowed), cell(meaning), names)
         yield f"| {' | '.join(cells)} |"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,7 @@ from keytail.config.message_format import MessageFormat, message_format
 from keytail.config.resolve import (
     CLEANUP_POLICY,
     DEFAULT_SOURCE,
+    USED,
     CommandLine,
     Resolved,
     Setting,
@@ -24,6 +25,7 @@ from keytail.config.resolve import (
     from_command_line,
 )
 from keytail.config.topic_configs import TopicConfigs, parse_topic_configs
+from keytail.console import print_message
 from keytail.errors import NO_ERROR, ErrorText, UsageProblem, is_denied, refusal
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 NO_METADATA = "no metadata log here"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 _MAX_RESOLVED = 64
+_PATHS = ("log.dirs", "log.dir")  # the settings that commands without a configuration use
 # Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
 PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
 
@@ -132,8 +135,7 @@ def read_configuration(
     """Return the configuration given by flags. Raises UsageProblem if a file cannot be read or a setting is invalid."""
     broker: Mapping[str, Setting] = {}
     if config is not None:
-        data = _read(config, "--config", "Give the server.properties with which the broker is started")
-        broker = from_broker(parse_server_properties(data, config), config)
+        broker = _broker_file(config, USED)
     of_topics = TopicConfigs()
     if topic_configs is not None:
         remedy = "Give a file with the output of kafka-configs.sh --describe --entity-type topics --all"
@@ -144,7 +146,15 @@ def read_configuration(
 
 
 def _broker_settings(config: o.Config = None) -> Configuration:
-    return read_configuration(config)
+    return Configuration(broker=_broker_file(config, _PATHS)) if config is not None else Configuration()
+
+
+def _broker_file(path: str, needed: Collection[str]) -> Mapping[str, Setting]:
+    """Return the settings in the broker's file; invalid settings that are not `needed` are ignored with a note."""
+    data = _read(path, "--config", "Give the server.properties with which the broker is started")
+    return from_broker(
+        parse_server_properties(data, path), path, needed, lambda note: print_message(f"keytail: {note}", "warning")
+    )
 
 
 def _known_settings(

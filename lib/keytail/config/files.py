@@ -18,19 +18,9 @@ _NOR_BROKER = "Restore the file: a broker does not start on this log dir either"
 
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
-    """Return the kept keys and their values, unparsed. Raises UsageProblem if the data is not a properties file, or a
-    kept value refers to a config provider."""
+    """Return the kept keys and their values, unparsed. Raises UsageProblem if the data is not a properties file."""
     properties = _properties(data, path, "Give the server.properties that the broker is started with")
-    kept = {name: properties[name] for name in file_names() if name in properties}
-    for name, text in kept.items():
-        if "${" in text:
-            raise UsageProblem(
-                f"{name} refers to a config provider, which keytail does not support",
-                path=path,
-                remedy=f"Give a copy of the file that contains the value of {name} itself",
-                slug="unsupported-config-provider",
-            )
-    return kept
+    return {name: properties[name] for name in file_names() if name in properties}
 
 
 def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:

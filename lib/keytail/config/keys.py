@@ -177,6 +177,32 @@ BROKER_KEYS = (
 )
 # fmt: on
 
+# Settings that have no effect on keytail, each with the flag that decides the same; empty: there is none.
+NOT_USED = {
+    "file.delete.delay.ms": "--keep-originals",
+    "log.cleaner.threads": "--master",
+    "log.cleaner.dedupe.buffer.size": "--map-memory",
+    "log.cleaner.io.buffer.load.factor": "--map-memory",
+    "log.cleaner.io.max.bytes.per.second": "--throttle",
+} | dict.fromkeys(
+    (
+        "segment.jitter.ms", "preallocate", "flush.messages", "flush.ms", "local.retention.ms", "local.retention.bytes",
+        "log.cleaner.enable", "log.cleaner.io.buffer.size", "log.cleaner.backoff.ms",
+        "log.retention.check.interval.ms", "log.flush.offset.checkpoint.interval.ms",
+        "log.flush.start.offset.checkpoint.interval.ms", "replica.high.watermark.checkpoint.interval.ms",
+        "num.recovery.threads.per.data.dir", "producer.id.expiration.check.interval.ms", "log.initial.task.delay.ms",
+    ),
+    "",
+)  # fmt: skip
+
+
+def not_used(name: str) -> str:
+    """Return "not used", with the flag that decides the same, for a setting without effect; empty for others."""
+    if name not in NOT_USED:
+        return ""
+    return f"not used, see {NOT_USED[name]}" if NOT_USED[name] else "not used"
+
+
 # The smallest segment.bytes or log.segment.bytes with which Kafka 4.1 and later start without an error.
 SEGMENT_BYTES_OF_4_1 = 1_048_576
 

@@ -12,7 +12,7 @@ given.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.keys import (
     COMMAND_LINE_BROKER_KEYS,
     KEYS,
+    NOT_USED,
     TOPIC_KEYS,
     Key,
     Safer,
@@ -33,6 +34,7 @@ from keytail.errors import Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
 CLEANUP_POLICY = "cleanup.policy"
+USED = KEYS.keys() - NOT_USED.keys()  # the settings that have an effect
 _OF_TOPICS = frozenset(key.name for key in TOPIC_KEYS)
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -209,18 +211,43 @@ def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> d
     return options
 
 
-def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
+def from_broker(
+    texts: Mapping[str, str],
+    path: str,
+    needed: Collection[str] = USED,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> dict[str, Setting]:
     """Return the settings in a broker's file, by the names of the topic settings whose defaults they are.
 
-    As in a broker, every name is checked, including names that a name of higher precedence overrides.
+    `needed` are the names (as in `keys.py`) of the settings that the command uses. Raises UsageProblem if such a
+    setting is invalid, or refers to a config provider. Others are then ignored, and `on_note` is called with the
+    reason. A name that a name of higher precedence overrides is not needed.
     """
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
         for name in key.broker_names:
-            if (text := texts.get(name)) is not None:
-                setting = _setting(key, name, text, path, f"{path}: {name}={text}")
+            if (text := texts.get(name)) is None:
+                continue
+            try:
+                setting = _broker_setting(key, name, text, path)
+            except UsageProblem as problem:
+                if key.name in needed and key.name not in settings:
+                    raise
+                on_note(f"{name} in {path} is not needed here and is ignored: {problem.what}")
+            else:
                 settings.setdefault(key.name, setting)
     return settings
+
+
+def _broker_setting(key: Key, name: str, text: str, path: str) -> Setting:
+    if "${" in text:
+        raise UsageProblem(
+            f"{name} refers to a config provider, which keytail does not support",
+            path=path,
+            remedy=f"Give a copy of the file that contains the value of {name} itself",
+            slug="unsupported-config-provider",
+        )
+    return _setting(key, name, text, path, f"{path}: {name}={text}")
 
 
 def _setting(

@@ -74,7 +74,10 @@ class DescribeRow(OfPartition):
         "how a compaction writes messages of formats v0 and v1: `v2`, `keep` (in their own format), or `unknown` (such "
         "messages are refused)",
     ]
-    settings: Annotated[Mapping[str, Mapping[str, Any]], "`value` and `source` by Kafka's name"]
+    settings: Annotated[
+        Mapping[str, Mapping[str, Any]],
+        "`value` and `source` by Kafka's name, and `note` if the setting has no effect",
+    ]
     kafka: Annotated[
         Mapping[str, Any],
         "`versions` that may have written the log dirs, and `evidence`: what was found, and what it means",
@@ -119,6 +122,7 @@ _SETTING_COLUMNS: tuple[Column[tuple[str, Mapping[str, Any]]], ...] = (
     Column("setting", lambda item: item[0], is_number=False),
     Column("value", lambda item: _value_text(item[0], item[1]["value"]), is_number=False),
     Column("from", lambda item: item[1]["source"], is_number=False),
+    Column("note", lambda item: item[1].get("note", ""), is_number=False),
 )
 
 

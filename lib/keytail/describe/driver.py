@@ -19,7 +19,7 @@ from keytail.compact.plan import Selection, select
 from keytail.compact.planning import Planned, check_clock, plan_partition_of
 from keytail.compact.rules import Rules
 from keytail.config.kafka_version import Inferred
-from keytail.config.keys import KEYS, TOPIC_KEYS
+from keytail.config.keys import KEYS, TOPIC_KEYS, not_used
 from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import DEFAULT_SOURCE
 from keytail.describe.command import DescribeRow, Request
@@ -107,6 +107,8 @@ def _settings(
         if every or name in _ALWAYS or setting.source != DEFAULT_SOURCE:
             value = list(setting.value) if isinstance(setting.value, tuple) else setting.value
             found[name] = {"value": value, "source": setting.source}
+            if note := not_used(name):
+                found[name]["note"] = note
     return found, resolved.overrides_known, message_format
 
 

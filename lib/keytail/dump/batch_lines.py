@@ -18,6 +18,7 @@ from keytail.dump.templates import Buffers, LineWriter, Literals, Rows, Sink, Sp
 from keytail.format.batch import CODEC_MASK, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
 from keytail.format.codecs.table import CODECS
 from keytail.format.coordinator import control_text
+from keytail.format.messages import Json
 from keytail.kernels.dump import lines as kernels
 
 _BOOLEANS = ("false", "true")
@@ -26,20 +27,25 @@ _QUOTED_TYPES = tuple(f'"{name}"' for name in _TYPES)
 _CODECS = (*CODECS, *(f"unknown({n})" for n in range(len(CODECS), CODEC_MASK + 1)))
 _MARKERS = ("ABORT", "COMMIT")
 
-# A function of a record's key, value and offset that returns key and payload as text (which may be JSON). A key or
+# A function of a record's key, value and offset that returns key and payload as text (JSON has the type Json). A key or
 # payload of None is not printed.
 Decoder: TypeAlias = Callable[[bytes | None, bytes | None, int], tuple[str | None, str | None]]
+BOTH = frozenset({"key", "payload"})
 
 
 @dataclass(frozen=True)
 class Shown:
     """The parts of records that are written (keys and values with `contents`, other fields with `metadata`), and their
-    format."""
+    format. `decoded` are the parts that the decoder decodes, of `key` and `payload`."""
 
     contents: bool = False
     metadata: bool = True
     json: bool = False
     decoder: Decoder | None = None
+    decoded: frozenset[str] = BOTH
+
+    def decodes(self, part: str) -> bool:
+        return self.decoder is not None and part in self.decoded
 
 
 class DumpWriter:
@@ -140,30 +146,27 @@ class DumpWriter:
     def _add_contents(
         self, part: Part, control: np.ndarray, numbers: dict[str, np.ndarray], spans: dict[str, Span], extra: _Extra
     ) -> None:
+        texts: dict[str, list[tuple[int, bytes]]] = {"key": [], "payload": []}
+        offsets = numbers["offset"].tolist()
         decoder = self._shown.decoder
-        if decoder is None:
-            numbers["has key"] = ~control & (spans["key"].sizes >= 0)
-            numbers["has payload"] = ~control & (spans["value"].sizes >= 0)
-        else:
-            keys: list[tuple[int, bytes]] = []
-            payloads: list[tuple[int, bytes]] = []
-            offsets = numbers["offset"].tolist()
+        if decoder is not None and self._shown.decoded:
             for row in np.flatnonzero(~control).tolist():
-                key, payload = decoder(*_contents(part, spans, row), offsets[row])
-                if key is not None:
-                    keys.append((row, self._decoded(key)))
-                if payload is not None:
-                    payloads.append((row, self._decoded(payload)))
-            spans |= {"decoded key": extra.span(keys, -1), "decoded payload": extra.span(payloads, -1)}
-            numbers["has key"] = spans["decoded key"].sizes >= 0
-            numbers["has payload"] = spans["decoded payload"].sizes >= 0
+                for part_name, text in zip(texts, decoder(*_contents(part, spans, row), offsets[row]), strict=True):
+                    if text is not None:
+                        texts[part_name].append((row, self._decoded(text)))
+        for part_name, raw in (("key", "key"), ("payload", "value")):
+            if self._shown.decodes(part_name):
+                spans[f"decoded {part_name}"] = extra.span(texts[part_name], -1)
+                numbers[f"has {part_name}"] = spans[f"decoded {part_name}"].sizes >= 0
+            else:
+                numbers[f"has {part_name}"] = ~control & (spans[raw].sizes >= 0)
         numbers["is data"] = ~control
         numbers["key and payload"] = numbers["has payload"] & numbers["has key"]
         numbers["payload alone"] = numbers["has payload"] & ~numbers["has key"]
 
     def _decoded(self, text: str) -> bytes:
-        """Return the text of a decoder in UTF-8; for JSON, quoted as a string unless it is an object."""
-        return (json.dumps(text) if self._shown.json and not text.startswith("{") else text).encode()
+        """Return the text of a decoder in UTF-8; for JSON, quoted as a string unless it is JSON."""
+        return (json.dumps(text) if self._shown.json and not isinstance(text, Json) else text).encode()
 
 
 class _Extra:
@@ -284,7 +287,8 @@ def _text_record(literals: Literals, old: bool, shown: Shown) -> Template:
         line.span("", "control", kernels.BYTES, "has control")
     if shown.contents:
         lead = " " if shown.metadata else "| "
-        key, payload = ("decoded key", "decoded payload") if shown.decoder else ("key", "value")
+        key = "decoded key" if shown.decodes("key") else "key"
+        payload = "decoded payload" if shown.decodes("payload") else "value"
         line.span(f"{lead}key: ", key, kernels.TEXT, "has key")
         line.span(" payload: ", payload, kernels.TEXT, "key and payload")
         line.span(f"{lead}payload: ", payload, kernels.TEXT, "payload alone")
@@ -305,9 +309,9 @@ def _json_record(literals: Literals, old: bool, shown: Shown) -> Template:
         line.word(',"endTxnMarker":', "marker", [f'"{name}"' for name in _MARKERS], "is marker")
         line.number(',"coordinatorEpoch":', "coordinator epoch", "is marker")
         line.span("", "control", kernels.BYTES, "has control")
-    if shown.contents and shown.decoder:
-        line.span(',"key":', "decoded key", kernels.BYTES, "has key")
-        line.span(',"payload":', "decoded payload", kernels.BYTES, "has payload")
-    elif shown.contents:
-        line.json_value("key", "key", "is data").json_value("payload", "value", "is data")
+    for part, raw in (("key", "key"), ("payload", "value")) if shown.contents else ():
+        if shown.decodes(part):
+            line.span(f',"{part}":', f"decoded {part}", kernels.BYTES, f"has {part}")
+        else:
+            line.json_value(part, raw, "is data")
     return line.text("}\n")

@@ -12,8 +12,9 @@ from keytail.cli.command import Command
 from keytail.cli.flags import FromFlags
 from keytail.cli.options import LONG_MAX, within
 from keytail.cli.output_options import Format
+from keytail.dump.decoder_classes import ClassDecoder, decoder_of_class
 from keytail.errors import UsageProblem
-from keytail.format.coordinator import DECODERS, Decoder
+from keytail.format.decoders import DECODERS, Decoder
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner_of_files
 
@@ -42,11 +43,25 @@ _DecoderFlags = make_dataclass("_DecoderFlags", [
     )], False)
     for decoder in DECODERS
 ])
+KeyDecoderClass = Annotated[str | None, _what_flag(
+    "--key-decoder-class CLASS",
+    "Decode keys as this class does, given with its package, org.apache.kafka.tools.api: StringDecoder, DefaultDecoder "
+    "(bytes, as base64), IntegerDecoder or LongDecoder; implies --print-data-log. Default: StringDecoder.",
+)]
+ValueDecoderClass = Annotated[str | None, _what_flag(
+    "--value-decoder-class CLASS", "Decode payloads, with the same classes as --key-decoder-class."
+)]
 VerifyIndexOnly = Annotated[bool, _indexes_flag(
     "--verify-index-only", "Check index entries against the log without printing them."
 )]
 IndexSanityCheck = Annotated[bool, _indexes_flag(
     "--index-sanity-check", "Check only the index itself: its size and its last entry."
+)]
+MaxMessageSize = Annotated[int | None, _indexes_flag(
+    "--max-message-size BYTES",
+    "Report an offset index entry whose batch is larger; Kafka's tool ends with an exception, by default at 5242880. "
+    "Default: no limit.",
+    parser=within(1, 2**31 - 1),
 )]
 MaxBytes = Annotated[int | None, _range_flag(
     "--max-bytes BYTES",
@@ -84,6 +99,7 @@ class IndexChecks:
 
     verify_only: VerifyIndexOnly = False
     sanity_only: IndexSanityCheck = False
+    max_message_size_bytes: MaxMessageSize = None
 
 
 @dataclass(frozen=True)
@@ -156,15 +172,27 @@ def _paths(files: Files = None, file_list: FileList = None) -> tuple[str, ...]:
     return paths
 
 
-def _decoder(flags: Annotated[Any, FromFlags(_DecoderFlags)]) -> Decoder | None:
-    given = [decoder for decoder, is_given in zip(DECODERS, astuple(flags), strict=True) if is_given]
-    if len(given) > 1:
+def _decoder(
+    flags: Annotated[Any, FromFlags(_DecoderFlags)],
+    key_decoder_class: KeyDecoderClass = None,
+    value_decoder_class: ValueDecoderClass = None,
+) -> Decoder | ClassDecoder | None:
+    classes = {"--key-decoder-class": key_decoder_class, "--value-decoder-class": value_decoder_class}
+    of_topics = [decoder for decoder, is_given in zip(DECODERS, astuple(flags), strict=True) if is_given]
+    of_classes = [flag for flag, name in classes.items() if name is not None]
+    given = [*(decoder.flag for decoder in of_topics), *of_classes]
+    if len(given) > max(1, len(of_classes)):
         raise UsageProblem(
-            f"{given[0].flag} and {given[1].flag} cannot be combined",
-            remedy="Dump the two topics separately",
+            f"{given[0]} and {given[1]} cannot be combined",
+            remedy="Dump the two topics separately" if len(of_topics) > 1 else "Give one of them",
             slug="conflicting-flags",
         )
-    return given[0] if given else None
+    if of_topics:
+        return of_topics[0]
+    if not of_classes:
+        return None
+    key, payload = (None if name is None else decoder_of_class(flag, name) for flag, name in classes.items())
+    return ClassDecoder(key, payload)
 
 
 @dataclass(frozen=True)
@@ -176,7 +204,7 @@ class Request:
     print_data_log: PrintDataLog = False
     deep_iteration: DeepIteration = False
     skip_record_metadata: SkipRecordMetadata = False
-    decoder: Annotated[Decoder | None, FromFlags(_decoder)] = None
+    decoder: Annotated[Decoder | ClassDecoder | None, FromFlags(_decoder)] = None
     checks: Annotated[IndexChecks, FromFlags(IndexChecks)] = field(default_factory=IndexChecks)
     max_bytes: MaxBytes = None
     wanted: Annotated[Range, FromFlags(Range)] = field(default_factory=Range)

@@ -13,7 +13,9 @@ from functools import partial
 
 from keytail.cli.streams import READER_GONE
 from keytail.console import Unfailing, print_message
+from keytail.dump.batch_lines import BOTH
 from keytail.dump.command import Request
+from keytail.dump.decoder_classes import ClassDecoder
 from keytail.dump.files import DumpOptions, dump, expanded
 from keytail.dump.report import Report
 from keytail.errors import UsageProblem, visible_lines
@@ -67,6 +69,7 @@ def _options(request: Request) -> DumpOptions:
         max_bytes=request.max_bytes,
         index_checks=request.checks,
         decoder=request.decoder.text if request.decoder is not None else None,
+        decoded=request.decoder.decoded if isinstance(request.decoder, ClassDecoder) else BOTH,
         wanted=request.wanted,
     )
 

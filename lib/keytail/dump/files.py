@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keytail.dump import small_files as files
-from keytail.dump.batch_lines import Decoder, DumpWriter, Shown
+from keytail.dump.batch_lines import BOTH, Decoder, DumpWriter, Shown
 from keytail.dump.command import IndexChecks, Range
 from keytail.dump.index import dump_offset_index, dump_time_index, dump_txn_index
 from keytail.dump.range import start_of
@@ -38,6 +38,7 @@ class DumpOptions:
     max_bytes: int | None = None
     index_checks: IndexChecks = field(default_factory=IndexChecks)
     decoder: Decoder | None = None
+    decoded: frozenset[str] = BOTH  # the parts of a record that the decoder decodes
     wanted: Range = field(default_factory=Range)
 
     @property
@@ -53,7 +54,7 @@ def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Rep
     """Dump files and the files of partition directories, in order. Return how many files have a type that can be
     dumped, including files that could not be read. Raises the same errors as `expanded`."""
     reader = LogReader(fs)
-    shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder)
+    shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder, options.decoded)
     writer = DumpWriter(report.out, shown)
     dumped = 0
     remedies: dict[str, None] = {}

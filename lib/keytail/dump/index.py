@@ -45,9 +45,13 @@ def dump_offset_index(fs: FileSystem, path: str, base: int, checks: IndexChecks,
         if not log.is_there:
             report.problem("there is no log for the index, so its entries are not checked", path)
         for i in range(used if log.is_there else 0):
-            last = log.last_offset_at(int(positions[i]))
+            last, size_bytes = log.batch_at(int(positions[i]))
+            where = index.OFFSET_ENTRY.itemsize * i
+            if checks.max_message_size_bytes is not None and size_bytes > checks.max_message_size_bytes:
+                what = f"the batch at byte {positions[i]} of the log has {size_bytes} bytes, more than "
+                what += f"--max-message-size {checks.max_message_size_bytes}"
+                report.problem(what, path, where, int(offsets[i]))
             if last is None:
-                where = index.OFFSET_ENTRY.itemsize * i
                 report.problem(f"no batch begins at byte {positions[i]} of the log", path, where, int(offsets[i]))
             elif last != offsets[i]:
                 report.index_mismatch(path, int(offsets[i]), last)
@@ -240,14 +244,15 @@ class _Log:
         buffer = bytearray(size)
         return bytes(buffer[: self._fs.read_into(self._fd, buffer, position)])
 
-    def last_offset_at(self, position: int) -> int | None:
-        """Return the last offset of the batch that begins at `position`; None if there is no complete batch."""
+    def batch_at(self, position: int) -> tuple[int | None, int]:
+        """Return the last offset and the size in bytes of the batch that begins at `position`; (None, 0) if there is no
+        complete batch."""
         if not 0 <= position < self._size:
-            return None
+            return None, 0
         head = np.frombuffer(self.read(position, HEADER_BYTES), np.uint8)
         kernels.find_batch(head, len(head), 0, -(2**63), self._out)
         code, _, size, last = (int(x) for x in self._out)
-        return last if code == kernels.FOUND and position + size <= self._size else None
+        return (last, size) if code == kernels.FOUND and position + size <= self._size else (None, 0)
 
     def find(self, position: int, target: int) -> tuple[int, int, int]:
         """Return position, size and last offset of the first batch from `position` on that ends at `target` or above.

@@ -1,6 +1,6 @@
-"""Prints the records of `__consumer_offsets` and `__transaction_state`, and control records, as text (COORDINATOR.md).
+"""Prints the records of the coordinators' topics, and control records, as text (COORDINATOR.md).
 
-In the two topics, the key begins with the record type, the value with its version; one of Kafka's generated messages
+In the topics, the key begins with the record type, the value with its version; one of Kafka's generated messages
 follows.
 """
 
@@ -17,10 +17,12 @@ from keytail.format.kafka_messages import (
     CONTROL,
     GROUP_KEYS,
     GROUP_VALUES,
+    SHARE_KEYS,
+    SHARE_VALUES,
     TRANSACTION_KEYS,
     TRANSACTION_VALUES,
 )
-from keytail.format.messages import Definition, Message, to_json
+from keytail.format.messages import Definition, Json, Message, to_json
 
 _GROUP_METADATA = 2
 
@@ -28,7 +30,7 @@ DELETED = "<DELETE>"
 
 
 @dataclass(frozen=True, eq=False)
-class Decoder:
+class CoordinatorDecoder:
     """Decodes the records of `topic` as Kafka's tool does with `flag`. `keys` and `values` are messages, `nested` are
     functions that decode bytes within a value, by record type (COORDINATOR.md, "Record types")."""
 
@@ -53,7 +55,7 @@ class Decoder:
             data = _message(self.values[record_type]).read(value, version, 2)
             if record_type in self.nested:
                 self.nested[record_type](data)
-            return text, f'{{"version":"{version}","data":{to_json(data)}}}'
+            return text, Json(f'{{"version":"{version}","data":{to_json(data)}}}')
         except ValueError as reason:
             return f"Error at offset {offset}, skipping. {reason}", None
 
@@ -64,9 +66,9 @@ def _message(definition: Definition) -> Message:
 
 
 @lru_cache(maxsize=1 << 14)  # keys of these topics recur
-def _key_text(decoder: Decoder, record_type: int, key: bytes) -> str:
+def _key_text(decoder: CoordinatorDecoder, record_type: int, key: bytes) -> Json:
     data = _message(decoder.keys[record_type]).read(key, 0, 2)
-    return f'{{"type":"{record_type}","data":{to_json(data)}}}'
+    return Json(f'{{"type":"{record_type}","data":{to_json(data)}}}')
 
 
 def _version(data: bytes, name: str) -> int:
@@ -113,10 +115,12 @@ def control_text(key: bytes | None, value: bytes | None, *, as_json: bool) -> st
         return f',"unreadable":{to_json(str(reason))}' if as_json else f" unreadable: {reason}"
 
 
-OFFSETS = Decoder(
+OFFSETS = CoordinatorDecoder(
     "--offsets-decoder", "__consumer_offsets", GROUP_KEYS, GROUP_VALUES, {_GROUP_METADATA: _open_members}
 )
-TRANSACTIONS = Decoder(
+TRANSACTIONS = CoordinatorDecoder(
     "--transaction-log-decoder", "__transaction_state", TRANSACTION_KEYS, TRANSACTION_VALUES
 )
-DECODERS = (OFFSETS, TRANSACTIONS)
+SHARE_GROUP_STATE = CoordinatorDecoder(
+    "--share-group-state-decoder", "__share_group_state", SHARE_KEYS, SHARE_VALUES
+)

@@ -12,7 +12,7 @@ from importlib import resources
 from keytail.format.messages import Definition
 
 _TABLES = {
-    table: {key: Definition(*facts) for key, (_, *facts) in rows.items()}
+    table: {key: Definition(*facts) for key, facts in rows.items()}
     for table, rows in json.loads(resources.files("keytail.format").joinpath("kafka_messages.json").read_text()).items()
 }
 
@@ -24,5 +24,7 @@ def _by_number(table: str) -> Mapping[int, Definition]:
 METADATA = _by_number("METADATA")  # records of the cluster metadata log, by type
 GROUP_KEYS, GROUP_VALUES = map(_by_number, ("GROUP_KEYS", "GROUP_VALUES"))  # of `__consumer_offsets`, by record type
 TRANSACTION_KEYS, TRANSACTION_VALUES = map(_by_number, ("TRANSACTION_KEYS", "TRANSACTION_VALUES"))
+SHARE_KEYS, SHARE_VALUES = map(_by_number, ("SHARE_KEYS", "SHARE_VALUES"))  # of `__share_group_state`
+REMOTE_LOG = _by_number("REMOTE_LOG")  # records of `__remote_log_metadata`, by type
 # What members of a classic consumer group send, and control records of the cluster metadata log, by name.
 CONSUMER_PROTOCOL, CONTROL = _TABLES["CONSUMER_PROTOCOL"], _TABLES["CONTROL"]

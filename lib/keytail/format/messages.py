@@ -2,16 +2,18 @@
 "Messages").
 
 A schema is one line of fields `name:type`, followed by `?` if null is allowed, `/3+` or `/1` for the versions that have
-the field, `#0` for the tag of a tagged field, `=-1` for its default; `[type]` is an array, `(fields)` a structure.
-Invalid data raises ValueError with the reason.
+the field, `#0` for the tag of a tagged field, `=-1` or `=null` for its default; `[type]` is an array, `(fields)` a
+structure. Invalid data raises ValueError with the reason.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 import re
 import struct
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 _NUMBERS = {
@@ -33,6 +35,13 @@ _TO_ESCAPE = re.compile('["\\\\\x00-\x1f]')
 
 class Uuid(bytes):
     """A 16-byte id, printed as Kafka prints topic ids."""
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(self).decode().rstrip("=")
+
+
+class Json(str):
+    """Text that is JSON."""
 
 
 @dataclass
@@ -103,8 +112,9 @@ class Message:
 
 
 class Definition(NamedTuple):
-    """The latest version of a message, its first flexible version, and its fields as a schema line."""
+    """The name of a message, its latest version, its first flexible version, and its fields as a schema line."""
 
+    name: str
     newest_version: int
     flexible_from: int
     fields: str
@@ -134,9 +144,11 @@ def _fields(tokens: list[str]) -> tuple[tuple[Field, ...], list[str]]:
             elif mark == "#":
                 facts["tag"] = int(text)
             else:
-                facts["default"] = int(text)
+                facts["default"] = None if text == "null" else int(text)
         if "default" not in facts:
-            facts["default"] = None if facts.get("nullable") else _ABSENT.get(kind, [] if kind == "array" else 0)
+            # A tagged array that may be null is nevertheless empty by default, unless `=null` follows.
+            is_null = facts.get("nullable") and not (kind == "array" and "tag" in facts)
+            facts["default"] = None if is_null else _ABSENT.get(kind, [] if kind == "array" else 0)
         fields.append(Field(name, kind, parts, **facts))
     return tuple(fields), tokens
 
@@ -180,7 +192,7 @@ def _tagged(buffer: Buffer, fields: tuple[Field, ...], version: int) -> dict[str
         if tag in by_tag:
             field = by_tag[tag]
             value = _value(content, field, version, True)
-            blank = {part.name: part.default for part in field.parts} if field.kind == "struct" else []
+            blank = {part.name: part.default for part in field.parts} if field.kind == "struct" else field.default
             if value not in (field.default, blank):
                 found[field.name] = value
     return found
@@ -221,8 +233,10 @@ def to_json(value: Any) -> str:
         return str(value)
     if isinstance(value, str):
         return f'"{_TO_ESCAPE.sub(_escaped, value)}"'
+    if isinstance(value, float):
+        return _java_double(value)
     if isinstance(value, Uuid):
-        return f'"{base64.urlsafe_b64encode(value).decode().rstrip("=")}"'
+        return f'"{value}"'
     if isinstance(value, bytes):
         return f'"{base64.b64encode(value).decode()}"'
     if isinstance(value, list):
@@ -233,3 +247,15 @@ def to_json(value: Any) -> str:
 def _escaped(match: re.Match[str]) -> str:
     character = match[0]
     return _ESCAPES.get(character) or f"\\u{ord(character):04X}"
+
+
+def _java_double(value: float) -> str:
+    """Return the shortest digits that identify the number, in the notation of Java's Double.toString."""
+    if not math.isfinite(value):
+        return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value)
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    text = "".join(map(str, digits))
+    exponent = int(exponent) + len(text) - 1
+    return f"{'-' * sign}{text[0]}.{text[1:].rstrip('0') or '0'}E{exponent}"

@@ -148,10 +148,7 @@ def parse_record(data: bytes | None) -> MetadataRecord:
     if data is None:
         raise ValueError("the record has no value")
     buffer = Buffer(data)
-    frame_version = _number(buffer, "frame version")
-    if frame_version != FRAME_VERSION:
-        raise ValueError(f"unsupported frame version {frame_version}, expected {FRAME_VERSION}")
-    record_type, version = _number(buffer, "type"), _number(buffer, "version")
+    record_type, version = take_frame(buffer)
     if record_type not in _RECORDS:
         return OtherRecord(record_type)
     layout, make = _RECORDS[record_type]
@@ -162,6 +159,15 @@ def parse_record(data: bytes | None) -> MetadataRecord:
     if buffer.at != len(data):
         raise ValueError(f"{len(data) - buffer.at} bytes follow the last field of a record")
     return record
+
+
+def take_frame(buffer: Buffer) -> tuple[int, int]:
+    """Return the type and the version of the record in a buffer, and advance the buffer to its first field. Raises
+    ValueError for an unsupported frame."""
+    frame_version = _number(buffer, "frame version")
+    if frame_version != FRAME_VERSION:
+        raise ValueError(f"unsupported frame version {frame_version}, expected {FRAME_VERSION}")
+    return _number(buffer, "type"), _number(buffer, "version")
 
 
 def _number(buffer: Buffer, what: str) -> int:
