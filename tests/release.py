@@ -183,8 +183,12 @@ def compact_golden(keytail: Sequence[str | Path], verify: Sequence[str | Path], 
 
 
 def engine() -> str | None:
-    """Return the container engine that is installed here, or None."""
-    return next((name for name in (os.environ.get("ENGINE"), *ENGINES) if name and shutil.which(name)), None)
+    """Return the container engine that works here, or None: docker may be installed without a running daemon."""
+    for name in (os.environ.get("ENGINE"), *ENGINES):
+        if name and shutil.which(name):
+            if subprocess.run([name, "info"], capture_output=True, check=False).returncode == 0:
+                return name
+    return None
 
 
 def _image(source: Path, version: str) -> str:
@@ -192,7 +196,7 @@ def _image(source: Path, version: str) -> str:
     name = engine()
     if name is None:
         return (
-            f"IMAGE: NOT BUILT, because none of {', '.join(ENGINES)} is installed here. To build it, run `make image` "
+            f"IMAGE: NOT BUILT, because none of {', '.join(ENGINES)} works here. To build it, run `make image` "
             "in this commit on a host with one of them"
         )
     run(["make", "image", f"ENGINE={name}"], source)

@@ -173,8 +173,9 @@ def test_a_missing_engine_is_reported_loudly(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("ENGINE", raising=False)
     assert release._image(tmp_path, "1").startswith("IMAGE: NOT BUILT")
-    for name in ("podman", "buildah"):
-        (tmp_path / name).touch(0o755)
+    for name, status in (("docker", 1), ("podman", 0), ("buildah", 0)):  # a client without a daemon, and two engines
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
     assert release.engine() == "podman"
     monkeypatch.setenv("ENGINE", "buildah")
     assert release.engine() == "buildah"

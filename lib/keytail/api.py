@@ -2,7 +2,7 @@
 
 Open the log dirs of a broker, list and describe partitions, look up offsets and times, read records as Arrow, and plan
 a compaction. Nothing is changed or locked, so a broker may be running. Spark is not used. Names that are not in
-`__all__` of this module are private, and so are all other modules (README.md, "Versions").
+`__all__` of this module are private, and so are all other modules (section Versions of the README).
 
     >>> from keytail import api
     >>> logs = api.open_log_dirs(log_dir)
