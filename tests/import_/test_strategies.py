@@ -31,7 +31,7 @@ from keytail.import_.slices import SourceFile, _look_into, cut, rows_needed, row
 from keytail.import_.source import Columns, Source
 from keytail.log.fs import LOCAL
 from tests.chance import SEED
-from tests.import_.test_driver import HEADERS, found, go, in_this_session, log_dir, segment_files  # noqa: F401
+from tests.import_.test_driver import HEADERS, found, in_this_session, log_dir, run_import, segment_files  # noqa: F401
 from tests.reference.murmur2 import partition as partition_of
 
 pytestmark = pytest.mark.spark
@@ -96,8 +96,12 @@ def write_file(path: Path, rows: list[Row], rng: random.Random, times: pa.DataTy
 @pytest.mark.parametrize("odd_names", [True, False])
 @pytest.mark.parametrize("seed", seeds(1))
 def test_all_strategies_give_the_same_bytes(
-    seed: int, odd_names: bool, go: Callable[..., list[ImportRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    seed: int,
+    odd_names: bool,
+    run_import: Callable[..., list[ImportRow]],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = random.Random(seed)
     folder = tmp_path / "source"
     folder.mkdir()
@@ -128,8 +132,8 @@ def test_all_strategies_give_the_same_bytes(
         here = {"master": None} if strategy == "here" else {}
         if strategy == "here":
             monkeypatch.setattr(import_, "session_of_run", lambda *_, **__: pytest.fail("Spark was started"))
-        dry.append(go(source, execute=False, **here))
-        rows_reported = go(source, codec="lz4", batch_bytes=900, segment_bytes=9000, **here)
+        dry.append(run_import(source, execute=False, **here))
+        rows_reported = run_import(source, codec="lz4", batch_bytes=900, segment_bytes=9000, **here)
         assert {row.status for row in rows_reported} <= {"imported", "unchanged"}, rows_reported
         (tmp_path / "logs").rename(tmp_path / strategy)
         log_dir(tmp_path / "logs")
@@ -326,7 +330,7 @@ def test_timestamps_of_96_bits_and_different_files_are_read_through_rows(tmp_pat
 
 @pytest.mark.parametrize("how", ["a partition folder", "96 bits", "no footer"])
 def test_sources_that_tasks_cannot_read_are_read_through_rows(
-    how: str, go: Callable[..., list[ImportRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    how: str, run_import: Callable[..., list[ImportRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     folder = tmp_path / "source" / ("partition=1" if how == "a partition folder" else "")
     folder.mkdir(parents=True)
@@ -339,7 +343,7 @@ def test_sources_that_tasks_cannot_read_are_read_through_rows(
     strategies: list[Any] = []
     real = on_spark.source_of
     monkeypatch.setattr(on_spark, "source_of", lambda *given: strategies.append(real(*given)) or strategies[-1])
-    assert {row.status for row in go(Source(str(tmp_path / "source"), "parquet"))} <= {"imported", "unchanged"}
+    assert {row.status for row in run_import(Source(str(tmp_path / "source"), "parquet"))} <= {"imported", "unchanged"}
     why = {"a partition folder": "directory names", "96 bits": "INT96", "no footer": "ZeroDivisionError"}
     assert why[how] in strategies[0].description
     got = found(tmp_path)
