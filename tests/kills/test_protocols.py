@@ -95,7 +95,7 @@ def test_a_repack_keeps_every_record(
 ) -> None:
     replace_stops_by_kills(test_repack, "repack", monkeypatch)
     with pytest.raises(Enough):
-        test_repack.test_every_stop_and_fault_of_a_repack_keeps_every_record(name, fast_dir, capsys)
+        test_repack.test_no_stop_or_fault_of_a_repack_loses_a_record(name, fast_dir, capsys)
 
 
 @pytest.mark.parametrize("name", test_erase.CASES)
