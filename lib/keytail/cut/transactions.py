@@ -6,8 +6,9 @@ returned: with both, the cut must be the same, or the caller refuses.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from keytail.cut.fixed_point import Part, PartitionKey, Transaction
@@ -45,19 +46,20 @@ class State:
     partitions: tuple[PartitionKey, ...] = ()
 
 
+Problem = Literal["", "not-told-apart", "marker-lost-or-not-written", "partitions-unknown"]
+
+
 @dataclass(frozen=True)
 class Joined:
     """A transaction, and what is uncertain about it.
 
     `lenient` is the transaction without the parts that are uncertain (CUT.md); None if several transactions could not
-    be told apart; equal to `transaction` if all is certain. `problem` describes the uncertainty. `is_verified`: the
-    partitions of the transaction are known from its decision.
+    be told apart; equal to `transaction` if all is certain. `problem` describes the uncertainty.
     """
 
     transaction: Transaction
     lenient: Transaction | None
-    problem: Literal["", "not-told-apart", "marker-lost-or-not-written"] = ""
-    is_verified: bool = True
+    problem: Problem = ""
 
 
 @dataclass
@@ -78,6 +80,28 @@ class _Group:
 
     def epochs(self, kind: Literal["data", "marker"]) -> list[int]:
         return [epoch for name, epoch in self.tokens if name == kind]
+
+
+def merged(longest: Sequence[Piece], others: Iterable[Sequence[Piece]], limit: int) -> list[Piece]:
+    """Return the pieces of a partition from the logs of its in-sync replicas, which agree below `limit`.
+
+    Compaction removes data from the replicas at different times, so the first offset of a piece is the smallest of any
+    replica. `others` are the pieces below the limit of the other replicas: those without a marker have it above.
+    """
+    found: dict[tuple[int, int | None, int | None], Piece] = {}
+    key: tuple[int, int | None, int | None]
+    for piece in (*longest, *itertools.chain.from_iterable(others)):
+        is_decided = piece.marker_offset is not None and piece.marker_offset < limit
+        key = (piece.producer_id, piece.marker_offset, None)
+        if not is_decided and piece.data_epoch is not None:
+            # A producer has one transaction at most that is open at the limit, whose marker only the longest log has.
+            key = (piece.producer_id, None, piece.data_epoch)
+        before = found.setdefault(key, piece)
+        if piece.first_offset < before.first_offset or before.data_epoch is None:
+            data_epoch = before.data_epoch if piece.data_epoch is None else piece.data_epoch
+            first_offset = min(before.first_offset, piece.first_offset)
+            found[key] = replace(before, first_offset=first_offset, data_epoch=data_epoch)
+    return list(found.values())
 
 
 def join(
@@ -146,25 +170,32 @@ def _joined(
     by_partition: dict[PartitionKey, list[Piece]] = {}
     for key, piece in group.pieces:
         by_partition.setdefault(key, []).append(piece)
-    parts = [_part(key, of_partition) for key, of_partition in sorted(by_partition.items())]
-    parts += _decided(producer, group)
-    missing, uncertain = [], []
+    decided = _decided(producer, group)
+    certain = [_part(key, of_partition) for key, of_partition in sorted(by_partition.items())] + decided
+    uncertain: list[Part] = []
+    problem: Problem = ""
     for key in sorted(_to_find(group, complete_before_ms) - by_partition.keys()):
         if key not in may_have_lost_markers or _is_later_in(producer, key, max(group.epochs("marker"))):
             continue
-        missing.append(Part(key, None, None))
         # With the time, a marker that the log lacks is known not to be written.
         if complete_before_ms is None and may_have_lost_markers[key]:
-            uncertain.append(key)
+            uncertain.append(Part(key, None, None))
+            problem = "marker-lost-or-not-written"
+        else:
+            certain.append(Part(key, None, None))
+    if _has_unknown_partitions(group, by_partition, complete_before_ms):
+        # An unknown partition may lack the marker.
+        unknown = Part(min(by_partition), None, None)
+        if complete_before_ms is None and all(part.marker_offset is not None for part in decided):
+            uncertain.append(unknown)
+            problem = "partitions-unknown"
+        else:
+            certain.append(unknown)
     name = _name(producer_id, group)
-    strict = Transaction(name, (*parts, *missing))
-    verified = _is_verified(group, complete_before_ms)
+    strict = Transaction(name, (*certain, *uncertain))
     if _is_several(group, by_partition):
-        return Joined(strict, None, "not-told-apart", verified)
-    if uncertain:
-        certain = (part for part in missing if part.partition not in uncertain)
-        return Joined(strict, Transaction(name, (*parts, *certain)), "marker-lost-or-not-written", verified)
-    return Joined(strict, strict, is_verified=verified)
+        return Joined(strict, None, "not-told-apart")
+    return Joined(strict, Transaction(name, tuple(certain)) if uncertain else strict, problem)
 
 
 def _part(key: PartitionKey, pieces: Sequence[Piece]) -> Part:
@@ -240,11 +271,19 @@ def _has_own_epoch(group: _Group) -> bool:
     return bool(epochs) and all(data != marker for data, marker in epochs)
 
 
-def _is_verified(group: _Group, complete_before_ms: int | None) -> bool:
-    if any(state.partitions for _, state in group.decisions):
-        return True
-    decided = [piece.marker_ms for _, piece in group.pieces if piece.marker_offset is not None]
-    return not decided or (complete_before_ms is not None and max(decided) < complete_before_ms)
+def _has_unknown_partitions(
+    group: _Group, by_partition: Mapping[PartitionKey, Sequence[Piece]], complete_before_ms: int | None
+) -> bool:
+    """Return whether the group has data that was decided, without the record of the decision that lists the partitions,
+    and was not complete before the given time."""
+    with_data = [piece for _, piece in group.pieces if piece.data_epoch is not None and piece.marker_offset is not None]
+    if not with_data:
+        return False
+    known = len({state.start_ms for _, state in group.decisions if state.partitions})
+    most = max(sum(piece.data_epoch is not None for piece in pieces) for pieces in by_partition.values())
+    if known >= most:
+        return False
+    return complete_before_ms is None or max(piece.marker_ms for piece in with_data) >= complete_before_ms
 
 
 def _name(producer_id: int, group: _Group) -> str:
