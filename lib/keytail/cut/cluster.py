@@ -6,7 +6,7 @@ Only directories, `meta.properties` and metadata logs are read. Nothing is chang
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keytail.cli.replicas import Replica
@@ -15,7 +15,7 @@ from keytail.cut.fixed_point import PartitionKey
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal
 from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
-from keytail.log.cluster.replay import Topic
+from keytail.log.cluster.replay import Topic, Values
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 
@@ -143,13 +143,20 @@ def _hosted(
         problems.append(refusal(metadata.uncertain_topics[name], slug="uncertain-topic"))
     if not hosts and not any(problems):
         problems.append(refusal("none of its replicas is in the given log dirs", slug="no-replica-given"))
-    numbers = [_setting(settings.get(each, ()), _KAFKAS_DEFAULTS[each]) for each in (_INDEX_INTERVAL, _INDEX_BYTES)]
-    return Hosted(key, topic.topic_id, tuple(hosts), *numbers, joined(problems))
+    return Hosted(
+        key,
+        topic.topic_id,
+        tuple(hosts),
+        _setting(settings, _INDEX_INTERVAL),
+        _setting(settings, _INDEX_BYTES),
+        joined(problems),
+    )
 
 
-def _setting(values: Sequence[str | None], default: int) -> int:
+def _setting(settings: Mapping[str, Values], name: str) -> int:
+    values = settings.get(name, ())
     latest = values[-1] if values else None
-    return int(latest) if latest is not None and latest.isdecimal() else default
+    return int(latest) if latest is not None and latest.isdecimal() else _KAFKAS_DEFAULTS[name]
 
 
 def _absent(node_id: int, node: Node | None) -> ErrorText:
