@@ -222,7 +222,7 @@ def test_transactions_of_one_epoch_are_refused_if_they_have_to_be_cut(run: Run, 
         shutil.rmtree(path)
     result = run(*flags(copies_of(tmp_path, cluster, {("a", 0): 1}), tmp_path / "out"), "--execute")
     assert result.exit_code == 1
-    assert "[transactions-not-told-apart]" in result.stdout + result.stderr
+    assert "[transactions-not-distinguished]" in result.stdout + result.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -113,11 +113,11 @@ def test_the_partitions_of_an_unknown_producer_are_unknown_without_a_time(
     assert (set(found.lenient.parts) == known) == (is_kept or bool(problem))
 
 
-def test_transactions_with_one_epoch_cannot_be_told_apart() -> None:
+def test_transactions_with_one_epoch_cannot_be_distinguished() -> None:
     """As with version 1 of the protocol."""
     pieces = {A: [piece(0, 5, 3, 3), piece(6, 9, 3, 3)], B: [piece(2, None, 3)]}
     found = only(join(pieces, {STATES: [prepared(2, 3, A)]}, COMPLETE))
-    assert found.problem == "not-told-apart"
+    assert found.problem == "not-distinguished"
     assert found.lenient is None
     assert set(found.transaction.parts) >= {Part(A, 0, 9), Part(B, 2, None), Part(STATES, 2, 2)}
     alone = only(join({A: [piece(0, 5, 3, 3)]}, {STATES: [prepared(2, 3, A)]}, COMPLETE))

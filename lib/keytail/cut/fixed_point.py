@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Transaction:
-    """All parts of a transaction, or of several transactions that cannot be told apart. `name` is for reports."""
+    """All parts of a transaction, or of several transactions that cannot be distinguished. `name` is for reports."""
 
     name: str
     parts: tuple[Part, ...]

@@ -13,10 +13,10 @@ from keytail.errors import Refused
 
 _COMPLETE_BEFORE = "Give --complete-before with a time some minutes before the first snapshot was taken"
 _REMEDIES = {
-    "not-told-apart": (
-        "transactions-not-told-apart",
-        "its transactions have one epoch, so they cannot be told apart, and the whole history of the producer would be "
-        "cut",
+    "not-distinguished": (
+        "transactions-not-distinguished",
+        "its transactions have one epoch, so they cannot be distinguished, and the whole history of the producer would "
+        "be cut",
         "Take the snapshots while this producer runs no transactions, or let brokers and clients use version 2 of the "
         "transaction protocol (transaction.version=2, clients from 4.0 on)",
     ),

@@ -46,7 +46,7 @@ class State:
     partitions: tuple[PartitionKey, ...] = ()
 
 
-Problem = Literal["", "not-told-apart", "marker-lost-or-not-written", "partitions-unknown"]
+Problem = Literal["", "not-distinguished", "marker-lost-or-not-written", "partitions-unknown"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Joined:
     """A transaction, and what is uncertain about it.
 
     `lenient` is the transaction without the parts that are uncertain (CUT.md); None if several transactions could not
-    be told apart; equal to `transaction` if all is certain. `problem` describes the uncertainty.
+    be distinguished; equal to `transaction` if all is certain. `problem` describes the uncertainty.
     """
 
     transaction: Transaction
@@ -72,7 +72,7 @@ class _OfProducer:
 
 @dataclass
 class _Group:
-    """Pieces and decisions of one transaction, or of several that cannot be told apart."""
+    """Pieces and decisions of one transaction, or of several that cannot be distinguished."""
 
     pieces: list[tuple[PartitionKey, Piece]] = field(default_factory=list)
     decisions: list[tuple[PartitionKey, State]] = field(default_factory=list)
@@ -194,7 +194,7 @@ def _joined(
     name = _name(producer_id, group)
     strict = Transaction(name, (*certain, *uncertain))
     if _is_several(group, by_partition):
-        return Joined(strict, None, "not-told-apart")
+        return Joined(strict, None, "not-distinguished")
     return Joined(strict, Transaction(name, tuple(certain)) if uncertain else strict, problem)
 
 
