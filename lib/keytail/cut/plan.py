@@ -11,28 +11,9 @@ from keytail.cut.partition import Examined
 from keytail.cut.transactions import Joined, join
 from keytail.errors import Refused
 
-_COMPLETE_BEFORE = "Give --complete-before with a time some minutes before the first snapshot was taken"
-_REMEDIES = {
-    "not-distinguished": (
-        "transactions-not-distinguished",
-        "its transactions have one epoch, so they cannot be distinguished, and the whole history of the producer would "
-        "be cut",
-        "Take the snapshots while this producer runs no transactions, or let brokers and clients use version 2 of the "
-        "transaction protocol (transaction.version=2, clients from 4.0 on)",
-    ),
-    "marker-lost-or-not-written": (
-        "marker-lost-or-not-written",
-        "a partition of the transaction has no marker of it, which compaction or retention may have removed, or which "
-        "was not written yet when the partition was copied",
-        _COMPLETE_BEFORE,
-    ),
-    "partitions-unknown": (
-        "transaction-partitions-unknown",
-        "__transaction_state does not have its decision any more, or not yet, so the partitions that it wrote to are "
-        "not known, and one of them may lack its marker",
-        _COMPLETE_BEFORE,
-    ),
-}
+_COMPLETE_BEFORE = (
+    "Nothing was written. Give --complete-before with a time some minutes before the first snapshot was taken"
+)
 
 
 @dataclass(frozen=True)
@@ -76,12 +57,29 @@ def _uncertain(joined: Sequence[Joined], solution: Solution, lenient: Solution) 
     lowered = sorted(key for key, cut in solution.cuts.items() if cut < lenient.cuts[key])
     names = {solution.reasons[key].subject for key in lowered}
     first = next((one for one in found if one.transaction.name in names), found[0])
-    slug, why, remedy = _REMEDIES[first.problem]
     (topic, partition), cut, other = lowered[0], solution.cuts[lowered[0]], lenient.cuts[lowered[0]]
+    name = first.transaction.name
+    effect = f"{topic}-{partition} would be cut at offset {cut} instead of {other}"
+    if first.problem == "not-distinguished":
+        return Refused(
+            f"{name}: its transactions have one epoch, so they cannot be distinguished, and the whole history of the "
+            f"producer would be cut: {effect}",
+            remedy="Nothing was written. Take the snapshots while this producer runs no transactions, or let brokers "
+            "and clients use version 2 of the transaction protocol (transaction.version=2, clients from 4.0 on)",
+            slug="transactions-not-distinguished",
+        )
+    if first.problem == "marker-lost-or-not-written":
+        return Refused(
+            f"{name}: a partition of the transaction has no marker of it, which compaction or retention may have "
+            f"removed, or which was not written yet when the partition was copied: {effect}",
+            remedy=_COMPLETE_BEFORE,
+            slug="marker-lost-or-not-written",
+        )
     return Refused(
-        f"{first.transaction.name}: {why}. {topic}-{partition} would be cut at offset {cut} instead of {other}",
-        remedy=f"Nothing was written. {remedy}",
-        slug=slug,
+        f"{name}: __transaction_state does not have its decision any more, or not yet, so the partitions that it wrote "
+        f"to are not known, and one of them may lack its marker: {effect}",
+        remedy=_COMPLETE_BEFORE,
+        slug="transaction-partitions-unknown",
     )
 
 
