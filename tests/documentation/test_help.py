@@ -81,6 +81,7 @@ def test_examples_parse_and_are_shown(name: str) -> None:
 
 # For each example that is not run here, the reason, and the test that runs a similar one.
 NOT_RUN = {
+    "cut": "needs the log dirs of a cluster: tests/cut/test_command.py",
     "erase": "needs a file of keys: tests/documentation/test_guide.py runs it, from erase-keys.md",
     "import": "needs a table: tests/documentation/test_guide.py runs it, from bulk-load.md",
     "export": "starts Spark with Delta's jars: tests/export/test_driver.py",

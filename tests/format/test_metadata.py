@@ -33,7 +33,7 @@ EXPECTED: dict[str, m.MetadataRecord] = {
     "end": m.EndTransaction(),
     "abort": m.AbortTransaction(),
     "no-op": m.OtherRecord(20),
-    "register-broker": m.OtherRecord(0),
+    "register-broker": m.RegisterBrokerRecord(0, 1, 11),
 }
 TAKEN_APART = sorted(name for name, record in EXPECTED.items() if not isinstance(record, m.OtherRecord))
 
@@ -54,6 +54,13 @@ def test_truncation_at_any_byte_and_any_extra_byte_are_errors(name: str) -> None
             m.parse_record(PAGE[name][:end])
     with pytest.raises(ValueError, match="1 bytes follow the last field"):
         m.parse_record(PAGE[name] + b"\0")
+
+
+def test_a_registration_that_cannot_be_read_is_skipped() -> None:
+    for end in range(3, len(PAGE["register-broker"])):
+        found = m.parse_record(PAGE["register-broker"][:end])
+        assert found in (m.OtherRecord(0), m.RegisterBrokerRecord(0, 1, 11))
+    assert m.parse_record(PAGE["register-broker"][:20]) == m.OtherRecord(0)
 
 
 def as_newer(data: bytes, version: int, extra: bytes) -> bytes:

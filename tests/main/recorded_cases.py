@@ -362,6 +362,26 @@ CASES: dict[str, tuple[Case, ...]] = {
             ), columns=NARROW,
         ),
     ),
+    "cut": (
+        Case(
+            "a real broker, which is a cluster of one", "broker", (
+                "cut --replica 1=/HOST/logs --output-dir /HOST/out",
+                "cut --replica 1=/HOST/logs --output-dir /HOST/out --execute",
+                "cut --replica 1=/HOST/logs --output-dir /HOST/out --execute",
+            ),
+        ),
+        Case(
+            "flags that conflict, and missing files", "replicas", (
+                "cut --replica a=/HOST/a",
+                "cut --output-dir /HOST/out",
+                "cut --replica a=/HOST/a --output-dir /HOST/out",
+                "cut --replica a=/HOST/a --replica b=/HOST/b --output-dir /HOST/out",
+                "cut --replica a=/HOST/nowhere --output-dir /HOST/out",
+                "cut --replica a=/HOST/a --output-dir /HOST/a/out",
+                "cut --replica a=/HOST/a --output-dir /HOST/out --complete-before yesterday",
+            ), columns=NARROW,
+        ),
+    ),
     "salvage": (
         Case(
             "a dry run, the run, and the same again", "damaged", (

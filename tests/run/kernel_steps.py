@@ -25,6 +25,8 @@ from keytail.compact.repack.partition import repack_partition
 from keytail.compact.repack.task import Repacking, RepackTask
 from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
+from keytail.cut.coordinators import commits_of
+from keytail.cut.scan import pieces_of, scan
 from keytail.dump.files import DumpOptions, dump
 from keytail.dump.report import Report
 from keytail.erase.finding import find_in_partition
@@ -42,11 +44,13 @@ from keytail.log.append.partition_log import PartitionLog
 from keytail.log.fs import LOCAL
 from keytail.log.one_partition import survey
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts
+from keytail.log.records.chunk import SegmentReader
 from keytail.lookup.steps import lookup_offset, lookup_time
 from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.kernels import RARE
 from keytail.salvage.partition import Settings, salvage_partition
+from keytail.salvage.write import NewPartition
 from keytail.verify.task import verify_partition
 
 _NOW_MS = time.time_ns() // 1_000_000
@@ -76,6 +80,8 @@ def steps(home: str) -> Iterator[tuple[str, Callable[[], object]]]:
             is_rare = path != paths[0] and (command, path) != ("repack", paths[1])  # producers are frequent
             yield RARE if is_rare else command, partial(step, path)
     yield RARE, lambda: _compact_in_passes(_many_keys(home))
+    for path in paths[:2]:
+        yield "cut" if path == paths[0] else RARE, partial(_cut, path)
     yield "salvage", partial(_salvage, paths[0])
 
 
@@ -289,6 +295,21 @@ def _compact_in_passes(path: str) -> None:
         if result.rest is None:
             return
         task = replace(next_pass(task, result), attempt=task.attempt + "0")
+
+
+def _cut(path: str) -> None:
+    """Read a log as `cut` reads a partition of `__consumer_offsets`, and write it again."""
+    reader, facts = SegmentReader(LOCAL), _facts(path)
+    found = scan(LOCAL, reader, facts)
+    commits_of(reader, found, pieces_of(found.table))
+    entry = PartitionEntry(facts.topic, facts.partition, facts.log_dir, facts.path)
+    directory = _directory(os.path.dirname(path), f"cut-{facts.topic}")
+    new = NewPartition(LOCAL, directory, entry, run_id="cut", topic_id=None)
+    for segment in facts.segments:
+        log = os.path.join(path, names.segment_file(segment.base_offset, names.LOG))
+        chunks = reader.chunks(log, segment.log_bytes)
+        new.add_segment(segment.base_offset, (chunk.raw for chunk in chunks), LOCAL.stat(log))
+    new.finish((), 4096, 10_485_760)
 
 
 def _salvage(path: str) -> None:

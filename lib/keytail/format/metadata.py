@@ -19,6 +19,7 @@ from keytail.format.kafka_messages import METADATA
 from keytail.format.messages import Buffer
 
 FRAME_VERSION = 1
+_REGISTER_BROKER = 0
 MAX_NUMBER = 2**15 - 1  # the largest frame version, record type or record version
 _RESOURCE_TYPES = (2, 4, 8, 16, 32)  # topic, broker, broker logger, client metrics, group
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -113,6 +114,14 @@ class OtherRecord:
         return self.record_type in METADATA
 
 
+@dataclass(frozen=True, slots=True)
+class RegisterBrokerRecord(OtherRecord):
+    """A broker registers with the controller, under a new broker epoch. All other fields are skipped."""
+
+    broker: int
+    broker_epoch: int
+
+
 KnownRecord: TypeAlias = (
     TopicRecord
     | PartitionRecord
@@ -149,6 +158,8 @@ def parse_record(data: bytes | None) -> MetadataRecord:
         raise ValueError("the record has no value")
     buffer = Buffer(data)
     record_type, version = take_frame(buffer)
+    if record_type == _REGISTER_BROKER:
+        return _registration(buffer, version)
     if record_type not in _RECORDS:
         return OtherRecord(record_type)
     layout, make = _RECORDS[record_type]
@@ -168,6 +179,16 @@ def take_frame(buffer: Buffer) -> tuple[int, int]:
     if frame_version != FRAME_VERSION:
         raise ValueError(f"unsupported frame version {frame_version}, expected {FRAME_VERSION}")
     return _number(buffer, "type"), _number(buffer, "version")
+
+
+def _registration(buffer: Buffer, version: int) -> OtherRecord:
+    """Return a RegisterBrokerRecord, or an OtherRecord if it cannot be read: most commands do not need it."""
+    definition = METADATA[_REGISTER_BROKER]
+    try:
+        fields = definition.message().take_untagged(buffer, min(version, definition.newest_version))
+    except ValueError:
+        return OtherRecord(_REGISTER_BROKER)
+    return RegisterBrokerRecord(_REGISTER_BROKER, fields["brokerId"], fields["brokerEpoch"])
 
 
 def _number(buffer: Buffer, what: str) -> int:

@@ -22,6 +22,7 @@ from keytail.cli.command import Command
 from keytail.cli.stopping import exit_without_trace, stop_with_parent
 from keytail.cli.streams import end_of_output, guard
 from keytail.compact.command import COMPACT, PLAN
+from keytail.cut.command import CUT
 from keytail.describe.command import DESCRIBE
 from keytail.doctor.command import DOCTOR
 from keytail.downtime.command import DOWNTIME
@@ -56,7 +57,7 @@ COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
         PLAN, COMPACT, PREPARED, VERIFY, DESCRIBE, REBUILD_INDEX, EXPIRE, ERASE, LOOKUP, DUMP, AUDIT, IMPORT, EXPORT,
-        SALVAGE, UNDO, HISTORY, DOWNTIME, REPORT, DOCTOR, JOBS_DIR,
+        CUT, SALVAGE, UNDO, HISTORY, DOWNTIME, REPORT, DOCTOR, JOBS_DIR,
     )
 }  # fmt: skip
 

@@ -52,9 +52,11 @@ class ClusterMetadata:
     broker_configs: Mapping[str, Values]  # dynamic configs of the requested broker
     as_of_offset: int  # offset of the last record read; -1 if there is none
     as_of_ms: int  # when that record was written
+    as_of_epoch: int = -1  # leader epoch of that record; -1 if there is none
     features: Mapping[str, int] = field(default_factory=dict)  # levels by name, including metadata.version
     # For topics with uncertain settings, the reason, by topic name.
     uncertain_topics: Mapping[str, str] = field(default_factory=dict)
+    broker_epochs: Mapping[int, int] = field(default_factory=dict)  # of the latest registration of each broker
     unknown_types: tuple[int, ...] = ()  # types of records that were skipped because they are unknown
 
 
@@ -84,17 +86,19 @@ def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
         raise CorruptLog(what, path=path, remedy=_RESTORE, slug="invalid-topic-id") from error
 
 
-def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
+def read_metadata(
+    fs: FileSystem, path: str, broker: int, kept_configs: Collection[str], *, torn_tail: bool = False
+) -> ClusterMetadata:
     """Return the metadata after all records in the directory `path`, with the configs of broker `broker`.
 
     Raises Refused, with place and reason, if anything is missing or cannot be read. If a running broker changes the
-    directory meanwhile, the directory is read again.
+    directory meanwhile, the directory is read again. `torn_tail`: the log may end with an incomplete batch.
     """
     try:
         listing = _list(fs, path)
         for _ in range(_ATTEMPTS):
             try:
-                return _read(fs, listing, broker, kept_configs)
+                return _read(fs, listing, broker, kept_configs, torn_tail)
             except (KeytailError, OSError) as problem:
                 failed = problem
             now = _list(fs, path)
@@ -158,15 +162,18 @@ def _list(fs: FileSystem, path: str) -> _Listing:
     return _Listing(path, tuple(sorted(snapshots)), tuple(sorted(segments)))
 
 
-def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
+def _read(
+    fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collection[str], torn_tail: bool
+) -> ClusterMetadata:
     from keytail.log.records.chunk import SegmentReader  # noqa: PLC0415 (brings in the kernels)
 
     replay, reader = Replay(kept_configs), SegmentReader(fs, _CHUNK_BYTES)
-    start_offset, as_of_ms = 0, -1
+    start_offset, as_of_ms, as_of_epoch = 0, -1, -1
     if listing.snapshots:
         newest = listing.snapshots[-1]
         start_offset, as_of_ms = newest.end_offset, _load_snapshot(reader, newest, replay)
-    end_offset, log_ms = _load_log(reader, listing, start_offset, replay)
+        as_of_epoch = newest.epoch
+    end_offset, last = _load_log(reader, listing, start_offset, replay, torn_tail)
     topics = replay.topics()
     _refuse_uncertain_broker(replay, listing.path, broker)
     return ClusterMetadata(
@@ -176,9 +183,11 @@ def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collecti
         cluster_configs=replay.configs(ResourceType.BROKER, ""),
         broker_configs=replay.configs(ResourceType.BROKER, str(broker)),
         as_of_offset=end_offset - 1,
-        as_of_ms=as_of_ms if log_ms is None else log_ms,
+        as_of_ms=as_of_ms if last is None else last.max_timestamp_ms,
+        as_of_epoch=as_of_epoch if last is None else last.leader_epoch,
         features=replay.features(),
         uncertain_topics=replay.newer(ResourceType.TOPIC),
+        broker_epochs=replay.broker_epochs(),
         unknown_types=replay.unknown_types(),
     )
 
@@ -203,6 +212,7 @@ class _Batch:
     base_offset: int
     last_offset: int
     max_timestamp_ms: int
+    leader_epoch: int
     control: bool
     records: list[Record]
 
@@ -244,17 +254,19 @@ def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -
     return last_ms
 
 
-def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, replay: Replay) -> tuple[int, int | None]:
-    """Replay the log from `start_offset` on; return the offset after the last record, and that record's time in ms."""
+def _load_log(
+    reader: SegmentReader, listing: _Listing, start_offset: int, replay: Replay, torn_tail: bool
+) -> tuple[int, _Batch | None]:
+    """Replay the log from `start_offset` on; return the offset after the last record, and the batch of that record."""
     segments = _segments_from(listing, start_offset)
-    next_offset, last_ms = segments[0][0], None
+    next_offset, last = segments[0][0], None
     uncommitted: deque[_Batch] = deque()
     for base_offset, size_bytes in segments:
         path = listing.log_path(base_offset)
         if base_offset != next_offset:
             gap = f"the log has no records from offset {next_offset} up to the segment at offset {base_offset}"
             raise CorruptLog(gap, path=path, remedy=_RESTORE, slug="metadata-log-gap")
-        for batch in _batches(reader, path, size_bytes):
+        for batch in _batches(reader, path, size_bytes, torn_tail=torn_tail and base_offset == segments[-1][0]):
             if batch.base_offset != next_offset:
                 raise batch.fail(f"the log has no record of offset {next_offset}")
             next_offset = batch.last_offset + 1
@@ -262,13 +274,13 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
                 continue
             if batch.base_offset < start_offset:
                 raise batch.fail(f"the snapshot ends at offset {start_offset}, inside this batch")
-            last_ms = batch.max_timestamp_ms
+            last = batch
             uncommitted.append(batch)
             while uncommitted[0].last_offset < next_offset - UNCOMMITTED_RECORDS:
                 _replay(uncommitted.popleft(), replay, settled=True)
     for batch in uncommitted:
         _replay(batch, replay, settled=False)
-    return max(next_offset, start_offset), last_ms
+    return max(next_offset, start_offset), last
 
 
 def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int], ...]:
@@ -284,10 +296,10 @@ def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int
     return listing.segments[first:]
 
 
-def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Batch]:
+def _batches(reader: SegmentReader, path: str, size_bytes: int, *, torn_tail: bool = False) -> Iterator[_Batch]:
     from keytail.kernels.records import IN_ARENA  # noqa: PLC0415 (brings in the kernels)
 
-    for chunk in reader.chunks(path, size_bytes):
+    for chunk in reader.chunks(path, size_bytes, torn_tail=torn_tail):
         table = chunk.table
         if np.any(table["magic"] != 2):
             row = table[np.flatnonzero(table["magic"] != 2)[0]]
@@ -319,6 +331,7 @@ def _batch(path: str, row: np.void, block: bytes) -> _Batch:
         int(row["base_offset"]),
         int(row["last_offset"]),
         int(row["max_timestamp_ms"]),
+        int(row["leader_epoch"]),
         bool(row["attributes"] & CONTROL),
         [],
     )

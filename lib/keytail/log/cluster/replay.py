@@ -23,6 +23,7 @@ from keytail.format.metadata import (
     OtherRecord,
     PartitionChangeRecord,
     PartitionRecord,
+    RegisterBrokerRecord,
     RemoveTopicRecord,
     ResourceType,
     TopicRecord,
@@ -36,12 +37,14 @@ Resource: TypeAlias = tuple[int, str]
 @dataclass(frozen=True)
 class Topic:
     """A topic that exists: its id, and by partition the ids of the brokers with a replica, and of those whose replica
-    is certainly in sync: before and after each change that may be uncommitted.
+    is certainly in sync: before and after each change that may be uncommitted. `last_in_sync` are the brokers that are
+    in sync if all records are committed.
     """
 
     topic_id: str
     replicas: Mapping[int, tuple[int, ...]]
     in_sync: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    last_in_sync: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -49,6 +52,7 @@ class _Topic:
     topic_id: str
     replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
     in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    last_in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Replay:
@@ -62,6 +66,7 @@ class Replay:
         self._earlier: dict[Resource, dict[str, list[str | None]]] = {}
         self._newer: dict[Resource, str] = {}
         self._features: dict[str, int] = {}
+        self._broker_epochs: dict[int, int] = {}
         self._unknown_types: set[int] = set()
         self._transaction: list[MetadataRecord] | None = None
 
@@ -94,7 +99,7 @@ class Replay:
 
     def topics(self) -> dict[str, Topic]:
         return {
-            name: Topic(topic.topic_id, dict(topic.replicas), dict(topic.in_sync))
+            name: Topic(topic.topic_id, dict(topic.replicas), dict(topic.in_sync), dict(topic.last_in_sync))
             for name, topic in self._topics.items()
         }
 
@@ -106,6 +111,10 @@ class Replay:
     def features(self) -> dict[str, int]:
         """Return the cluster's feature levels by name, including `metadata.version`."""
         return dict(self._features)
+
+    def broker_epochs(self) -> dict[int, int]:
+        """Return the epoch of the latest registration of each broker."""
+        return dict(self._broker_epochs)
 
     def unknown_types(self) -> tuple[int, ...]:
         """Return the types of records that were not applied because this release does not know them."""
@@ -124,6 +133,8 @@ class Replay:
         for record in unit:
             if isinstance(record, NewerRecord):
                 newer |= self._apply_newer(record)
+            elif isinstance(record, RegisterBrokerRecord):
+                self._broker_epochs[record.broker] = record.broker_epoch
             elif isinstance(record, OtherRecord):
                 if not record.is_known:
                     self._unknown_types.add(record.record_type)
@@ -193,6 +204,7 @@ class Replay:
     def _add_partition(self, record: PartitionRecord) -> None:
         topic = self._topic_of(record.topic_id)
         topic.replicas[record.partition], topic.in_sync[record.partition] = record.replicas, record.in_sync
+        topic.last_in_sync[record.partition] = record.in_sync
 
     def _change(self, record: PartitionChangeRecord, *, settled: bool) -> None:
         topic = self._topic_of(record.topic_id)
@@ -206,6 +218,7 @@ class Replay:
             before = topic.in_sync[record.partition]
             now = record.in_sync if settled else tuple(broker for broker in record.in_sync if broker in before)
             topic.in_sync[record.partition] = now
+            topic.last_in_sync[record.partition] = record.in_sync
 
     def _configure(self, resource: Resource, record: ConfigRecord) -> None:
         if record.value is None:

@@ -1,0 +1,61 @@
+"""Finds how far the logs of a partition's replicas agree. Pure functions over tables of batch headers.
+
+Compaction removes batches and records from replicas at different times, but never changes the offsets or the leader
+epoch of a batch. So two logs agree at an offset if one of them has no batch there, or both have one of the same epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.format.batch import DELETE_HORIZON
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`end_offset`: below it, two logs agree. `epoch_differs`: their leader epochs differ there; else one log ends.
+
+    `bytes_differ_at` is the base offset of the first batch below `end_offset` that both logs have completely, in the
+    same range of offsets and the same epoch, but with different bytes; None if there is none.
+    """
+
+    end_offset: int
+    epoch_differs: bool = False
+    bytes_differ_at: int | None = None
+
+
+def agreement(a: np.ndarray, a_end: int, b: np.ndarray, b_end: int) -> Agreement:
+    """Return how far two logs agree. `a` and `b` are their batches (BATCH_TABLE), ascending by offset; `a_end` and
+    `b_end` are their log end offsets."""
+    end, epoch_differs = min(a_end, b_end), False
+    differing: list[int] = []
+    for left, right in ((a, b), (b, a)):
+        # A batch of one log can cover several of the other, if one of them was repacked: compare in both directions.
+        epoch_at, bytes_at = _first_differences(left, right)
+        if epoch_at is not None and epoch_at < end:
+            end, epoch_differs = epoch_at, True
+        if bytes_at is not None:
+            differing.append(bytes_at)
+    found = [offset for offset in differing if offset < end]
+    return Agreement(end, epoch_differs, min(found, default=None))
+
+
+def _first_differences(left: np.ndarray, right: np.ndarray) -> tuple[int | None, int | None]:
+    """Return the first offset at which a batch of `left` and the first batch of `right` that overlaps it have different
+    epochs, and the base offset of the first whose bytes differ."""
+    if not len(left) or not len(right):
+        return None, None
+    at = np.searchsorted(right["last_offset"], left["base_offset"])
+    other = right[np.minimum(at, len(right) - 1)]
+    overlaps = (at < len(right)) & (other["base_offset"] <= left["last_offset"])
+    epochs = np.flatnonzero(overlaps & (left["leader_epoch"] != other["leader_epoch"]))
+    comparable = overlaps & (left["attributes"] & DELETE_HORIZON == 0)
+    for name in ("base_offset", "last_offset", "leader_epoch", "attributes", "magic"):
+        comparable &= left[name] == other[name]
+    for batches in (left, other):
+        comparable &= batches["record_count"] == batches["last_offset"] - batches["base_offset"] + 1
+    contents = np.flatnonzero(comparable & (left["crc"] != other["crc"]))
+    epoch_at = int(max(left["base_offset"][epochs[0]], other["base_offset"][epochs[0]])) if len(epochs) else None
+    return epoch_at, int(left["base_offset"][contents[0]]) if len(contents) else None

@@ -1,0 +1,197 @@
+"""Finds the nodes of a cluster in the given log dirs, its newest metadata log, and the replicas of each partition.
+
+Only directories, `meta.properties` and metadata logs are read. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from keytail.cli.replicas import Replica
+from keytail.config.files import parse_meta_properties
+from keytail.cut.fixed_point import PartitionKey
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal
+from keytail.format import names
+from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
+from keytail.log.cluster.replay import Topic, Values
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry
+
+_INDEX_INTERVAL, _INDEX_BYTES, _TIERED = "index.interval.bytes", "segment.index.bytes", "remote.storage.enable"
+_KAFKAS_DEFAULTS = {_INDEX_INTERVAL: 4096, _INDEX_BYTES: 10485760}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A broker or controller: its `node.id`, its log dirs, and its metadata log, if it has one."""
+
+    node_id: int
+    replica: Replica
+    metadata: ClusterMetadata | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """A replica of a partition: its directory in a log dir of a node."""
+
+    node: Node
+    log_dir: LogDirFacts
+    entry: PartitionEntry
+    is_in_sync: bool
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A partition of the cluster, its replicas in the given log dirs, and why it is refused, if it is. The settings
+    are those of its index files."""
+
+    key: PartitionKey
+    topic_id: str
+    hosts: tuple[Host, ...]
+    index_interval_bytes: int
+    segment_index_bytes: int
+    refused: ErrorText = NO_ERROR
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All nodes; the newest metadata; the partitions, by name; and sentences about what is not written."""
+
+    nodes: tuple[Node, ...]
+    metadata: ClusterMetadata
+    partitions: tuple[Hosted, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def find_cluster(fs: FileSystem, replicas: Sequence[Replica]) -> Cluster:
+    """Return the cluster. Raises Refused if the nodes do not form one, or no metadata log is there or can be read."""
+    nodes = tuple(_node(fs, replica) for replica in replicas)
+    by_id: dict[int, Node] = {}
+    for node in nodes:
+        if node.node_id in by_id:
+            raise Refused(
+                f"{by_id[node.node_id].replica.name} and {node.replica.name} have the same node.id {node.node_id}",
+                remedy="Give all log dirs of one broker with one --replica, and one snapshot of each",
+                slug="same-node-id",
+            )
+        by_id[node.node_id] = node
+    found = [node.metadata for node in nodes if node.metadata is not None]
+    if not found:
+        raise Refused(
+            "no log dir contains a metadata log",
+            remedy="Give the log dirs of all brokers and controllers, with the metadata.log.dir of each. A cluster "
+            "with ZooKeeper is not supported",
+            slug="no-metadata-log",
+        )
+    metadata = max(found, key=lambda one: (one.as_of_epoch, one.as_of_offset))
+    partitions = tuple(
+        _hosted(fs, by_id, metadata, (name, partition), topic)
+        for name, topic in sorted(metadata.topics.items())
+        for partition in sorted(topic.replicas)
+    )
+    return Cluster(nodes, metadata, partitions, tuple(_not_written(nodes, partitions)))
+
+
+def _node(fs: FileSystem, replica: Replica) -> Node:
+    log_dirs = [facts.path for facts in replica.log_dirs]
+    paths = [os.path.join(log_dir, names.META_PROPERTIES) for log_dir in log_dirs]
+    lacking = [path for path in paths if not fs.exists(path)]
+    if lacking:
+        raise Refused(
+            "a log dir has no meta.properties",
+            path=lacking[0],
+            remedy="Give whole log dirs: a broker does not start on a log dir without this file",
+            slug="no-meta-properties",
+        )
+    ids = {parse_meta_properties(fs.read_bytes(path), path).node_id for path in paths}
+    node_id = next(iter(ids))
+    if len(ids) > 1 or node_id is None:
+        raise Refused(
+            f"the log dirs of --replica {replica.name} have no common node.id",
+            path=paths[0],
+            remedy="Give the log dirs of one broker with one --replica",
+            slug="different-broker-ids",
+        )
+    path = find_metadata_dir(fs, log_dirs)
+    kept = (_INDEX_INTERVAL, _INDEX_BYTES, _TIERED)
+    metadata = None if path is None else read_metadata(fs, path, node_id, kept, torn_tail=True)
+    return Node(node_id, replica, metadata)
+
+
+def _hosted(
+    fs: FileSystem, nodes: dict[int, Node], metadata: ClusterMetadata, key: PartitionKey, topic: Topic
+) -> Hosted:
+    name, partition = key
+    in_sync = topic.last_in_sync.get(partition, ())
+    hosts, problems = [], []
+    for node_id in topic.replicas[partition]:
+        is_in_sync = node_id in in_sync or not in_sync
+        node = nodes.get(node_id)
+        found = None if node is None else node.replica.find(name, partition)
+        if node is not None and found is not None:
+            hosts.append(Host(node, *found, is_in_sync))
+            problems.append(_other_topic(fs, found[1].path, topic.topic_id))
+        elif is_in_sync:
+            problems.append(_absent(node_id, node))
+    settings = metadata.topic_configs.get(name, {})
+    if any((value or "").lower() == "true" for value in settings.get(_TIERED, ())):
+        text = "the topic has tiered storage, and its remote part is not in the log dirs"
+        problems.append(refusal(text, slug="tiered-topic", remedy="Restore this topic by other means"))
+    if name in metadata.uncertain_topics:
+        problems.append(refusal(metadata.uncertain_topics[name], slug="uncertain-topic"))
+    if not hosts and not any(problems):
+        problems.append(refusal("none of its replicas is in the given log dirs", slug="no-replica-given"))
+    return Hosted(
+        key,
+        topic.topic_id,
+        tuple(hosts),
+        _setting(settings, _INDEX_INTERVAL),
+        _setting(settings, _INDEX_BYTES),
+        joined(problems),
+    )
+
+
+def _setting(settings: Mapping[str, Values], name: str) -> int:
+    values = settings.get(name, ())
+    latest = values[-1] if values else None
+    return int(latest) if latest is not None and latest.isdecimal() else _KAFKAS_DEFAULTS[name]
+
+
+def _absent(node_id: int, node: Node | None) -> ErrorText:
+    if node is None:
+        text = f"broker {node_id} is in sync, but no given log dir has its node.id"
+        return refusal(text, slug="in-sync-replica-not-given", remedy="Give the log dirs of all brokers")
+    text = f"broker {node_id} is in sync, but its log dirs do not have the partition"
+    remedy = (
+        "Give all log dirs of the broker. If the topic is newer than the snapshot of the broker, take a new snapshot"
+    )
+    return refusal(text, slug="in-sync-replica-absent", remedy=remedy)
+
+
+def _other_topic(fs: FileSystem, path: str, topic_id: str) -> ErrorText:
+    try:
+        theirs = read_topic_id(fs, path)
+    except (KeytailError, OSError) as problem:
+        return in_words(problem)
+    if theirs in (None, topic_id):
+        return NO_ERROR
+    text = f"the directory belongs to a topic with another id: {theirs}, in the metadata log {topic_id} ({path})"
+    remedy = "The topic was deleted and created again between the snapshots: take new snapshots"
+    return refusal(text, slug="topic-id-differs", remedy=remedy)
+
+
+def _not_written(nodes: Sequence[Node], partitions: Sequence[Hosted]) -> list[str]:
+    """Return a sentence for each directory that does not belong to the cluster."""
+    written = {host.entry.path for hosted in partitions for host in hosted.hosts}
+    notes = []
+    for node in nodes:
+        for facts in node.replica.log_dirs:
+            stray = [entry.path for entry in facts.partitions if entry.path not in written]
+            stray += [os.path.join(facts.path, name) for name in facts.skipped if name != _METADATA_NAME]
+            notes += [f"not written: {path} is not a replica by the metadata log" for path in stray]
+    return notes
+
+
+_METADATA_NAME = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)

@@ -1,0 +1,146 @@
+"""Reads all replicas of one partition for a cut, compares them, and collects the values that constrain the cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from keytail.cut.agreement import agreement
+from keytail.cut.cluster import Host, Hosted
+from keytail.cut.coordinators import GROUPS_TOPIC, TRANSACTIONS_TOPIC, commits_of, states_of
+from keytail.cut.fixed_point import Blocks, Commit
+from keytail.cut.scan import Scan, pieces_of, scan
+from keytail.cut.transactions import Piece, State, merged
+from keytail.errors import Refused
+from keytail.format.batch import CONTROL
+from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionFacts, survey_partition
+from keytail.log.records.chunk import SegmentReader
+
+R = TypeVar("R", State, Commit)
+
+
+@dataclass(frozen=True)
+class ReplicaLog:
+    """What a replica's log has: its end, the last offset of each batch (int64, ascending), and the offset up to which
+    it agrees with all in-sync replicas. `torn` is a sentence about a torn end."""
+
+    host: Host
+    facts: PartitionFacts
+    end_offset: int
+    last_offsets: np.ndarray
+    agrees_to: int
+    torn: str = ""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A partition, and what constrains its cut. `limit` is the offset up to which all in-sync replicas agree, and
+    `limited_by` says which replica ends or differs there; it is empty if no record is above the limit.
+
+    `counts` (int64) has the number of records in each batch of the longest in-sync replica, which is `logs[longest]`.
+    """
+
+    hosted: Hosted
+    logs: tuple[ReplicaLog, ...]
+    limit: int
+    limited_by: str
+    blocks: Blocks
+    may_have_lost_markers: bool
+    longest: int
+    counts: np.ndarray
+    pieces: tuple[Piece, ...] = ()
+    states: tuple[State, ...] = ()
+    commits: tuple[Commit, ...] = ()
+
+    def records_above(self, cut: int) -> int:
+        """Return how many records, without markers, the longest in-sync replica has at and above the cut."""
+        return int(self.counts[np.searchsorted(self.logs[self.longest].last_offsets, cut) :].sum())
+
+
+def examine(fs: FileSystem, reader: SegmentReader, hosted: Hosted) -> Examined:
+    """Read the replicas of the partition. Raises KeytailError if one of them cannot be used."""
+    scans = [scan(fs, reader, survey_partition(fs, host.log_dir, host.entry)) for host in hosted.hosts]
+    in_sync = [n for n, host in enumerate(hosted.hosts) if host.is_in_sync]
+    limit, limited_by = _limit(hosted, scans, in_sync)
+    logs = tuple(
+        ReplicaLog(
+            host,
+            one.facts,
+            one.end_offset,
+            one.table["last_offset"].copy(),
+            one.end_offset if host.is_in_sync else _agrees_to(one, [scans[n] for n in in_sync]),
+            one.torn,
+        )
+        for host, one in zip(hosted.hosts, scans, strict=True)
+    )
+    longest = max(in_sync, key=lambda n: scans[n].end_offset)
+    table = scans[longest].table
+    shorter = [scans[n].table for n in in_sync if n != longest]
+    topic, _ = hosted.key
+    states: list[State] = []
+    commits: list[Commit] = []
+    for n in in_sync:
+        if topic == TRANSACTIONS_TOPIC:
+            states += states_of(reader, scans[n])
+        elif topic == GROUPS_TOPIC:
+            commits += commits_of(reader, scans[n], pieces_of(scans[n].table))
+    return Examined(
+        hosted,
+        logs,
+        limit,
+        limited_by,
+        Blocks.union(_ranges(scans[n].table) for n in in_sync),
+        all(scans[n].has_gaps for n in in_sync),
+        longest,
+        np.where(table["attributes"] & CONTROL, 0, table["record_count"]).astype(np.int64),
+        tuple(merged(pieces_of(table), (pieces_of(other[other["last_offset"] < limit]) for other in shorter), limit)),
+        _union(states),
+        _union(commits),
+    )
+
+
+def _union(found: Iterable[R]) -> tuple[R, ...]:
+    """Return what the replicas have, ascending by offset: compaction removes records from them at different times."""
+    by_offset = {one.record_offset: one for one in found}
+    return tuple(by_offset[offset] for offset in sorted(by_offset))
+
+
+def _ranges(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return start and end of each batch that a cut can divide."""
+    several = table[table["last_offset"] > table["base_offset"]]
+    return several["base_offset"], several["last_offset"] + 1
+
+
+def _limit(hosted: Hosted, scans: Sequence[Scan], in_sync: Sequence[int]) -> tuple[int, str]:
+    """Return the offset up to which all in-sync replicas agree, and which of them ends or differs there."""
+    name = [host.node.replica.name for host in hosted.hosts]
+    shortest = min(in_sync, key=lambda n: scans[n].end_offset)
+    limit, limited_by = scans[shortest].end_offset, f"replica {name[shortest]} ends there"
+    if all(scans[n].end_offset == limit for n in in_sync):
+        limited_by = ""
+    for a, b in itertools.combinations(in_sync, 2):
+        found = agreement(scans[a].table, scans[a].end_offset, scans[b].table, scans[b].end_offset)
+        if found.bytes_differ_at is not None:
+            raise Refused(
+                f"replicas {name[a]} and {name[b]} have different bytes in the same batch",
+                path=scans[a].facts.path,
+                offset=found.bytes_differ_at,
+                remedy="Compare the replicas with `keytail audit`, and leave out the log dirs of the wrong one or "
+                "restore its partition from another snapshot",
+                slug="replicas-differ",
+            )
+        if found.end_offset < limit:
+            limit, limited_by = found.end_offset, f"replicas {name[a]} and {name[b]} have different leader epochs there"
+    return limit, limited_by
+
+
+def _agrees_to(one: Scan, in_sync: Sequence[Scan]) -> int:
+    """Return the offset up to which a replica that is not in sync agrees with the others in bytes and epochs."""
+    found = [agreement(one.table, one.end_offset, other.table, other.end_offset) for other in in_sync]
+    ends = (each.end_offset if each.bytes_differ_at is None else each.bytes_differ_at for each in found)
+    return min(ends, default=one.end_offset)

@@ -1,0 +1,96 @@
+"""Decides the cut of a cluster from what its partitions contain, without files (CUT.md)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from keytail.cut.fixed_point import Commit, PartitionKey, Solution, highest_cut
+from keytail.cut.partition import Examined
+from keytail.cut.transactions import Joined, join
+from keytail.errors import Refused
+
+_COMPLETE_BEFORE = (
+    "Nothing was written. Give --complete-before with a time some minutes before the first snapshot was taken"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cut: for each partition its offset, the reason for it, and how many of its transactions are above it.
+
+    `before` and `after` have, by partition and group, the latest committed offset before and after the cut; None if the
+    offset was deleted.
+    """
+
+    solution: Solution
+    transactions_cut: Mapping[PartitionKey, int]
+    before: Mapping[PartitionKey, Mapping[str, int | None]]
+    after: Mapping[PartitionKey, Mapping[str, int | None]]
+
+
+def decide(partitions: Sequence[Examined], complete_before_ms: int | None = None) -> Plan:
+    """Return the plan. Raises Refused if the cut depends on something that the logs leave open."""
+    limits = {one.hosted.key: one.limit for one in partitions}
+    commits = {one.hosted.key: one.commits for one in partitions if one.commits}
+    blocks = {one.hosted.key: one.blocks for one in partitions}
+    joined = join(
+        {one.hosted.key: one.pieces for one in partitions if one.pieces},
+        {one.hosted.key: one.states for one in partitions if one.states},
+        {one.hosted.key: one.may_have_lost_markers for one in partitions},
+        complete_before_ms,
+    )
+    solution = highest_cut(limits, [one.transaction for one in joined], commits, blocks)
+    if any(one.problem for one in joined):
+        lenient = highest_cut(limits, [one.lenient for one in joined if one.lenient is not None], commits, blocks)
+        if lenient.cuts != solution.cuts:
+            raise _uncertain(joined, solution, lenient)
+    of_removed = (joined[number].transaction.parts for number in solution.removed)
+    cut = Counter(part.partition for parts in of_removed for part in parts if part.first_offset is not None)
+    return Plan(solution, dict(cut), _latest(commits), _latest(commits, solution.cuts))
+
+
+def _uncertain(joined: Sequence[Joined], solution: Solution, lenient: Solution) -> Refused:
+    """Return the error for the first uncertain transaction that lowers a cut."""
+    found = [joined[number] for number in sorted(solution.removed) if joined[number].problem]
+    lowered = sorted(key for key, cut in solution.cuts.items() if cut < lenient.cuts[key])
+    names = {solution.reasons[key].subject for key in lowered}
+    first = next((one for one in found if one.transaction.name in names), found[0])
+    (topic, partition), cut, other = lowered[0], solution.cuts[lowered[0]], lenient.cuts[lowered[0]]
+    name = first.transaction.name
+    effect = f"{topic}-{partition} would be cut at offset {cut} instead of {other}"
+    if first.problem == "not-distinguished":
+        return Refused(
+            f"{name}: its transactions have one epoch, so they cannot be distinguished, and the whole history of the "
+            f"producer would be cut: {effect}",
+            remedy="Nothing was written. Take the snapshots while this producer runs no transactions, or let brokers "
+            "and clients use version 2 of the transaction protocol (transaction.version=2, clients from 4.0 on)",
+            slug="transactions-not-distinguished",
+        )
+    if first.problem == "marker-lost-or-not-written":
+        return Refused(
+            f"{name}: a partition of the transaction has no marker of it, which compaction or retention may have "
+            f"removed, or which was not written yet when the partition was copied: {effect}",
+            remedy=_COMPLETE_BEFORE,
+            slug="marker-lost-or-not-written",
+        )
+    return Refused(
+        f"{name}: __transaction_state does not have its decision any more, or not yet, so the partitions that it wrote "
+        f"to are not known, and one of them may lack its marker: {effect}",
+        remedy=_COMPLETE_BEFORE,
+        slug="transaction-partitions-unknown",
+    )
+
+
+def _latest(
+    commits: Mapping[PartitionKey, Sequence[Commit]], cuts: Mapping[PartitionKey, int] | None = None
+) -> dict[PartitionKey, dict[str, int | None]]:
+    """Return the latest committed offset (below `cuts`), by the partition whose offset it is, and by group."""
+    found: dict[PartitionKey, dict[str, int | None]] = {}
+    for home, of_home in commits.items():
+        for commit in of_home:
+            if cuts is None or commit.record_offset < cuts[home]:
+                offset = commit.committed_offset if commit.committed_offset >= 0 else None
+                found.setdefault(commit.partition, {})[commit.group] = offset
+    return found

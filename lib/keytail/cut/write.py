@@ -1,0 +1,226 @@
+"""Writes the log dirs of a cut (CUT.md, "What is written").
+
+A log dir gets its partitions first, then the metadata log and the checkpoints, and `meta.properties` last: a broker
+does not start on a log dir without this file, so it never starts on an unfinished output. All files are durable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.cut.cluster import Hosted, Node
+from keytail.cut.fixed_point import PartitionKey
+from keytail.cut.partition import ReplicaLog
+from keytail.errors import KeytailError, Refused
+from keytail.format import names
+from keytail.log.checkpoint import write_offsets
+from keytail.log.cluster.metadata import METADATA_DIR, ClusterMetadata
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.partition import LogDirFacts, SegmentFacts
+from keytail.log.records.chunk import SegmentReader
+from keytail.salvage.write import NewPartition
+
+_PIECE_BYTES = 8 << 20
+_QUORUM_STATE = "quorum-state"
+_METADATA_SUFFIXES = (*names.CONTENT_SUFFIXES, names.METADATA_SNAPSHOT)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A partition in the output: its log end offset, the source's log start offset if that is not the base offset of
+    the first segment, and the offset up to which it was cleaned, if the source has one. `notes` are about files that
+    are missing or were rebuilt."""
+
+    end_offset: int
+    log_start_offset: int | None
+    cleaned_to: int | None
+    notes: tuple[str, ...]
+
+
+def output_paths(output: str, nodes: Sequence[Node]) -> dict[str, str]:
+    """Return the path in the output for the path of each log dir."""
+    paths: dict[str, str] = {}
+    for node in nodes:
+        home = os.path.join(output, f"node-{node.node_id}")
+        for facts in node.replica.log_dirs:
+            name, number = os.path.basename(facts.path) or "data", 1
+            path = os.path.join(home, name)
+            while path in paths.values():
+                number += 1
+                path = os.path.join(home, f"{name}-{number}")
+            paths[facts.path] = path
+    return paths
+
+
+def make_directories(fs: FileSystem, output: str, paths: Mapping[str, str]) -> None:
+    """Create the output directory and a directory for each log dir."""
+    wanted = [output, *(os.path.dirname(path) for path in paths.values()), *paths.values()]
+    for path in dict.fromkeys(wanted):
+        if not fs.exists(path):
+            fs.mkdir(path, fs.stat(os.path.dirname(path)))
+            fs.fsync_dir(os.path.dirname(path))
+
+
+def write_partition(
+    fs: FileSystem, reader: SegmentReader, log: ReplicaLog, hosted: Hosted, cut: int, directory: str, run_id: str
+) -> Written:
+    """Write the log of one replica below the cut as a new partition in `directory`.
+
+    Raises KeytailError if the source has changed since it was read, or what was written is damaged.
+    """
+    facts = log.facts
+    end = min(cut, log.agrees_to)
+    whole = log.last_offsets[: np.searchsorted(log.last_offsets, end)]
+    wanted_end = int(whole[-1]) + 1 if len(whole) else None
+    new = NewPartition(fs, directory, log.host.entry, run_id=run_id, topic_id=hosted.topic_id)
+    written_end = None
+    for segment in _segments_with(facts.segments, wanted_end):
+        path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
+        ends: list[int] = []
+        new.add_segment(segment.base_offset, _runs(reader, path, segment.log_bytes, end, ends), fs.stat(path))
+        written_end = ends[-1] if ends else written_end
+    if written_end != wanted_end:
+        raise KeytailError(
+            f"the log was read up to offset {wanted_end}, and is now written up to offset {written_end}",
+            path=facts.path,
+            remedy="Another process writes to this directory: stop it, remove the output, then run again",
+            slug="source-changed",
+        )
+    if wanted_end is None or (log.host.is_in_sync and wanted_end < end):
+        wanted_end = end
+        new.add_empty_segment(end)
+    snapshots = [offset for offset in facts.snapshots if offset <= wanted_end]
+    notes = new.finish(snapshots, hosted.index_interval_bytes, hosted.segment_index_bytes)
+    has_later_start = facts.log_start_offset > facts.segments[0].base_offset
+    cleaned_to = facts.cleaner_checkpoint
+    return Written(
+        wanted_end,
+        min(facts.log_start_offset, wanted_end) if has_later_start else None,
+        None if cleaned_to is None else min(cleaned_to, wanted_end),
+        tuple(notes),
+    )
+
+
+def _segments_with(segments: Sequence[SegmentFacts], end: int | None) -> Sequence[SegmentFacts]:
+    """Return the segments up to the one that contains the last batch, which ends at `end`."""
+    return [] if end is None else [segment for segment in segments if segment.base_offset < end]
+
+
+def _runs(
+    reader: SegmentReader, path: str, log_bytes: int, end_offset: int, ends: list[int]
+) -> Iterator[np.ndarray]:
+    """Yield the bytes of the batches below `end_offset`; append the offset after each run to `ends`."""
+    for chunk in reader.chunks(path, log_bytes, torn_tail=True):
+        count = int(np.searchsorted(chunk.table["last_offset"], end_offset))
+        if count:
+            ends.append(int(chunk.table["last_offset"][count - 1]) + 1)
+        if count < len(chunk.table):
+            yield chunk.raw[: int(chunk.table["position"][count]) - chunk.position]
+            return
+        yield chunk.raw
+
+
+def write_rest(
+    fs: FileSystem,
+    node: Node,
+    metadata: ClusterMetadata,
+    paths: Mapping[str, str],
+    written: Mapping[str, Mapping[PartitionKey, Written]],
+) -> None:
+    """Write the metadata log, the checkpoints and the other files of the node's log dirs. `written` has the partitions
+    in each log dir of the source."""
+    for facts in node.replica.log_dirs:
+        target = paths[facts.path]
+        if node.metadata is not None and os.path.dirname(node.metadata.path) == facts.path:
+            _copy_metadata(fs, node.metadata.path, metadata.path, os.path.join(target, METADATA_DIR))
+        _write_checkpoints(fs, target, facts, written.get(facts.path, {}))
+        _copy_if_there(fs, facts.path, target, names.BOOTSTRAP_SNAPSHOT)
+        epoch = metadata.broker_epochs.get(node.node_id, -1)
+        content = json.dumps({"version": 0, "brokerEpoch": epoch}, separators=(",", ":")).encode()
+        fs.write_file(os.path.join(target, names.CLEAN_SHUTDOWN), content, _like(fs, facts.path))
+        fs.fsync_dir(target)
+
+
+def finish(fs: FileSystem, nodes: Sequence[Node], paths: Mapping[str, str]) -> None:
+    """Write `meta.properties` of each log dir, with which the output is complete."""
+    for node in nodes:
+        for facts in node.replica.log_dirs:
+            _copy_if_there(fs, facts.path, paths[facts.path], names.META_PROPERTIES)
+            fs.fsync_dir(paths[facts.path])
+
+
+def _write_checkpoints(
+    fs: FileSystem, target: str, facts: LogDirFacts, partitions: Mapping[PartitionKey, Written]
+) -> None:
+    like = _like(fs, facts.path)
+    ends = {key: one.end_offset for key, one in partitions.items()}
+    starts = {key: one.log_start_offset for key, one in partitions.items() if one.log_start_offset is not None}
+    cleaned = {key: one.cleaned_to for key, one in partitions.items() if one.cleaned_to is not None}
+    for name, entries in (
+        (names.RECOVERY_POINT_CHECKPOINT, ends),
+        (names.HIGH_WATERMARK_CHECKPOINT, ends),
+        (names.LOG_START_CHECKPOINT, starts),
+        (names.CLEANER_CHECKPOINT, cleaned),
+    ):
+        write_offsets(fs, os.path.join(target, name), entries, like)
+
+
+def _copy_metadata(fs: FileSystem, own: str, newest: str, target: str) -> None:
+    """Copy the newest metadata log, with the node's own `quorum-state`."""
+    fs.mkdir(target, fs.stat(os.path.dirname(target)))
+    for entry in sorted(fs.scan(newest), key=lambda entry: entry.name):
+        is_part = entry.name.endswith(_METADATA_SUFFIXES) or entry.name in names.PARTITION_FILES
+        if is_part and entry.is_regular:
+            _copy(fs, os.path.join(newest, entry.name), os.path.join(target, entry.name))
+    _copy_if_there(fs, own, target, _QUORUM_STATE)
+    fs.fsync_dir(target)
+    fs.fsync_dir(os.path.dirname(target))
+
+
+def _copy_if_there(fs: FileSystem, source: str, target: str, name: str) -> None:
+    if fs.exists(os.path.join(source, name)):
+        _copy(fs, os.path.join(source, name), os.path.join(target, name))
+
+
+def _copy(fs: FileSystem, source: str, target: str) -> None:
+    like = _like(fs, source)
+    reading = fs.open_read(source)
+    try:
+        size_bytes, position = fs.fd_size(reading), 0
+        writing = fs.create(target, like)
+        try:
+            buffer = np.empty(min(_PIECE_BYTES, size_bytes), np.uint8)
+            while position < size_bytes:
+                got = fs.read_into(reading, buffer[: size_bytes - position], position)
+                if got == 0:
+                    break
+                fs.write(writing, buffer[:got])
+                position += got
+            fs.fsync(writing)
+        finally:
+            fs.close(writing)
+    finally:
+        fs.close(reading)
+    if position < size_bytes:
+        raise KeytailError(
+            f"the file became shorter while it was copied: {position} of {size_bytes} bytes",
+            path=source,
+            remedy="Another process writes to this directory: stop it, remove the output, then run again",
+            slug="source-changed",
+        )
+
+
+def _like(fs: FileSystem, source: str) -> FileStat | None:
+    """Return the attributes of the source for a new file; None if this process cannot give it that owner: the operator
+    then sets the owner later."""
+    stat = fs.stat(source)
+    try:
+        fs.refuse_unless_like(stat)
+    except Refused:
+        return None
+    return stat
