@@ -12,6 +12,7 @@ import pytest
 
 from tests.interop.broker_story import keytail
 from tests.reference.batches import decode_log
+from tests.versions_of_kafka import has_zookeeper
 from tests.versions_of_kafka.cluster import Cluster
 from tests.versions_of_kafka.consumers import java_records, librdkafka_records
 from tests.versions_of_kafka.test_changed_replicas import SETTINGS, A, B, lead, restart
@@ -59,7 +60,8 @@ def test_followers_of_a_repacked_leader_have_its_records(version: str, tmp_path:
         cluster.stop(A)
         row = repack(cluster, A)
         assert row["status"] == "repacked"
-        assert row["batches_after"] * 5 < row["batches_before"]
+        # With ZooKeeper, transactional.id.expiration.ms counts as well, by which the idempotent producer is active.
+        assert row["batches_after"] * (2 if has_zookeeper(version) else 5) < row["batches_before"]
         restart(cluster, A, B)
         cluster.wait_until_in_sync(TOPIC, 2)
         lead(cluster, TOPIC, [A, B])
