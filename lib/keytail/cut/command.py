@@ -28,6 +28,10 @@ Replicas = Annotated[list[str] | None, o.select_flag(
 OutputDir = Annotated[str, o.flag(
     "--output-dir DIR", "Directory for the new log dirs: empty or new, and outside of every log dir."
 )]
+Execute = Annotated[bool, o.run_flag(
+    "--execute",
+    "Write the new log dirs. Without this flag the command prints what it would do. The given log dirs are only read.",
+)]
 CompleteBefore = Annotated[int | None, o.run_flag(
     "--complete-before MS",
     "Transactions that were decided before this time, in ms since 1970, are complete in all snapshots: give a time "
@@ -50,7 +54,7 @@ class Request:
     output_dir: OutputDir
     _: KW_ONLY
     complete_before_ms: CompleteBefore = None
-    execute: o.Execute = False
+    execute: Execute = False
 
 
 @dataclass(frozen=True)
