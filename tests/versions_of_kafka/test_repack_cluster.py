@@ -13,7 +13,7 @@ import pytest
 from tests.interop.broker_story import keytail
 from tests.reference.batches import decode_log
 from tests.versions_of_kafka import has_zookeeper
-from tests.versions_of_kafka.cluster import Cluster
+from tests.versions_of_kafka.cluster import Cluster, wait_until
 from tests.versions_of_kafka.consumers import java_records, librdkafka_records
 from tests.versions_of_kafka.test_changed_replicas import SETTINGS, A, B, lead, restart
 
@@ -44,7 +44,11 @@ def repack(cluster: Cluster, number: int) -> dict[str, object]:
 
 
 def batches(partition: Path) -> int:
-    return sum(len(decode_log(log.read_bytes())) for log in partition.glob("*.log"))
+    """Return the number of batches; -1 if the broker is just writing one."""
+    try:
+        return sum(len(decode_log(log.read_bytes())) for log in partition.glob("*.log"))
+    except ValueError:
+        return -1
 
 
 @pytest.mark.one_of("changed replicas")
@@ -66,14 +70,15 @@ def test_followers_of_a_repacked_leader_have_its_records(version: str, tmp_path:
         cluster.wait_until_in_sync(TOPIC, 2)
         lead(cluster, TOPIC, [A, B])
         write(cluster, 2 * COUNT, acks="1")  # B, which is not repacked, follows A
-        cluster.wait_until_in_sync(TOPIC, 2)
-        assert batches(cluster.partition(A, TOPIC)) < batches(cluster.partition(B, TOPIC))
+        wait_until(lambda: batches(cluster.partition(B, TOPIC)) == 3 * COUNT, "B has all batches")
+        assert batches(cluster.partition(A, TOPIC)) < 3 * COUNT
         cluster.client.connect(cluster.brokers[A])
         cluster.stop(B)
         shutil.rmtree(cluster.partition(B, TOPIC))
         restart(cluster, B, A)
         cluster.wait_until_in_sync(TOPIC, 2)
-        assert batches(cluster.partition(A, TOPIC)) == batches(cluster.partition(B, TOPIC))
+        of_a = batches(cluster.partition(A, TOPIC))
+        wait_until(lambda: batches(cluster.partition(B, TOPIC)) == of_a, "B has the batches of A")
         for number in (A, B):
             lead(cluster, TOPIC, [number, A + B - number])
             for records in (java_records, librdkafka_records):
@@ -85,4 +90,4 @@ def test_followers_of_a_repacked_leader_have_its_records(version: str, tmp_path:
         restart(cluster, B, A)
         cluster.wait_until_in_sync(TOPIC, 2)
         for number in (A, B):
-            assert "marked as failed" not in cluster.log_text(number)
+            assert "UnexpectedAppendOffsetException" not in cluster.log_text(number)
