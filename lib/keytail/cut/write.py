@@ -20,12 +20,12 @@ from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import write_offsets
 from keytail.log.cluster.metadata import METADATA_DIR, ClusterMetadata
+from keytail.log.copying import copy_file
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import LogDirFacts, SegmentFacts
 from keytail.log.records.chunk import SegmentReader
 from keytail.salvage.write import NewPartition
 
-_PIECE_BYTES = 8 << 20
 _QUORUM_STATE = "quorum-state"
 _METADATA_SUFFIXES = (*names.CONTENT_SUFFIXES, names.METADATA_SNAPSHOT)
 
@@ -176,43 +176,17 @@ def _copy_metadata(fs: FileSystem, own: str, newest: str, target: str) -> None:
     for entry in sorted(fs.scan(newest), key=lambda entry: entry.name):
         is_part = entry.name.endswith(_METADATA_SUFFIXES) or entry.name in names.PARTITION_FILES
         if is_part and entry.is_regular:
-            _copy(fs, os.path.join(newest, entry.name), os.path.join(target, entry.name))
+            source = os.path.join(newest, entry.name)
+            copy_file(fs, source, os.path.join(target, entry.name), _like(fs, source))
     _copy_if_there(fs, own, target, _QUORUM_STATE)
     fs.fsync_dir(target)
     fs.fsync_dir(os.path.dirname(target))
 
 
 def _copy_if_there(fs: FileSystem, source: str, target: str, name: str) -> None:
-    if fs.exists(os.path.join(source, name)):
-        _copy(fs, os.path.join(source, name), os.path.join(target, name))
-
-
-def _copy(fs: FileSystem, source: str, target: str) -> None:
-    like = _like(fs, source)
-    reading = fs.open_read(source)
-    try:
-        size_bytes, position = fs.fd_size(reading), 0
-        writing = fs.create(target, like)
-        try:
-            buffer = np.empty(min(_PIECE_BYTES, size_bytes), np.uint8)
-            while position < size_bytes:
-                got = fs.read_into(reading, buffer[: size_bytes - position], position)
-                if got == 0:
-                    break
-                fs.write(writing, buffer[:got])
-                position += got
-            fs.fsync(writing)
-        finally:
-            fs.close(writing)
-    finally:
-        fs.close(reading)
-    if position < size_bytes:
-        raise KeytailError(
-            f"the file became shorter while it was copied: {position} of {size_bytes} bytes",
-            path=source,
-            remedy="Another process writes to this directory: stop it, remove the output, then run again",
-            slug="source-changed",
-        )
+    path = os.path.join(source, name)
+    if fs.exists(path):
+        copy_file(fs, path, os.path.join(target, name), _like(fs, path))
 
 
 def _like(fs: FileSystem, source: str) -> FileStat | None:

@@ -18,7 +18,8 @@ from keytail.format.metadata import encode_topic_id
 from keytail.import_.plan import ImportPlan, ReplicaFacts, producers_at_end, refuse_unclosed, with_epoch
 from keytail.import_.segments import Written
 from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
-from keytail.log.fs import FileStat, FileSystem
+from keytail.log.copying import copy_file
+from keytail.log.fs import FileSystem
 from keytail.log.import_record import ImportRecord
 from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts
@@ -27,7 +28,6 @@ from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegmen
 from keytail.log.small_file import replace_file
 from keytail.log.writer import make_empty_segment
 
-_COPY_BYTES = 4 << 20
 _ATTEMPT = "driver"
 
 
@@ -146,37 +146,9 @@ def _copied(fs: FileSystem, source: str, target: str, base_offset: int, run_id: 
     for suffix in (names.LOG, names.INDEX, names.TIME_INDEX):
         origin = os.path.join(source, names.segment_file(base_offset, suffix))
         name = names.scratch_file(base_offset, run_id, _ATTEMPT, suffix)
-        size_bytes = _copy(fs, origin, os.path.join(target, name), like)
+        size_bytes = copy_file(fs, origin, os.path.join(target, name), like)
         files.append(CleanFile(suffix, name, size_bytes, ""))
     return OutputSegment(base_offset, tuple(files))
-
-
-def _copy(fs: FileSystem, origin: str, target: str, like: FileStat) -> int:
-    source = fs.stat(origin)
-    buffer = memoryview(bytearray(min(_COPY_BYTES, max(source.size_bytes, 1))))
-    reading = fs.open_read(origin)
-    try:
-        writing = fs.create(target, like)
-        try:
-            position = 0
-            while position < source.size_bytes:
-                count = fs.read_into(reading, buffer, position)
-                if count == 0:
-                    raise KeytailError(
-                        "the file became shorter while it was copied",
-                        path=origin,
-                        remedy=WRITTEN_TO,
-                        slug="file-became-shorter",
-                    )
-                fs.write(writing, buffer[:count])
-                position += count
-            fs.set_mtime_ns(target, source.mtime_ns)
-            fs.fsync(writing)
-        finally:
-            fs.close(writing)
-    finally:
-        fs.close(reading)
-    return position
 
 
 def _move_checkpoints(fs: FileSystem, facts: PartitionFacts, end_offset: int) -> None:
