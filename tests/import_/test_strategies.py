@@ -170,7 +170,9 @@ def test_cells_contain_all_records_of_the_source_in_order(
     monkeypatch.setattr(import_slices, "MIN_SLICE_BYTES", rng.choice((1, 2000)))
     keys = [None if rng.random() < 0.3 else b"%d" % rng.randrange(50) for _ in range(rng.randrange(1, 400))]
     own = [rng.choice((None, None, 0, 1, 2)) for _ in keys]
-    table = pa.table({"key": keys, "value": keys, "timestamp": range(len(keys)), "partition": own})
+    key_column = pa.array(keys, pa.binary())  # all keys or partitions may be null, so that no type can be inferred
+    own_column = pa.array(own, pa.int64())
+    table = pa.table({"key": key_column, "value": key_column, "timestamp": range(len(keys)), "partition": own_column})
     pq.write_table(table, tmp_path / "s.parquet", row_group_size=rng.randrange(1, 100))
     got: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for partition, task, rows in split_with_python(tmp_path / "s.parquet"):
