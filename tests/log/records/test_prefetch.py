@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from types import FrameType
 
 import pytest
 
@@ -71,3 +73,40 @@ def test_a_loop_that_stops_early_has_prefetched_one_item_and_closes_the_generato
     taken.close()  # type: ignore[attr-defined]
     assert closed.is_set()
     assert made == [0, 1, 2, 3, 4]
+
+
+class _Interrupted(Exception):
+    """What the handler of a signal raises."""
+
+
+@pytest.fixture
+def free() -> Iterator[threading.Event]:
+    """An event that is set by the third alarm. Each alarm raises _Interrupted."""
+    event, alarms = threading.Event(), []
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        alarms.append(1)
+        if len(alarms) == 3:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            event.set()
+        raise _Interrupted
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield event
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_signals_while_the_next_item_is_awaited_end_the_loop_with_their_own_error(free: threading.Event) -> None:
+    def items() -> Generator[int, None, None]:
+        yield 1
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        free.wait()  # the first alarm ends the wait for the item, the next two end waits for the thread
+        yield 2
+
+    try:
+        with pytest.raises(_Interrupted):
+            for _ in prefetched(items()):
+                pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        free.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing
 from typing import TypeVar
 
 from keytail.threads import Threads
@@ -19,9 +18,12 @@ def prefetched(items: Generator[T, None, None]) -> Iterator[T]:
     was taken.
     """
     end = object()
-    with closing(items), Threads(1, "prefetch") as thread:
-        item = next(items, end)
-        while item is not end:
-            coming = thread.submit(next, items, end)
-            yield item  # type: ignore[misc]
-            item = coming.result()
+    with Threads(1, "prefetch") as thread:
+        try:
+            item = next(items, end)
+            while item is not end:
+                coming = thread.submit(next, items, end)
+                yield item  # type: ignore[misc]
+                item = coming.result()
+        finally:  # in the thread, which may still run the generator if a signal has ended the wait for it
+            thread.submit(items.close).result()
