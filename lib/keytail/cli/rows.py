@@ -128,7 +128,10 @@ def human_seconds(start_ms: int | None, end_ms: int | None) -> str:
 
 def human_time(seconds: float) -> str:
     """Return a duration as `0.4 s` or `3 min 20 s`."""
-    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, whole_s = divmod(round(seconds), 60)
+    return f"{minutes} min {whole_s} s"
 
 
 def change(before: str, after: str) -> str:
