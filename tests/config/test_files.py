@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from keytail.cli.configuration import Configuration
+from keytail.cli.selection import chosen_log_dirs
 from keytail.config.files import log_dirs, parse_meta_properties, parse_server_properties
 from keytail.config.resolve import from_broker
 from keytail.errors import UsageProblem
@@ -54,9 +56,16 @@ def test_an_invalid_file_is_reported_but_not_quoted() -> None:
 
 
 def test_a_value_of_a_config_provider_is_refused() -> None:
-    with pytest.raises(UsageProblem, match=r"log\.dirs refers to a config provider.* \(f\)"):
-        from_broker(parse_server_properties(b"log.dirs=${file:/etc/x:dirs}\n", "f"), "f")
+    with pytest.raises(UsageProblem, match=r"log\.roll\.hours refers to a config provider.* \(f\)"):
+        from_broker(parse_server_properties(b"log.roll.hours=${file:/etc/x:hours}\n", "f"), "f")
     assert parse_server_properties(b"ssl.key.password=${file:/etc/x:p}\n", "f") == {}
+
+
+def test_log_dirs_of_a_config_provider_are_an_error_only_if_they_are_used() -> None:
+    broker = from_broker(parse_server_properties(b"log.dirs=${file:/etc/x:dirs}\nlog.dir=/a\n", "f"), "f")
+    assert chosen_log_dirs(["/logs"], Configuration(broker=broker)) == ("/logs",)
+    with pytest.raises(UsageProblem, match=r"log\.dirs refers to a config provider.* \(f\)"):
+        chosen_log_dirs([], Configuration(broker=broker))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_settings_are_shown_with_their_source(run: Run, log_dir: Path, tmp_path:
         (("describe",), "log.cleaner.threads=many", 0),
         (("describe",), "log.cleaner.io.max.bytes.per.second=${file:/x:y}", 0),
         (("describe",), "log.retention.ms=never", 2),
+        (("describe", "--topic-config", "retention.ms=1000"), "log.retention.ms=never", 0),
         (("verify",), "log.retention.ms=never", 0),
         (("lookup", "--offset", "0"), "log.segment.bytes=1g", 0),
     ],

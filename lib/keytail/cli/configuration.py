@@ -16,6 +16,7 @@ from keytail.config.message_format import MessageFormat, message_format
 from keytail.config.resolve import (
     CLEANUP_POLICY,
     DEFAULT_SOURCE,
+    LOG_DIRS,
     USED,
     CommandLine,
     Resolved,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 NO_METADATA = "no metadata log here"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 _MAX_RESOLVED = 64
-_PATHS = ("log.dirs", "log.dir")  # the settings that commands without a configuration use
 # Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
 PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
 
@@ -133,20 +133,19 @@ def read_configuration(
     metadata_is_current: o.MetadataIsCurrent = False,
 ) -> Configuration:
     """Return the configuration given by flags. Raises UsageProblem if a file cannot be read or a setting is invalid."""
+    flags = from_command_line(topic_config or ())
     broker: Mapping[str, Setting] = {}
     if config is not None:
-        broker = _broker_file(config, USED)
+        broker = _broker_file(config, USED - flags.everywhere.keys())
     of_topics = TopicConfigs()
     if topic_configs is not None:
         remedy = "Give a file with the output of kafka-configs.sh --describe --entity-type topics --all"
         of_topics = parse_topic_configs(_read(topic_configs, "--topic-configs", remedy), topic_configs)
-    return Configuration(
-        from_command_line(topic_config or ()), broker, topics_have_no_overrides, of_topics, metadata_is_current
-    )
+    return Configuration(flags, broker, topics_have_no_overrides, of_topics, metadata_is_current)
 
 
 def _broker_settings(config: o.Config = None) -> Configuration:
-    return Configuration(broker=_broker_file(config, _PATHS)) if config is not None else Configuration()
+    return Configuration(broker=_broker_file(config, LOG_DIRS)) if config is not None else Configuration()
 
 
 def _broker_file(path: str, needed: Collection[str]) -> Mapping[str, Setting]:

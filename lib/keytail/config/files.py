@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import NamedTuple
 
 from keytail.config.keys import file_names
-from keytail.config.resolve import Setting
+from keytail.config.resolve import LOG_DIRS, Setting
 from keytail.errors import UsageProblem
 
 _NOR_BROKER = "Restore the file: a broker does not start on this log dir either"
@@ -65,7 +65,10 @@ def _count(name: str, properties: Mapping[str, str], path: str) -> int | None:
 
 
 def log_dirs(broker: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return the log dirs in a broker's settings, from `log.dirs` or else `log.dir`; empty if neither is set."""
-    setting = broker.get("log.dirs") or broker.get("log.dir")
+    """Return the log dirs in a broker's settings, from `log.dirs` or else `log.dir`; empty if neither is set. Raises
+    UsageProblem if the setting is invalid."""
+    setting = next((broker[name] for name in LOG_DIRS if name in broker), None)
+    if setting and setting.invalid:
+        raise setting.invalid
     value = setting.value if setting else ()
     return tuple(path for path in value if path) if isinstance(value, tuple) else ()

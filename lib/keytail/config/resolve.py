@@ -34,6 +34,7 @@ from keytail.errors import Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
 CLEANUP_POLICY = "cleanup.policy"
+LOG_DIRS = ("log.dirs", "log.dir")
 USED = KEYS.keys() - NOT_USED.keys()  # the settings that have an effect
 _OF_TOPICS = frozenset(key.name for key in TOPIC_KEYS)
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -43,12 +44,14 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 class Setting:
     """A value and its source, such as `server.properties: log.roll.hours=24`.
 
-    `doubt` explains why a value applies although it is not the latest value.
+    `doubt` explains why a value applies although it is not the latest value. `invalid` is the error to raise when the
+    value is used.
     """
 
     value: Value
     source: str
     doubt: str = ""
+    invalid: UsageProblem | None = None
 
 
 # Possible settings, the latest last. None: the layer may lack the setting, so that a lower layer decides.
@@ -221,7 +224,8 @@ def from_broker(
 
     `needed` are the names (as in `keys.py`) of the settings that the command uses. Raises UsageProblem if such a
     setting is invalid, or refers to a config provider. Others are then ignored, and `on_note` is called with the
-    reason. A name that a name of higher precedence overrides is not needed.
+    reason. A name that a name of higher precedence overrides is not needed. The log dirs are needed only without
+    `--log-dirs`: their error is kept in the setting.
     """
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
@@ -231,6 +235,9 @@ def from_broker(
             try:
                 setting = _broker_setting(key, name, text, path)
             except UsageProblem as problem:
+                if key.name in LOG_DIRS:
+                    settings.setdefault(key.name, Setting((), path, invalid=problem))
+                    continue
                 if key.name in needed and key.name not in settings:
                     raise
                 on_note(f"{name} in {path} is not needed here and is ignored: {problem.what}")

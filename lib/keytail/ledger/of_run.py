@@ -240,7 +240,8 @@ def given_settings(configuration: Configuration) -> dict[str, str]:
 
     Of `--topic-configs` only the path is included: the file may contain settings of thousands of topics. The value of
     `--broker-version` is also included."""
-    given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
+    of_broker = configuration.broker.items()
+    given = {f"broker {name}": setting.value for name, setting in of_broker if setting.invalid is None}
     given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}
     for topic, settings in configuration.command_line.by_topic.items():
         given |= {f"{topic}:{name}": setting.value for name, setting in settings.items()}
