@@ -107,10 +107,7 @@ class Cluster:
         wait_until(lambda: self.leader(topic) == number, f"broker {number} leads {topic}")
 
     def wait_until_in_sync(self, topic: str, replicas: int) -> None:
-        wait_until(
-            lambda: self.client.describe_topics()[topic]["in_sync"] == replicas,
-            f"{replicas} replicas of {topic} are in sync",
-        )
+        wait_until_in_sync(self.client, (topic,), replicas)
 
     def wait_for_line(self, number: int, text: str) -> LogLine:
         """Return the first line since the start of the broker that contains `text`."""
@@ -131,6 +128,16 @@ class Cluster:
         """Return the lines since the start of the broker that contain one of these texts."""
         wanted: Sequence[str] = list(texts)
         return [line for line in self.brokers[number].log_lines() if any(text in line.text for text in wanted)]
+
+
+def wait_until_in_sync(client: BrokerClient, topics: Iterable[str], replicas: int) -> None:
+    """Wait until each partition of the topics has this number of replicas in sync."""
+
+    def are_in_sync() -> bool:
+        found = client.describe_topics()
+        return all(found[topic]["in_sync"] == replicas for topic in topics)
+
+    wait_until(are_in_sync, f"{replicas} replicas of {', '.join(topics)} are in sync")
 
 
 def wait_until(is_true: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:

@@ -24,11 +24,11 @@ import pytest
 
 from tests.chance import SEED, chance
 from tests.interop.broker import Broker, LogLine
-from tests.interop.broker_client import BrokerClient, ClientError, Served
+from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import KEYTAIL, complaints, keytail, latest_by_key
 from tests.interop.kafka import VERSION
 from tests.versions_of_kafka.broker import ClusterBroker, ZooKeeperMember
-from tests.versions_of_kafka.cluster import Cluster
+from tests.versions_of_kafka.cluster import Cluster, wait_until_in_sync
 from tests.versions_of_kafka.consumers import java_records, librdkafka_records
 from tests.versions_of_kafka.test_swap_states import REBUILDS
 
@@ -226,7 +226,7 @@ def test_prepared_compactions_are_committed_in_rolling_restarts(tmp_path: Path) 
                 found.update(_roll(brokers[number], writers, down_s, draws))
                 other = brokers[BROKERS[(roll + 1) % 3]]
                 admin.connect(other)
-                _wait_until_in_sync(admin)
+                wait_until_in_sync(admin, TOPICS, len(BROKERS))
                 if roll % 3 == 2:
                     with writers.paused():
                         _check_consumers(admin, other, writers)
@@ -234,7 +234,7 @@ def test_prepared_compactions_are_committed_in_rolling_restarts(tmp_path: Path) 
                 if roll % 10 == 9:
                     _print(found)
             with writers.paused():
-                _wait_until_in_sync(admin)
+                wait_until_in_sync(admin, TOPICS, len(BROKERS))
                 start, _ = admin.offsets([("both", 0)])["both-0"]
         cluster.stop(*BROKERS)
     replicas = [text for number in BROKERS for text in ("--replica", f"b{number}={tmp_path / f'b{number}' / 'logs'}")]
@@ -341,19 +341,6 @@ def _log_complaints(broker: Broker) -> list[LogLine]:
     """
     found = [line for line in complaints(broker.log_lines()) if line.logger.rpartition(".")[2] in LOGGERS]
     return [line for line in found if "Non-monotonic update of high watermark" not in line.text]
-
-
-def _wait_until_in_sync(admin: BrokerClient) -> None:
-    give_up = time.monotonic() + 120
-    while True:
-        try:
-            topics = admin.describe_topics()
-            if all(topics[topic]["in_sync"] == len(BROKERS) for topic in TOPICS):
-                return
-        except ClientError:
-            topics = {}
-        assert time.monotonic() < give_up, {name: topic["in_sync"] for name, topic in topics.items()}
-        time.sleep(0.1)
 
 
 def _check_consumers(admin: BrokerClient, broker: Broker, writers: Writers) -> None:
