@@ -136,10 +136,11 @@ bundle: $(VENV)/.commands  ## build a .tar of wheels for hosts without a network
 	tar -C build -cf $(BUNDLE).tar $(notdir $(BUNDLE)) && rm -r $(BUNDLE)
 	@echo "$(BUNDLE).tar: unpack it on the host, and there: sh $(notdir $(BUNDLE))/install.sh /opt/keytail"
 
-reference: venv  ## generate the pages REFERENCE, ERRORS and ROWS from the program
+reference: venv  ## generate the pages REFERENCE, ERRORS and ROWS, and the JSON Schemas of rows, from the program
 	$(BIN)/python -m tests.main.reference > lib/keytail/main/REFERENCE.md
 	$(BIN)/python -m tests.main.reference_errors > lib/keytail/main/ERRORS.md
 	$(BIN)/python -m tests.main.reference_rows > lib/keytail/cli/ROWS.md
+	$(BIN)/python -m tests.main.reference_schemas
 
 golden: venv  ## generate the golden logs again with a real broker (only if they must change: they are committed)
 	$(BIN)/python -m tests.golden.generate --overwrite

@@ -33,6 +33,9 @@ def log_dir(tmp_path: Path) -> Path:
 
 
 def rows_of(result: Result) -> dict[str, dict[str, Any]]:
-    """Return the rows of JSON output, by partition. Raises an exception if standard output contains anything else."""
-    rows = json.loads(result.stdout)
+    """Return the rows of JSON output of either format, by partition. Raises an exception if standard output contains
+    anything else.
+    """
+    output = json.loads(result.stdout)
+    rows = output if isinstance(output, list) else output["rows"]
     return {f"{row['topic']}-{row['partition']}": row for row in rows}

@@ -19,15 +19,14 @@ error.
 from __future__ import annotations
 
 import contextvars
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from keytail.acting_user import working_as
+from keytail.api_arguments import Position, Positions, bound_of, chosen_names, names_of, number_of, one_of
 from keytail.cli.configuration import Configuration, read_configuration
-from keytail.cli.options import LONG_MAX, HighWatermark, parse_time
+from keytail.cli.options import HighWatermark
 from keytail.cli.rows import fields_of
 from keytail.cli.selection import PartitionFilter, chosen_log_dirs, select_partitions
 from keytail.compact.command import Request as PlanRequest
@@ -42,7 +41,7 @@ from keytail.lookup.command import LookupRow
 from keytail.lookup.command import Request as LookupRequest
 from keytail.run.rows import OfPartition, ResultRow
 from keytail.source.column_types import OF_RECORDS, chosen_columns
-from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions
+from keytail.source.options import EARLIEST, LATEST, SourceOptions
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,11 +66,6 @@ __all__ = [
 ]
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
-# An offset, or a time with a time zone, which stands for the offset of the first record at or after it.
-Position: TypeAlias = int | datetime
-# One position for all partitions, or one for each, by names such as "orders-0".
-Positions: TypeAlias = Position | Mapping[str, Position]
-
 T = TypeVar("T")
 
 
@@ -114,7 +108,7 @@ def open_log_dirs(
         configuration = read_configuration(
             config, given, topics_have_no_overrides, topic_configs, metadata_is_current
         )
-        return LogDirs(chosen_log_dirs(_names("log_dirs", log_dirs), configuration), _configuration=configuration)
+        return LogDirs(chosen_log_dirs(names_of("log_dirs", log_dirs), configuration), _configuration=configuration)
 
     found = _call((), opened)
     found.partitions()  # raises the errors of the log dirs now, and not in the first call
@@ -145,7 +139,8 @@ class LogDirs:
             >>> [partition.name for partition in logs.partitions()]
             ['orders-0', 'orders-1']
         """
-        selected = replace(self, _topics=_chosen("topics", topics), _partitions=_chosen("partitions", partitions))
+        chosen = chosen_names("topics", topics), chosen_names("partitions", partitions)
+        selected = replace(self, _topics=chosen[0], _partitions=chosen[1])
         selected.partitions()
         return selected
 
@@ -179,7 +174,7 @@ class LogDirs:
             self._configuration,
             every_setting=every_setting,
             count_records=count_records,
-            high_watermark=_one_of("high_watermark", high_watermark, HighWatermark),
+            high_watermark=one_of("high_watermark", high_watermark, HighWatermark),
         )
         return self._call(lambda: describe(request))
 
@@ -198,7 +193,7 @@ class LogDirs:
         """
         from keytail.lookup.driver import lookup  # noqa: PLC0415 (brings in the kernels)
 
-        is_time, number = _number("position", position)
+        is_time, number = number_of("position", position)
         at: dict[str, Any] = {"timestamp": str(number)} if is_time else {"offset": number}
         request = LookupRequest(self._filter, explain=explain, **at)
         return self._call(lambda: lookup(request))
@@ -227,7 +222,7 @@ class LogDirs:
             force=force,
             from_log_start=from_log_start,
             roll_active=roll_active,
-            high_watermark=_one_of("high_watermark", high_watermark, HighWatermark),
+            high_watermark=one_of("high_watermark", high_watermark, HighWatermark),
         )
         return self._call(lambda: plan(request))
 
@@ -298,18 +293,18 @@ class LogDirs:
         high_watermark: HighWatermark,
     ) -> SourceOptions:
         """Return the options of the source for a read. Raises UsageProblem for an invalid argument."""
-        wanted = None if columns is None else _names("columns", columns)
+        wanted = None if columns is None else names_of("columns", columns)
         chosen_columns(OF_RECORDS, wanted, headers=include_headers)
         return SourceOptions(
             log_dirs=self.paths,
             partitions=frozenset((partition.topic, partition.partition) for partition in self.partitions()),
-            start=_bound("start", start, EARLIEST),
-            end=_bound("end", end, LATEST),
+            start=bound_of("start", start, EARLIEST),
+            end=bound_of("end", end, LATEST),
             start_without_match="latest",
-            committed=_one_of("isolation_level", isolation_level, IsolationLevel) == "read_committed",
+            committed=one_of("isolation_level", isolation_level, IsolationLevel) == "read_committed",
             include_headers=include_headers,
             columns=wanted,
-            log_end=_one_of("high_watermark", high_watermark, HighWatermark) == "log-end",
+            log_end=one_of("high_watermark", high_watermark, HighWatermark) == "log-end",
         )
 
     def _read(self, asked: SourceOptions) -> Iterator[pyarrow.RecordBatch]:
@@ -356,65 +351,3 @@ def _schema(asked: SourceOptions) -> Any:
     from keytail.source.columns import arrow_schema  # noqa: PLC0415 (brings in the kernels)
 
     return arrow_schema(chosen_columns(OF_RECORDS, asked.columns, headers=asked.include_headers))
-
-
-def _names(argument: str, names: str | Iterable[str]) -> tuple[str, ...]:
-    found = (names,) if isinstance(names, str) else tuple(names)
-    if not all(isinstance(name, str) for name in found):
-        raise _invalid(argument, found, "Give a name or several names as strings")
-    return found
-
-
-def _chosen(argument: str, names: str | Iterable[str] | None) -> tuple[str, ...]:
-    if names is None:
-        return ()
-    if not (found := _names(argument, names)):
-        raise _invalid(argument, found, "Give at least one name, or None for all")
-    return found
-
-
-def _bound(argument: str, given: Positions | None, default: int) -> Bound:
-    """Return the bound of a read for an argument, with `default` for None."""
-    if given is None:
-        return Bound(False, default)
-    if not isinstance(given, Mapping):
-        return Bound(*_number(argument, given))
-    of = {}
-    for name, position in given.items():
-        topic, dash, number = name.rpartition("-")
-        if not dash or not number.isdecimal():
-            raise _invalid(argument, name, "Give the names of partitions, such as orders-0")
-        of[topic, int(number)] = _number(argument, position)
-    kinds = {is_time for is_time, _ in of.values()}
-    if len(kinds) != 1:
-        raise _invalid(argument, given, "Give offsets for all partitions, or times for all")
-    return Bound(kinds.pop(), of={partition: number for partition, (_, number) in of.items()})
-
-
-def _number(argument: str, position: Position) -> tuple[bool, int]:
-    """Return whether a position is a time, and its offset or its time in ms."""
-    if isinstance(position, datetime):
-        if position.tzinfo is None:
-            raise _invalid(argument, position, "Give a datetime with a time zone")
-        return True, parse_time(position.isoformat(), argument)
-    try:
-        offset = operator.index(position)  # integers of NumPy, too
-    except TypeError:
-        offset = -1
-    if isinstance(position, bool) or not 0 <= offset <= LONG_MAX:
-        raise _invalid(argument, position, "Give an offset from 0 on, or a datetime with a time zone")
-    return False, offset
-
-
-def _one_of(argument: str, value: T, kind: Any) -> T:
-    if value not in get_args(kind):
-        raise _invalid(argument, value, f"Give {' or '.join(get_args(kind))}")
-    return value
-
-
-def _invalid(argument: str, value: object, remedy: str) -> UsageProblem:
-    return UsageProblem(
-        f"invalid value {value!r} of the argument {argument}",
-        remedy=remedy,
-        slug="invalid-argument",
-    )

@@ -196,7 +196,9 @@ class KeytailError(Exception):
         self.slug = slug or self.default_slug
         super().__init__(what, path, byte_position, offset, remedy, slug)
 
-    def __str__(self) -> str:
+    @property
+    def what_and_where(self) -> str:
+        """The problem and its place, without the remedy and the slug."""
         where = []
         if self.path is not None:
             where.append(visible(str(self.path)))
@@ -204,7 +206,10 @@ class KeytailError(Exception):
             where.append(f"byte position {self.byte_position}")
         if self.offset is not None:
             where.append(f"offset {self.offset}")
-        text = self.what + (f" ({', '.join(where)})" if where else "")
+        return self.what + (f" ({', '.join(where)})" if where else "")
+
+    def __str__(self) -> str:
+        text = self.what_and_where
         text += f". {self.remedy}" if self.remedy else ""
         if not self.slug:
             return text
@@ -310,8 +315,13 @@ def out_of_memory() -> KeytailError:
     )
 
 
+def explained(problem: KeytailError | OSError | MemoryError) -> KeytailError:
+    """Return an error of any of these types with place, remedy and slug as far as they are known."""
+    if isinstance(problem, MemoryError):
+        return out_of_memory()
+    return of_system(problem) if isinstance(problem, OSError) else problem
+
+
 def in_words(problem: KeytailError | OSError | MemoryError) -> ErrorText:
     """Return the message of an error of any of these types, with place, remedy and slug as far as they are known."""
-    if isinstance(problem, MemoryError):
-        return ErrorText(out_of_memory())
-    return ErrorText(of_system(problem) if isinstance(problem, OSError) else problem)
+    return ErrorText(explained(problem))

@@ -1,10 +1,10 @@
 """Starts threads of a run, which inherit the context variables of the code that starts them.
 
-Three values of a run only affect what is displayed: the style of its output (console.py), the channel for the progress
-of tasks (run/watching.py) and the count of bytes that a task has read (log/meter.py). They are context variables, so
-that the functions between the command and the code that uses them need no parameters for them. Unlike global variables,
-they differ between two runs in one process, in different threads or one after the other. Python's own threads start
-without the variables of the code that starts them.
+Four values of a run only affect what is displayed: the style of its output (console.py), its id (ledger/of_run.py), the
+channel for the progress of tasks (run/watching.py) and the count of bytes that a task has read (log/meter.py). They are
+context variables, so that the functions between the command and the code that uses them need no parameters for them.
+Unlike global variables, they differ between two runs in one process, in different threads or one after the other.
+Python's own threads start without the variables of the code that starts them.
 """
 
 from __future__ import annotations

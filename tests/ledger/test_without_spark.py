@@ -4,6 +4,7 @@ what only a ledger without Spark does.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -165,18 +166,21 @@ def test_each_command_fills_its_columns(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 400)})
     compacted = write_log_dir(tmp_path / "compacted", {"orders-0": random_records(0, 400)})
-    done = keytail("compact", "--log-dirs", compacted, *CONFIG, "--execute", "--ledger", ledger)
+    flags = ("--execute", "--ledger", ledger, "--output", "json-v1")
+    done = keytail("compact", "--log-dirs", compacted, *CONFIG, *flags)
     assert done.returncode == 0, done.stderr
+    ids = [json.loads(done.stdout)["run_id"]]
     done = keytail("downtime", "--ledger", ledger, "--broker", "b1", *TIMES, "--in-sync-at", str(DOWN + 60_000))
     assert done.returncode == 0, done.stderr
     (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()
-    flags = ("--log-dirs", log_dir, "--execute", "--ledger", ledger)
     policy = ("--topics-have-no-overrides", "--topic-config", "retention.ms=1", "--topic-config",
               "orders:cleanup.policy=delete")  # fmt: skip
     for command, more in (("rebuild-index", ()), ("expire", policy)):
-        done = keytail(command, *flags, *more)
+        done = keytail(command, "--log-dirs", log_dir, *flags, *more)
         assert done.returncode == 0, done.stderr
         assert "Spark" not in done.stderr
+        ids.append(json.loads(done.stdout)["run_id"])
+    assert [row["run_id"] for row in history(run, ledger)[1:]] == ids
     assert [(row["command"], row["status"]) for row in history(run, ledger)] == [
         ("downtime", "done"), ("compact", "done"), ("rebuild-index", "done"), ("expire", "done"),
     ]  # fmt: skip

@@ -76,6 +76,16 @@ CASES: dict[str, tuple[Case, ...]] = {
                 COMPACT,
             ),
         ),
+        Case(
+            "an object", "mixed", (
+                f"compact {KNOWN} --output json-v1",
+                f"{COMPACT} --output json-v1 --partitions orders-0,orders-1",
+                f"{COMPACT} --output json-v1 --now 1",
+                f"{COMPACT} --output json-v1 --topic-list nosuch",
+                f"{COMPACT} --output json-v1 --nosuch",
+            ), both=False, columns=NARROW,
+        ),
+        Case("an object without rows", "no partitions", (f"compact {KNOWN} --output json-v1",), both=False),
         Case("lines of JSON", "due", (f"{COMPACT} --partitions orders-0 --log-format json",)),
         Case("only warnings", "due", (f"{COMPACT} --partitions orders-0 --quiet",)),
         Case("with a page", "due", (f"{COMPACT} --report /HOST/run.html",)),

@@ -43,6 +43,7 @@ _VARIES = (
     (re.compile(r'("seconds": )[\d.]+'), r"\1TIME"),
     (re.compile(r'("time": )"[^"]+"'), r'\1"TIME"'),
     (re.compile(rf"\bkeytail {re.escape(__version__)}\b"), "keytail VERSION"),
+    (re.compile(rf'("keytail": )"{re.escape(__version__)}"'), r'\1"VERSION"'),
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),
 )
 _PROGRESS = re.compile(r"(?:^keytail: \[\d+/\d+\] .*\n?)+", re.MULTILINE)

@@ -27,8 +27,9 @@ _TOP = """\
 # Errors by their slug
 
 The slug is the name of an error for programs: it ends the message in brackets, is in `slugs` of JSON rows and of JSON
-lines of `--log-format json`, and never changes. Each message also has the place: file, byte position and offset, as far
-as they are known. "…" in a message stands for a number, a name or another error. `make reference` generates this page.
+lines of `--log-format json`, in `error` of `--output json-v1`, and never changes. Each message also has the place:
+file, byte position and offset, as far as they are known. "…" in a message stands for a number, a name or another error.
+`make reference` generates this page.
 """
 _KINDS = {
     "Refused": (

@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from keytail.cli.command import Command
+from keytail.cli.envelope import Envelope
 from keytail.cli.rows import NOT_IN_JSON
 from keytail.errors import ErrorText
 from keytail.main.main import COMMANDS
@@ -21,12 +22,48 @@ _TOP = """\
 # Rows and exit statuses
 
 This page describes the rows that commands return. With `--output json` standard output is an array of these rows and
-nothing else; tables show a part of the fields. `--rows-file FILE` writes the same array. The reason for a status is in
-`error`; see also [troubleshoot](../guide/troubleshoot.md). `slugs` has the slugs of the errors in `error`: programs
-should use these, since the wording of a message may change, and its slug does not; [ERRORS](../main/ERRORS.md) lists
-them. A number that is unknown or was not counted is `null`. Sizes are in bytes; the size of a log is the size of its
-`.log` files. Times are in ms since 1970. Offsets named `end` are exclusive. `make reference` generates this page from
-the program, and a test compares the two.
+nothing else; tables show a part of the fields. With `--output json-v1` the array is in [an object that also has the
+run's id, exit status and error](#the-object-of---output-json-v1). `--rows-file FILE` always writes the array.
+
+The reason for a status is in `error`; see also [troubleshoot](../guide/troubleshoot.md). `slugs` has the slugs of the
+errors in `error`: programs should use these, since the wording of a message may change, and its slug does not;
+[ERRORS](../main/ERRORS.md) lists them. A number that is unknown or was not counted is `null`. Sizes are in bytes; the
+size of a log is the size of its `.log` files. Times are in ms since 1970. Offsets named `end` are exclusive.
+`make reference` generates this page from the program, and a test compares the two.
+"""
+_ENVELOPE = """\
+## The object of `--output json-v1`
+
+Standard output is one object, even if the command ends before it has rows: after an error, wrong usage or a signal.
+Only an error of the command line's syntax (an unknown flag, a value that is not a number) prints nothing there, as
+with `--output json`; its exit status is 2. `dump`, whose `--output json` is a stream of lines, does not have it.
+"""
+_SCHEMAS = """\
+A program first checks `version`, then `exit_status`. New fields do not change the version. If `error` is null, the
+command has ended by itself: the reason for an exit status other than 0 is in the rows, or on standard error if a file
+of the run, such as its report, could not be written. If standard output cannot be written to its end, the exit status
+of the process can differ ([below](#exit-statuses)), and the object is incomplete. `doctor --warm` has no rows.
+
+## JSON Schemas
+
+The package has JSON Schemas (2020-12) of all this: `keytail/cli/schemas/COMMAND.json` of the array of rows of a
+command, and `keytail/cli/schemas/json-v1.json` of the object, whose `rows` are an array of its `command`. They have
+the types, the statuses and the meaning of each field, and allow no other field: validate with the schemas of the
+installed version, since a later one can have more fields.
+
+<!-- not run: tests/main/test_schemas.py validates the output of each command in this way -->
+```python
+import importlib.resources, json, subprocess
+import jsonschema
+
+def schema(name):
+    return json.loads(importlib.resources.files("keytail.cli").joinpath(f"schemas/{name}.json").read_text())
+
+command = ["keytail", "plan", "--config", "/etc/kafka/server.properties", "--output", "json-v1"]
+result = json.loads(subprocess.run(command, stdout=subprocess.PIPE).stdout)
+jsonschema.validate(result, schema("json-v1"))
+jsonschema.validate(result["rows"], schema(result["command"]))
+```
 """
 _END = """\
 ## Exit statuses
@@ -63,13 +100,57 @@ an empty array if there is no such partition. A path in a log dir is wrong usage
 or a new name: a device, a pipe, a directory, a symbolic link. `--rows-file` and `--report` have the same rule, which is
 checked before the work begins and again before the file gets its name.
 """
-# The meaning of fields that most rows have.
+# The meaning of fields whose declarations have none: of many rows, or obvious.
 _COMMON = {
+    "topic": "name of the topic",
+    "partition": "number of the partition",
+    "log_dir": "path of the log dir",
     "status": "listed below",
     "error": "the reason for the status, or empty",
+    "slugs": "the slugs of the errors in `error`",
     "start_ms": "when the work began",
     "end_ms": "when the work ended",
     "notes": "other findings and actions, a sentence each",
+    "segments": "number of segments",
+    "batches": "number of batches",
+    "records": "number of records",
+    "segments_before": "number of segments before the command",
+    "segments_after": "number of segments after it",
+    "bytes_before": "size of the `.log` files before the command",
+    "bytes_after": "size of the `.log` files after it",
+    "records_before": "number of records before the command",
+    "records_after": "number of records after it",
+    "batches_after": "number of batches after it",
+    "tombstones_removed": "number of tombstones that were removed",
+    "markers_removed": "number of transaction markers that were removed",
+    "log_start_offset": "log start offset",
+    "log_start_after": "log start offset after the command",
+    "log_end_offset": "log end offset",
+    "high_watermark": "high watermark",
+    "cleaner_checkpoint": "the partition's offset in the checkpoint of the log cleaner",
+    "cleaner_checkpoint_before": "that offset in the checkpoint before the command",
+    "cleaner_checkpoint_after": "that offset in the checkpoint after the command",
+    "base_offset": "base offset of the segment",
+    "log_bytes": "size of the segment's `.log` file",
+    "what": "what is wrong",
+    "why": "the reason in words",
+    "remedy": "what to do next",
+    "path": "path of the file",
+    "byte_position": "byte position in the file",
+    "offset": "offset of the record",
+    "timestamp_ms": "timestamp of the record",
+    "leader_epoch": "leader epoch of its batch",
+    "batch_base_offset": "base offset of its batch",
+    "batch_last_offset": "last offset of its batch",
+    "batch_bytes": "size of its batch",
+    "codec": "codec of its batch",
+    "run_id": "id of the run",
+    "command": "command of the run",
+    "host": "host of the run",
+    "broker": "name of the broker",
+    "down_at_ms": "when the stop of the broker began",
+    "reachable_at_ms": "when the broker answered again; `null`: unknown",
+    "in_sync_at_ms": "when all replicas were in sync again; `null`: unknown",
 }
 _TYPES = {str: "string", ErrorText: "string", int: "number", float: "number", bool: "boolean"}
 
@@ -81,7 +162,8 @@ def page() -> str:
         if command.rows:
             of_rows.setdefault(tuple(command.rows.values()), []).append(command)
     sections = [text for commands in of_rows.values() for text in _section(commands)]
-    return "\n".join([_TOP, *sections, _END])
+    of_envelope = "\n".join(["| Field | Type | Meaning |", "|---|---|---|", *_fields(Envelope, ""), ""])
+    return "\n".join([_TOP, *sections, _ENVELOPE, of_envelope, _SCHEMAS, _END])
 
 
 def _section(commands: Sequence[Command]) -> Iterator[str]:
@@ -103,23 +185,28 @@ def _fields(row: type[Any], prefix: str) -> Iterator[str]:
     for field in fields(row):
         if field.name in NOT_IN_JSON:
             continue
-        kind, meaning = _unwrapped(hints[field.name])
-        text = meaning or ("" if prefix else _COMMON.get(field.name, ""))
+        kind, meaning = unwrapped(hints[field.name])
+        text = meaning or meaning_of(field.name)
         yield f"| `{prefix}{field.name}` | {_type_text(kind)} | {cell(text)} |"
-        if field.name == "error" and not prefix:
-            yield "| `slugs` | list | the slugs of the errors in `error` |"
+        if field.name == "error" and not prefix and row is not Envelope:
+            yield f"| `slugs` | list | {meaning_of('slugs')} |"
         if (of_item := _item(kind)) is not None:
             yield from _fields(of_item, f"{prefix}{field.name}[].")
         if (of_object := _object(kind)) is not None:
             yield from _fields(of_object, f"{prefix}{field.name}.")
 
 
-def _unwrapped(hint: Any) -> tuple[Any, str]:
+def unwrapped(hint: Any) -> tuple[Any, str]:
     """Return the type of a field, and the text with which it is annotated."""
     if get_origin(hint) is Annotated:
         kind, *marks = get_args(hint)
         return kind, next((mark for mark in marks if isinstance(mark, str)), "")
     return hint, ""
+
+
+def meaning_of(name: str) -> str:
+    """Return the meaning of a field whose declaration has none."""
+    return _COMMON.get(name, "")
 
 
 def _item(kind: Any) -> type[Any] | None:

@@ -18,7 +18,7 @@ from keytail.cli.rows import NOT_IN_JSON
 from keytail.config.keys import KEYS
 from keytail.main import main
 from keytail.main.main import COMMANDS, app
-from tests.main import reference, reference_errors, reference_rows
+from tests.main import reference, reference_errors, reference_rows, reference_schemas
 
 PAGE = Path(main.__file__).with_name("REFERENCE.md")
 
@@ -32,6 +32,11 @@ def test_the_page_is_generated_from_the_program() -> None:
 
 def test_the_page_of_rows_is_generated_from_the_program() -> None:
     assert ROWS.read_text() == reference_rows.page(), "run `make reference`"
+
+
+def test_the_schemas_are_generated_from_the_program() -> None:
+    found = {path.name: path.read_text() for path in reference_schemas.FOLDER.iterdir()}
+    assert found == reference_schemas.files(), "run `make reference`"
 
 
 def test_words_in_brackets_are_not_lost_from_help_texts() -> None:

@@ -45,13 +45,14 @@ def log_dir(tmp_path: Path) -> Path:
 
 def compact(run: Run, log_dir: Path, *more: str | Path) -> tuple[dict[str, dict[str, Any]], str]:
     """Compact with a backup, and return the rows and the id of the run."""
-    flags: tuple[str, ...] = ("--execute", "--unsafe-clock", "--force", "--map-memory", "1m", "--output", "json")
+    flags: tuple[str, ...] = ("--execute", "--unsafe-clock", "--force", "--map-memory", "1m", "--output", "json-v1")
     flags = (*flags, "--keep-originals")
     if "--now" not in more:
         flags = ("--now", "1750000000000", *flags)
     result = run("compact", "--log-dirs", log_dir, *CONFIG, *flags, log_dir.parent / "kept", *more)
     assert result.exit_code in (0, 1, 3), result.stderr
     found = re.search(r"backup of run (\w+) is", result.stderr)
+    assert found is None or json.loads(result.stdout)["run_id"].endswith(f"-{found[1]}")
     return rows_of(result), found[1] if found else ""
 
 

@@ -12,7 +12,8 @@ from keytail.console import Level, OutputStyle, print_message, set_output_style
 from keytail.errors import UsageProblem
 from keytail.limits import MAX_RECORD_VARIABLE
 
-Format = Literal["table", "json"]
+JSON_V1 = "json-v1"
+Format = Literal["table", "json", "json-v1"]
 LogFormat = Literal["text", "json"]
 
 _message_flag = o.panel("Output on standard error")
@@ -33,7 +34,10 @@ ReportFile = Annotated[str | None, o.run_flag(
     "Requires keytail\\[report].",
 )]
 OutputFlag = Annotated[Format, o.run_flag(
-    "--output", "Format; json: an array of rows on standard output, all other output on standard error.", Format
+    "--output",
+    "Format; json: an array of rows on standard output, all other output on standard error; json-v1: an object with "
+    "these rows, the run's id, exit status and error.",
+    Format,
 )]
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -95,16 +95,20 @@ def print_json(rows: Iterable[Any]) -> None:
     write_json(rows, sys.stdout)
 
 
-def write_json(rows: Iterable[Any], file: TextIO) -> None:
-    """Write a JSON array with the fields (`fields_of`) of each row."""
+def write_json(rows: Iterable[Any], file: TextIO, head: Mapping[str, Any] | None = None) -> None:
+    """Write a JSON array with the fields (`fields_of`) of each row; with `head`, an object of these values and `rows`.
+    """
     rows = list(rows)
     if len(rows) > MAX_DRAWN:  # one row per line takes a tenth of the time, and less memory
         encode = json.JSONEncoder(default=asdict).encode
+        if head is not None:
+            file.write(f'{encode(head)[:-1]}, "rows": ')
         for number, row in enumerate(rows):
             file.write(f"{',' if number else '['}\n{encode(fields_of(row))}")
-        file.write("\n]\n")
+        file.write("\n]\n" if head is None else "\n]}\n")
     else:
-        json.dump(list(map(fields_of, rows)), file, indent=2, default=asdict)
+        found = list(map(fields_of, rows))
+        json.dump(found if head is None else {**head, "rows": found}, file, indent=2, default=asdict)
         file.write("\n")
     file.flush()
 

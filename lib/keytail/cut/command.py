@@ -61,7 +61,7 @@ class Request:
 class GroupOffset:
     """The offset that a group committed for the partition."""
 
-    group: str
+    group: Annotated[str, "name of the group"]
     before: Annotated[int | None, "`null` if there is none"]
     after: Annotated[int | None, "below the cut; `null` if there is none"]
 

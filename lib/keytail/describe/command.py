@@ -59,15 +59,15 @@ class DescribeRow(OfPartition):
     log_end_offset: int
     high_watermark: int | None
     cleaner_checkpoint: int | None
-    clean_shutdown: bool
+    clean_shutdown: Annotated[bool, "whether the last broker stopped cleanly"]
     live: Annotated[bool, "a broker is running, so the numbers may have changed since they were read"]
     eligible: Annotated[bool, "whether `compact` would process it now"]
     blocker: Annotated[str, "the reason why the partition is not eligible"]
     first_dirty_offset: Annotated[int | None, "`null` if it cannot be determined"]
     end_dirty_offset: Annotated[int | None, "end of the dirty offsets, exclusive"]
-    clean_bytes: int | None
-    cleanable_bytes: int | None
-    dirty_ratio: float | None
+    clean_bytes: Annotated[int | None, "size of the segments below the first dirty offset"]
+    cleanable_bytes: Annotated[int | None, "size of the segments from there to the end of the dirty offsets"]
+    dirty_ratio: Annotated[float | None, "`cleanable_bytes`, divided by the sum of both"]
     overrides_known: Annotated[bool, "whether all of the topic's own settings are known"]
     message_format: Annotated[
         MessageFormat,

@@ -43,9 +43,9 @@ class Request:
 class CheckRow:
     """One check."""
 
-    check: str
+    check: Annotated[str, "name of the check"]
     status: str
-    found: str
+    found: Annotated[str, "what was found"]
     remedy: Annotated[str, "what to do about `warn` and `fail`"] = ""
     log_dir: Annotated[str | None, "for a check of a log dir: its path"] = None
     clean_shutdown: Annotated[

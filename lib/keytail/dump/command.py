@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, astuple, dataclass, field, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,7 +11,6 @@ from keytail.cli import options as o
 from keytail.cli.command import Command
 from keytail.cli.flags import FromFlags
 from keytail.cli.options import LONG_MAX, within
-from keytail.cli.output_options import Format
 from keytail.dump.decoder_classes import ClassDecoder, decoder_of_class
 from keytail.errors import UsageProblem
 from keytail.format.decoders import DECODERS, Decoder
@@ -80,6 +79,7 @@ FromPosition = Annotated[int | None, _range_flag(
 ToPosition = Annotated[int | None, _range_flag(
     "--to-position BYTE", "Print only batches that begin before this byte position.", parser=within(0, LONG_MAX)
 )]
+Format = Literal["table", "json"]
 OutputFlag = Annotated[Format, o.flag(
     "--output",
     "Output format. table: the lines of Kafka's tool. json: one object per line, including findings.",

@@ -167,11 +167,11 @@ class ImportRow(RowOfPartition):
     records: int = 0
     source_bytes: Annotated[int | None, "size of keys and values; only in a dry run"] = None
     log_bytes: Annotated[int | None, "size of the new segments, per replica"] = None
-    segments: int | None = None
+    segments: Annotated[int | None, "number of new segments, per replica"] = None
     first_offset: Annotated[int | None, "first offset of the imported records"] = None
     end_offset: Annotated[int | None, "end of the imported offsets, exclusive"] = None
-    replicas: int = 1
-    import_id: str = ""
+    replicas: Annotated[int, "number of replicas that are written"] = 1
+    import_id: Annotated[str, "id of the import, by which a repetition is recognized"] = ""
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None

@@ -74,7 +74,7 @@ class RunRow:
     error: ErrorText
     start_ms: int | None
     end_ms: Annotated[int | None, "`null`: the end was not recorded"]
-    log_dirs: tuple[str, ...] = ()
+    log_dirs: Annotated[tuple[str, ...], "log dirs of the run"] = ()
     partitions: Annotated[int | None, "number of partitions"] = None
     counts: Annotated[Mapping[str, int], "number of partitions by status"] = field(default_factory=dict)
     bytes_before: int | None = None
@@ -82,8 +82,8 @@ class RunRow:
     records_before: int | None = None
     records_after: int | None = None
     repaired_by: Annotated[str | None, "the run that found this run interrupted"] = None
-    arguments: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
+    arguments: Annotated[tuple[str, ...], "the command line, with secrets masked"] = ()
+    versions: Annotated[Mapping[str, str], "versions of keytail, Python and packages"] = field(default_factory=dict)
     config: Annotated[Mapping[str, str], "settings that were given, and `--broker-version`"] = field(
         default_factory=dict
     )
@@ -120,16 +120,16 @@ class PartitionRow(Recorded):
 class MaintainRow:
     """One table of the ledger. The numbers are those of the whole table, except `removed_rows`."""
 
-    table: str
+    table: Annotated[str, "name of the table"]
     status: str
     error: ErrorText = NO_ERROR
     oldest_day: Annotated[str | None, "the first day whose rows are retained; `null`: all rows are retained"] = None
-    rows: int | None = None
+    rows: Annotated[int | None, "number of rows"] = None
     removed_rows: Annotated[int | None, "number of rows of earlier days"] = None
-    files_before: int | None = None
-    files_after: int | None = None
-    bytes_before: int | None = None
-    bytes_after: int | None = None
+    files_before: Annotated[int | None, "number of files before the command"] = None
+    files_after: Annotated[int | None, "number of files after it"] = None
+    bytes_before: Annotated[int | None, "size of the files before the command"] = None
+    bytes_after: Annotated[int | None, "size of the files after it"] = None
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ protocol of such a path are settings of Spark.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import datetime
 import os
 import platform
@@ -125,6 +126,20 @@ def run_id_at(now_ms: int, run_id: str) -> str:
     return f"{at:%Y%m%dT%H%M%SZ}-{run_id}"
 
 
+# A context variable (threads.py): the command line prints it beside the rows.
+_run_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("run_id", default=None)
+
+
+def set_run_id(run_id: str) -> None:
+    """Set the id that `--output json-v1` has for this run."""
+    _run_id.set(run_id)
+
+
+def current_run_id() -> str | None:
+    """Return the id of this run; None if it has none."""
+    return _run_id.get()
+
+
 @dataclass
 class Recording:
     """Records a run in its ledger, if it has one. Set `rows` and `exit_status` before the run ends."""
@@ -186,6 +201,7 @@ def recording(
     opened or written; the run must then not start anything.
     """
     if flags.path is None:
+        set_run_id(run.run_id)
         yield Recording()
         return
     from keytail.ledger.write import Ledger  # noqa: PLC0415 (brings in pyarrow, for runs with a ledger)
@@ -199,6 +215,7 @@ def recording(
         now_ms=run.now_ms,
         config={**given_settings(run.configuration), **run.more},
     )
+    set_run_id(run.run_id)
     show = f"keytail history --ledger {masked(flags.path)} --run {run.run_id}"
     on_note(f"ledger: this is run {run.run_id}; to show it: {show}")
     made = Recording(ledger)

@@ -9,6 +9,7 @@ import pkgutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -17,8 +18,9 @@ from rich.markup import escape
 from keytail import acting_user
 from keytail.cli import rows as show
 from keytail.cli.command import Command
+from keytail.cli.envelope import EnvelopeError, error_of, print_envelope
 from keytail.cli.flags import flags_of, request_of
-from keytail.cli.output_options import MessageFlags, RecordFlags
+from keytail.cli.output_options import JSON_V1, MessageFlags, RecordFlags
 from keytail.cli.quarantine import writing_row_files
 from keytail.cli.stopping import Stopped, stoppable
 from keytail.cli.streams import end_of_output
@@ -27,6 +29,7 @@ from keytail.cli.whole_file import refuse_one_file_for_two
 from keytail.console import print_message
 from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.extras import require
+from keytail.ledger.of_run import current_run_id
 from keytail.report.writing import Page, reporting
 from keytail.run.ended import SparkEnded
 
@@ -59,12 +62,27 @@ def function_of(command: Command) -> Callable[..., None]:
     return function
 
 
+@dataclass
+class _Result:
+    """What `--output json-v1` prints of a run: all rows, or those that the run has reported so far."""
+
+    rows: Sequence[Any] = ()
+    is_printed: bool = False  # the object of --output json-v1, or a part of it, has been printed
+
+
 def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -> int:
     """Run the command and return its exit status; report the error or the signal that ends it.
 
     `given` are values of the request that are not flags.
     """
-    as_json = flags.get("output") == "json"
+    result = _Result()
+
+    def print_result(status: int, rows: Sequence[Any] | None = None, error: EnvelopeError | None = None) -> None:
+        if flags.get("output") == JSON_V1 and not result.is_printed:
+            result.is_printed = True
+            run_id = current_run_id() if _changes_log_dirs(flags) else None
+            print_envelope(command.name, run_id, status, result.rows if rows is None else rows, error)
+
     # A signal may also arrive while an error message is printed: that message, or the message about the signal, is
     # printed completely.
     with stoppable():
@@ -73,27 +91,32 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
                 request_of(MessageFlags, flags).apply()
                 request_of(RecordFlags, flags).apply()
                 refuse_one_file_for_two({flag: flags.get(name) for flag, name in _FILES.items()})
-                _run(command, flags, given)
+                _run(command, flags, given, result)
             except typer.Exit as ended:
+                print_result(ended.exit_code)
                 return ended.exit_code
             except SparkEnded as ended:
-                return _report_stop(ended.what, ended.rows, 1, flags, command)
+                what, then = _report_stop(ended.what, ended.rows, flags, command)
+                print_result(1, ended.rows, EnvelopeError(ended.slug, what, then))
+                return 1
             except (KeytailError, OSError, MemoryError) as problem:
                 show.print_error(in_words(problem))
-                if isinstance(problem, UsageProblem):
-                    return 2
-                if as_json:
+                status = 2 if isinstance(problem, UsageProblem) else 1
+                if status == 1 and flags.get("output") == "json":
                     show.print_json([])
-                return 1
+                print_result(status, error=error_of(problem))
+                return status
         except Stopped as stop:
-            name = signal.Signals(stop.number).name
-            return _report_stop(f"interrupted by {name}", stop.rows, stop.exit_status, flags, command)
+            what = f"interrupted by {signal.Signals(stop.number).name}"
+            what, then = _report_stop(what, stop.rows, flags, command)
+            print_result(stop.exit_status, stop.rows, EnvelopeError(None, what, then))
+            return stop.exit_status
     return 0
 
 
-def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any], result: _Result) -> None:
     """Run the command, print its rows, and raise typer.Exit with its status; the context managers then write the report
-    and the files of rows."""
+    and the files of rows, which can change the status. With --output json-v1, the rows are returned in `result`."""
     if given.get("submitted") and flags.get("master") is not None:
         raise UsageProblem(
             "--master after the job's name has no effect under spark-submit",
@@ -111,12 +134,13 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
         flags.get("quarantine_report"), log_dirs, flags.get("rows_file")
     ) as quarantine_rows:
         run = pkgutil.resolve_name(command.run)
+        result.rows = page.rows
         try:
             rows = run(request, on_row=page.add_row) if command.reports_rows else run(request)
         except (Stopped, SparkEnded) as ended:
             if ended.rows is None and page.rows:
                 ended.rows = list(page.rows)
-            if ended.rows and flags["output"] != "json" and command.show is not None:
+            if ended.rows and flags["output"] == "table" and command.show is not None:
                 command.show(ended.rows, request)
             raise
         if isinstance(rows, int):
@@ -125,12 +149,13 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any]) -
         assert command.exit_status is not None
         quarantine_rows.extend(rows)
         page.done(rows, command.next_step(rows, request))
-        if flags["output"] == "json":
-            show.print_json(rows)
-        else:
+        result.rows = rows
+        if flags["output"] == "table":
             command.show(rows, request)
+        elif flags["output"] == "json":
+            show.print_json(rows)
         below = command.below(rows, request)
-        if flags["output"] != "json":
+        if flags["output"] == "table":
             for line in below.lines:
                 print_line(escape(line))
         elif below.lines:
@@ -149,9 +174,9 @@ def _log_dirs(request: Any) -> Sequence[str]:
 
 
 def _report_stop(
-    why: str, rows: Sequence[Any] | None, status: int, flags: Mapping[str, Any], command: Command
-) -> int:
-    """Report what a run that ended early has done, and how to continue. Returns `status`."""
+    why: str, rows: Sequence[Any] | None, flags: Mapping[str, Any], command: Command
+) -> tuple[str, str]:
+    """Report what a run that ended early has done, and how to continue, and return these two sentences."""
     counts = Counter(row.status for row in rows or ())
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     left = "partitions without a row were not finished, " if rows and command.reports_rows else ""
@@ -162,8 +187,9 @@ def _report_stop(
         then += "start. To continue, run the same command again"
     else:
         then = f"Nothing in a log dir was changed{left and '; '}{left.removesuffix(', ')}. Run the same command again"
+    what = f"{why}{f': {done}' if done else ''}"
     show.print_note("", "error")
-    show.print_error(f"{why}{f': {done}' if done else ''}. {then}")
+    show.print_error(f"{what}. {then}")
     if rows is not None and flags.get("output") == "json":
         show.print_json(rows)
-    return status
+    return what, then

@@ -55,12 +55,12 @@ class Measured:
     tombstones_after: Annotated[int, "tombstones in the cleaned segments after the compaction"]
     prepare_s: Annotated[float, "seconds that `compact --prepare` is expected to take"]
     commit_s: Annotated[float, "seconds that the commit is expected to take"]
-    bytes_after_low: int
-    bytes_after_high: int
-    records_after_low: int
-    records_after_high: int
-    tombstones_after_low: int
-    tombstones_after_high: int
+    bytes_after_low: Annotated[int, "lower bound of `bytes_after`"]
+    bytes_after_high: Annotated[int, "upper bound of `bytes_after`"]
+    records_after_low: Annotated[int, "lower bound of `records_after`"]
+    records_after_high: Annotated[int, "upper bound of `records_after`"]
+    tombstones_after_low: Annotated[int, "lower bound of `tombstones_after`"]
+    tombstones_after_high: Annotated[int, "upper bound of `tombstones_after`"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,11 @@ class Loss:
         "and `head` (according to checkpoints the log had records that are not in the files), `gap` (between two "
         "segments), `repeated` (a batch that is also elsewhere), `zeros` (only zero bytes)",
     ]
-    file: str
-    start_byte: int
-    end_byte: int
-    first_offset: int
-    end_offset: Annotated[int | None, "`null` if unknown"]
+    file: Annotated[str, "name of the file"]
+    start_byte: Annotated[int, "byte position in the file at which it begins"]
+    end_byte: Annotated[int, "byte position at which it ends, exclusive"]
+    first_offset: Annotated[int, "first offset that may be lost"]
+    end_offset: Annotated[int | None, "end of these offsets, exclusive; `null` if unknown"]
     certain: Annotated[bool, "whether it is certain that data is lost"]
     why: str
 
@@ -58,9 +58,9 @@ class Loss:
 class OpenTransaction:
     """A transaction that is open where a loss begins (`at_offset`), or at the end of the log (None)."""
 
-    producer_id: int
-    producer_epoch: int
-    first_offset: int
+    producer_id: Annotated[int, "id of the producer"]
+    producer_epoch: Annotated[int, "epoch of the producer"]
+    first_offset: Annotated[int, "first offset of the transaction"]
     at_offset: Annotated[int | None, "offset of the loss at which it is open; `null` for the end of the log"]
 
 
@@ -72,7 +72,7 @@ class SalvageRow(RowOfPartition):
     segments: int = 0
     segments_kept: Annotated[int, "number of segments in the new directory"] = 0
     bytes: Annotated[int, "size of the `.log` files"] = 0
-    bytes_kept: int = 0
+    bytes_kept: Annotated[int, "size of the `.log` files in the new directory"] = 0
     batches: Annotated[int, "number of batches in the new directory"] = 0
     records: Annotated[int, "number of records in the new directory"] = 0
     log_start_offset: int | None = None
@@ -85,7 +85,7 @@ class SalvageRow(RowOfPartition):
         "number of batches that were not saved although they are or may be readable: their checksum is correct, the "
         "search ended before the end of the file, or the file may not be opened",
     ] = 0
-    losses: tuple[Loss, ...] = ()
+    losses: Annotated[tuple[Loss, ...], "what is not saved"] = ()
     transactions: Annotated[tuple[OpenTransaction, ...], "transactions that are open at a loss or at the log end"] = ()
     notes: tuple[str, ...] = ()
     start_ms: int | None = None

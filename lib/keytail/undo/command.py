@@ -112,7 +112,7 @@ class BackedUpRun:
     run_id: str
     kept_ms: Annotated[int | None, "when the backup was created"]
     state: Annotated[State, "`unfinished`: the backup of one of its partitions is incomplete or cannot be read"]
-    partitions: tuple[str, ...]
+    partitions: Annotated[tuple[str, ...], "names of the partitions"]
     held_bytes: Annotated[int, "space that `--forget` frees"]
 
 

@@ -52,7 +52,7 @@ class VerifyRow:
     bytes: Annotated[int, "size of the `.log` files"] = 0
     batches: int | None = None
     records: int | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: Annotated[tuple[Finding, ...], "everything that is wrong"] = ()
     start_ms: int | None = None
     end_ms: int | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error whose text is in `error`

@@ -28,12 +28,12 @@ class Finding:
     `start_loses`: a broker that starts with this problem loses or hides acknowledged records (VERIFY.md).
     """
 
-    kind: str
-    severity: Severity
+    kind: Annotated[str, "name of the finding, as in ERRORS"]
+    severity: Annotated[Severity, "`warning`: it costs time, but no data"]
     what: str
     path: str
     byte_position: int | None
-    offset: int | None
+    offset: Annotated[int | None, "first offset that is affected"]
     broker: Annotated[str, "how a broker reacts"]
     remedy: str
     start_loses: Annotated[bool, "whether a broker that starts on it loses or hides acknowledged records"] = False

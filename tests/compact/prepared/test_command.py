@@ -80,6 +80,13 @@ def test_plan_and_doctor_report_the_space_used_by_preparations(run: Run, prepare
     assert "prepared compactions of 2 partitions take" in storage
 
 
+def test_the_run_id_of_a_preparation_is_that_of_prepared(run: Run, log_dir: Path) -> None:
+    with without_spark():
+        done = run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--prepare", "--output", "json-v1")
+    listed = run("prepared", "--log-dirs", log_dir, *CONFIG, "--output", "json")
+    assert {row["run_id"] for row in rows_of(listed).values()} == {json.loads(done.stdout)["run_id"]}
+
+
 def append(partition: Path, offset: int, key: bytes = b"key-1") -> None:
     """Append a record to the active segment, as a broker does."""
     log = sorted(partition.glob("*.log"))[-1]

@@ -33,6 +33,7 @@ from keytail.compact.task import CleaningTask
 from keytail.compact.worker import clean_on_worker
 from keytail.errors import ErrorText, KeytailError, in_words
 from keytail.format import names
+from keytail.ledger.of_run import set_run_id
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import refuse_other_run
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -145,6 +146,7 @@ def _prepare(
     tasks = [replace(task, is_preparation=True) for task in cleaning_tasks(due, rules, request.task_settings(), run_id)]
     if not tasks:
         return rows
+    set_run_id(run_id)
     sizes = [(os.path.basename(task.partition_path), sum(item.log_bytes for item in task.segments)) for task in tasks]
     with Reporter("prepare", sizes, READ_IN_A_COMPACTION) as reporter:
         engine = steps.engine = steps.start(reporter, [plan.expected(request.map_memory()) for plan in due])
