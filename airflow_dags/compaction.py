@@ -11,6 +11,7 @@ from airflow.sdk import Param, TriggerRule, chain, task_group
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
+import keytail_assets as assets
 import keytail_brokers as inventory
 import keytail_commands as commands
 import keytail_steps as steps
@@ -72,12 +73,14 @@ def compact_brokers() -> None:
         def gate(name: str, found: dict[str, Any]) -> dict[str, Any]:
             return steps.pass_gate(found, steps.given())
 
-        @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED)
+        @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED, outlets=[assets.LEDGERS])
         def compact(name: str) -> dict[str, Any]:
-            one = inventory.broker(name)
-            words = one.command("compact", *steps.flags(steps.given(), "compact"), "--execute")
+            one, values = inventory.broker(name), steps.given()
+            words = one.command("compact", *steps.flags(values, "compact"), "--execute")
             ended, run_id = steps.run_with_id(words, one.on_host)
-            return {"broker": name, "step": "compact", "run_id": run_id, **commands.outcome(ended)}
+            made = {"broker": name, "step": "compact", "run_id": run_id, **commands.outcome(ended)}
+            assets.add_event(values["ledger"], name, "compact", run_id)
+            return made
 
         @steps.task(map_index_template=NAMED)
         def verify(name: str) -> dict[str, Any]:
@@ -153,8 +156,9 @@ def compact_snapshots() -> None:
 
     planned = plan()
     compact = KeytailSubmitOperator(
-        task_id="compact", command="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24)
-    )
+        task_id="compact", command="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24),
+        outlets=[assets.LEDGERS],
+    )  # fmt: skip
     verify = KeytailSubmitOperator(task_id="verify", command="verify", job="verify.py")
     tasks: list[Any] = [planned, gate(planned), compact, verify, ledger()]
     chain(*tasks)

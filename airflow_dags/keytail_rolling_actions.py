@@ -15,6 +15,7 @@ from typing import Any
 from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+import keytail_assets as assets
 import keytail_brokers as inventory
 import keytail_commands as commands
 import keytail_rolling as rolling
@@ -206,6 +207,7 @@ def compact(one: inventory.Broker) -> dict[str, Any]:
     ended, run_id = steps.run_with_id(words_of(one, values)["compact"], one.on_host, limit_s)
     get_current_context()["ti"].xcom_push(key="run_id", value=run_id)
     made = commands.outcome(ended)
+    assets.add_event(values["ledger"], one.name, "compact", run_id)
     return {**made, "to_verify": rolling.to_verify(ended.rows), "prepared": rolling.prepared(ended.rows)}
 
 
@@ -277,6 +279,7 @@ def downtime(one: inventory.Broker, left: Mapping[str, Any]) -> dict[str, Any]:
     words = [one.keytail, "downtime", "--ledger", values["ledger"], "--broker", one.name,
              *rolling.downtime_flags(found), *(("--run", run_id) if run_id else ()), "--output", "json"]  # fmt: skip
     commands.outcome(commands.run(words, one.on_host, ASK_S))
+    assets.add_event(values["ledger"], one.name, "downtime", run_id)
     return {**found, "recorded": True}
 
 

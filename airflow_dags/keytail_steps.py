@@ -19,8 +19,9 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import Param, TriggerRule, get_current_context
 from airflow.sdk import dag as airflow_dag
 from airflow.sdk import task as airflow_task
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from keytail_assets import LEDGERS
 from keytail_brokers import InventoryError
 from keytail_commands import MAX_ROWS, Ended, in_words, outcome, run, summary
 
@@ -72,10 +73,11 @@ def dag(dag_id: str, declared: Mapping[str, Param], **more: Any) -> Any:
     """Return Airflow's @dag with the settings that all DAGs share.
 
     The environment of the DAG processor may have a cron expression, in KEYTAIL_COMPACT_BROKERS_SCHEDULE or the like,
-    and defaults of Params.
+    or the name of LEDGERS, for a run after each event of a ledger; and defaults of Params.
     """
+    schedule = os.environ.get(f"{dag_id.upper()}_SCHEDULE") or None
     shared = {
-        "schedule": os.environ.get(f"{dag_id.upper()}_SCHEDULE") or None, "catchup": False, "max_active_runs": 1,
+        "schedule": LEDGERS if schedule == LEDGERS.name else schedule, "catchup": False, "max_active_runs": 1,
         "default_args": DEFAULT_ARGS, "params": _params(dag_id, declared),
     }  # fmt: skip
     return airflow_dag(dag_id=dag_id, **(shared | more))
@@ -301,6 +303,27 @@ def run_with_id(
     return run(words, on_host, timeout_s, on_line), found[-1] if found else None
 
 
+def of_each(parts: Mapping[str, Callable[[], Ended]], step: str, kind: str = "broker") -> list[dict[str, Any]]:
+    """Process the parts (of this kind, by name) one after the other, even if one fails; return the outcome of each.
+
+    If any failed, the error of the task names them. The task is retried if a retry may help any of them; in the parts
+    that succeeded, a retry finds nothing to do.
+    """
+    outcomes: list[dict[str, Any]] = []
+    failed: list[tuple[str, AirflowException]] = []
+    for name, do in parts.items():
+        try:
+            outcomes.append({kind: name, "step": step, **outcome(do())})
+        except AirflowException as problem:
+            print(f"{name}: {problem}")
+            failed.append((name, problem))
+    if failed:
+        text = "; ".join(f"{name}: {problem}" for name, problem in failed)
+        is_final = all(isinstance(problem, AirflowFailException) for _, problem in failed)
+        raise (AirflowFailException if is_final else AirflowException)(text)
+    return outcomes
+
+
 def end_with(*steps: Any, partial: Sequence[str]) -> None:
     """Add the last two tasks after `steps`: `report_partial`, for the results of the tasks `partial`, and `done`.
 
@@ -328,7 +351,8 @@ def report_problems(outcomes: Iterable[Any]) -> None:
     for one in chain.from_iterable(one if isinstance(one, list) else [one] for one in outcomes):
         if not one or not one.get("partial"):
             continue
-        where = f"{one['broker']}: " if one.get("broker") else ""
+        part = one.get("broker") or one.get("ledger")
+        where = f"{part}: " if part else ""
         counts = ", ".join(f"{number} {status}" for status, number in one["counts"].items())
         lines.append(f"{where}{one.get('step', 'a step')} was partial ({counts})")
         wrong = [row for row in one["rows"] if row.get("error") or row.get("first_finding")]

@@ -12,6 +12,7 @@ from typing import Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from keytail_assets import add_event
 from keytail_commands import Ended, outcome
 from keytail_steps import RUN_ID, flags
 
@@ -62,9 +63,11 @@ class KeytailSubmitOperator(SparkSubmitOperator):
                 "the job wrote no rows on this host: its driver ran elsewhere (deploy-mode cluster), or jobs/ is of an "
                 "older keytail. Submit in client mode, with the jobs/ of this keytail"
             )
-        return {"step": self.command, "run_id": self.run_ids[-1] if self.run_ids else None} | outcome(
-            Ended(status, rows or [], words)
-        )
+        run_id = self.run_ids[-1] if self.run_ids else None
+        made = {"step": self.command, "run_id": run_id} | outcome(Ended(status, rows or [], words))
+        if self.outlets:
+            add_event(context["params"]["ledger"], None, self.command, run_id)
+        return made
 
     def _get_hook(self) -> Any:
         hook = super()._get_hook()

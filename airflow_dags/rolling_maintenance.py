@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
+import keytail_assets as assets
 import keytail_brokers as inventory
 import keytail_commands as commands
 import keytail_rolling as rolling
@@ -106,7 +107,7 @@ def _group(group: str, name: str) -> Any:
             with _explained():
                 return actions.stopped(inventory.broker(name))
 
-        @task(retries=0)
+        @task(retries=0, outlets=[assets.LEDGERS])
         def compact() -> Any:
             with _explained():
                 return actions.compact(inventory.broker(name))
@@ -130,7 +131,7 @@ def _group(group: str, name: str) -> Any:
                 return actions.wait_until_good(inventory.broker(name), rolling.AFTER, looks=2)
 
         # Runs also for a broker that is down or not in sync, but not if it was not stopped.
-        @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=2)
+        @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=2, outlets=[assets.LEDGERS])
         def downtime() -> Any:
             with _explained():
                 return actions.downtime(inventory.broker(name), _left_of_downtime(group))

@@ -141,10 +141,12 @@ def ask(airflow: Airflow, tmp_path: Path) -> Ask:
 
 @pytest.fixture
 def run_dag(airflow_runs: Airflow, tmp_path: Path) -> Ask:
-    """Return a function that runs a DAG with Params, and with variables as keywords."""
+    """Return a function that runs a DAG with Params, and with variables as keywords; `consumed` is the id of a run
+    whose asset events have started this one.
+    """
 
-    def run(dag_id: str, conf: Mapping[str, Any], **environ: str) -> Any:
-        return airflow_runs.ask("test", dag_id, json.dumps(conf), log=tmp_path / "ask.log", **environ)
+    def run(dag_id: str, conf: Mapping[str, Any], consumed: str = "", **environ: str) -> Any:
+        return airflow_runs.ask("test", dag_id, json.dumps(conf), consumed, log=tmp_path / "ask.log", **environ)
 
     return run
 

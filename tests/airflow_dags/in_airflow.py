@@ -128,6 +128,7 @@ def structure() -> dict[str, Any]:
                         "backoff": bool(task.retry_exponential_backoff),
                         "timeout_s": task.execution_timeout and task.execution_timeout.total_seconds(),
                         "kind": task.task_type,
+                        "outlets": [one.name for one in task.outlets],
                     }
                     for task in dag.tasks
                 },
@@ -142,6 +143,14 @@ def structure() -> dict[str, Any]:
             for dag_id, dag in bag.dags.items()
         },
     }
+
+
+def ledgers(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the ledgers of events by the URIs of their assets."""
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    import keytail_assets
+
+    return keytail_assets.written(events)
 
 
 def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
@@ -160,15 +169,22 @@ def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
     return made
 
 
-def test(dag_id: str, conf: str) -> dict[str, Any]:
-    """Run a DAG once, and return the states and XComs of its tasks."""
+def test(dag_id: str, conf: str, consumed: str = "") -> dict[str, Any]:
+    """Run a DAG once, and return the states, XComs and asset events of its tasks. `consumed` is the id of a run whose
+    asset events have started this one."""
     dag = dag_bag().dags[dag_id]
     for task in dag.tasks:  # the run waits for retries
         task.retry_delay, task.retry_exponential_backoff = datetime.timedelta(0), 0
         task.retries = min(task.retries, 1)
-    run = run_of(dag, json.loads(conf))
+    with consuming(consumed):
+        run = run_of(dag, json.loads(conf))
     return {
         "state": str(run.state),
+        "run_id": run.run_id,
+        "events": [
+            {"task": one.source_task_id, "index": one.source_map_index, "uri": one.uri, "extra": one.extra}
+            for one in events_of(run.run_id)
+        ],
         "tasks": {name_of(one): str(one.state) for one in run.get_task_instances()},
         "tries": {name_of(one): one.try_number for one in run.get_task_instances()},
         "xcoms": [
@@ -260,6 +276,35 @@ def without_delays(dag: Any) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def consuming(run_id: str) -> Iterator[None]:
+    """Make runs that were started by the asset events of another run, which dag.test() cannot do."""
+    from unittest.mock import patch
+
+    from airflow.models import dagrun
+
+    def create(**given: Any) -> Any:
+        made = real_create(**given)
+        made.consumed_asset_events = [given["session"].merge(one) for one in events_of(run_id)]
+        given["session"].commit()
+        return made
+
+    real_create = dagrun.get_or_create_dagrun
+    with patch.object(dagrun, "get_or_create_dagrun", create):
+        yield
+
+
+def events_of(run_id: str) -> list[Any]:
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+    from sqlalchemy.orm import joinedload
+
+    with create_session() as session:
+        query = select(AssetEvent).options(joinedload(AssetEvent.asset)).where(AssetEvent.source_run_id == run_id)
+        return list(session.scalars(query.order_by(AssetEvent.source_task_id, AssetEvent.source_map_index)))
+
+
 def xcoms_of(run: Any) -> list[tuple[Any, Any]]:
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
@@ -288,8 +333,8 @@ def trigger(dag_id: str, run_id: str, conf: str, database: str) -> None:
     trigger_dag(dag_id=dag_id, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id, conf=json.loads(conf))
 
 
-IN_A_FORK = ("structure", "render", "trigger")
-ANSWERS: dict[str, Any] = {one.__name__: one for one in (migrate, structure, render, test, rolls, trigger)}
+IN_A_FORK = ("structure", "ledgers", "render", "trigger")
+ANSWERS: dict[str, Any] = {one.__name__: one for one in (migrate, structure, ledgers, render, test, rolls, trigger)}
 
 
 if __name__ == "__main__":

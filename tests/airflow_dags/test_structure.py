@@ -28,14 +28,16 @@ def test_the_dags_have_the_expected_structure(ask: Ask, tmp_path: Path) -> None:
     have the properties that they share.
     """
     found = ask("structure", KEYTAIL_COMPACT_BROKERS_SCHEDULE="0 3 * * 6", KEYTAIL_BROKERS=str(tmp_path / "none"),
-                KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"ledger": "/l"}')  # fmt: skip
+                KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"ledger": "/l"}',
+                KEYTAIL_LEDGER_MAINTENANCE_SCHEDULE="keytail_ledger")  # fmt: skip
     assert found["errors"] == {}
     assert found["forbidden"] == []
     dags = found["dags"]
     assert dags.keys() >= set(DESCRIBED_HERE)
     for dag_id, dag in dags.items():
         assert (dag["max_active_runs"], dag["catchup"]) == (1, False), dag_id
-        assert dag["schedule"] == ("0 3 * * 6" if dag_id == BROKERS else None)
+        schedules = {BROKERS: "0 3 * * 6", LEDGER: "AssetAlias(name='keytail_ledger', group='asset')"}
+        assert dag["schedule"] == schedules.get(dag_id)
         assert "keytail" in dag["tags"]
         assert dag["description"]
         for task_id in dag["tasks"]:
@@ -63,6 +65,9 @@ def test_the_dags_have_the_expected_structure(ask: Ask, tmp_path: Path) -> None:
     assert dags[LEDGER]["params"]["ledger"]["value"] == "/l"
     assert in_order(dags[LEDGER]["tasks"], "maintain", "report_partial", "done")
     assert dags[SNAPSHOTS]["tasks"]["compact"]["kind"] == "KeytailSubmitOperator"
+    outlets = {f"{dag_id} {task_id}" for dag_id, dag in dags.items() for task_id, task in dag["tasks"].items()
+               if task["outlets"] == ["keytail_ledger"]}  # fmt: skip
+    assert outlets == {f"{SNAPSHOTS} compact", f"{BROKERS} broker.compact", f"{REBUILD} brokers.rebuild"}
 
 
 def in_order(tasks: dict[str, Any], *names: str) -> bool:
@@ -164,3 +169,11 @@ def test_the_environment_has_the_pinned_versions(airflow_bin: Path) -> None:
     assert "pyspark" not in known
     if "pyspark-client" not in known:
         pytest.fail("the Spark provider is not installed")
+
+
+def test_the_asset_of_a_ledger_names_the_host_of_its_directory(ask: Ask) -> None:
+    uris = {("/a b", "b1"): "file://b1/a%20b", ("/l/", None): "file:///l", ("file:///l", "b/1"): "file://b%2F1/l",
+            ("s3a://b/l", "b1"): "s3a://b/l"}  # fmt: skip
+    events = [{"ledger": ledger, "broker": broker} for ledger, broker in uris]
+    found = ask("ledgers", [*events, {}, {"ledger": "s3a://b/l", "broker": "b2"}])
+    assert list(found.items()) == [(uri, list(of)) for of, uri in uris.items()]
