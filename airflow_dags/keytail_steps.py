@@ -291,16 +291,20 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
 
 
 def run_with_id(
-    words: Sequence[str], on_host: Sequence[str] = (), timeout_s: float | None = None
+    words: Sequence[str],
+    on_host: Sequence[str] = (),
+    timeout_s: float | None = None,
+    on_line: Callable[[str], None] = print,
+    parse_rows: bool = True,
 ) -> tuple[Ended, str | None]:
     """Run a command as `run` does; return also the run's id in the ledger, or None."""
     found: list[str] = []
 
-    def on_line(line: str) -> None:
-        print(line)
+    def find(line: str) -> None:
+        on_line(line)
         found.extend(RUN_ID.findall(line))
 
-    return run(words, on_host, timeout_s, on_line), found[-1] if found else None
+    return run(words, on_host, timeout_s, find, parse_rows), found[-1] if found else None
 
 
 def of_each(parts: Mapping[str, Callable[[], Ended]], step: str, kind: str = "broker") -> list[dict[str, Any]]:

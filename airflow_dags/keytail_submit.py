@@ -4,82 +4,120 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk import BaseHook, BaseOperator
+from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
 from keytail_assets import add_event
-from keytail_commands import Ended, outcome
-from keytail_steps import RUN_ID, flags
+from keytail_commands import outcome
+from keytail_steps import flags, run_with_id
+
+_BINARIES = ("spark-submit", "spark2-submit", "spark3-submit")
+# Keys of a Spark Connection that apply only in deploy mode `cluster`.
+_ONLY_IN_A_CLUSTER = ("rest-scheme", "rest-port", "yarn_resourcemanager_webapp_address")
+_SECRET = re.compile("secret|passw|token|access.?key", re.IGNORECASE)
 
 
-class KeytailSubmitOperator(SparkSubmitOperator):
-    """A SparkSubmitOperator for `jobs/*.py`, whose task also succeeds if only a part of the partitions was done.
+class KeytailSubmitOperator(BaseOperator):
+    """Submits one of `jobs/*.py` in client mode. The task also succeeds if only a part of the partitions was done.
 
-    spark-submit writes rows and all other output to one stream, and its hook treats every status but 0 as a failure.
-    Therefore, the job writes its rows to a file on this host, which is the driver's in client mode. These rows and the
-    status decide the result of the task, as for any command (keytail_commands.outcome). Arguments, settings and
-    environment are derived from Params when the task runs; the text of a Param is neither split nor evaluated.
+    spark-submit writes rows and all other output to one stream. Therefore, the job writes its rows to a file on this
+    host, which is the driver's in client mode. These rows and the status decide the result of the task, as for any
+    command (keytail_commands.outcome). Arguments, settings and environment are derived from Params when the task runs;
+    the text of a Param is neither split nor evaluated.
     """
 
-    def __init__(self, *, command: str, job: str, execute_it: bool = False, **kwargs: Any) -> None:
+    template_fields: Sequence[str] = (
+        "application", "application_args", "conf", "env_vars", "properties_file", "submit_name",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, command: str, job: str, execute_it: bool = False, spark_conn_id: str = "spark_default", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
         self.command = command
-        self.job = job
         self.execute_it = execute_it
-        self.run_ids: list[str] = []
-        super().__init__(
-            application="{{ params.keytail_home }}/jobs/" + job,
-            application_args=self._arguments,  # type: ignore[arg-type] (a callable is a template too)
-            conf=_conf,  # type: ignore[arg-type]
-            env_vars=_environment,  # type: ignore[arg-type]
-            properties_file="{{ params.properties_file or '' }}",
-            name="keytail " + command + " {{ dag_run.run_id }}",
-            **kwargs,
-        )
+        self.spark_conn_id = spark_conn_id
+        self.application = "{{ params.keytail_home }}/jobs/" + job
+        self.application_args: Any = self._arguments  # a callable is a template, too
+        self.conf: Any = _conf
+        self.env_vars: Any = _environment
+        self.properties_file = "{{ params.properties_file or '' }}"
+        self.submit_name = "keytail " + command + " {{ dag_run.run_id }}"
 
     def _arguments(self, context: Mapping[str, Any], jinja_env: Any) -> list[str]:
         values = context["params"]
         words = [*place(values), *flags(values, self.command)]
         return [*words, "--execute"] if self.execute_it else words
 
-    def execute(self, context: Any) -> dict[str, Any]:  # type: ignore[override]
+    def execute(self, context: Any) -> dict[str, Any]:
+        try:
+            connection = BaseHook.get_connection(self.spark_conn_id)
+        except AirflowNotFoundException:
+            raise AirflowFailException(
+                f"there is no Connection {self.spark_conn_id}: add one of type spark, whose host is the master"
+            ) from None
+        binary, *on_master = submit_words(self.spark_conn_id, connection)
+        words = ["env", *(f"{name}={value}" for name, value in self.env_vars.items()), binary, *on_master]
+        words += [word for name, value in self.conf.items() for word in ("--conf", f"{name}={value}")]
+        words += ["--properties-file", self.properties_file] if self.properties_file else []
+        words += ["--name", self.submit_name, self.application, *self.application_args]
+        secrets = [value for name, value in self.conf.items() if value and _SECRET.search(name)]
+
+        def log(line: str) -> None:
+            for secret in secrets:
+                line = line.replace(secret, "***")
+            print(line)
+
         with tempfile.TemporaryDirectory(prefix="keytail-") as folder:
-            path = os.path.join(folder, "rows.json")
-            self.application_args = [*(self.application_args or ()), "--rows-file", path]
-            status, words = 0, ""
-            try:
-                super().execute(context)
-            except AirflowException as problem:
-                status, words = _status(self._hook), "\n".join(str(problem).splitlines()[-20:])
-                if not status:
-                    raise
-            rows = json.loads(Path(path).read_text()) if os.path.exists(path) else None
-        if rows is None and status in (0, 3):
+            path = Path(folder, "rows.json")
+            ended, run_id = run_with_id([*words, "--rows-file", str(path)], on_line=log, parse_rows=False)
+            rows = json.loads(path.read_text()) if path.exists() else None
+        if rows is None and ended.exit_status in (0, 3):
             raise AirflowFailException(
                 "the job wrote no rows on this host: its driver ran elsewhere (deploy-mode cluster), or jobs/ is of an "
                 "older keytail. Submit in client mode, with the jobs/ of this keytail"
             )
-        run_id = self.run_ids[-1] if self.run_ids else None
-        made = {"step": self.command, "run_id": run_id} | outcome(Ended(status, rows or [], words))
+        made = {"step": self.command, "run_id": run_id, **outcome(replace(ended, rows=rows or []))}
         if self.outlets:
             add_event(context["params"]["ledger"], None, self.command, run_id)
         return made
 
-    def _get_hook(self) -> Any:
-        hook = super()._get_hook()
-        process_log = hook._process_spark_submit_log
-        hook._process_spark_submit_log = lambda lines: process_log(self._storing_run_ids(lines))
-        return hook
 
-    def _storing_run_ids(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines, and store the run's id in the ledger, which the job prints in its log."""
-        for line in lines:
-            self.run_ids += RUN_ID.findall(line)
-            yield line
+def submit_words(conn_id: str, connection: Any) -> list[str]:
+    """Return the program and the flags of a Connection of type `spark`, whose fields are those of Airflow's Spark
+    provider. Raises AirflowFailException for a field that is not passed on, and without a master.
+    """
+    where = f"the Connection {conn_id}"
+    host, port, extra = connection.host or "", connection.port, connection.extra_dejson
+    if not host:
+        raise AirflowFailException(f"{where} has no host: it must be the master, such as spark://master or local[4]")
+    # A Connection that was given as a URI, such as k8s://host:443, has the scheme of the master as its type.
+    is_whole = connection.conn_type == "spark" and ("://" in host or not port)
+    master = host if is_whole else f"{connection.conn_type}://{host}"
+    given = {name: value for name, value in extra.items() if value and name not in _ONLY_IN_A_CLUSTER}
+    binary, mode = given.pop("spark-binary", _BINARIES[0]), given.pop("deploy-mode", "client")
+    if binary not in _BINARIES:
+        raise AirflowFailException(f"{where}: spark-binary is {binary!r}; it must be one of {', '.join(_BINARIES)}")
+    if mode != "client":
+        raise AirflowFailException(f"{where}: deploy-mode is {mode!r}; it must be client: the driver reads the logs")
+    words = [binary, "--master", f"{master}:{port}" if port else master, "--deploy-mode", "client"]
+    if queue := given.pop("queue", None):
+        words += ["--queue", queue]
+    if namespace := given.pop("namespace", None):
+        words += ["--conf", f"spark.kubernetes.namespace={namespace}"]
+    if given:
+        raise AirflowFailException(
+            f"{where} has {', '.join(sorted(given))} in its extra, which is not passed to spark-submit: remove it, and "
+            "put settings of Spark, such as spark.kerberos.keytab, into the Param conf or the properties file"
+        )
+    return words
 
 
 def place(values: Mapping[str, Any]) -> list[str]:
@@ -99,8 +137,7 @@ def _conf(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
 
 
 def _environment(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
-    """Return the environment variables for spark-submit, as if the environment with keytail were activated. Airflow's
-    own environment also has a Spark, but without keytail and without spark-submit."""
+    """Return the environment variables for spark-submit, as if the environment with keytail were activated."""
     home = context["params"]["keytail_home"]
     made = {
         "PATH": os.pathsep.join([f"{home}/bin", os.environ.get("PATH", os.defpath)]),
@@ -112,9 +149,3 @@ def _environment(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
         (str(found) for found in Path(home).glob("lib/python3*/site-packages/pyspark")), None
     )
     return made if spark is None else {**made, "SPARK_HOME": spark}
-
-
-def _status(hook: Any) -> int:
-    """Return the status of spark-submit, which is the job's in client mode; 0 if spark-submit was not started."""
-    process = getattr(hook, "_submit_sp", None)
-    return 0 if process is None else process.wait()

@@ -153,12 +153,29 @@ def ledgers(events: list[dict[str, Any]]) -> dict[str, Any]:
     return keytail_assets.written(events)
 
 
+def submitted(*connections: dict[str, Any]) -> list[Any]:
+    """Return, for each Connection, the words of spark-submit, or the error."""
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    from airflow.sdk import Connection
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from keytail_submit import submit_words
+
+    made: list[Any] = []
+    for fields in connections:
+        try:
+            made.append(submit_words("s", Connection(conn_id="s", **fields)))
+        except AirflowFailException as problem:
+            made.append(str(problem))
+    return made
+
+
 def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
     """Return the rendered templates of each task, once for each set of Params in `confs`."""
     import types
 
     dag = dag_bag().dags[dag_id]
-    names = ("application", "application_args", "conf", "env_vars", "name", "properties_file")
+    names = ("application", "application_args", "conf", "env_vars", "submit_name", "properties_file")
     made = []
     for task_id, conf in itertools.product(task_ids.split(","), confs):
         task = copy.copy(dag.get_task(task_id))
@@ -333,8 +350,10 @@ def trigger(dag_id: str, run_id: str, conf: str, database: str) -> None:
     trigger_dag(dag_id=dag_id, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id, conf=json.loads(conf))
 
 
-IN_A_FORK = ("structure", "ledgers", "render", "trigger")
-ANSWERS: dict[str, Any] = {one.__name__: one for one in (migrate, structure, ledgers, render, test, rolls, trigger)}
+IN_A_FORK = ("structure", "ledgers", "submitted", "render", "trigger")
+ANSWERS: dict[str, Any] = {
+    one.__name__: one for one in (migrate, structure, ledgers, submitted, render, test, rolls, trigger)
+}
 
 
 if __name__ == "__main__":

@@ -89,6 +89,52 @@ def test_snapshots_are_compacted_on_spark_although_one_is_damaged(run_dag: Ask, 
     assert 0 < planned["dirty_ratio"] <= 1
 
 
+FAKE_SUBMIT = """
+import json, os, sys
+*words, rows_file, path = sys.argv[1:]
+command = words[words.index("--name") + 1].split()[1]
+with open(os.environ["SPARK_HOME"] + "/" + command, "w") as file:
+    json.dump([words, rows_file, os.environ["SPARK_CONF_DIR"]], file)
+print("keytail: ledger: this is run 20260101-s; to show it: keytail history", *words)
+row = {"topic": "orders", "log_dir": "/d", "error": ""}
+done = "compacted" if command == "compact" else "sound"
+with open(path, "w") as file:
+    json.dump([{**row, "partition": 0, "status": done}, {**row, "partition": 1, "status": "refused"}], file)
+sys.exit(3)
+"""
+
+
+@pytest.mark.long
+def test_a_job_is_submitted_with_its_status_rows_and_run_id(run_dag: Ask, tmp_path: Path) -> None:
+    """spark-submit is a fake. A secret in `conf` is passed to it, and is not in the log."""
+    (tmp_path / "bin").mkdir()
+    for name, source, words in (("keytail", FAKE_KEYTAIL, f"{tmp_path} k"), ("spark-submit", FAKE_SUBMIT, "")):
+        (tmp_path / f"{name}.py").write_text(source)
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {tmp_path}/{name}.py {words} "$@"\n')
+        program.chmod(0o755)
+    conf = {"log_dirs": ["/d"], "least_bytes": 1, "ledger": "/l", "conf": {"spark.a.secret": "hidden", "spark.b": "1"},
+            "keytail_home": str(tmp_path), "spark_home": str(tmp_path)}  # fmt: skip
+    found = run_dag(SNAPSHOTS, conf)
+    assert found["tasks"]["compact"] == found["tasks"]["verify"] == found["tasks"]["ledger"] == "success"
+    compacted = left(found, "compact")
+    assert (compacted["exit_status"], compacted["partial"], compacted["run_id"]) == (3, True, "20260101-s")
+    assert compacted["counts"] == {"compacted": 1, "refused": 1}
+    assert left(found, "ledger")["run"]["run_id"] == "20260101-s"
+    assert [(one["task"], one["uri"], one["extra"]["broker"]) for one in found["events"]] == [
+        ("compact", "file:///l", None)
+    ]
+    words, rows_file, conf_dir = json.loads((tmp_path / "compact").read_text())
+    assert words[:8] == ["--master", "local[2]", "--deploy-mode", "client",
+                         "--conf", "spark.a.secret=hidden", "--conf", "spark.b=1"]  # fmt: skip
+    assert words[8:10] == ["--name", f"keytail compact {found['run_id']}"]
+    assert words[10:] == [f"{tmp_path}/jobs/compact.py", "--log-dirs", "/d", "--ledger", "/l", "--execute"]
+    assert (rows_file, conf_dir) == ("--rows-file", f"{tmp_path}/conf")
+    logged = (tmp_path / "ask.log").read_text()
+    assert "spark.a.secret=***" in logged
+    assert "hidden" not in logged
+
+
 @pytest.mark.spark
 @pytest.mark.soak("test_each_broker_reads_its_own_run_of_the_ledger; ledger/test_tables.py: maintenance")
 def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
