@@ -12,11 +12,10 @@ from airflow.sdk import Param, chain, task_group
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
-import keytail_assets as assets
-import keytail_brokers as inventory
-import keytail_commands as commands
-import keytail_steps as steps
+from keytail_provider import assets, commands, steps
+from keytail_provider.hooks.keytail import KeytailHook
 
+inventory = KeytailHook()
 _DAG = "keytail_index_rebuild"
 NAMED = "{{ ', '.join(task.op_kwargs['names']) }}"
 

@@ -6,6 +6,7 @@ Without that environment the tests are skipped with the reason, or fail if KEYTA
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sqlite3
@@ -153,7 +154,7 @@ def run_dag(airflow_runs: Airflow, tmp_path: Path) -> Ask:
 
 @pytest.fixture(scope="session")
 def commands() -> Any:
-    """Import the module keytail_commands in this process, without Airflow, whose exceptions are replaced by others.
+    """Import the module commands in this process, without Airflow, whose exceptions are replaced by others.
 
     test_structure.py checks in Airflow's own environment that the exceptions have these names.
     """
@@ -165,7 +166,7 @@ def commands() -> Any:
     stand_in.AirflowException = type("AirflowException", (Exception,), {})
     stand_in.AirflowFailException = type("AirflowFailException", (stand_in.AirflowException,), {})
     try:
-        return imported("keytail_commands")
+        return imported("keytail_provider.commands")
     finally:
         for name, module in before.items():
             if module is None:
@@ -176,23 +177,21 @@ def commands() -> Any:
 
 @pytest.fixture(scope="session")
 def inventory() -> Any:
-    """Import the module keytail_brokers, which requires only Python's standard library."""
-    return imported("keytail_brokers")
+    """Import the module brokers, which requires only Python's standard library."""
+    return imported("keytail_provider.brokers")
 
 
 def imported(name: str) -> Any:
-    """Import a module of the folder of the DAGs, which is on Airflow's path but not on the path of this process."""
+    """Import a module of the provider, which is on Airflow's path but not on the path of this process."""
     sys.path.insert(0, str(DAGS))
     try:
-        return __import__(name)
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(DAGS))
 
 
 @pytest.fixture(scope="session")
 def rolls_of(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the DAG of the rolling run as built from inventories with `three` brokers and with `none`."""
-    folder = tmp_path_factory.mktemp("structure")
-    three = write_inventory(folder, {"a": {}, "b": {}, "c": {}})
-    asked = [{"env": {"KEYTAIL_BROKERS": str(path)}} for path in (three, folder / "none.toml")]
-    return dict(zip(("three", "none"), airflow.rolls(asked), strict=True))
+    """Return the DAG of the rolling run as built from an inventory with three brokers."""
+    [made] = airflow.rolls([{"env": write_inventory(tmp_path_factory.mktemp("rolls"), {"a": {}, "b": {}, "c": {}})}])
+    return made

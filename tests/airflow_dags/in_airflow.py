@@ -148,9 +148,9 @@ def structure() -> dict[str, Any]:
 def ledgers(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the ledgers of events by the URIs of their assets."""
     sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
-    import keytail_assets
+    from keytail_provider import assets
 
-    return keytail_assets.written(events)
+    return assets.written(events)
 
 
 def submitted(*connections: dict[str, Any]) -> list[Any]:
@@ -159,7 +159,7 @@ def submitted(*connections: dict[str, Any]) -> list[Any]:
     from airflow.sdk import Connection
     from airflow.sdk.exceptions import AirflowFailException
 
-    from keytail_submit import submit_words
+    from keytail_provider.operators.keytail_submit import submit_words
 
     made: list[Any] = []
     for fields in connections:

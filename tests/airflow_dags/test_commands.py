@@ -123,9 +123,9 @@ def test_the_command_of_a_task_that_is_ended_is_stopped(tmp_path: Path, number: 
             sys.modules[name] = types.ModuleType(name)
         sys.modules[name].AirflowException = sys.modules[name].AirflowFailException = Exception
         sys.path.insert(0, {str(DAGS)!r})
-        import keytail_commands
+        from keytail_provider import commands
         signal.signal(signal.SIGTERM, lambda *_: print("Airflow's", flush=True))
-        ended = keytail_commands.run(["sh", "-c", {LOOP!r}, {str(tmp_path / "told")!r}], {on_host!r}, 20,
+        ended = commands.run(["sh", "-c", {LOOP!r}, {str(tmp_path / "told")!r}], {on_host!r}, 20,
                                      on_line=lambda line: print(line, flush=True))
         print(ended.exit_status, flush=True)
     """)

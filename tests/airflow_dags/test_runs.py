@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.airflow_dags.conftest import Ask
+from tests.airflow_dags.rolls import connection
 from tests.airflow_dags.test_structure import BROKERS, LEDGER, REBUILD, SNAPSHOTS
 from tests.golden import unpack
 from tests.log_dirs import random_records, write_log_dir
@@ -22,14 +23,10 @@ ROOT = Path(__file__).parents[2]
 ORDERS = ["orders:cleanup.policy=compact"]
 
 
-def inventory(path: Path, keytail_home: Path, **brokers: dict[str, Any]) -> str:
-    """Write a TOML file with these brokers; JSON's strings and lists are valid TOML."""
-    lines = []
-    for name, keys in brokers.items():
-        lines += ["[[broker]]", f'name = "{name}"', f"keytail = {json.dumps(str(keytail_home / 'bin' / 'keytail'))}"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
+def inventory(keytail_home: Path, **brokers: dict[str, Any]) -> dict[str, str]:
+    """Return the variable of the Connection with these brokers."""
+    keytail = str(keytail_home / "bin" / "keytail")
+    return connection(*({"name": name, "keytail": keytail, **keys} for name, keys in brokers.items()))
 
 
 def small(path: Path, *numbers: int) -> Path:
@@ -141,8 +138,8 @@ def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path
     log_dir, ledger = small(tmp_path / "logs", 0), str(tmp_path / "ledger")
     flags = ["--log-dirs", str(log_dir), "--execute", "--ledger", ledger]
     subprocess.run([keytail_home / "bin" / "keytail", "rebuild-index", *flags], check=True)
-    path = inventory(tmp_path / "b.toml", keytail_home, b1={"log_dirs": [str(log_dir)], "on_host": ["sh", "-c"]})
-    found = run_dag(LEDGER, {"ledger": ledger, "broker": "b1"}, KEYTAIL_BROKERS=path)
+    env = inventory(keytail_home, b1={"log_dirs": [str(log_dir)], "on_host": ["sh", "-c"]})
+    found = run_dag(LEDGER, {"ledger": ledger, "broker": "b1"}, **env)
     assert found["state"] == "success"
     assert [one["counts"] for one in left(found, "maintain")] == [{"maintained": 3}]
 
@@ -180,14 +177,14 @@ def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Pat
     both ledgers.
     """
     (tmp_path / "stand_in.py").write_text(FAKE_KEYTAIL)
-    lines = []
+    brokers = []
     for name in ("b1", "b2"):
         keytail = tmp_path / f"keytail-{name}"
         keytail.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {tmp_path}/stand_in.py {tmp_path} {name} "$@"\n')
         keytail.chmod(0o755)
-        lines += [f'[[broker]]\nname = "{name}"\nkeytail = "{keytail}"\nlog_dirs = ["/d"]\non_host = ["sh", "-c"]']
-    (tmp_path / "b.toml").write_text("\n".join(lines))
-    found = run_dag(BROKERS, {"ledger": "/the ledger", "least_bytes": 1}, KEYTAIL_BROKERS=str(tmp_path / "b.toml"))
+        brokers.append({"name": name, "keytail": str(keytail), "log_dirs": ["/d"], "on_host": ["sh", "-c"]})
+    env = connection(*brokers)
+    found = run_dag(BROKERS, {"ledger": "/the ledger", "least_bytes": 1}, **env)
     steps = [f"broker.{step}[{n}]" for step in ("plan", "gate", "compact", "verify", "ledger") for n in range(2)]
     wanted = {"choose": "success", **dict.fromkeys(steps, "success"), "report_partial": "skipped", "done": "success"}
     assert (found["state"], found["tasks"]) == ("success", wanted)
@@ -210,7 +207,7 @@ def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Pat
             "ledger": "/the ledger", "broker": name, "command": "compact", "run_id": f"20260101-{name}"}}
         for number, (name, uri) in enumerate(zip(("b1", "b2"), uris, strict=True))
     ]  # fmt: skip
-    found = run_dag(LEDGER, {}, found["run_id"], KEYTAIL_BROKERS=str(tmp_path / "b.toml"))
+    found = run_dag(LEDGER, {}, found["run_id"], **env)
     assert (found["state"], found["events"]) == ("success", [])
     assert [(one["ledger"], one["counts"]) for one in left(found, "maintain")] == [
         (uri, {"maintained": 1}) for uri in uris
@@ -230,13 +227,13 @@ def test_indexes_are_rebuilt_except_those_of_a_running_broker(run_dag: Ask, tmp_
     for log_dir in (running, stopped, damaged):
         next(log_dir.glob("orders-*/00000000000000000000.index")).unlink()
     damage(damaged, "orders-3")
-    path = inventory(
-        tmp_path / "b.toml", keytail_home, a={"log_dirs": [str(running)], "group": "r"},
+    env = inventory(
+        keytail_home, a={"log_dirs": [str(running)], "group": "r"},
         c={"log_dirs": [str(damaged)]}, b={"log_dirs": [str(stopped)], "group": "r"},
     )  # fmt: skip
     with open(running / ".lock", "w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        found = run_dag(REBUILD, {"by": "group"}, KEYTAIL_BROKERS=path)
+        found = run_dag(REBUILD, {"by": "group"}, **env)
     assert found["tasks"] == {
         "choose": "success", "brokers.rebuild[0]": "failed", "brokers.verify[0]": "upstream_failed",
         "brokers.rebuild[1]": "success", "brokers.verify[1]": "success",
@@ -264,18 +261,16 @@ def test_missing_requirements_are_reported(run_dag: Ask, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mistake", ["no such file", "not TOML", "an unknown broker"])
+@pytest.mark.parametrize("mistake", ["no Connection", "not JSON", "an unknown broker"])
 def test_a_mistake_in_the_inventory_is_not_retried(mistake: str, run_dag: Ask, tmp_path: Path) -> None:
-    path, logged = tmp_path / "brokers.toml", {
-        "no such file": "there is no inventory of brokers at",
-        "not TOML": "cannot be read as TOML",
-        "an unknown broker": "the inventory has no broker 'b2'; it has b1",
+    env, logged = {
+        "no Connection": ({}, "there is no Connection keytail_default: add one of type keytail"),
+        "not JSON": ({"AIRFLOW_CONN_KEYTAIL_DEFAULT": '{"conn_type": "keytail", "extra": "{"}'}, "is not valid JSON"),
+        "an unknown broker": (connection({"name": "b1", "log_dirs": ["/x"]}), "has no broker 'b2'; it has b1"),
     }[mistake]
-    if mistake != "no such file":
-        path.write_text("[[broker" if mistake == "not TOML" else "[[broker]]\nname = 'b1'\nlog_dirs = ['/x']\n")
     first = {BROKERS: "choose", REBUILD: "choose", LEDGER: "maintain"}
     conf = {BROKERS: {"brokers": ["b2"]}, REBUILD: {"brokers": ["b2"]}, LEDGER: {"broker": "b2", "ledger": "/x"}}
     for dag_id, task in first.items():
-        found = run_dag(dag_id, conf[dag_id], KEYTAIL_BROKERS=str(path))
+        found = run_dag(dag_id, conf[dag_id], **env)
         assert (found["state"], found["tasks"][task], found["tries"][task]) == ("failed", "failed", 1), dag_id
         assert logged in (tmp_path / "ask.log").read_text(), dag_id

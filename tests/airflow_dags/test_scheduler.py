@@ -77,12 +77,11 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     database = home / "airflow.db"
     dags = home / "dags"
     dags.mkdir(parents=True)
-    for file in ("compaction.py", *(path.name for path in DAGS.glob("keytail_*.py"))):
+    for file in (".airflowignore", "compaction.py", "keytail_provider"):
         (dags / file).symlink_to(DAGS / file)
     shutil.copy(empty_database, database)
-    path = inventory(
-        tmp_path / "b.toml", keytail_home,
-        b1={"log_dirs": [str(worth)], "on_host": ["sh", "-c"]}, b2={"log_dirs": [str(little)]},
+    connection = inventory(
+        keytail_home, b1={"log_dirs": [str(worth)], "on_host": ["sh", "-c"]}, b2={"log_dirs": [str(little)]},
     )  # fmt: skip
     env = environment | {
         "AIRFLOW_HOME": str(home),
@@ -93,8 +92,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(48),
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-        "KEYTAIL_BROKERS": path,
-    }
+    } | connection
     program = str(airflow_bin / "airflow")
     programs = {
         "api-server": [program, "api-server", "--apps", "execution", "-w", "1", "-H", "127.0.0.1", "-p", str(port)],

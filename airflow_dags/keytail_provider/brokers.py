@@ -1,25 +1,19 @@
-"""Reads the inventory of brokers: how to run commands on their hosts, and keytail's flags for each.
+"""Checks the inventory, the brokers of a Connection: how to run commands on their hosts, and keytail's flags for each.
 
-The inventory is a TOML file, named by the environment variable KEYTAIL_BROKERS, otherwise keytail_brokers.toml beside
-the DAGs; keytail_brokers.sample.toml explains each key. It is read by tasks, never while the DAGs are parsed, so a
-mistake in it fails the task that needs it, without retries, with the error in that task's log.
+It is read by tasks, and while the DAG of the rolling run is parsed. A mistake in it fails the task that needs it,
+without retries, with the error in that task's log.
 """
 
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-VARIABLE = "KEYTAIL_BROKERS"
-BESIDE = Path(__file__).with_name("keytail_brokers.toml")
 
 
 class InventoryError(ValueError):
-    """A mistake in the inventory; the text names the file and what to write."""
+    """A mistake in the inventory; the text names the Connection and what to write."""
 
 
 @dataclass(frozen=True)
@@ -51,43 +45,21 @@ class Broker:
         return (*words, *self.flags, *more, "--output", "json")
 
 
-def brokers(path: str | None = None) -> list[Broker]:
-    """Return all brokers, in the order of the file. Raises InventoryError if the file is missing or has an error."""
-    where = path or os.environ.get(VARIABLE) or str(BESIDE)
-    try:
-        with open(where, "rb") as file:
-            found = tomllib.load(file)
-    except FileNotFoundError:
-        raise InventoryError(
-            f"there is no inventory of brokers at {where}. Set {VARIABLE} to its path; for an example see "
-            "keytail_brokers.sample.toml"
-        ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise InventoryError(f"{where} cannot be read as TOML: {problem}") from problem
-    if unknown := sorted(found.keys() - {"broker"}):
-        raise InventoryError(f"{where}: unknown key {unknown[0]!r}; only [[broker]] tables are allowed")
-    tables = found.get("broker", [])
+def brokers_of(extra: Any, where: str) -> list[Broker]:
+    """Return all brokers of a Connection's extra, in its order. Raises InventoryError for a mistake; its text begins
+    with `where`."""
+    if not isinstance(extra, dict):
+        raise InventoryError(f'{where}: its extra must be an object, such as {{"brokers": [...]}}')
+    if unknown := sorted(extra.keys() - {"brokers"}):
+        raise InventoryError(f"{where}: unknown key {unknown[0]!r} in its extra; only brokers is allowed")
+    tables = extra.get("brokers", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise InventoryError(f"{where} has no broker; add a [[broker]] table for each")
+        raise InventoryError(f"{where} has no broker; add an object for each to the list brokers of its extra")
     made = [_broker(table, f"{where}: broker {number}") for number, table in enumerate(tables, 1)]
     for number, one in enumerate(made):
         if any(one.name == other.name for other in made[:number]):
             raise InventoryError(f"{where}: two brokers are named {one.name!r}; give each a different name")
     return made
-
-
-def broker(name: str, path: str | None = None) -> Broker:
-    """Return the broker with this name. Raises InventoryError if there is none."""
-    known = brokers(path)
-    for one in known:
-        if one.name == name:
-            return one
-    raise InventoryError(f"the inventory has no broker {name!r}; it has {', '.join(one.name for one in known)}")
-
-
-def chosen(names: Sequence[str]) -> list[Broker]:
-    """Return the brokers with these names, or all brokers if no names are given."""
-    return [broker(name) for name in names] or brokers()
 
 
 _TEXTS = ("name", "keytail", "config", "group")
@@ -97,7 +69,7 @@ _LISTS = ("on_host", "log_dirs", "flags")
 def _broker(table: Mapping[str, Any], where: str) -> Broker:
     name = table.get("name")
     if not isinstance(name, str) or not name.strip():
-        raise InventoryError(f"{where} has no name; add one, such as name = \"b1\"")
+        raise InventoryError(f"{where} has no name; add one, such as \"name\": \"b1\"")
     where = f"{where} ({name})"
     if unknown := sorted(table.keys() - {*_TEXTS, *_LISTS, "commands"}):
         known = ", ".join((*_TEXTS, *_LISTS, "commands"))
@@ -108,7 +80,7 @@ def _broker(table: Mapping[str, Any], where: str) -> Broker:
     lists = {key: _words(table[key], f"{where}: {key}") for key in _LISTS if key in table}
     commands = table.get("commands", {})
     if not isinstance(commands, dict):
-        raise InventoryError(f"{where}: commands must be a table of lists of words, not {commands!r}")
+        raise InventoryError(f"{where}: commands must be an object with lists of words, not {commands!r}")
     for log_dir in lists.get("log_dirs", ()):
         if "," in log_dir or not os.path.isabs(log_dir):
             raise InventoryError(f"{where}: log_dirs has {log_dir!r}; each must be an absolute path without a comma")
@@ -123,5 +95,5 @@ def _broker(table: Mapping[str, Any], where: str) -> Broker:
 
 def _words(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
-        raise InventoryError(f"{where} must be a list of words, such as [\"ssh\", \"b1\"], not {value!r}")
+        raise InventoryError(f"{where} must be a list of words, such as [\"sh\", \"-c\"], not {value!r}")
     return tuple(value)

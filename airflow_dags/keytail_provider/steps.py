@@ -21,9 +21,9 @@ from airflow.sdk import dag as airflow_dag
 from airflow.sdk import task as airflow_task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from keytail_assets import LEDGERS
-from keytail_brokers import InventoryError
-from keytail_commands import MAX_ROWS, Ended, in_words, outcome, run, summary
+from keytail_provider.assets import LEDGERS
+from keytail_provider.brokers import InventoryError
+from keytail_provider.commands import MAX_ROWS, Ended, in_words, outcome, run, summary
 
 HOME = os.environ.get("KEYTAIL_HOME", "/opt/keytail")
 

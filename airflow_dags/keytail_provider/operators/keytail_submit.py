@@ -14,9 +14,9 @@ from typing import Any
 from airflow.sdk import BaseHook, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
-from keytail_assets import add_event
-from keytail_commands import outcome
-from keytail_steps import flags, run_with_id
+from keytail_provider.assets import add_event
+from keytail_provider.commands import outcome
+from keytail_provider.steps import flags, run_with_id
 
 _BINARIES = ("spark-submit", "spark2-submit", "spark3-submit")
 # Keys of a Spark Connection that apply only in deploy mode `cluster`.
@@ -29,7 +29,7 @@ class KeytailSubmitOperator(BaseOperator):
 
     spark-submit writes rows and all other output to one stream. Therefore, the job writes its rows to a file on this
     host, which is the driver's in client mode. These rows and the status decide the result of the task, as for any
-    command (keytail_commands.outcome). Arguments, settings and environment are derived from Params when the task runs;
+    command (commands.outcome). Arguments, settings and environment are derived from Params when the task runs;
     the text of a Param is neither split nor evaluated.
     """
 
