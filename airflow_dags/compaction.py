@@ -76,7 +76,7 @@ def compact_brokers() -> None:
         @steps.task(execution_timeout=steps.SHORT, map_index_template=NAMED)
         def plan(name: str) -> dict[str, Any]:
             one = inventory.broker(name)
-            return {"broker": name, "step": "plan", **steps.figures(one.command, steps.given(), one.on_host)}
+            return {"broker": name, "step": "plan", **steps.figures(one.command, steps.given(), one.host)}
 
         @steps.task(execution_timeout=steps.SHORT, map_index_template=NAMED)
         def gate(name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def compact_brokers() -> None:
         def ledger(name: str) -> dict[str, Any]:
             one = inventory.broker(name)
             run_id = steps.left_by("broker.compact").get("run_id")
-            made = steps.read_back(one.keytail, steps.given(), run_id, one.on_host)
+            made = steps.read_back(one.keytail, steps.given(), run_id, one.host)
             return {"broker": name, "step": "ledger", **made}
 
         planned = plan(name=name)

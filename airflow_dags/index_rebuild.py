@@ -22,7 +22,7 @@ NAMED = "{{ ', '.join(task.op_kwargs['names']) }}"
 
 def run_on(name: str, command: str, *words: str) -> commands.Ended:
     one = inventory.broker(name)
-    return commands.run(one.command(command, *words), one.on_host)
+    return commands.run(one.command(command, *words), one.host)
 
 
 @steps.dag(

@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
 from keytail_provider import assets, commands, steps
+from keytail_provider.brokers import HERE
 from keytail_provider.hooks.keytail import KeytailHook
 
 inventory = KeytailHook()
@@ -27,7 +28,7 @@ def maintain_one(values: Mapping[str, Any], ledger: str, name: str | None) -> co
     words = [keytail, "history", *steps.flags({**values, "ledger": ledger}, "history"), "--maintain", "--execute"]
     if values["retain_days"] is not None:
         words += ["--retain-days", str(values["retain_days"])]
-    return commands.run([*words, "--output", "json"], broker.on_host if broker else ())
+    return commands.run([*words, "--output", "json"], broker.host if broker else HERE)
 
 
 @steps.dag(

@@ -214,7 +214,7 @@ def _ending(groups: Mapping[str, str]) -> rolling.Ending:
     with contextlib.suppress(Exception):  # the report is also useful without the commands
         known = {one.name: one for one in inventory.get_conn()}
     starts = {
-        group: shlex.join([*known[name].on_host, shlex.join(known[name].commands["start"])])
+        group: known[name].host.shown(known[name].commands["start"])
         for group, name in groups.items() if name in known
     }  # fmt: skip
     return rolling.ending(groups, states, whys, starts)

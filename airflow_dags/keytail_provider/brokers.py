@@ -7,7 +7,8 @@ without retries, with the error in that task's log.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +18,33 @@ class InventoryError(ValueError):
 
 
 @dataclass(frozen=True)
-class Broker:
-    """One broker.
+class Host:
+    """Where commands run: this host, or that of the Connection `ssh_conn_id`, of type `ssh`.
 
-    `on_host` is the prefix of a command that runs on the broker's host, such as ("ssh", "kafka@b1") or ("docker",
-    "exec", "-i", "b1", "sh", "-c"); empty means this host. The command is appended as one word, a line for a shell, and
-    gets standard input. `flags` are given to every keytail command on the broker's log dirs. `commands` are other
-    commands by purpose, for DAGs that stop and start brokers.
+    `prefix` is the start of a command there, such as ("sudo", "-n", "-u", "kafka", "sh", "-c") or ("docker", "exec",
+    "-i", "b1", "sh", "-c"). The command is appended as one word, a line for a shell, and gets standard input.
+    """
+
+    prefix: tuple[str, ...] = ()
+    ssh_conn_id: str | None = None
+
+    def shown(self, words: Sequence[str]) -> str:
+        """Return a command on this host, for logs and alerts."""
+        line = shlex.join([*self.prefix, shlex.join(words)] if self.prefix else words)
+        return f"[{self.ssh_conn_id}] {line}" if self.ssh_conn_id else line
+
+
+HERE = Host()
+
+
+@dataclass(frozen=True)
+class Broker:
+    """One broker. `flags` are given to every keytail command on the broker's log dirs. `commands` are other commands by
+    purpose, for DAGs that stop and start brokers.
     """
 
     name: str
-    on_host: tuple[str, ...] = ()
+    host: Host = HERE
     keytail: str = "keytail"
     config: str | None = None
     log_dirs: tuple[str, ...] = ()
@@ -62,7 +79,7 @@ def brokers_of(extra: Any, where: str) -> list[Broker]:
     return made
 
 
-_TEXTS = ("name", "keytail", "config", "group")
+_TEXTS = ("name", "ssh_conn_id", "keytail", "config", "group")
 _LISTS = ("on_host", "log_dirs", "flags")
 
 
@@ -86,8 +103,10 @@ def _broker(table: Mapping[str, Any], where: str) -> Broker:
             raise InventoryError(f"{where}: log_dirs has {log_dir!r}; each must be an absolute path without a comma")
     if not table.get("config") and not lists.get("log_dirs"):
         raise InventoryError(f"{where} has neither config (its server.properties) nor log_dirs; give at least one")
+    host = Host(lists.pop("on_host", ()), table.get("ssh_conn_id"))
     return Broker(
-        **{key: table[key] for key in _TEXTS if key in table},
+        host=host,
+        **{key: table[key] for key in _TEXTS if key in table and key != "ssh_conn_id"},
         **lists,
         commands={key: _words(words, f"{where}: commands.{key}") for key, words in commands.items()},
     )

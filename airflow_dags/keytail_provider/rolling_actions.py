@@ -6,7 +6,6 @@ Decisions on the output of commands are in rolling.py.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -58,7 +57,7 @@ def _doctor_words(one: Broker) -> tuple[str, ...]:
 
 def _doctor(one: Broker) -> commands.Ended:
     try:
-        return commands.run(_doctor_words(one), one.on_host, ASK_S)
+        return commands.run(_doctor_words(one), one.host, ASK_S)
     except AirflowException as problem:  # the command printed no rows, although its status is 0
         return commands.Ended(1, last_lines=str(problem))
 
@@ -69,7 +68,7 @@ def _check(one: Broker, names: tuple[str, ...]) -> tuple[str, str]:
     for name in names:
         if name not in one.commands:
             continue
-        ended = commands.run(one.commands[name], one.on_host, ASK_S, parse_rows=False, keep_output=True)
+        ended = commands.run(one.commands[name], one.host, ASK_S, parse_rows=False, keep_output=True)
         if ended.exit_status in commands.NOT_FOUND:
             raise AirflowFailException(f"commands.{name}: command not found, or not executable: {ended.last_lines}")
         if not rolling.is_good(name, ended.exit_status, ended.output):
@@ -115,7 +114,7 @@ def prepare(one: Broker) -> dict[str, Any]:
     _try_flags(one, values)
     _wait_until_ready(one)
     limit_s = 60 * (values["prepare_minutes"] + values["overrun_minutes"])
-    ended = commands.run(words_of(one, values)["prepare"], one.on_host, limit_s)
+    ended = commands.run(words_of(one, values)["prepare"], one.host, limit_s)
     if ended.exit_status == commands.TIMED_OUT:  # prepared files can still be committed
         return commands.summary(ended.rows, 3)
     return commands.outcome(ended)
@@ -134,7 +133,7 @@ def precheck(one: Broker) -> dict[str, Any] | None:
 
 def _try_flags(one: Broker, values: Mapping[str, Any]) -> None:
     """Do a dry run, which finds wrong flags in the inventory, topics and ledgers before the broker is stopped."""
-    commands.outcome(commands.run(words_of(one, values)["plan"], one.on_host))
+    commands.outcome(commands.run(words_of(one, values)["plan"], one.host))
 
 
 def _wait_until_ready(one: Broker) -> None:
@@ -158,8 +157,8 @@ def _show(one: Broker, values: Mapping[str, Any]) -> dict[str, Any]:
     print(f"{one.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
     words = words_of(one, values)
     for step in (*(("prepare",) if values["prepare"] else ()), "stop", "compact", "verify", "start"):
-        print(f"{one.name}: would {step}: {shlex.join([*one.on_host, shlex.join(words[step])])}")
-    made = commands.outcome(commands.run(words["plan"], one.on_host))
+        print(f"{one.name}: would {step}: {one.host.shown(words[step])}")
+    made = commands.outcome(commands.run(words["plan"], one.host))
     print(f"{one.name}: {made['counts']}")
     return {"would_wait_for": wrong, **made}
 
@@ -170,7 +169,7 @@ def stop(one: Broker, begun_ms: int) -> None:
     """
     ti: Any = get_current_context()["ti"]
     ti.xcom_push(key="down_at_ms", value=now_ms() if ti.try_number == 1 else begun_ms)
-    ended = commands.run(one.commands["stop"], one.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
+    ended = commands.run(one.commands["stop"], one.host, 60 * steps.given()["stop_minutes"], parse_rows=False)
     if ended.exit_status != 0:
         raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.last_lines}")
 
@@ -202,7 +201,7 @@ def stopped(one: Broker) -> dict[str, Any]:
 def compact(one: Broker) -> dict[str, Any]:
     values = steps.given()
     limit_s = 60 * (values["deadline_minutes"] + values["overrun_minutes"])
-    ended, run_id = steps.run_with_id(words_of(one, values)["compact"], one.on_host, limit_s)
+    ended, run_id = steps.run_with_id(words_of(one, values)["compact"], one.host, limit_s)
     get_current_context()["ti"].xcom_push(key="run_id", value=run_id)
     made = commands.outcome(ended)
     assets.add_event(values["ledger"], one.name, "compact", run_id)
@@ -214,7 +213,7 @@ def verify(one: Broker, compacted: Mapping[str, Any] | None) -> dict[str, Any]:
     somebody may have moved one of them away, verify all that were chosen."""
     values, ti = steps.given(), get_current_context()["ti"]
     named = compacted["to_verify"] if compacted and ti.try_number == 1 else ()
-    ended = commands.run(words_of(one, values, named)["verify"], one.on_host, 60 * values["verify_minutes"])
+    ended = commands.run(words_of(one, values, named)["verify"], one.host, 60 * values["verify_minutes"])
     said = rolling.verdict(ended.exit_status, ended.rows)
     ti.xcom_push(key="verdict", value=said)
     if said["loses"]:
@@ -234,7 +233,7 @@ def start(one: Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
     poll_s = steps.given()["poll_seconds"]
     _let_go(one, poll_s)
     for number in range(1, START_TRIES + 1):
-        ended = commands.run(one.commands["start"], one.on_host, ASK_S, parse_rows=False)
+        ended = commands.run(one.commands["start"], one.host, ASK_S, parse_rows=False)
         if ended.exit_status == 0:
             break
         print(f"commands.start ended with status {ended.exit_status}, try {number} of {START_TRIES}")
@@ -258,7 +257,7 @@ def _reachable_at_ms(one: Broker, poll_s: float) -> int | None:
     """
     until_s = time.monotonic() + CONFIRM_S
     while time.monotonic() < until_s:
-        ended = commands.run(one.commands["reachable"], one.on_host, ASK_S, parse_rows=False, keep_output=True)
+        ended = commands.run(one.commands["reachable"], one.host, ASK_S, parse_rows=False, keep_output=True)
         if ended.exit_status == 0:
             return now_ms()
         if ended.exit_status in commands.NOT_FOUND:
@@ -276,7 +275,7 @@ def downtime(one: Broker, left: Mapping[str, Any]) -> dict[str, Any]:
     run_id = left.get("run_id")
     words = [one.keytail, "downtime", "--ledger", values["ledger"], "--broker", one.name,
              *rolling.downtime_flags(found), *(("--run", run_id) if run_id else ()), "--output", "json"]  # fmt: skip
-    commands.outcome(commands.run(words, one.on_host, ASK_S))
+    commands.outcome(commands.run(words, one.host, ASK_S))
     assets.add_event(values["ledger"], one.name, "downtime", run_id)
     return {**found, "recorded": True}
 

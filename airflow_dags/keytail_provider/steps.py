@@ -22,7 +22,7 @@ from airflow.sdk import task as airflow_task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from keytail_provider.assets import LEDGERS
-from keytail_provider.brokers import InventoryError
+from keytail_provider.brokers import HERE, Host, InventoryError
 from keytail_provider.commands import MAX_ROWS, Ended, in_words, outcome, run, summary
 
 HOME = os.environ.get("KEYTAIL_HOME", "/opt/keytail")
@@ -232,16 +232,16 @@ Command = Callable[..., tuple[str, ...]]
 """The arguments of a command for some log dirs, as by `Broker.command`: its name, then further flags."""
 
 
-def figures(command: Command, values: Mapping[str, Any], on_host: Sequence[str] = ()) -> dict[str, Any]:
+def figures(command: Command, values: Mapping[str, Any], host: Host = HERE) -> dict[str, Any]:
     """Return what is due, from `plan`, and how much of it is dirty, from `describe`: the figures for the gate.
 
     `cleanable_bytes` are those from the first dirty offset, by the cleaner's checkpoint, to the end of what may be
     cleaned, of the partitions that `plan` would compact; `dirty_ratio` is their share of these and the clean bytes
     before. Both commands read only listings, no log data.
     """
-    planned = run(command("plan", *flags(values, "plan")), on_host)
+    planned = run(command("plan", *flags(values, "plan")), host)
     made = outcome(planned)
-    described = run(command("describe", *flags(values, "describe")), on_host)
+    described = run(command("describe", *flags(values, "describe")), host)
     outcome(Ended(described.exit_status, described.rows, described.last_lines))
     key = ("log_dir", "topic", "partition")
     due = {tuple(row[part] for part in key) for row in planned.rows if row["status"] == "would-compact"}
@@ -271,7 +271,7 @@ def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     return {"why": text}
 
 
-def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_host: Sequence[str] = ()) -> Any:
+def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, host: Host = HERE) -> Any:
     """Return what the ledger contains about a run. Raises AirflowSkipException if there is no ledger, or the run
     printed no id."""
     if not values.get("ledger"):
@@ -279,7 +279,7 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
     if run_id is None:
         raise AirflowSkipException("the run printed no id for the ledger")
     words = [keytail, "history", *flags(values, "history"), "--run", run_id, "--output", "json"]
-    ended = run(words, on_host)
+    ended = run(words, host)
     made = outcome(ended)
     if not ended.rows:
         raise AirflowFailException(f"the ledger has no run {run_id}")
@@ -292,7 +292,7 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
 
 def run_with_id(
     words: Sequence[str],
-    on_host: Sequence[str] = (),
+    host: Host = HERE,
     timeout_s: float | None = None,
     on_line: Callable[[str], None] = print,
     parse_rows: bool = True,
@@ -304,7 +304,7 @@ def run_with_id(
         on_line(line)
         found.extend(RUN_ID.findall(line))
 
-    return run(words, on_host, timeout_s, find, parse_rows), found[-1] if found else None
+    return run(words, host, timeout_s, find, parse_rows), found[-1] if found else None
 
 
 def of_each(parts: Mapping[str, Callable[[], Ended]], step: str, kind: str = "broker") -> list[dict[str, Any]]:

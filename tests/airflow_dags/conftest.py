@@ -131,6 +131,20 @@ def airflow_runs(airflow: Airflow, empty_database: Path) -> Airflow:
     return airflow
 
 
+@pytest.fixture(scope="session")
+def ssh(airflow_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Start an SSH server, and return the variable of its Connection, `ssh_b1`."""
+    keys = tmp_path_factory.mktemp("ssh") / "keys"
+    command = [str(airflow_bin / "python"), str(Path(__file__).with_name("ssh_server.py")), str(keys)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        port = int(server.stdout.readline())
+        extra = {**json.loads(keys.read_text()), "look_for_keys": False}
+        fields = {"conn_type": "ssh", "host": "127.0.0.1", "port": port, "login": "kafka", "extra": extra}
+        yield {"AIRFLOW_CONN_SSH_B1": json.dumps(fields)}
+        server.stdin.close()
+
+
 Ask = Callable[..., Any]
 
 

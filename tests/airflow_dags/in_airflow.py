@@ -16,12 +16,14 @@ import datetime
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NoReturn
 
 FORBIDDEN = ("pyspark", "numba", "keytail", "numpy", "pyarrow")
@@ -151,6 +153,44 @@ def ledgers(events: list[dict[str, Any]]) -> dict[str, Any]:
     from keytail_provider import assets
 
     return assets.written(events)
+
+
+def over_ssh(odd: list[str], much: list[str], loop: str, folder: str) -> dict[str, Any]:
+    """Return results of commands over the Connection ssh_b1."""
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    from keytail_provider.brokers import Host, InventoryError
+    from keytail_provider.commands import run
+
+    host, lines = Host(ssh_conn_id="ssh_b1"), list[str]()
+    made: dict[str, Any] = {}
+    for name, on in (("odd", host), ("behind a prefix", Host(("sh", "-c"), "ssh_b1"))):
+        ended = run(odd, on)
+        made[name] = [ended.exit_status, ended.rows]
+    ended = run(much, host, on_line=lines.append)
+    made["much"] = [ended.exit_status, len(ended.rows), len(lines) - 1]
+    ended = run(["sh", "-c", "echo out; echo err >&2; exit 5"], host, parse_rows=False)
+    made["without rows"] = [ended.exit_status, "|".join(sorted(ended.last_lines.splitlines()))]
+    ended = run(["sh", "-c", loop, f"{folder}/stopped"], host, 3)
+    made["timeout"] = [ended.exit_status, ended.last_lines.splitlines()]
+    ended = run(["true"], Host(ssh_conn_id="ssh_unknown"))
+    made["wrong key"] = [ended.exit_status, ended.last_lines]
+    try:
+        run(["true"], Host(ssh_conn_id="ssh_none"))
+    except InventoryError as problem:
+        made["no Connection"] = str(problem)
+    begun, child = os.pipe(), os.fork()
+    if child == 0:
+        run(["sh", "-c", loop, f"{folder}/killed"], host, 60, lambda line: os.write(begun[1], f"{line}\n".encode()))
+        os._exit(1)
+    printed = b""
+    while not printed.endswith(b"\nup\n"):
+        printed += os.read(begun[0], 1 << 16)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while not (path := Path(folder, "killed")).exists() or not path.read_text():
+        time.sleep(0.02)
+    made["killed"] = path.read_text()
+    return made
 
 
 def submitted(*connections: dict[str, Any]) -> list[Any]:
@@ -350,9 +390,9 @@ def trigger(dag_id: str, run_id: str, conf: str, database: str) -> None:
     trigger_dag(dag_id=dag_id, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id, conf=json.loads(conf))
 
 
-IN_A_FORK = ("structure", "ledgers", "submitted", "render", "trigger")
+IN_A_FORK = ("structure", "ledgers", "over_ssh", "submitted", "render", "trigger")
 ANSWERS: dict[str, Any] = {
-    one.__name__: one for one in (migrate, structure, ledgers, submitted, render, test, rolls, trigger)
+    one.__name__: one for one in (migrate, structure, ledgers, over_ssh, submitted, render, test, rolls, trigger)
 }
 
 

@@ -171,10 +171,10 @@ print(json.dumps(maintained if "--maintain" in words else rows[command]))
 
 
 @pytest.mark.long
-def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Path) -> None:
+def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, ssh: dict[str, str], tmp_path: Path) -> None:
     """The run is found by the id that the compaction printed; tests of recorded output check how it is printed. Each
     compaction adds an event of the asset of its broker's ledger, and a run that is started by these events maintains
-    both ledgers.
+    both ledgers. The first broker is reached over SSH.
     """
     (tmp_path / "stand_in.py").write_text(FAKE_KEYTAIL)
     brokers = []
@@ -183,7 +183,8 @@ def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Pat
         keytail.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {tmp_path}/stand_in.py {tmp_path} {name} "$@"\n')
         keytail.chmod(0o755)
         brokers.append({"name": name, "keytail": str(keytail), "log_dirs": ["/d"], "on_host": ["sh", "-c"]})
-    env = connection(*brokers)
+    brokers[0]["ssh_conn_id"] = "ssh_b1"
+    env = connection(*brokers) | ssh
     found = run_dag(BROKERS, {"ledger": "/the ledger", "least_bytes": 1}, **env)
     steps = [f"broker.{step}[{n}]" for step in ("plan", "gate", "compact", "verify", "ledger") for n in range(2)]
     wanted = {"choose": "success", **dict.fromkeys(steps, "success"), "report_partial": "skipped", "done": "success"}

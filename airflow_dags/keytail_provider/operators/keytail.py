@@ -45,12 +45,12 @@ class KeytailOperator(BaseOperator):
         self.keytail_conn_id = keytail_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
+        ledger = ("--ledger", self.ledger) if self.ledger else ()
         try:
             one = KeytailHook(self.keytail_conn_id).broker(self.broker)
+            ended, run_id = run_with_id(one.command(self.command, *ledger, *self.arguments), one.host)
         except InventoryError as mistake:
             raise AirflowFailException(str(mistake)) from mistake
-        ledger = ("--ledger", self.ledger) if self.ledger else ()
-        ended, run_id = run_with_id(one.command(self.command, *ledger, *self.arguments), one.on_host)
         made = {"broker": one.name, "step": self.command, "run_id": run_id, **outcome(ended)}
         add_event(self.ledger, one.name, self.command, run_id)
         return made
