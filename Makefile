@@ -24,9 +24,9 @@ $(VENV)/.installed: $(VENV)/.commands
 
 venv: $(VENV)/.installed  ## build .venv, with .venv/bin/keytail
 
-# A separate environment, because Airflow's Spark provider installs pyspark-client, which overwrites files of pyspark.
+# A separate environment, because Airflow and keytail need different versions of the same packages.
 $(AIRFLOW)/.installed: airflow_dags/requirements.txt conf/constraints-airflow.txt
-	$(PYTHON) -m venv $(AIRFLOW)
+	$(PYTHON) -m venv --clear $(AIRFLOW)
 	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c conf/constraints-airflow.txt \
 		-r airflow_dags/requirements.txt
 	touch $@

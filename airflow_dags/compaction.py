@@ -11,11 +11,12 @@ from airflow.sdk import Param, TriggerRule, chain, task_group
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
-import keytail_brokers as inventory
-import keytail_commands as commands
-import keytail_steps as steps
-from keytail_submit import KeytailSubmitOperator, place
+from keytail_provider import assets, steps
+from keytail_provider.hooks.keytail import KeytailHook
+from keytail_provider.operators.keytail import KeytailOperator
+from keytail_provider.operators.keytail_submit import KeytailSubmitOperator, place
 
+inventory = KeytailHook()
 STEPS = """
 | Task | What it does |
 |---|---|
@@ -34,8 +35,17 @@ nothing is retried, and `report_partial` fails. No time is passed to keytail: ea
 
 # The name of a mapped task in the UI. Mapped tasks are called with keywords, because templates refer to their names.
 NAMED = "{{ task.op_kwargs['name'] }}"
+NAMED_OPERATOR = "{{ task.broker }}"
 _BROKERS = "keytail_compact_brokers"
 _SNAPSHOTS = "keytail_compact_snapshots"
+
+
+def _flags_of_compact(context: Any, jinja_env: Any) -> list[str]:
+    return [*steps.flags({**context["params"], "ledger": None}, "compact"), "--execute"]
+
+
+def _flags_of_verify(context: Any, jinja_env: Any) -> list[str]:
+    return steps.flags(context["params"], "verify")
 
 
 @steps.dag(
@@ -49,7 +59,7 @@ _SNAPSHOTS = "keytail_compact_snapshots"
     dag_display_name="keytail: compact brokers",
     description="Compact the log dirs of stopped brokers, each on its own host",
     doc_md=f"""Compacts the log dirs of stopped brokers, by a command on each broker's host. `choose` reads the
-brokers from the inventory (`KEYTAIL_BROKERS`). Does not stop or start brokers.
+brokers from the inventory (the Connection `keytail_default`). Does not stop or start brokers.
 {STEPS}""",
     tags=["keytail", "kafka", "compaction"],
 )
@@ -66,24 +76,21 @@ def compact_brokers() -> None:
         @steps.task(execution_timeout=steps.SHORT, map_index_template=NAMED)
         def plan(name: str) -> dict[str, Any]:
             one = inventory.broker(name)
-            return {"broker": name, "step": "plan", **steps.figures(one.command, steps.given(), one.on_host)}
+            return {"broker": name, "step": "plan", **steps.figures(one.command, steps.given(), one.host)}
 
         @steps.task(execution_timeout=steps.SHORT, map_index_template=NAMED)
         def gate(name: str, found: dict[str, Any]) -> dict[str, Any]:
             return steps.pass_gate(found, steps.given())
 
-        @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED)
-        def compact(name: str) -> dict[str, Any]:
-            one = inventory.broker(name)
-            words = one.command("compact", *steps.flags(steps.given(), "compact"), "--execute")
-            ended, run_id = steps.run_with_id(words, one.on_host)
-            return {"broker": name, "step": "compact", "run_id": run_id, **commands.outcome(ended)}
-
-        @steps.task(map_index_template=NAMED)
-        def verify(name: str) -> dict[str, Any]:
-            one = inventory.broker(name)
-            ended = commands.run(one.command("verify", *steps.flags(steps.given(), "verify")), one.on_host)
-            return {"broker": name, "step": "verify", **commands.outcome(ended)}
+        compact = KeytailOperator(
+            task_id="compact", command="compact", broker=name, arguments=_flags_of_compact,
+            ledger="{{ params.ledger or '' }}", execution_timeout=timedelta(hours=24),
+            map_index_template=NAMED_OPERATOR,
+        )  # fmt: skip
+        verify = KeytailOperator(
+            task_id="verify", command="verify", broker=name, arguments=_flags_of_verify,
+            map_index_template=NAMED_OPERATOR,
+        )  # fmt: skip
 
         @steps.task(
             trigger_rule=TriggerRule.NONE_SKIPPED,  # it also runs after a failed run
@@ -93,11 +100,11 @@ def compact_brokers() -> None:
         def ledger(name: str) -> dict[str, Any]:
             one = inventory.broker(name)
             run_id = steps.left_by("broker.compact").get("run_id")
-            made = steps.read_back(one.keytail, steps.given(), run_id, one.on_host)
+            made = steps.read_back(one.keytail, steps.given(), run_id, one.host)
             return {"broker": name, "step": "ledger", **made}
 
         planned = plan(name=name)
-        in_order = [planned, gate(name=name, found=planned), compact(name=name), verify(name=name), ledger(name=name)]
+        in_order = [planned, gate(name=name, found=planned), compact, verify, ledger(name=name)]
         chain(*in_order)
         tasks.extend(in_order)
 
@@ -153,8 +160,9 @@ def compact_snapshots() -> None:
 
     planned = plan()
     compact = KeytailSubmitOperator(
-        task_id="compact", command="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24)
-    )
+        task_id="compact", command="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24),
+        outlets=[assets.LEDGERS],
+    )  # fmt: skip
     verify = KeytailSubmitOperator(task_id="verify", command="verify", job="verify.py")
     tasks: list[Any] = [planned, gate(planned), compact, verify, ledger()]
     chain(*tasks)

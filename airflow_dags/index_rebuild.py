@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import Param, chain, task_group
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
-import keytail_brokers as inventory
-import keytail_commands as commands
-import keytail_steps as steps
+from keytail_provider import assets, commands, steps
+from keytail_provider.hooks.keytail import KeytailHook
 
+inventory = KeytailHook()
 _DAG = "keytail_index_rebuild"
 NAMED = "{{ ', '.join(task.op_kwargs['names']) }}"
 
 
-def of_each(names: list[str], step: str, do: Callable[[inventory.Broker], commands.Ended]) -> list[dict[str, Any]]:
-    """Process the brokers one after the other, even if one fails, and return the outcome of each.
-
-    If any failed, the error of the task names them. The task is retried if a retry may help any of them; on the brokers
-    that succeeded, a retry finds nothing to do.
-    """
-    outcomes: list[dict[str, Any]] = []
-    failed: list[tuple[str, AirflowException]] = []
-    for name in names:
-        try:
-            ended = do(inventory.broker(name))
-            outcomes.append({"broker": name, "step": step, **commands.outcome(ended)})
-        except AirflowException as problem:
-            print(f"{name}: {problem}")
-            failed.append((name, problem))
-    if failed:
-        text = "; ".join(f"{name}: {problem}" for name, problem in failed)
-        is_final = all(isinstance(problem, AirflowFailException) for _, problem in failed)
-        raise (AirflowFailException if is_final else AirflowException)(text)
-    return outcomes
+def run_on(name: str, command: str, *words: str) -> commands.Ended:
+    one = inventory.broker(name)
+    return commands.run(one.command(command, *words), one.host)
 
 
 @steps.dag(
@@ -97,17 +79,20 @@ def index_rebuild() -> None:
 
     @task_group
     def brokers(names: list[str]) -> None:
-        @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED)
+        @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED, outlets=[assets.LEDGERS])
         def rebuild(names: list[str]) -> list[dict[str, Any]]:
-            words = [*steps.flags(steps.given(), "rebuild-index"), "--execute"]
-            return of_each(names, "rebuild-index", lambda one: commands.run(
-                one.command("rebuild-index", *words), one.on_host
-            ))
+            values = steps.given()
+            words = [*steps.flags(values, "rebuild-index"), "--execute"]
+            outcomes = steps.of_each({name: partial(run_on, name, "rebuild-index", *words) for name in names},
+                                     "rebuild-index")  # fmt: skip
+            for name in names:
+                assets.add_event(values["ledger"], name, "rebuild-index")
+            return outcomes
 
         @steps.task(map_index_template=NAMED)
         def verify(names: list[str]) -> list[dict[str, Any]]:
             words = steps.flags(steps.given(), "verify")
-            return of_each(names, "verify", lambda one: commands.run(one.command("verify", *words), one.on_host))
+            return steps.of_each({name: partial(run_on, name, "verify", *words) for name in names}, "verify")
 
         in_order = [rebuild(names=names), verify(names=names)]
         chain(*in_order)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,22 @@ from airflow.sdk.exceptions import AirflowFailException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
-import keytail_brokers as inventory
-import keytail_commands as commands
-import keytail_steps as steps
+from keytail_provider import assets, commands, steps
+from keytail_provider.brokers import HERE
+from keytail_provider.hooks.keytail import KeytailHook
 
+inventory = KeytailHook()
 _DAG = "keytail_ledger_maintenance"
+
+
+def maintain_one(values: Mapping[str, Any], ledger: str, name: str | None) -> commands.Ended:
+    """Maintain the ledger on the host of the broker with this name, or of this worker."""
+    broker = inventory.broker(name) if name else None
+    keytail = broker.keytail if broker else f"{values['keytail_home']}/bin/keytail"
+    words = [keytail, "history", *steps.flags({**values, "ledger": ledger}, "history"), "--maintain", "--execute"]
+    if values["retain_days"] is not None:
+        words += ["--retain-days", str(values["retain_days"])]
+    return commands.run([*words, "--output", "json"], broker.host if broker else HERE)
 
 
 @steps.dag(
@@ -49,6 +62,9 @@ _DAG = "keytail_ledger_maintenance"
 | `report_partial` | fails if a table could not be maintained and others were; otherwise skipped |
 | `done` | last task: succeeds if no step failed |
 
+With the schedule `keytail_ledger`, a run follows each task that has written a ledger, and maintains the ledgers of
+these tasks, each once, on the hosts of their brokers. Otherwise it maintains `ledger`.
+
 Runs may append at the same time. Retries are safe: each table is changed by Delta's own commits, and finished work is
 not repeated. The ledger is only a record: no decision of keytail depends on it.
 """,
@@ -56,17 +72,13 @@ not repeated. The ledger is only a record: no decision of keytail depends on it.
 )
 def ledger_maintenance() -> None:
     @steps.task
-    def maintain() -> dict[str, Any]:
+    def maintain() -> list[dict[str, Any]]:
         values = steps.given()
-        if not values["ledger"]:
+        ledgers = assets.triggering() or assets.written([values])
+        if not ledgers:
             raise AirflowFailException("the Params have no ledger: give the path of one")
-        broker = inventory.broker(values["broker"]) if values["broker"] else None
-        keytail = broker.keytail if broker else f"{values['keytail_home']}/bin/keytail"
-        arguments = [keytail, "history", *steps.flags(values, "history"), "--maintain", "--execute"]
-        if values["retain_days"] is not None:
-            arguments += ["--retain-days", str(values["retain_days"])]
-        ended = commands.run([*arguments, "--output", "json"], broker.on_host if broker else ())
-        return {"step": "maintain", **commands.outcome(ended)}
+        return steps.of_each({uri: partial(maintain_one, values, *of) for uri, of in ledgers.items()}, "maintain",
+                             "ledger")  # fmt: skip
 
     steps.end_with(maintain(), partial=["maintain"])
 

@@ -2,7 +2,7 @@
 in sync.
 
 The steps of a broker are a task group, created from the inventory when this file is parsed. This file defines the order
-of the tasks; keytail_rolling_actions.py contains their work, and keytail_rolling.py has the decisions.
+of the tasks; keytail_provider/rolling_actions.py contains their work, and rolling.py there the decisions.
 
 `start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, even if a worker
 died in one of them, or somebody marks the whole run as failed.
@@ -24,24 +24,23 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
-import keytail_brokers as inventory
-import keytail_commands as commands
-import keytail_rolling as rolling
-import keytail_rolling_actions as actions
-import keytail_steps as steps
-from keytail_rolling_params import PARAMS
+from keytail_provider import assets, commands, rolling, steps
+from keytail_provider import rolling_actions as actions
+from keytail_provider.brokers import Broker, InventoryError
+from keytail_provider.hooks.keytail import KeytailHook
+from keytail_provider.rolling_params import PARAMS
 
+inventory = KeytailHook()
 DAG_ID = "keytail_rolling_maintenance"
-DOC = """Prepares the compaction of each broker of the inventory (`KEYTAIL_BROKERS`) in turn while it runs, stops it,
-commits and verifies the compaction, starts it and waits until it is in sync; then continues with the next one. A broker
-that was stopped is always started again, whatever the result of its compaction, unless `verify` reports that a start
-would lose records. At any problem the rolling run stops, and `roll` fails with the broker, the step, and what to do.
-Details: `airflow_dags/ROLLING.md`.
+DOC = """Prepares the compaction of each broker of the inventory (the Connection `keytail_default`) in turn while it
+runs, stops it, commits and verifies the compaction, starts it and waits until it is in sync; then continues with the
+next one. A broker that was stopped is always started again, whatever the result of its compaction, unless `verify`
+reports that a start would lose records. At any problem the rolling run stops, and `roll` fails with the broker, the
+step, and what to do. Details: `airflow_dags/ROLLING.md`.
 
 | Task | What it does |
 |---|---|
 | `choose` | selects the brokers; fails if the inventory lacks a command |
-| `inventory_is_missing` | the only task if there is no inventory |
 | `prepare` | waits as `precheck`, then `keytail compact --prepare` beside the running broker; nothing is replaced |
 | `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is stopped before |
 | `begin` | from here on the broker may be down: `start` runs, whatever happens |
@@ -69,7 +68,7 @@ def _explained(*, retry_inventory: bool = False) -> Iterator[None]:
     except Exception as problem:
         with contextlib.suppress(Exception):
             get_current_context()["ti"].xcom_push(key="why", value=rolling.short(str(problem)))
-        if isinstance(problem, inventory.InventoryError) and not retry_inventory:
+        if isinstance(problem, InventoryError) and not retry_inventory:
             raise AirflowFailException(str(problem)) from problem
         raise
 
@@ -106,7 +105,7 @@ def _group(group: str, name: str) -> Any:
             with _explained():
                 return actions.stopped(inventory.broker(name))
 
-        @task(retries=0)
+        @task(retries=0, outlets=[assets.LEDGERS])
         def compact() -> Any:
             with _explained():
                 return actions.compact(inventory.broker(name))
@@ -120,7 +119,7 @@ def _group(group: str, name: str) -> Any:
 
         @task(retries=20)
         def start() -> Any:
-            with _explained(retry_inventory=True):  # the broker is down, and somebody may correct the file meanwhile
+            with _explained(retry_inventory=True):  # the broker is down, and somebody may correct it meanwhile
                 said = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.verify", key="verdict")
                 return actions.start(inventory.broker(name), said)
 
@@ -130,7 +129,7 @@ def _group(group: str, name: str) -> Any:
                 return actions.wait_until_good(inventory.broker(name), rolling.AFTER, looks=2)
 
         # Runs also for a broker that is down or not in sync, but not if it was not stopped.
-        @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=2)
+        @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=2, outlets=[assets.LEDGERS])
         def downtime() -> Any:
             with _explained():
                 return actions.downtime(inventory.broker(name), _left_of_downtime(group))
@@ -211,11 +210,11 @@ def _ending(groups: Mapping[str, str]) -> rolling.Ending:
         said = pull(task_ids=f"{group}.verify", key="verdict")
         if states.get(f"{group}.start") == "failed" and not rolling.may_start(said):
             whys[f"{group}.start"] = f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}"
-    known: dict[str, inventory.Broker] = {}
+    known: dict[str, Broker] = {}
     with contextlib.suppress(Exception):  # the report is also useful without the commands
-        known = {one.name: one for one in inventory.brokers()}
+        known = {one.name: one for one in inventory.get_conn()}
     starts = {
-        group: shlex.join([*known[name].on_host, shlex.join(known[name].commands["start"])])
+        group: known[name].host.shown(known[name].commands["start"])
         for group, name in groups.items() if name in known
     }  # fmt: skip
     return rolling.ending(groups, states, whys, starts)
@@ -228,7 +227,7 @@ def _declare(named: list[str]) -> None:
     def choose() -> list[str]:
         """Return the brokers of this run. Fails if there is a mistake in the inventory or in Params."""
         with _explained():
-            known = inventory.brokers()
+            known = inventory.get_conn()
             names = rolling.chosen([one.name for one in known], steps.given()["only_brokers"])
             wrong = [f"{one.name} {rolling.lacking(one.commands)}" for one in known
                      if one.name in names and rolling.lacking(one.commands)]  # fmt: skip
@@ -257,14 +256,6 @@ def _declare(named: list[str]) -> None:
     first >> last
 
 
-def _declare_missing_inventory(problem: str) -> None:
-    @task(retries=0)
-    def inventory_is_missing() -> None:
-        raise AirflowFailException(problem)
-
-    inventory_is_missing()
-
-
 @steps.dag(
     DAG_ID,
     PARAMS,
@@ -275,12 +266,9 @@ def _declare_missing_inventory(problem: str) -> None:
     tags=["keytail", "kafka", "rolling"],
 )
 def rolling_maintenance() -> None:
-    try:
-        named = [one.name for one in inventory.brokers()]
-    except Exception as problem:  # a task reports the error, since an import error would hide the DAG
-        _declare_missing_inventory(str(problem))
-        return
-    _declare(named)
+    # Without the Connection this raises: Airflow then reports an import error, and keeps the tasks that it knows. A DAG
+    # without them, while a secrets backend does not answer, would remove `start` from a run that has stopped a broker.
+    _declare([one.name for one in inventory.get_conn()])
 
 
 rolling_maintenance()

@@ -6,6 +6,7 @@ Without that environment the tests are skipped with the reason, or fail if KEYTA
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sqlite3
@@ -130,6 +131,20 @@ def airflow_runs(airflow: Airflow, empty_database: Path) -> Airflow:
     return airflow
 
 
+@pytest.fixture(scope="session")
+def ssh(airflow_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Start an SSH server, and return the variable of its Connection, `ssh_b1`."""
+    keys = tmp_path_factory.mktemp("ssh") / "keys"
+    command = [str(airflow_bin / "python"), str(Path(__file__).with_name("ssh_server.py")), str(keys)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        port = int(server.stdout.readline())
+        extra = {**json.loads(keys.read_text()), "look_for_keys": False}
+        fields = {"conn_type": "ssh", "host": "127.0.0.1", "port": port, "login": "kafka", "extra": extra}
+        yield {"AIRFLOW_CONN_SSH_B1": json.dumps(fields)}
+        server.stdin.close()
+
+
 Ask = Callable[..., Any]
 
 
@@ -141,17 +156,19 @@ def ask(airflow: Airflow, tmp_path: Path) -> Ask:
 
 @pytest.fixture
 def run_dag(airflow_runs: Airflow, tmp_path: Path) -> Ask:
-    """Return a function that runs a DAG with Params, and with variables as keywords."""
+    """Return a function that runs a DAG with Params, and with variables as keywords; `consumed` is the id of a run
+    whose asset events have started this one.
+    """
 
-    def run(dag_id: str, conf: Mapping[str, Any], **environ: str) -> Any:
-        return airflow_runs.ask("test", dag_id, json.dumps(conf), log=tmp_path / "ask.log", **environ)
+    def run(dag_id: str, conf: Mapping[str, Any], consumed: str = "", **environ: str) -> Any:
+        return airflow_runs.ask("test", dag_id, json.dumps(conf), consumed, log=tmp_path / "ask.log", **environ)
 
     return run
 
 
 @pytest.fixture(scope="session")
 def commands() -> Any:
-    """Import the module keytail_commands in this process, without Airflow, whose exceptions are replaced by others.
+    """Import the module commands in this process, without Airflow, whose exceptions are replaced by others.
 
     test_structure.py checks in Airflow's own environment that the exceptions have these names.
     """
@@ -163,7 +180,7 @@ def commands() -> Any:
     stand_in.AirflowException = type("AirflowException", (Exception,), {})
     stand_in.AirflowFailException = type("AirflowFailException", (stand_in.AirflowException,), {})
     try:
-        return imported("keytail_commands")
+        return imported("keytail_provider.commands")
     finally:
         for name, module in before.items():
             if module is None:
@@ -174,23 +191,21 @@ def commands() -> Any:
 
 @pytest.fixture(scope="session")
 def inventory() -> Any:
-    """Import the module keytail_brokers, which requires only Python's standard library."""
-    return imported("keytail_brokers")
+    """Import the module brokers, which requires only Python's standard library."""
+    return imported("keytail_provider.brokers")
 
 
 def imported(name: str) -> Any:
-    """Import a module of the folder of the DAGs, which is on Airflow's path but not on the path of this process."""
+    """Import a module of the provider, which is on Airflow's path but not on the path of this process."""
     sys.path.insert(0, str(DAGS))
     try:
-        return __import__(name)
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(DAGS))
 
 
 @pytest.fixture(scope="session")
 def rolls_of(airflow: Airflow, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the DAG of the rolling run as built from inventories with `three` brokers and with `none`."""
-    folder = tmp_path_factory.mktemp("structure")
-    three = write_inventory(folder, {"a": {}, "b": {}, "c": {}})
-    asked = [{"env": {"KEYTAIL_BROKERS": str(path)}} for path in (three, folder / "none.toml")]
-    return dict(zip(("three", "none"), airflow.rolls(asked), strict=True))
+    """Return the DAG of the rolling run as built from an inventory with three brokers."""
+    [made] = airflow.rolls([{"env": write_inventory(tmp_path_factory.mktemp("rolls"), {"a": {}, "b": {}, "c": {}})}])
+    return made

@@ -16,12 +16,14 @@ import datetime
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NoReturn
 
 FORBIDDEN = ("pyspark", "numba", "keytail", "numpy", "pyarrow")
@@ -128,6 +130,7 @@ def structure() -> dict[str, Any]:
                         "backoff": bool(task.retry_exponential_backoff),
                         "timeout_s": task.execution_timeout and task.execution_timeout.total_seconds(),
                         "kind": task.task_type,
+                        "outlets": [one.name for one in task.outlets],
                     }
                     for task in dag.tasks
                 },
@@ -144,12 +147,75 @@ def structure() -> dict[str, Any]:
     }
 
 
+def ledgers(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the ledgers of events by the URIs of their assets."""
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    from keytail_provider import assets
+
+    return assets.written(events)
+
+
+def over_ssh(odd: list[str], much: list[str], loop: str, folder: str) -> dict[str, Any]:
+    """Return results of commands over the Connection ssh_b1."""
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    from keytail_provider.brokers import Host, InventoryError
+    from keytail_provider.commands import run
+
+    host, lines = Host(ssh_conn_id="ssh_b1"), list[str]()
+    made: dict[str, Any] = {}
+    for name, on in (("odd", host), ("behind a prefix", Host(("sh", "-c"), "ssh_b1"))):
+        ended = run(odd, on)
+        made[name] = [ended.exit_status, ended.rows]
+    ended = run(much, host, on_line=lines.append)
+    made["much"] = [ended.exit_status, len(ended.rows), len(lines) - 1]
+    ended = run(["sh", "-c", "echo out; echo err >&2; exit 5"], host, parse_rows=False)
+    made["without rows"] = [ended.exit_status, "|".join(sorted(ended.last_lines.splitlines()))]
+    ended = run(["sh", "-c", loop, f"{folder}/stopped"], host, 3)
+    made["timeout"] = [ended.exit_status, ended.last_lines.splitlines()]
+    ended = run(["true"], Host(ssh_conn_id="ssh_unknown"))
+    made["wrong key"] = [ended.exit_status, ended.last_lines]
+    try:
+        run(["true"], Host(ssh_conn_id="ssh_none"))
+    except InventoryError as problem:
+        made["no Connection"] = str(problem)
+    begun, child = os.pipe(), os.fork()
+    if child == 0:
+        run(["sh", "-c", loop, f"{folder}/killed"], host, 60, lambda line: os.write(begun[1], f"{line}\n".encode()))
+        os._exit(1)
+    printed = b""
+    while not printed.endswith(b"\nup\n"):
+        printed += os.read(begun[0], 1 << 16)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while not (path := Path(folder, "killed")).exists() or not path.read_text():
+        time.sleep(0.02)
+    made["killed"] = path.read_text()
+    return made
+
+
+def submitted(*connections: dict[str, Any]) -> list[Any]:
+    """Return, for each Connection, the words of spark-submit, or the error."""
+    sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    from airflow.sdk import Connection
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from keytail_provider.operators.keytail_submit import submit_words
+
+    made: list[Any] = []
+    for fields in connections:
+        try:
+            made.append(submit_words("s", Connection(conn_id="s", **fields)))
+        except AirflowFailException as problem:
+            made.append(str(problem))
+    return made
+
+
 def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
     """Return the rendered templates of each task, once for each set of Params in `confs`."""
     import types
 
     dag = dag_bag().dags[dag_id]
-    names = ("application", "application_args", "conf", "env_vars", "name", "properties_file")
+    names = ("application", "application_args", "conf", "env_vars", "submit_name", "properties_file")
     made = []
     for task_id, conf in itertools.product(task_ids.split(","), confs):
         task = copy.copy(dag.get_task(task_id))
@@ -160,15 +226,22 @@ def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
     return made
 
 
-def test(dag_id: str, conf: str) -> dict[str, Any]:
-    """Run a DAG once, and return the states and XComs of its tasks."""
+def test(dag_id: str, conf: str, consumed: str = "") -> dict[str, Any]:
+    """Run a DAG once, and return the states, XComs and asset events of its tasks. `consumed` is the id of a run whose
+    asset events have started this one."""
     dag = dag_bag().dags[dag_id]
     for task in dag.tasks:  # the run waits for retries
         task.retry_delay, task.retry_exponential_backoff = datetime.timedelta(0), 0
         task.retries = min(task.retries, 1)
-    run = run_of(dag, json.loads(conf))
+    with consuming(consumed):
+        run = run_of(dag, json.loads(conf))
     return {
         "state": str(run.state),
+        "run_id": run.run_id,
+        "events": [
+            {"task": one.source_task_id, "index": one.source_map_index, "uri": one.uri, "extra": one.extra}
+            for one in events_of(run.run_id)
+        ],
         "tasks": {name_of(one): str(one.state) for one in run.get_task_instances()},
         "tries": {name_of(one): one.try_number for one in run.get_task_instances()},
         "xcoms": [
@@ -260,6 +333,35 @@ def without_delays(dag: Any) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def consuming(run_id: str) -> Iterator[None]:
+    """Make runs that were started by the asset events of another run, which dag.test() cannot do."""
+    from unittest.mock import patch
+
+    from airflow.models import dagrun
+
+    def create(**given: Any) -> Any:
+        made = real_create(**given)
+        made.consumed_asset_events = [given["session"].merge(one) for one in events_of(run_id)]
+        given["session"].commit()
+        return made
+
+    real_create = dagrun.get_or_create_dagrun
+    with patch.object(dagrun, "get_or_create_dagrun", create):
+        yield
+
+
+def events_of(run_id: str) -> list[Any]:
+    from airflow.models.asset import AssetEvent
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+    from sqlalchemy.orm import joinedload
+
+    with create_session() as session:
+        query = select(AssetEvent).options(joinedload(AssetEvent.asset)).where(AssetEvent.source_run_id == run_id)
+        return list(session.scalars(query.order_by(AssetEvent.source_task_id, AssetEvent.source_map_index)))
+
+
 def xcoms_of(run: Any) -> list[tuple[Any, Any]]:
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
@@ -288,8 +390,10 @@ def trigger(dag_id: str, run_id: str, conf: str, database: str) -> None:
     trigger_dag(dag_id=dag_id, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id, conf=json.loads(conf))
 
 
-IN_A_FORK = ("structure", "render", "trigger")
-ANSWERS: dict[str, Any] = {one.__name__: one for one in (migrate, structure, render, test, rolls, trigger)}
+IN_A_FORK = ("structure", "ledgers", "over_ssh", "submitted", "render", "trigger")
+ANSWERS: dict[str, Any] = {
+    one.__name__: one for one in (migrate, structure, ledgers, over_ssh, submitted, render, test, rolls, trigger)
+}
 
 
 if __name__ == "__main__":

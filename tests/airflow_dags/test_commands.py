@@ -26,7 +26,7 @@ LOOP = "trap 'echo told >>\"$0\"; echo told >&2; exit 143' TERM; echo up >&2; wh
 
 @pytest.mark.parametrize("on_host", HOSTS)
 def test_arguments_are_passed_unchanged(commands: Any, on_host: tuple[str, ...]) -> None:
-    ended = commands.run([*ECHO, *ODD], on_host)
+    ended = commands.run([*ECHO, *ODD], commands.Host(on_host))
     assert (ended.exit_status, ended.rows) == (0, [{"words": ODD}])
 
 
@@ -34,7 +34,7 @@ def test_arguments_are_passed_unchanged_through_ssh(commands: Any, tmp_path: Pat
     """ssh joins its arguments with blanks to one line, which a shell on the other host parses."""
     (tmp_path / "ssh").write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
     (tmp_path / "ssh").chmod(0o755)
-    assert commands.run([*ECHO, *ODD], (str(tmp_path / "ssh"), "kafka@b1")).rows == [{"words": ODD}]
+    assert commands.run([*ECHO, *ODD], commands.Host((str(tmp_path / "ssh"), "kafka@b1"))).rows == [{"words": ODD}]
 
 
 def test_standard_error_is_logged_during_the_run(commands: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_task_does_not_wait_for_background_processes(commands: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("on_host", HOSTS)
 def test_a_timeout_stops_the_command_with_sigterm(commands: Any, tmp_path: Path, on_host: tuple[str, ...]) -> None:
-    ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], on_host, timeout_s=3)
+    ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], commands.Host(on_host), timeout_s=3)
     assert ended.exit_status == 124
     assert (tmp_path / "told").read_text() == "told\n"
     assert ended.last_lines.splitlines() == ["up", "not finished after 3 s: stopped", "told"]
@@ -123,9 +123,9 @@ def test_the_command_of_a_task_that_is_ended_is_stopped(tmp_path: Path, number: 
             sys.modules[name] = types.ModuleType(name)
         sys.modules[name].AirflowException = sys.modules[name].AirflowFailException = Exception
         sys.path.insert(0, {str(DAGS)!r})
-        import keytail_commands
+        from keytail_provider import commands
         signal.signal(signal.SIGTERM, lambda *_: print("Airflow's", flush=True))
-        ended = keytail_commands.run(["sh", "-c", {LOOP!r}, {str(tmp_path / "told")!r}], {on_host!r}, 20,
+        ended = commands.run(["sh", "-c", {LOOP!r}, {str(tmp_path / "told")!r}], commands.Host({on_host!r}), 20,
                                      on_line=lambda line: print(line, flush=True))
         print(ended.exit_status, flush=True)
     """)
@@ -144,7 +144,7 @@ def test_the_command_of_a_task_that_is_ended_is_stopped(tmp_path: Path, number: 
 def test_without_standard_input_nothing_is_started(commands: Any, tmp_path: Path) -> None:
     (tmp_path / "ssh").write_text("#!/bin/sh\nshift\nexec sh -c \"$*\" </dev/null\n")
     (tmp_path / "ssh").chmod(0o755)
-    ended = commands.run(["touch", str(tmp_path / "begun")], (str(tmp_path / "ssh"), "-n"))
+    ended = commands.run(["touch", str(tmp_path / "begun")], commands.Host((str(tmp_path / "ssh"), "-n")))
     assert ended.exit_status == 2
     assert "standard input is not passed on to this host" in ended.last_lines
     assert not (tmp_path / "begun").exists()
@@ -238,7 +238,7 @@ def wait_for(true: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def test_a_missing_program_of_the_prefix_is_not_retried(commands: Any, tmp_path: Path) -> None:
-    ended = commands.run(["true"], (str(tmp_path / "no-ssh"), "b1"))
+    ended = commands.run(["true"], commands.Host((str(tmp_path / "no-ssh"), "b1")))
     assert (ended.exit_status, ended.last_lines) == (127, f"{tmp_path}/no-ssh: No such file or directory")
     with pytest.raises(commands.AirflowFailException, match="command not found"):
         commands.outcome(ended)

@@ -16,7 +16,7 @@ from tests.chance import SEED
 
 pytestmark = pytest.mark.xdist_group("airflow")  # all tests use one process of Airflow
 
-rolling: Any = imported("keytail_rolling")
+rolling: Any = imported("keytail_provider.rolling")
 
 LOSES = {"what": "w", "path": "/p", "byte_position": 3, "offset": 9, "broker": "deletes", "remedy": "mend",
          "severity": "error", "start_loses": True}  # fmt: skip
@@ -287,7 +287,7 @@ GROUPS = ["a", "b", "c"]
 
 @pytest.mark.long
 def test_at_most_one_broker_is_down_in_random_sequences_of_tasks(rolls_of: dict[str, Any]) -> None:
-    tasks = rolls_of["three"]["tasks"]
+    tasks = rolls_of["tasks"]
     setups = {name for name, task in tasks.items() if task["setup"]}
     seen: set[str] = set()
     for number in range(3000):
@@ -331,7 +331,7 @@ def test_at_most_one_broker_is_down_in_random_sequences_of_tasks(rolls_of: dict[
 
 @pytest.mark.long
 def test_each_step_is_a_task_and_the_last_one_reports(rolls_of: dict[str, Any]) -> None:
-    tasks = rolls_of["three"]["tasks"]
+    tasks = rolls_of["tasks"]
     assert set(tasks) == {"choose", "roll", *(f"{group}.{step}" for group in GROUPS for step in rolling.STEPS)}
     assert [name for name in tasks if not any(name in task["upstream"] for task in tasks.values())] == ["roll"]
     for before, group in zip(["choose", "a.go_on", "b.go_on"], GROUPS, strict=True):
@@ -342,18 +342,13 @@ def test_each_step_is_a_task_and_the_last_one_reports(rolls_of: dict[str, Any]) 
         assert tasks[f"{group}.begin"]["setup"]
         assert f"{group}.begin" in start["upstream"]
         assert tasks[f"{group}.compact"]["retries"] == 0
-    assert rolls_of["three"]["max_active_runs"] == 1
-    assert rolls_of["three"]["catchup"] is False
-    for name, param in rolls_of["three"]["params"].items():
+    assert rolls_of["max_active_runs"] == 1
+    assert rolls_of["catchup"] is False
+    for name, param in rolls_of["params"].items():
         assert param["description"], name
         assert param["schema"]["type"], name
     wanted = {"deadline_minutes", "only_brokers", "topic", "wait_for_sync_minutes", "dry_run", "prepare", "ledger"}
-    assert wanted <= set(rolls_of["three"]["params"])
-
-
-@pytest.mark.long
-def test_without_brokers_there_is_one_task_with_instructions(rolls_of: dict[str, Any]) -> None:
-    assert list(rolls_of["none"]["tasks"]) == ["inventory_is_missing"]
+    assert wanted <= set(rolls_of["params"])
 
 
 def test_a_rolling_run_that_is_not_started_is_reported() -> None:

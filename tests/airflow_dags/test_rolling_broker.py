@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.airflow_dags.conftest import Airflow
+from tests.airflow_dags.rolls import connection
 from tests.interop.broker import Broker
 from tests.interop.broker_story import KEYTAIL, latest_by_key, start_client
 from tests.interop.kafka import class_path
@@ -107,8 +108,8 @@ class Cluster:
         main = f"org.apache.kafka.tools.{name}"
         return ["java", *flags, "-cp", class_path(), main, "--bootstrap-server", bootstrap, *words]
 
-    def inventory(self) -> Path:
-        made = []
+    def inventory(self) -> dict[str, str]:
+        made: list[dict[str, Any]] = []
         for number, port in enumerate(self.ports, 1):
             name = f"b{number}"
             commands = {
@@ -120,13 +121,10 @@ class Cluster:
             }
             if len(self.ports) > 1:  # with one replica, every partition is at its minimum of in-sync replicas
                 commands["at_min_isr"] = self.tool("TopicCommand", "--describe", "--under-min-isr-partitions")
-            made.append(f'[[broker]]\nname = "{name}"\nkeytail = "{KEYTAIL}"\nflags = ["--topic", "users"]\n')
-            made.append(f'config = "{self.folder / name / "server.properties"}"\non_host = ["sh", "-c"]\n')
-            made.append("[broker.commands]\n")
-            made += [f"{what} = {json.dumps(words)}\n" for what, words in commands.items()]
-        path = self.folder / "brokers.toml"
-        path.write_text("".join(made))
-        return path
+            config = str(self.folder / name / "server.properties")
+            made.append({"name": name, "keytail": str(KEYTAIL), "flags": ["--topic", "users"], "config": config,
+                         "on_host": ["sh", "-c"], "commands": commands})  # fmt: skip
+        return connection(*made)
 
 
 @contextlib.contextmanager
@@ -182,7 +180,7 @@ def test_a_rolling_run_over_real_brokers_compacts_and_restarts_each(airflow_runs
         logs = {name: brokers.folder / name / "logs" for name in brokers.brokers if name != "controller"}
         wait_for(lambda: all(map(is_flushed, logs.values())), 60)
         pids = {name: (brokers.folder / name / "pid").read_text() for name in brokers.brokers}
-        env = {"KEYTAIL_BROKERS": str(brokers.inventory()), "KEYTAIL_ALERT": ""}
+        env = {**brokers.inventory(), "KEYTAIL_ALERT": ""}
         ledger = str(tmp_path / "ledger")
         conf = {"poll_seconds": 0.3, "stop_minutes": 1, "wait_for_sync_minutes": 1.5, "ledger": ledger}
         appended: list[int] = []

@@ -188,7 +188,7 @@ def rolled(
     for name in wanted:
         roll = ROLLS[name]
         folder = folders[name] = tmp_path_factory.mktemp("roll")
-        env = {"KEYTAIL_BROKERS": str(write_inventory(folder, {"b1": roll.b1, "b2": roll.b2}))}
+        env = write_inventory(folder, {"b1": roll.b1, "b2": roll.b2})
         (folder / "page").write_text(f'#!/bin/sh\nprintf "%s" "$1" >"{folder}/alert"\n')
         (folder / "page").chmod(0o755)
         env["KEYTAIL_ALERT"] = str(folder / "page")

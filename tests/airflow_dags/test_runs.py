@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.airflow_dags.conftest import Ask
+from tests.airflow_dags.rolls import connection
 from tests.airflow_dags.test_structure import BROKERS, LEDGER, REBUILD, SNAPSHOTS
 from tests.golden import unpack
 from tests.log_dirs import random_records, write_log_dir
@@ -22,14 +23,10 @@ ROOT = Path(__file__).parents[2]
 ORDERS = ["orders:cleanup.policy=compact"]
 
 
-def inventory(path: Path, keytail_home: Path, **brokers: dict[str, Any]) -> str:
-    """Write a TOML file with these brokers; JSON's strings and lists are valid TOML."""
-    lines = []
-    for name, keys in brokers.items():
-        lines += ["[[broker]]", f'name = "{name}"', f"keytail = {json.dumps(str(keytail_home / 'bin' / 'keytail'))}"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
+def inventory(keytail_home: Path, **brokers: dict[str, Any]) -> dict[str, str]:
+    """Return the variable of the Connection with these brokers."""
+    keytail = str(keytail_home / "bin" / "keytail")
+    return connection(*({"name": name, "keytail": keytail, **keys} for name, keys in brokers.items()))
 
 
 def small(path: Path, *numbers: int) -> Path:
@@ -89,16 +86,62 @@ def test_snapshots_are_compacted_on_spark_although_one_is_damaged(run_dag: Ask, 
     assert 0 < planned["dirty_ratio"] <= 1
 
 
+FAKE_SUBMIT = """
+import json, os, sys
+*words, rows_file, path = sys.argv[1:]
+command = words[words.index("--name") + 1].split()[1]
+with open(os.environ["SPARK_HOME"] + "/" + command, "w") as file:
+    json.dump([words, rows_file, os.environ["SPARK_CONF_DIR"]], file)
+print("keytail: ledger: this is run 20260101-s; to show it: keytail history", *words)
+row = {"topic": "orders", "log_dir": "/d", "error": ""}
+done = "compacted" if command == "compact" else "sound"
+with open(path, "w") as file:
+    json.dump([{**row, "partition": 0, "status": done}, {**row, "partition": 1, "status": "refused"}], file)
+sys.exit(3)
+"""
+
+
+@pytest.mark.long
+def test_a_job_is_submitted_with_its_status_rows_and_run_id(run_dag: Ask, tmp_path: Path) -> None:
+    """spark-submit is a fake. A secret in `conf` is passed to it, and is not in the log."""
+    (tmp_path / "bin").mkdir()
+    for name, source, words in (("keytail", FAKE_KEYTAIL, f"{tmp_path} k"), ("spark-submit", FAKE_SUBMIT, "")):
+        (tmp_path / f"{name}.py").write_text(source)
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {tmp_path}/{name}.py {words} "$@"\n')
+        program.chmod(0o755)
+    conf = {"log_dirs": ["/d"], "least_bytes": 1, "ledger": "/l", "conf": {"spark.a.secret": "hidden", "spark.b": "1"},
+            "keytail_home": str(tmp_path), "spark_home": str(tmp_path)}  # fmt: skip
+    found = run_dag(SNAPSHOTS, conf)
+    assert found["tasks"]["compact"] == found["tasks"]["verify"] == found["tasks"]["ledger"] == "success"
+    compacted = left(found, "compact")
+    assert (compacted["exit_status"], compacted["partial"], compacted["run_id"]) == (3, True, "20260101-s")
+    assert compacted["counts"] == {"compacted": 1, "refused": 1}
+    assert left(found, "ledger")["run"]["run_id"] == "20260101-s"
+    assert [(one["task"], one["uri"], one["extra"]["broker"]) for one in found["events"]] == [
+        ("compact", "file:///l", None)
+    ]
+    words, rows_file, conf_dir = json.loads((tmp_path / "compact").read_text())
+    assert words[:8] == ["--master", "local[2]", "--deploy-mode", "client",
+                         "--conf", "spark.a.secret=hidden", "--conf", "spark.b=1"]  # fmt: skip
+    assert words[8:10] == ["--name", f"keytail compact {found['run_id']}"]
+    assert words[10:] == [f"{tmp_path}/jobs/compact.py", "--log-dirs", "/d", "--ledger", "/l", "--execute"]
+    assert (rows_file, conf_dir) == ("--rows-file", f"{tmp_path}/conf")
+    logged = (tmp_path / "ask.log").read_text()
+    assert "spark.a.secret=***" in logged
+    assert "hidden" not in logged
+
+
 @pytest.mark.spark
 @pytest.mark.soak("test_each_broker_reads_its_own_run_of_the_ledger; ledger/test_tables.py: maintenance")
 def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
     log_dir, ledger = small(tmp_path / "logs", 0), str(tmp_path / "ledger")
     flags = ["--log-dirs", str(log_dir), "--execute", "--ledger", ledger]
     subprocess.run([keytail_home / "bin" / "keytail", "rebuild-index", *flags], check=True)
-    path = inventory(tmp_path / "b.toml", keytail_home, b1={"log_dirs": [str(log_dir)], "on_host": ["sh", "-c"]})
-    found = run_dag(LEDGER, {"ledger": ledger, "broker": "b1"}, KEYTAIL_BROKERS=path)
+    env = inventory(keytail_home, b1={"log_dirs": [str(log_dir)], "on_host": ["sh", "-c"]})
+    found = run_dag(LEDGER, {"ledger": ledger, "broker": "b1"}, **env)
     assert found["state"] == "success"
-    assert left(found, "maintain")["counts"] == {"maintained": 3}
+    assert [one["counts"] for one in left(found, "maintain")] == [{"maintained": 3}]
 
 
 # A fake keytail for brokers, which writes no ledger and has one run. Its arguments are a folder, the broker's name, and
@@ -128,17 +171,21 @@ print(json.dumps(maintained if "--maintain" in words else rows[command]))
 
 
 @pytest.mark.long
-def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Path) -> None:
-    """The run is found by the id that the compaction printed; tests of recorded output check how it is printed."""
+def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, ssh: dict[str, str], tmp_path: Path) -> None:
+    """The run is found by the id that the compaction printed; tests of recorded output check how it is printed. Each
+    compaction adds an event of the asset of its broker's ledger, and a run that is started by these events maintains
+    both ledgers. The first broker is reached over SSH.
+    """
     (tmp_path / "stand_in.py").write_text(FAKE_KEYTAIL)
-    lines = []
+    brokers = []
     for name in ("b1", "b2"):
         keytail = tmp_path / f"keytail-{name}"
         keytail.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {tmp_path}/stand_in.py {tmp_path} {name} "$@"\n')
         keytail.chmod(0o755)
-        lines += [f'[[broker]]\nname = "{name}"\nkeytail = "{keytail}"\nlog_dirs = ["/d"]\non_host = ["sh", "-c"]']
-    (tmp_path / "b.toml").write_text("\n".join(lines))
-    found = run_dag(BROKERS, {"ledger": "/the ledger", "least_bytes": 1}, KEYTAIL_BROKERS=str(tmp_path / "b.toml"))
+        brokers.append({"name": name, "keytail": str(keytail), "log_dirs": ["/d"], "on_host": ["sh", "-c"]})
+    brokers[0]["ssh_conn_id"] = "ssh_b1"
+    env = connection(*brokers) | ssh
+    found = run_dag(BROKERS, {"ledger": "/the ledger", "least_bytes": 1}, **env)
     steps = [f"broker.{step}[{n}]" for step in ("plan", "gate", "compact", "verify", "ledger") for n in range(2)]
     wanted = {"choose": "success", **dict.fromkeys(steps, "success"), "report_partial": "skipped", "done": "success"}
     assert (found["state"], found["tasks"]) == ("success", wanted)
@@ -155,11 +202,21 @@ def test_each_broker_reads_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Pat
         history = ["history", "--ledger", "/the ledger", "--run", f"20260101-{name}", "--output", "json"]
         assert done[-1] == history
     assert not {x["key"] for x in found["xcoms"]} - {"return_value", "skipmixin_key"}
-    found = run_dag(LEDGER, {"ledger": "/the ledger", "broker": "b1"}, KEYTAIL_BROKERS=str(tmp_path / "b.toml"))
-    assert (found["state"], left(found, "maintain")["counts"]) == ("success", {"maintained": 1})
-    words = json.loads((tmp_path / "b1").read_text().splitlines()[-1])
-    maintain = ["history", "--ledger", "/the ledger", "--maintain", "--execute", "--retain-days", "400"]
-    assert words == [*maintain, "--output", "json"]
+    uris = [f"file://{name}/the%20ledger" for name in ("b1", "b2")]
+    assert found["events"] == [
+        {"task": "broker.compact", "index": number, "uri": uri, "extra": {
+            "ledger": "/the ledger", "broker": name, "command": "compact", "run_id": f"20260101-{name}"}}
+        for number, (name, uri) in enumerate(zip(("b1", "b2"), uris, strict=True))
+    ]  # fmt: skip
+    found = run_dag(LEDGER, {}, found["run_id"], **env)
+    assert (found["state"], found["events"]) == ("success", [])
+    assert [(one["ledger"], one["counts"]) for one in left(found, "maintain")] == [
+        (uri, {"maintained": 1}) for uri in uris
+    ]
+    for name in ("b1", "b2"):
+        words = json.loads((tmp_path / name).read_text().splitlines()[-1])
+        maintain = ["history", "--ledger", "/the ledger", "--maintain", "--execute", "--retain-days", "400"]
+        assert words == [*maintain, "--output", "json"]
 
 
 @pytest.mark.long
@@ -171,13 +228,13 @@ def test_indexes_are_rebuilt_except_those_of_a_running_broker(run_dag: Ask, tmp_
     for log_dir in (running, stopped, damaged):
         next(log_dir.glob("orders-*/00000000000000000000.index")).unlink()
     damage(damaged, "orders-3")
-    path = inventory(
-        tmp_path / "b.toml", keytail_home, a={"log_dirs": [str(running)], "group": "r"},
+    env = inventory(
+        keytail_home, a={"log_dirs": [str(running)], "group": "r"},
         c={"log_dirs": [str(damaged)]}, b={"log_dirs": [str(stopped)], "group": "r"},
     )  # fmt: skip
     with open(running / ".lock", "w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        found = run_dag(REBUILD, {"by": "group"}, KEYTAIL_BROKERS=path)
+        found = run_dag(REBUILD, {"by": "group"}, **env)
     assert found["tasks"] == {
         "choose": "success", "brokers.rebuild[0]": "failed", "brokers.verify[0]": "upstream_failed",
         "brokers.rebuild[1]": "success", "brokers.verify[1]": "success",
@@ -205,18 +262,16 @@ def test_missing_requirements_are_reported(run_dag: Ask, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mistake", ["no such file", "not TOML", "an unknown broker"])
+@pytest.mark.parametrize("mistake", ["no Connection", "not JSON", "an unknown broker"])
 def test_a_mistake_in_the_inventory_is_not_retried(mistake: str, run_dag: Ask, tmp_path: Path) -> None:
-    path, logged = tmp_path / "brokers.toml", {
-        "no such file": "there is no inventory of brokers at",
-        "not TOML": "cannot be read as TOML",
-        "an unknown broker": "the inventory has no broker 'b2'; it has b1",
+    env, logged = {
+        "no Connection": ({}, "there is no Connection keytail_default: add one of type keytail"),
+        "not JSON": ({"AIRFLOW_CONN_KEYTAIL_DEFAULT": '{"conn_type": "keytail", "extra": "{"}'}, "is not valid JSON"),
+        "an unknown broker": (connection({"name": "b1", "log_dirs": ["/x"]}), "has no broker 'b2'; it has b1"),
     }[mistake]
-    if mistake != "no such file":
-        path.write_text("[[broker" if mistake == "not TOML" else "[[broker]]\nname = 'b1'\nlog_dirs = ['/x']\n")
     first = {BROKERS: "choose", REBUILD: "choose", LEDGER: "maintain"}
     conf = {BROKERS: {"brokers": ["b2"]}, REBUILD: {"brokers": ["b2"]}, LEDGER: {"broker": "b2", "ledger": "/x"}}
     for dag_id, task in first.items():
-        found = run_dag(dag_id, conf[dag_id], KEYTAIL_BROKERS=str(path))
+        found = run_dag(dag_id, conf[dag_id], **env)
         assert (found["state"], found["tasks"][task], found["tries"][task]) == ("failed", "failed", 1), dag_id
         assert logged in (tmp_path / "ask.log").read_text(), dag_id

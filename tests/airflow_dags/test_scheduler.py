@@ -24,7 +24,7 @@ import pytest
 
 from tests.airflow_dags.conftest import DAGS, Airflow
 from tests.airflow_dags.test_runs import ORDERS, inventory, small
-from tests.airflow_dags.test_structure import BROKERS
+from tests.airflow_dags.test_structure import BROKERS, LEDGER
 from tests.log_dirs import newest_by_key, records_of
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
@@ -64,7 +64,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     keytail_home: Path,
 ) -> None:
     """One broker is compacted and verified, through a shell in place of ssh. On the other one, too little is due, so
-    that all its tasks except the plan are skipped.
+    that all its tasks except the plan are skipped. The event of the ledger then starts its maintenance.
     """
     worth, little = small(tmp_path / "it's one", 0, 1), small(tmp_path / "two", 2)
     before = {n: records_of(worth / f"orders-{n}") for n in range(2)}
@@ -77,12 +77,11 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     database = home / "airflow.db"
     dags = home / "dags"
     dags.mkdir(parents=True)
-    for file in ("compaction.py", *(path.name for path in DAGS.glob("keytail_*.py"))):
+    for file in (".airflowignore", "compaction.py", "ledger_maintenance.py", "keytail_provider"):
         (dags / file).symlink_to(DAGS / file)
     shutil.copy(empty_database, database)
-    path = inventory(
-        tmp_path / "b.toml", keytail_home,
-        b1={"log_dirs": [str(worth)], "on_host": ["sh", "-c"]}, b2={"log_dirs": [str(little)]},
+    connection = inventory(
+        keytail_home, b1={"log_dirs": [str(worth)], "on_host": ["sh", "-c"]}, b2={"log_dirs": [str(little)]},
     )  # fmt: skip
     env = environment | {
         "AIRFLOW_HOME": str(home),
@@ -93,15 +92,16 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(48),
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-        "KEYTAIL_BROKERS": path,
-    }
+        "KEYTAIL_LEDGER_MAINTENANCE_SCHEDULE": "keytail_ledger",
+    } | connection
     program = str(airflow_bin / "airflow")
     programs = {
         "api-server": [program, "api-server", "--apps", "execution", "-w", "1", "-H", "127.0.0.1", "-p", str(port)],
         "dag-processor": [program, "dag-processor"],
         "scheduler": [program, "scheduler", "--skip-serve-logs"],
     }
-    conf = {"topic_config": ORDERS, "topics_have_no_overrides": True, "least_bytes": gate}
+    ledger = str(tmp_path / "ledger")
+    conf = {"topic_config": ORDERS, "topics_have_no_overrides": True, "least_bytes": gate, "ledger": ledger}
     with running(programs, env, tmp_path) as processes:
 
         def wait_for(what: str, true: Callable[[], bool]) -> None:
@@ -113,18 +113,27 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
                     raise AssertionError(f"not reached: {what}; ended programs: {ended}\n{logs}")
                 time.sleep(0.3)
 
-        wait_for("the DAG is read", lambda: asked(database, "select 1 from serialized_dag where dag_id = ?", BROKERS))
+        for dag_id in (BROKERS, LEDGER):
+            query = "select 1 from serialized_dag where dag_id = ?"
+            wait_for(f"{dag_id} is read", lambda dag_id=dag_id, query=query: asked(database, query, dag_id))
         airflow.ask("trigger", BROKERS, "once", json.dumps(conf), str(database), log=tmp_path / "trigger.log")
         state = "select state from dag_run where run_id = 'once' and state in ('success', 'failed')"
         wait_for("the run has ended", lambda: asked(database, state))
+        maintained = f"select run_type, state from dag_run where dag_id = '{LEDGER}' and state in ('success', 'failed')"
+        wait_for("the maintenance has ended", lambda: asked(database, maintained))
+    assert asked(database, maintained) == [("asset_triggered", "success")]
+    [[outcomes]] = asked(database, "select value from xcom where task_id = 'maintain' and key = 'return_value'")
+    assert [(one["ledger"], one["counts"]) for one in json.loads(outcomes)] == [
+        (f"file://b1{ledger}", {"maintained": 3})
+    ]
     assert asked(database, state) == [("success",)]
     states = {(task, index): state for task, index, state in asked(
         database, "select task_id, map_index, state from task_instance where run_id = 'once'"
     )}  # fmt: skip
     assert states == {
         ("choose", -1): "success",
-        **{(f"broker.{step}", 0): "success" for step in ("plan", "gate", "compact", "verify")},
-        ("broker.ledger", 0): "skipped", ("broker.plan", 1): "success",
+        **{(f"broker.{step}", 0): "success" for step in ("plan", "gate", "compact", "verify", "ledger")},
+        ("broker.plan", 1): "success",
         **{(f"broker.{step}", 1): "skipped" for step in ("gate", "compact", "verify", "ledger")},
         ("report_partial", -1): "skipped", ("done", -1): "success",
     }  # fmt: skip

@@ -1,12 +1,11 @@
 """The actions of the tasks of a rolling run (rolling_maintenance.py) at a broker: they run its commands and keytail's,
 and wait.
 
-Decisions on the output of commands are in keytail_rolling.py.
+Decisions on the output of commands are in rolling.py.
 """
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +14,9 @@ from typing import Any
 from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-import keytail_brokers as inventory
-import keytail_commands as commands
-import keytail_rolling as rolling
-import keytail_steps as steps
+from keytail_provider import assets, commands, rolling, steps
+from keytail_provider.brokers import Broker
+from keytail_provider.hooks.keytail import KeytailHook
 
 START_TRIES = 5  # runs of the command in one try of the task
 CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a log dir, and then until it answers
@@ -27,7 +25,7 @@ ASK_S = 300.0  # time that a check, or doctor, may take
 
 
 def words_of(
-    one: inventory.Broker, values: Mapping[str, Any], to_verify: Sequence[str] = ()
+    one: Broker, values: Mapping[str, Any], to_verify: Sequence[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """Return the commands that a run executes for a broker, as lists of words, by step. `verify` is limited to the
     partitions `to_verify`, unless there are none or `verify_everything` is set."""
@@ -52,25 +50,25 @@ def words_of(
     }
 
 
-def _doctor_words(one: inventory.Broker) -> tuple[str, ...]:
+def _doctor_words(one: Broker) -> tuple[str, ...]:
     """Return the command `doctor` without the inventory's flags, which select topics."""
     return replace(one, flags=()).command("doctor")
 
 
-def _doctor(one: inventory.Broker) -> commands.Ended:
+def _doctor(one: Broker) -> commands.Ended:
     try:
-        return commands.run(_doctor_words(one), one.on_host, ASK_S)
+        return commands.run(_doctor_words(one), one.host, ASK_S)
     except AirflowException as problem:  # the command printed no rows, although its status is 0
         return commands.Ended(1, last_lines=str(problem))
 
 
-def _check(one: inventory.Broker, names: tuple[str, ...]) -> tuple[str, str]:
+def _check(one: Broker, names: tuple[str, ...]) -> tuple[str, str]:
     """Return the name and the output of the first check that is not good; empty if all are. A missing command fails the
     task."""
     for name in names:
         if name not in one.commands:
             continue
-        ended = commands.run(one.commands[name], one.on_host, ASK_S, parse_rows=False, keep_output=True)
+        ended = commands.run(one.commands[name], one.host, ASK_S, parse_rows=False, keep_output=True)
         if ended.exit_status in commands.NOT_FOUND:
             raise AirflowFailException(f"commands.{name}: command not found, or not executable: {ended.last_lines}")
         if not rolling.is_good(name, ended.exit_status, ended.output):
@@ -80,7 +78,7 @@ def _check(one: inventory.Broker, names: tuple[str, ...]) -> tuple[str, str]:
     return "", ""
 
 
-def wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> dict[str, int]:
+def wait_until_good(one: Broker, names: tuple[str, ...], looks: int) -> dict[str, int]:
     """Wait until `reachable` and all checks were good `looks` times in a row; return the times at which checks first
     showed that (`reachable_at_ms`, `in_sync_at_ms`). Raises AirflowFailException with the last failure."""
     values = steps.given()
@@ -103,12 +101,12 @@ def wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -
         time.sleep(values["poll_seconds"])
 
 
-def _skip_if_not_chosen(one: inventory.Broker, values: Mapping[str, Any]) -> None:
-    if one.name not in rolling.chosen([known.name for known in inventory.brokers()], values["only_brokers"]):
+def _skip_if_not_chosen(one: Broker, values: Mapping[str, Any]) -> None:
+    if one.name not in rolling.chosen([known.name for known in KeytailHook().get_conn()], values["only_brokers"]):
         raise AirflowSkipException(f"{one.name} is not in only_brokers")
 
 
-def prepare(one: inventory.Broker) -> dict[str, Any]:
+def prepare(one: Broker) -> dict[str, Any]:
     values = steps.given()
     _skip_if_not_chosen(one, values)
     if not values["prepare"] or values["dry_run"]:
@@ -116,13 +114,13 @@ def prepare(one: inventory.Broker) -> dict[str, Any]:
     _try_flags(one, values)
     _wait_until_ready(one)
     limit_s = 60 * (values["prepare_minutes"] + values["overrun_minutes"])
-    ended = commands.run(words_of(one, values)["prepare"], one.on_host, limit_s)
+    ended = commands.run(words_of(one, values)["prepare"], one.host, limit_s)
     if ended.exit_status == commands.TIMED_OUT:  # prepared files can still be committed
         return commands.summary(ended.rows, 3)
     return commands.outcome(ended)
 
 
-def precheck(one: inventory.Broker) -> dict[str, Any] | None:
+def precheck(one: Broker) -> dict[str, Any] | None:
     values = steps.given()
     _skip_if_not_chosen(one, values)
     if values["dry_run"]:
@@ -133,12 +131,12 @@ def precheck(one: inventory.Broker) -> dict[str, Any] | None:
     return None
 
 
-def _try_flags(one: inventory.Broker, values: Mapping[str, Any]) -> None:
+def _try_flags(one: Broker, values: Mapping[str, Any]) -> None:
     """Do a dry run, which finds wrong flags in the inventory, topics and ledgers before the broker is stopped."""
-    commands.outcome(commands.run(words_of(one, values)["plan"], one.on_host))
+    commands.outcome(commands.run(words_of(one, values)["plan"], one.host))
 
 
-def _wait_until_ready(one: inventory.Broker) -> None:
+def _wait_until_ready(one: Broker) -> None:
     """Wait until no partition of the cluster lacks a replica. Raises AirflowFailException if the broker does not run,
     or keytail cannot."""
     ended = _doctor(one)
@@ -153,30 +151,30 @@ def _wait_until_ready(one: inventory.Broker) -> None:
     wait_until_good(one, rolling.BEFORE, looks=1)
 
 
-def _show(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
+def _show(one: Broker, values: Mapping[str, Any]) -> dict[str, Any]:
     """Do a dry run: print what would be done, and return what is due there."""
     _, wrong = _check(one, ("reachable", *rolling.BEFORE))
     print(f"{one.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
     words = words_of(one, values)
     for step in (*(("prepare",) if values["prepare"] else ()), "stop", "compact", "verify", "start"):
-        print(f"{one.name}: would {step}: {shlex.join([*one.on_host, shlex.join(words[step])])}")
-    made = commands.outcome(commands.run(words["plan"], one.on_host))
+        print(f"{one.name}: would {step}: {one.host.shown(words[step])}")
+    made = commands.outcome(commands.run(words["plan"], one.host))
     print(f"{one.name}: {made['counts']}")
     return {"would_wait_for": wrong, **made}
 
 
-def stop(one: inventory.Broker, begun_ms: int) -> None:
+def stop(one: Broker, begun_ms: int) -> None:
     """Stop the broker. It is down from now on or, in another try of the task, perhaps since the first one, which was
     after `begun_ms`.
     """
     ti: Any = get_current_context()["ti"]
     ti.xcom_push(key="down_at_ms", value=now_ms() if ti.try_number == 1 else begun_ms)
-    ended = commands.run(one.commands["stop"], one.on_host, 60 * steps.given()["stop_minutes"], parse_rows=False)
+    ended = commands.run(one.commands["stop"], one.host, 60 * steps.given()["stop_minutes"], parse_rows=False)
     if ended.exit_status != 0:
         raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.last_lines}")
 
 
-def stopped(one: inventory.Broker) -> dict[str, Any]:
+def stopped(one: Broker) -> dict[str, Any]:
     """Wait until every log dir has its clean shutdown file and its lock is free."""
     values = steps.given()
     until_s = time.monotonic() + 60 * values["stop_minutes"]
@@ -200,21 +198,22 @@ def stopped(one: inventory.Broker) -> dict[str, Any]:
         time.sleep(values["poll_seconds"])
 
 
-def compact(one: inventory.Broker) -> dict[str, Any]:
+def compact(one: Broker) -> dict[str, Any]:
     values = steps.given()
     limit_s = 60 * (values["deadline_minutes"] + values["overrun_minutes"])
-    ended, run_id = steps.run_with_id(words_of(one, values)["compact"], one.on_host, limit_s)
+    ended, run_id = steps.run_with_id(words_of(one, values)["compact"], one.host, limit_s)
     get_current_context()["ti"].xcom_push(key="run_id", value=run_id)
     made = commands.outcome(ended)
+    assets.add_event(values["ledger"], one.name, "compact", run_id)
     return {**made, "to_verify": rolling.to_verify(ended.rows), "prepared": rolling.prepared(ended.rows)}
 
 
-def verify(one: inventory.Broker, compacted: Mapping[str, Any] | None) -> dict[str, Any]:
+def verify(one: Broker, compacted: Mapping[str, Any] | None) -> dict[str, Any]:
     """Verify the partitions that were compacted, or failed. If these are not known, or in another try, before which
     somebody may have moved one of them away, verify all that were chosen."""
     values, ti = steps.given(), get_current_context()["ti"]
     named = compacted["to_verify"] if compacted and ti.try_number == 1 else ()
-    ended = commands.run(words_of(one, values, named)["verify"], one.on_host, 60 * values["verify_minutes"])
+    ended = commands.run(words_of(one, values, named)["verify"], one.host, 60 * values["verify_minutes"])
     said = rolling.verdict(ended.exit_status, ended.rows)
     ti.xcom_push(key="verdict", value=said)
     if said["loses"]:
@@ -226,7 +225,7 @@ def verify(one: inventory.Broker, compacted: Mapping[str, Any] | None) -> dict[s
     return commands.outcome(ended)
 
 
-def start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
+def start(one: Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
     """Start the broker, unless verify reported a loss, and check that it then holds a lock."""
     if not rolling.may_start(said):
         assert said is not None
@@ -234,7 +233,7 @@ def start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, An
     poll_s = steps.given()["poll_seconds"]
     _let_go(one, poll_s)
     for number in range(1, START_TRIES + 1):
-        ended = commands.run(one.commands["start"], one.on_host, ASK_S, parse_rows=False)
+        ended = commands.run(one.commands["start"], one.host, ASK_S, parse_rows=False)
         if ended.exit_status == 0:
             break
         print(f"commands.start ended with status {ended.exit_status}, try {number} of {START_TRIES}")
@@ -253,12 +252,12 @@ def start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, An
         time.sleep(poll_s)
 
 
-def _reachable_at_ms(one: inventory.Broker, poll_s: float) -> int | None:
+def _reachable_at_ms(one: Broker, poll_s: float) -> int | None:
     """Wait until the broker answers, and return the time; None if that takes too long: then in_sync continues to wait.
     """
     until_s = time.monotonic() + CONFIRM_S
     while time.monotonic() < until_s:
-        ended = commands.run(one.commands["reachable"], one.on_host, ASK_S, parse_rows=False, keep_output=True)
+        ended = commands.run(one.commands["reachable"], one.host, ASK_S, parse_rows=False, keep_output=True)
         if ended.exit_status == 0:
             return now_ms()
         if ended.exit_status in commands.NOT_FOUND:
@@ -267,7 +266,7 @@ def _reachable_at_ms(one: inventory.Broker, poll_s: float) -> int | None:
     return None
 
 
-def downtime(one: inventory.Broker, left: Mapping[str, Any]) -> dict[str, Any]:
+def downtime(one: Broker, left: Mapping[str, Any]) -> dict[str, Any]:
     """Return how long the broker was down, and record it in the ledger. Times that are not known are None."""
     values, found = steps.given(), rolling.downtime(left)
     print(f"{one.name}: {rolling.downtime_text(found)}")
@@ -276,7 +275,8 @@ def downtime(one: inventory.Broker, left: Mapping[str, Any]) -> dict[str, Any]:
     run_id = left.get("run_id")
     words = [one.keytail, "downtime", "--ledger", values["ledger"], "--broker", one.name,
              *rolling.downtime_flags(found), *(("--run", run_id) if run_id else ()), "--output", "json"]  # fmt: skip
-    commands.outcome(commands.run(words, one.on_host, ASK_S))
+    commands.outcome(commands.run(words, one.host, ASK_S))
+    assets.add_event(values["ledger"], one.name, "downtime", run_id)
     return {**found, "recorded": True}
 
 
@@ -284,7 +284,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _let_go(one: inventory.Broker, poll_s: float) -> None:
+def _let_go(one: Broker, poll_s: float) -> None:
     """Wait until a compaction whose task died has ended (within seconds); until then it holds the locks."""
     until_s = time.monotonic() + CONFIRM_S
     while rolling.state_of(_doctor(one).rows) == rolling.BUSY and time.monotonic() < until_s:

@@ -19,10 +19,11 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import Param, TriggerRule, get_current_context
 from airflow.sdk import dag as airflow_dag
 from airflow.sdk import task as airflow_task
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from keytail_brokers import InventoryError
-from keytail_commands import MAX_ROWS, Ended, in_words, outcome, run, summary
+from keytail_provider.assets import LEDGERS
+from keytail_provider.brokers import HERE, Host, InventoryError
+from keytail_provider.commands import MAX_ROWS, Ended, in_words, outcome, run, summary
 
 HOME = os.environ.get("KEYTAIL_HOME", "/opt/keytail")
 
@@ -72,10 +73,11 @@ def dag(dag_id: str, declared: Mapping[str, Param], **more: Any) -> Any:
     """Return Airflow's @dag with the settings that all DAGs share.
 
     The environment of the DAG processor may have a cron expression, in KEYTAIL_COMPACT_BROKERS_SCHEDULE or the like,
-    and defaults of Params.
+    or the name of LEDGERS, for a run after each event of a ledger; and defaults of Params.
     """
+    schedule = os.environ.get(f"{dag_id.upper()}_SCHEDULE") or None
     shared = {
-        "schedule": os.environ.get(f"{dag_id.upper()}_SCHEDULE") or None, "catchup": False, "max_active_runs": 1,
+        "schedule": LEDGERS if schedule == LEDGERS.name else schedule, "catchup": False, "max_active_runs": 1,
         "default_args": DEFAULT_ARGS, "params": _params(dag_id, declared),
     }  # fmt: skip
     return airflow_dag(dag_id=dag_id, **(shared | more))
@@ -230,16 +232,16 @@ Command = Callable[..., tuple[str, ...]]
 """The arguments of a command for some log dirs, as by `Broker.command`: its name, then further flags."""
 
 
-def figures(command: Command, values: Mapping[str, Any], on_host: Sequence[str] = ()) -> dict[str, Any]:
+def figures(command: Command, values: Mapping[str, Any], host: Host = HERE) -> dict[str, Any]:
     """Return what is due, from `plan`, and how much of it is dirty, from `describe`: the figures for the gate.
 
     `cleanable_bytes` are those from the first dirty offset, by the cleaner's checkpoint, to the end of what may be
     cleaned, of the partitions that `plan` would compact; `dirty_ratio` is their share of these and the clean bytes
     before. Both commands read only listings, no log data.
     """
-    planned = run(command("plan", *flags(values, "plan")), on_host)
+    planned = run(command("plan", *flags(values, "plan")), host)
     made = outcome(planned)
-    described = run(command("describe", *flags(values, "describe")), on_host)
+    described = run(command("describe", *flags(values, "describe")), host)
     outcome(Ended(described.exit_status, described.rows, described.last_lines))
     key = ("log_dir", "topic", "partition")
     due = {tuple(row[part] for part in key) for row in planned.rows if row["status"] == "would-compact"}
@@ -269,7 +271,7 @@ def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     return {"why": text}
 
 
-def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_host: Sequence[str] = ()) -> Any:
+def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, host: Host = HERE) -> Any:
     """Return what the ledger contains about a run. Raises AirflowSkipException if there is no ledger, or the run
     printed no id."""
     if not values.get("ledger"):
@@ -277,7 +279,7 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
     if run_id is None:
         raise AirflowSkipException("the run printed no id for the ledger")
     words = [keytail, "history", *flags(values, "history"), "--run", run_id, "--output", "json"]
-    ended = run(words, on_host)
+    ended = run(words, host)
     made = outcome(ended)
     if not ended.rows:
         raise AirflowFailException(f"the ledger has no run {run_id}")
@@ -289,16 +291,41 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
 
 
 def run_with_id(
-    words: Sequence[str], on_host: Sequence[str] = (), timeout_s: float | None = None
+    words: Sequence[str],
+    host: Host = HERE,
+    timeout_s: float | None = None,
+    on_line: Callable[[str], None] = print,
+    parse_rows: bool = True,
 ) -> tuple[Ended, str | None]:
     """Run a command as `run` does; return also the run's id in the ledger, or None."""
     found: list[str] = []
 
-    def on_line(line: str) -> None:
-        print(line)
+    def find(line: str) -> None:
+        on_line(line)
         found.extend(RUN_ID.findall(line))
 
-    return run(words, on_host, timeout_s, on_line), found[-1] if found else None
+    return run(words, host, timeout_s, find, parse_rows), found[-1] if found else None
+
+
+def of_each(parts: Mapping[str, Callable[[], Ended]], step: str, kind: str = "broker") -> list[dict[str, Any]]:
+    """Process the parts (of this kind, by name) one after the other, even if one fails; return the outcome of each.
+
+    If any failed, the error of the task names them. The task is retried if a retry may help any of them; in the parts
+    that succeeded, a retry finds nothing to do.
+    """
+    outcomes: list[dict[str, Any]] = []
+    failed: list[tuple[str, AirflowException]] = []
+    for name, do in parts.items():
+        try:
+            outcomes.append({kind: name, "step": step, **outcome(do())})
+        except AirflowException as problem:
+            print(f"{name}: {problem}")
+            failed.append((name, problem))
+    if failed:
+        text = "; ".join(f"{name}: {problem}" for name, problem in failed)
+        is_final = all(isinstance(problem, AirflowFailException) for _, problem in failed)
+        raise (AirflowFailException if is_final else AirflowException)(text)
+    return outcomes
 
 
 def end_with(*steps: Any, partial: Sequence[str]) -> None:
@@ -328,7 +355,8 @@ def report_problems(outcomes: Iterable[Any]) -> None:
     for one in chain.from_iterable(one if isinstance(one, list) else [one] for one in outcomes):
         if not one or not one.get("partial"):
             continue
-        where = f"{one['broker']}: " if one.get("broker") else ""
+        part = one.get("broker") or one.get("ledger")
+        where = f"{part}: " if part else ""
         counts = ", ".join(f"{number} {status}" for status, number in one["counts"].items())
         lines.append(f"{where}{one.get('step', 'a step')} was partial ({counts})")
         wrong = [row for row in one["rows"] if row.get("error") or row.get("first_finding")]

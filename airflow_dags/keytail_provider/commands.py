@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import selectors
 import shlex
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -21,9 +18,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from keytail_provider.brokers import HERE, Host, InventoryError
+from keytail_provider.processes import Local, NotStarted, Process
 
 # Exit statuses that keytail does not use: those of timeout(1) and of shells.
 TIMED_OUT = 124
@@ -67,124 +67,127 @@ class Ended:
 
 def run(
     words: Sequence[str],
-    on_host: Sequence[str] = (),
+    host: Host = HERE,
     timeout_s: float | None = None,
     on_line: Callable[[str], None] = print,
     parse_rows: bool = True,
     grace_s: float = GRACE_S,
     keep_output: bool = False,
 ) -> Ended:
-    """Run a command to its end, and return its result; its standard error is passed to `on_line` as it arrives.
+    """Run a command on a host to its end, and return its result; its standard error is passed to `on_line` as it
+    arrives.
 
     After `timeout_s` it is stopped, and the status is 124. It is also stopped if this process gets SIGTERM, or if an
     exception is raised here (such as Airflow's own timeout). `parse_rows`: standard output is a JSON array; otherwise
-    it is logged like standard error. Raises AirflowFailException if it should be an array and is not, after status 0
-    or 3.
-    `keep_output`: for a command without rows, its standard output is returned in `output` and not logged.
+    it is logged like standard error. `keep_output`: for a command without rows, its standard output is returned in
+    `output` and not logged. Raises AirflowFailException if standard output should be an array and is not, after status
+    0 or 3, and InventoryError for a mistake in the Connection of the host.
     """
     line = ["sh", "-c", _UNDER_A_SHELL, "keytail", *words]
-    command = [*on_host, shlex.join(line)] if on_host else line
-    on_line(f"$ {shlex.join([*on_host, shlex.join(words)]) if on_host else shlex.join(words)}")
+    command = [*host.prefix, shlex.join(line)] if host.prefix else line
+    on_line(f"$ {host.shown(words)}")
     last_lines: deque[str] = deque(maxlen=20)
 
     def log_line(text: str) -> None:
         last_lines.append(text[:MAX_TEXT])
         on_line(text)
 
-    apart = parse_rows or keep_output
     with tempfile.TemporaryFile() as output:
+        into = output if parse_rows or keep_output else None
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output if apart else subprocess.PIPE,
-                stderr=subprocess.PIPE if apart else subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except (FileNotFoundError, PermissionError) as problem:  # a program of on_host, or this host has no shell
-            log_line(f"{command[0]}: {problem.strerror}")
-            return Ended(NOT_FOUND[-1], last_lines="\n".join(last_lines))
-        timed_out = _follow(process, timeout_s, grace_s, log_line)
-        status = TIMED_OUT if timed_out else process.returncode
+            process = _process(command, host.ssh_conn_id, into)
+        except NotStarted as problem:
+            log_line(str(problem))
+            return Ended(problem.status, last_lines="\n".join(last_lines))
+        timed_out, status = _follow(process, timeout_s, grace_s, log_line)
         output.seek(0)
         said = output.read()
+    status = TIMED_OUT if timed_out else status
     rows = _rows(said, status) if parse_rows else []
     kept = said.decode(errors="replace") if keep_output else ""
     return Ended(status if status >= 0 else 128 - status, rows, "\n".join(last_lines), kept)
 
 
+def _process(words: Sequence[str], ssh_conn_id: str | None, output: IO[bytes] | None) -> Process:
+    if ssh_conn_id is None:
+        return Local(words, output)
+    try:
+        from keytail_provider.ssh import OverSsh  # noqa: PLC0415 (Airflow's SSH provider is needed only here)
+    except ImportError as problem:
+        raise InventoryError(f"ssh_conn_id needs the package apache-airflow-providers-ssh: {problem}") from problem
+    return OverSsh(ssh_conn_id, shlex.join(words), output)
+
+
 def _follow(
-    process: subprocess.Popen[bytes], timeout_s: float | None, grace_s: float, log_line: Callable[[str], None]
-) -> bool:
-    """Wait until the process has ended, logging its output. Return whether it took longer than `timeout_s`."""
+    process: Process, timeout_s: float | None, grace_s: float, log_line: Callable[[str], None]
+) -> tuple[bool, int]:
+    """Wait until the process has ended, logging its output. Return whether it took longer than `timeout_s`, and its
+    exit status."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     kill_at_s: float | None = None
-    timed_out = False
-    held = process.stdin
-    assert held is not None
+    timed_out = got_sigterm = False
+
+    def at_sigterm() -> None:  # it may interrupt a function that holds a lock, which `stop` needs
+        nonlocal got_sigterm
+        got_sigterm = True
 
     def stop() -> None:
         nonlocal kill_at_s
         if kill_at_s is None:
             kill_at_s = time.monotonic() + grace_s
-            with contextlib.suppress(OSError):
-                held.close()
+            process.close_input()
 
-    lines = _lines(process)
     try:
-        with contextlib.suppress(OSError):  # the process has ended already; its status shows why
-            held.write(b"go\n")
-            held.flush()
-        with _at_sigterm(stop):
-            for line in lines:
+        process.write(b"go\n")
+        with _at_sigterm(at_sigterm):
+            for line in _lines(process):
                 if line is not None:
                     log_line(line)
+                if got_sigterm:
+                    stop()
                 now_s = time.monotonic()
                 if until_s is not None and now_s > until_s and not timed_out:
                     timed_out = True
                     log_line(f"not finished after {timeout_s:g} s: stopped")
                     stop()
                 if kill_at_s is not None and now_s > kill_at_s:
-                    _kill_group(process)
-        process.wait()
+                    process.kill()
+        return timed_out, _wait(process, None)
     except BaseException:  # Airflow's execution_timeout is not an Exception
         stop()
-        try:
-            process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            _kill_group(process)
-            process.wait()
+        if _wait(process, grace_s) is None:
+            process.kill()
+            _wait(process, None)
         raise
     finally:
-        with contextlib.suppress(OSError):
-            held.close()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-    return timed_out
+        process.close()
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
+def _wait(process: Process, timeout_s: float | None) -> Any:
+    """Return the exit status of the process, or None if it has not ended within this time."""
+    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while (status := process.poll()) is None and (until_s is None or time.monotonic() < until_s):
+        time.sleep(0.05)
+    return status
+
+
+def _lines(process: Process) -> Iterator[str | None]:
     """Yield the output by line, and None at least twice a second, until the process has ended and all output is read.
 
-    A child of the process may hold the pipe open longer: reading ends one second after the process.
+    A child of the process may hold its output open longer: reading ends one second after the process.
     """
-    stream = process.stderr or process.stdout
-    assert stream is not None
     buffered = b""
     ended_s: float | None = None
-    with selectors.DefaultSelector() as ready:
-        ready.register(stream, selectors.EVENT_READ)
-        while ended_s is None or time.monotonic() < ended_s + 1:
-            if ready.select(0.2):
-                read = os.read(stream.fileno(), 1 << 16)
-                if not read:
-                    break
-                *whole, buffered = (buffered + read).split(b"\n")
-                yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
-            if ended_s is None and process.poll() is not None:
-                ended_s = time.monotonic()
-            yield None
+    while ended_s is None or time.monotonic() < ended_s + 1:
+        read = process.read(0.2)
+        if read == b"":
+            break
+        if read:
+            *whole, buffered = (buffered + read).split(b"\n")
+            yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
+        if ended_s is None and process.poll() is not None:
+            ended_s = time.monotonic()
+        yield None
     if buffered:
         yield buffered.decode(errors="replace")
     while process.poll() is None:  # the process has closed its output, and is still running
@@ -193,8 +196,8 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
 
 
 @contextlib.contextmanager
-def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at SIGTERM, which Airflow sends seconds before SIGKILL to end a task, and which a Python task
+def _at_sigterm(function: Callable[[], None]) -> Iterator[None]:
+    """Call a function at SIGTERM, which Airflow sends seconds before SIGKILL to end a task, and which a Python task
     ignores.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -203,7 +206,7 @@ def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        stop()
+        function()
         if callable(before):
             before(number, frame)
 
@@ -213,11 +216,6 @@ def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         # None: the handler was not set by Python.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _rows(output: bytes, status: int) -> list[dict[str, Any]]:

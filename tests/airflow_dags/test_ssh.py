@@ -1,0 +1,33 @@
+"""Commands on another host, over a Connection of type `ssh`: paramiko's server takes the place of sshd."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.airflow_dags.conftest import Ask
+from tests.airflow_dags.test_commands import ECHO, LOOP, ODD
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
+
+
+def test_commands_over_ssh_have_the_results_of_local_ones(ask: Ask, ssh: dict[str, str], tmp_path: Path) -> None:
+    """Also those that are stopped, or whose task is killed. A host that refuses the key is retried, as with ssh(1); a
+    missing Connection is a mistake in the inventory.
+    """
+    fields = json.loads(ssh["AIRFLOW_CONN_SSH_B1"])
+    unknown = json.dumps({**fields, "login": "root"})
+    much = "import sys\nfor n in range(2000): print('e' * 99, file=sys.stderr)\nprint([{}] * 99999)"
+    found = ask("over_ssh", [*ECHO, *ODD], [ECHO[0], "-c", much.replace("{}", "{}")], LOOP, str(tmp_path),
+                **ssh, AIRFLOW_CONN_SSH_UNKNOWN=unknown)  # fmt: skip
+    assert found["odd"] == [0, [{"words": ODD}]]
+    assert found["behind a prefix"] == [0, [{"words": ODD}]]
+    assert found["much"] == [0, 99_999, 2000]
+    assert found["without rows"] == [5, "err|out"]
+    assert found["timeout"] == [124, ["up", "not finished after 3 s: stopped", "told"]]
+    assert found["wrong key"][0] == 255
+    assert "the Connection ssh_unknown: Authentication" in found["wrong key"][1]
+    assert "the Connection ssh_none, of type ssh, cannot be used" in found["no Connection"]
+    assert found["killed"] == "told\n"
