@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keytail.errors import Refused, UsageProblem, joined, of_system
 from keytail.log.fs import FileSystem
@@ -24,6 +24,7 @@ from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions
 
 # The cost of opening a file, in bytes read, as in Spark: many small partitions share a task.
 _OPENING_BYTES = 4 << 20
+_IN_RANGE = "Give offsets in this range, or set failOnDataLoss to false to read the records that exist"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,16 @@ class Piece:
 def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]:
     """Return the slices of each task, sorted by topic, partition and offset. Raises UsageProblem for options that do
     not fit the log dirs, and Refused if a partition cannot be read."""
+    tasks = _in_tasks(_pieces(fs, options), options.slice_bytes)
+    total_bytes = sum(piece.slice.size_bytes for pieces in tasks for piece in pieces)
+    if len(tasks) >= options.min_partitions or not total_bytes:
+        return tasks
+    # Slices of half the size of a share can be joined to shares of about equal size.
+    smaller = max(1, min(options.slice_bytes, total_bytes // (2 * options.min_partitions)))
+    return in_shares(_pieces(fs, replace(options, slice_bytes=smaller)), options.min_partitions)
+
+
+def _pieces(fs: FileSystem, options: SourceOptions) -> list[Piece]:
     surveyed = survey_log_dirs(fs, options.log_dirs)
     chosen = sorted(
         ((log_dir, entry) for log_dir in surveyed for entry in log_dir.partitions
@@ -45,14 +56,32 @@ def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]
         key=lambda item: (item[1].topic, item[1].partition),
     )  # fmt: skip
     _check_named(options, [entry for _, entry in chosen], surveyed)
-    pieces = [
+    return [
         Piece(entry.topic, entry.partition, piece)
         for log_dir, entry in chosen
         for piece in _plan_live(fs, options, log_dir, entry)
     ]
-    opening_bytes = min(_OPENING_BYTES, options.slice_bytes // 8)
-    shares = in_bundles(pieces, lambda piece: piece.slice.size_bytes + opening_bytes, options.slice_bytes)
+
+
+def _in_tasks(pieces: Sequence[Piece], slice_bytes: int) -> list[tuple[Piece, ...]]:
+    opening_bytes = min(_OPENING_BYTES, slice_bytes // 8)
+    shares = in_bundles(pieces, lambda piece: piece.slice.size_bytes + opening_bytes, slice_bytes)
     return [tuple(share) for share in shares]
+
+
+def in_shares(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
+    """Divide `pieces`, in order, into `count` tasks with about equal numbers of bytes, or into one task for each piece
+    if there are fewer pieces."""
+    shares: list[tuple[Piece, ...]] = []
+    left_bytes, at = sum(piece.slice.size_bytes for piece in pieces), 0
+    for others in reversed(range(min(count, len(pieces)))):
+        share_bytes, begin = 0, at
+        while at < len(pieces) - others and (at == begin or not others or share_bytes * (others + 1) < left_bytes):
+            share_bytes += pieces[at].slice.size_bytes
+            at += 1
+        shares.append(tuple(pieces[begin:at]))
+        left_bytes -= share_bytes
+    return shares
 
 
 def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:
@@ -107,8 +136,14 @@ def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list
         )
     now_ms = time.time_ns() // 1_000_000
     limit = readable(fs, facts, committed=options.committed, log_end=options.log_end, now_ms=now_ms)
-    start = _start(fs, options, facts, limit)
-    end = _end(fs, options, facts, limit)
+    start, end = _start(fs, options, facts, limit), _end(fs, options, facts, limit)
+    if start > end and not options.start.timestamps and options.fail_on_data_loss:
+        raise UsageProblem(
+            f"the range would begin at offset {start} and end at offset {end}: {_available(facts, limit)}",
+            path=facts.path,
+            remedy=_IN_RANGE,
+            slug="start-above-end",
+        )
     aborted = None
     if options.committed:
         aborted = read_aborted(fs, facts.path, facts.segments, facts.log_start_offset)
@@ -135,10 +170,9 @@ def _start(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit:
         return facts.log_start_offset
     if asked < facts.log_start_offset and options.fail_on_data_loss:
         raise UsageProblem(
-            f"{facts.topic}-{facts.partition} starts at offset {facts.log_start_offset}, after the starting offset "
-            f"{asked}: the records between them have been removed",
+            f"the starting offset {asked} is out of range: {_available(facts, limit)}; earlier records were removed",
             path=facts.path,
-            remedy="Start at that offset, or set failOnDataLoss to false to read the remaining records",
+            remedy=_IN_RANGE,
             slug="offset-before-log-start",
         )
     return max(asked, facts.log_start_offset)
@@ -152,15 +186,19 @@ def _end(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: R
     if asked == LATEST:
         return limit.end_offset
     if asked > limit.end_offset and options.fail_on_data_loss:
-        why = "".join(f"; {note}" for note in limit.notes)
         raise UsageProblem(
-            f"{facts.topic}-{facts.partition} can be read only up to offset {limit.end_offset}, before the ending "
-            f"offset {asked}{why}",
+            f"the ending offset {asked} is out of range: {_available(facts, limit)}",
             path=facts.path,
-            remedy="End at that offset, or set failOnDataLoss to false to read the records that exist",
+            remedy=_IN_RANGE,
             slug="offset-after-readable-end",
         )
     return min(asked, limit.end_offset)
+
+
+def _available(facts: PartitionFacts, limit: Readable) -> str:
+    notes = "".join(f" ({note})" for note in limit.notes)
+    offsets = f"offsets {facts.log_start_offset} to {limit.end_offset} (exclusive)"
+    return f"{facts.topic}-{facts.partition} has {offsets}{notes}"
 
 
 def _offset_of(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int, limit: Readable) -> int | None:
