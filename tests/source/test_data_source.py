@@ -406,3 +406,17 @@ def test_a_schema_of_other_types_is_refused(spark: Any, logs: list[GrowingLog]) 
         reader.option("logDirs", str(logs[0].log_dir)).option("topic", "a").load().collect()
     with pytest.raises(AnalysisException, match="no such log dir"):
         read(spark, Path("/nowhere/at/all"), topic="a").collect()
+
+
+def test_a_data_frame_or_view_is_planned_by_its_first_query(spark: Any, rng: random.Random, tmp_path: Path) -> None:
+    log = GrowingLog(rng, tmp_path)
+    log.append(5)
+    log.write()
+    frame = read(spark, tmp_path, subscribe="t", columns="offset")
+    spark.sql(f"CREATE TEMPORARY VIEW planned_once USING `kafka-log` OPTIONS (logDirs '{tmp_path}', subscribe 't')")
+    counts = [frame.count(), spark.table("planned_once").count()]
+    log.append(5)
+    log.write()
+    counts += [frame.count(), spark.table("planned_once").count()]
+    spark.catalog.dropTempView("planned_once")
+    assert [*counts, read(spark, tmp_path, subscribe="t", columns="offset").count()] == [5, 5, 5, 5, 10]

@@ -21,12 +21,15 @@ NAMES = (
     "logDirs", "topic", "topicPattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "isolationLevel", "includeHeaders", "columns", "highWatermark", "failOnDataLoss", "sliceBytes", "minPartitions",
+    "maxOffsetsPerTrigger",
 )  # fmt: skip
-_OF_RECORDS = ("isolationLevel", "includeHeaders")
+_OF_RECORDS = ("isolationLevel", "includeHeaders", "maxOffsetsPerTrigger")
 _OF_CLIENT = ("groupIdPrefix", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
 # Options of Spark's Kafka source that these sources do not have, with what to do instead.
 _REFUSED = {name.lower(): "Remove it: it configures a Kafka client, which is not used" for name in _OF_CLIENT} | {
     "kafka.bootstrap.servers": 'Give .option("logDirs", ...) instead: files are read, and no broker is asked',
+    "minoffsetspertrigger": "Set an interval between batches with .trigger(processingTime=...)",
+    "maxtriggerdelay": "Set an interval between batches with .trigger(processingTime=...)",
     "maxrecordsperpartition": "Use minPartitions or sliceBytes, which also divide the log into more tasks",
 }
 
@@ -63,6 +66,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     slice_bytes: int = SLICE_BYTES
     min_partitions: int = 1
+    max_offsets_per_trigger: int | None = None  # of streams
 
     def takes(self, topic: str, partition: int) -> bool:
         if self.partitions:
@@ -70,9 +74,12 @@ class SourceOptions:
         return topic in self.topics if self.topics else bool(re.fullmatch(self.topic_pattern or ".*", topic))
 
 
-def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOptions:
-    """Parse the options of `kafka-log` (`records`) or `kafka-log-batches`; names are case-insensitive. Raises
-    UsageProblem for options that are unknown, missing, invalid or contradictory."""
+def parse_options(
+    given: Mapping[str, str], *, records: bool = True, streaming: bool | None = False
+) -> SourceOptions:
+    """Parse the options of `kafka-log` (`records`) or `kafka-log-batches`; names are case-insensitive. If `streaming`
+    is None, it is not known whether they are for a stream, and offsets and times are not parsed. Raises UsageProblem
+    for options that are unknown, missing, invalid or contradictory."""
     options, spelled = _by_name(given, records)
     log_dirs = _list(options.get("logDirs"))
     if not log_dirs:
@@ -90,8 +97,12 @@ def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOp
             remedy='Give .option("subscribe", "a,b"), or .option("subscribePattern", ".*") for all topics',
             slug="invalid-topic-selection",
         )
-    start, end = _bound(options, "starting", EARLIEST), _bound(options, "ending", LATEST)
-    _check_order(start, end)
+    start, end = Bound(False, EARLIEST), Bound(False, LATEST)
+    if streaming is not None:
+        _check_use(options, streaming)
+        start, end = _bound(options, "starting", EARLIEST), _bound(options, "ending", LATEST)
+        _check_order(start, end)
+    most = options.get("maxOffsetsPerTrigger")
     return SourceOptions(
         log_dirs=log_dirs,
         topics=_topics(options),
@@ -107,7 +118,35 @@ def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOp
         fail_on_data_loss=_one_of(options, "failOnDataLoss", ("true", "false")) == "true",
         slice_bytes=_number("sliceBytes", options.get("sliceBytes", str(SLICE_BYTES)), at_least=1),
         min_partitions=_number("minPartitions", options.get("minPartitions", "1"), at_least=1),
+        max_offsets_per_trigger=None if most is None else _number("maxOffsetsPerTrigger", most, at_least=1),
     )
+
+
+_STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+
+
+def _check_use(options: Mapping[str, str], streaming: bool) -> None:
+    """Raise UsageProblem if an option is not for a stream, or only for a stream, or if a stream has no start that is
+    found again when the stream restarts."""
+    unfit = ["maxOffsetsPerTrigger"] if not streaming else [name for name in NAMES if name.startswith("ending")]
+    for name in unfit:
+        if name in options:
+            raise UsageProblem(
+                f"option {name} is not valid in a {'stream' if streaming else 'batch query'}",
+                remedy="Remove it",
+                slug="unsupported-option",
+            )
+    if not streaming:
+        return
+    start = options.get("startingOffsets", "earliest").strip().lower()
+    strategy = options.get("startingOffsetsByTimestampStrategy", "error").lower()
+    if start == "latest" or strategy == "latest" or not any(name in options for name in _STARTS):
+        raise UsageProblem(
+            "a stream needs a start that is the same when it restarts, because Spark asks again for the start if the "
+            "first batch was not completed: latest, the default of Spark's Kafka source, would skip records then",
+            remedy='Set startingOffsets to earliest or to JSON such as {"topic": {"0": 23}}, or set startingTimestamp',
+            slug="stream-without-start",
+        )
 
 
 def _by_name(given: Mapping[str, str], records: bool) -> tuple[dict[str, str], dict[str, str]]:

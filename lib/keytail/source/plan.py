@@ -7,8 +7,11 @@ transaction, the batches around it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from keytail.errors import Refused, UsageProblem, joined, of_system
 from keytail.log.fs import FileSystem
@@ -20,7 +23,9 @@ from keytail.log.records.slices import LogSlice, slices_of
 from keytail.log.transactions import read_aborted
 from keytail.lookup.steps import lookup_time
 from keytail.run.batching import in_bundles
-from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions
+from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions, TopicPartition
+
+T = TypeVar("T")
 
 # The cost of opening a file, in bytes read, as in Spark: many small partitions share a task.
 _OPENING_BYTES = 4 << 20
@@ -39,31 +44,48 @@ class Piece:
 def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]:
     """Return the slices of each task, sorted by topic, partition and offset. Raises UsageProblem for options that do
     not fit the log dirs, and Refused if a partition cannot be read."""
-    tasks = _in_tasks(_pieces(fs, options), options.slice_bytes)
-    total_bytes = sum(piece.slice.size_bytes for pieces in tasks for piece in pieces)
-    if len(tasks) >= options.min_partitions or not total_bytes:
-        return tasks
-    # Slices of half the size of a share can be joined to shares of about equal size.
-    smaller = max(1, min(options.slice_bytes, total_bytes // (2 * options.min_partitions)))
-    return in_shares(_pieces(fs, replace(options, slice_bytes=smaller)), options.min_partitions)
+
+    def pieces(slice_bytes: int) -> list[Piece]:
+        chosen, surveyed = chosen_partitions(fs, options)
+        found = {(entry.topic, entry.partition) for _, entry in chosen}
+        check_named(options, found, surveyed)
+        check_bounds(options, found)
+        divided = replace(options, slice_bytes=slice_bytes)
+        return [
+            Piece(entry.topic, entry.partition, piece)
+            for log_dir, entry in chosen
+            for piece in with_facts(fs, log_dir, entry, partial(_plan, fs, divided))
+        ]
+
+    return in_tasks(pieces, options)
 
 
-def _pieces(fs: FileSystem, options: SourceOptions) -> list[Piece]:
+def chosen_partitions(
+    fs: FileSystem, options: SourceOptions
+) -> tuple[list[tuple[LogDirFacts, PartitionEntry]], list[LogDirFacts]]:
+    """Return the partitions that the options choose, sorted by topic and partition, each with its log dir, and all log
+    dirs."""
     surveyed = survey_log_dirs(fs, options.log_dirs)
     chosen = sorted(
         ((log_dir, entry) for log_dir in surveyed for entry in log_dir.partitions
          if options.takes(entry.topic, entry.partition)),
         key=lambda item: (item[1].topic, item[1].partition),
     )  # fmt: skip
-    _check_named(options, [entry for _, entry in chosen], surveyed)
-    return [
-        Piece(entry.topic, entry.partition, piece)
-        for log_dir, entry in chosen
-        for piece in _plan_live(fs, options, log_dir, entry)
-    ]
+    return chosen, list(surveyed)
 
 
-def _in_tasks(pieces: Sequence[Piece], slice_bytes: int) -> list[tuple[Piece, ...]]:
+def in_tasks(pieces_of: Callable[[int], list[Piece]], options: SourceOptions) -> list[tuple[Piece, ...]]:
+    """Divide the slices that `pieces_of` returns, for the number of bytes per slice, into tasks."""
+    tasks = _bundled(pieces_of(options.slice_bytes), options.slice_bytes)
+    total_bytes = sum(piece.slice.size_bytes for pieces in tasks for piece in pieces)
+    if len(tasks) >= options.min_partitions or not total_bytes:
+        return tasks
+    # Slices of half the size of a share can be joined to shares of about equal size.
+    smaller = max(1, min(options.slice_bytes, total_bytes // (2 * options.min_partitions)))
+    return in_shares(pieces_of(smaller), options.min_partitions)
+
+
+def _bundled(pieces: Sequence[Piece], slice_bytes: int) -> list[tuple[Piece, ...]]:
     opening_bytes = min(_OPENING_BYTES, slice_bytes // 8)
     shares = in_bundles(pieces, lambda piece: piece.slice.size_bytes + opening_bytes, slice_bytes)
     return [tuple(share) for share in shares]
@@ -84,10 +106,8 @@ def in_shares(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
     return shares
 
 
-def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:
-    """Raise UsageProblem if requested topics or partitions are missing, or if offsets by partition are not given for
-    exactly the partitions that are read."""
-    found = {(entry.topic, entry.partition) for entry in chosen}
+def check_named(options: SourceOptions, found: AbstractSet[TopicPartition], surveyed: Sequence[LogDirFacts]) -> None:
+    """Raise UsageProblem if requested topics or partitions are not among those that were found."""
     topics = {topic for topic, _ in found}
     lacking = [topic for topic in options.topics if topic not in topics]
     lacking += [f"{topic}-{number}" for topic, number in sorted(options.partitions - found)]
@@ -100,6 +120,10 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
             remedy=f"Check the names; the topics there are: {shown}",
             slug="unknown-topic-or-partition",
         )
+
+
+def check_bounds(options: SourceOptions, found: AbstractSet[TopicPartition]) -> None:
+    """Raise UsageProblem if offsets by partition are not given for exactly the partitions that were found."""
     for which, bound in (("starting", options.start), ("ending", options.end)):
         if bound.of and bound.of.keys() != found:
             different = sorted(bound.of.keys() ^ found)
@@ -114,11 +138,22 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
             )
 
 
-def _plan_live(
-    fs: FileSystem, options: SourceOptions, log_dir: LogDirFacts, entry: PartitionEntry
-) -> list[LogSlice]:
-    def look() -> list[LogSlice]:
-        return _plan(fs, options, survey_partition(fs, log_dir, entry))
+def with_facts(
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, plan: Callable[[PartitionFacts], T]
+) -> T:
+    """Return the result of `plan` for a partition, with another listing if a running broker changes the files
+    meanwhile. Raises Refused for a partition with problems."""
+
+    def look() -> T:
+        facts = survey_partition(fs, log_dir, entry)
+        if facts.problems:
+            raise Refused(
+                joined(facts.problems),
+                path=facts.path,
+                remedy="Run `keytail verify`, which lists what is wrong with the partition",
+                slug="unexpected-partition-state",
+            )
+        return plan(facts)
 
     try:
         return retry_beside_broker(look, clean_shutdown=log_dir.clean_shutdown)
@@ -126,17 +161,25 @@ def _plan_live(
         raise of_system(error) from error
 
 
-def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list[LogSlice]:
-    if facts.problems:
-        raise Refused(
-            joined(facts.problems),
-            path=facts.path,
-            remedy="Run `keytail verify`, which lists what is wrong with the partition",
-            slug="unexpected-partition-state",
-        )
+def limit_of(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> Readable:
+    """Return the offset up to which the partition can be read with the isolation level of the options."""
     now_ms = time.time_ns() // 1_000_000
-    limit = readable(fs, facts, committed=options.committed, log_end=options.log_end, now_ms=now_ms)
-    start, end = _start(fs, options, facts, limit), _end(fs, options, facts, limit)
+    return readable(fs, facts, committed=options.committed, log_end=options.log_end, now_ms=now_ms)
+
+
+def slices_between(
+    fs: FileSystem, options: SourceOptions, facts: PartitionFacts, start: int, end: int
+) -> list[LogSlice]:
+    """Return the slices with the offsets from `start` to below `end`."""
+    aborted = None
+    if options.committed:
+        aborted = read_aborted(fs, facts.path, facts.segments, facts.log_start_offset)
+    return slices_of(fs, facts, start, end, options.slice_bytes, aborted)
+
+
+def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list[LogSlice]:
+    limit = limit_of(fs, options, facts)
+    start, end = start_of(fs, options, facts, limit), _end(fs, options, facts, limit)
     if start > end and not options.start.timestamps and options.fail_on_data_loss:
         raise UsageProblem(
             f"the range would begin at offset {start} and end at offset {end}: {_available(facts, limit)}",
@@ -144,17 +187,15 @@ def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list
             remedy=_IN_RANGE,
             slug="start-above-end",
         )
-    aborted = None
-    if options.committed:
-        aborted = read_aborted(fs, facts.path, facts.segments, facts.log_start_offset)
-    return slices_of(fs, facts, start, end, options.slice_bytes, aborted)
+    return slices_between(fs, options, facts, start, end)
 
 
 def _asked(bound: Bound, facts: PartitionFacts) -> int:
     return bound.offset if bound.offset is not None else bound.of[facts.topic, facts.partition]
 
 
-def _start(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: Readable) -> int:
+def start_of(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: Readable) -> int:
+    """Return the first offset to read, by the options."""
     asked = _asked(options.start, facts)
     if options.start.timestamps:
         found = _offset_of(fs, facts, asked, limit)
