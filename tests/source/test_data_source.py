@@ -22,6 +22,7 @@ from keytail.source.plan import plan_read
 from keytail.source.schema import BATCH_COLUMNS, RECORD_COLUMNS, schema_of
 from tests.chance import SEED
 from tests.growing_log import GrowingLog
+from tests.source.numbers_source import Numbers
 
 pytestmark = pytest.mark.spark
 
@@ -369,6 +370,24 @@ def test_wrong_options_are_refused(options: dict[str, str], message: str) -> Non
 def test_options_of_batches_are_checked() -> None:
     with pytest.raises(UsageProblem, match="no option includeHeaders"):
         parse_options({"logDirs": "/x", "topic": "a", "includeHeaders": "true"}, records=False)
+
+
+def test_a_table_of_the_session_catalog_is_refused(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="Create a temporary view instead"):
+        spark.sql(f"CREATE TABLE logs USING `kafka-log` OPTIONS (logDirs '{tmp_path}', subscribe 't')")
+
+
+def test_filters_pushed_to_a_python_source_remain_in_the_next_query(spark: Any) -> None:
+    """If this fails, this version of pyspark keeps the filters of each query apart, and `kafka-log` can have
+    pushFilters: SOURCE.md states why it has not."""
+    spark.dataSource.register(Numbers)
+    setting = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(setting, "true")
+    try:
+        frame = spark.read.format(Numbers.name()).load()
+        assert [frame.where("n = 3").count(), frame.count()] == [1, 1], "the right numbers are 1 and 10"
+    finally:
+        spark.conf.unset(setting)
 
 
 def test_bounds_have_the_precedence_of_sparks_kafka_source() -> None:

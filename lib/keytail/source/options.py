@@ -153,6 +153,14 @@ def _by_name(given: Mapping[str, str], records: bool) -> tuple[dict[str, str], d
     """Return the options by their names in NAMES, and for each of these names the name that was given. Spark passes
     names in lower case. Raises UsageProblem for an unknown name, and for an option that is given twice."""
     spellings = {name.lower(): name for name in (*NAMES, *_OTHER_NAMES)}
+    if any(name.lower().startswith("option.") for name in given):
+        raise UsageProblem(
+            "Spark does not keep the options of a table of its session catalog: pyspark 4.2 passes none of them to a "
+            "Python source when the table is queried",
+            remedy="Create a temporary view instead: CREATE TEMPORARY VIEW orders USING `kafka-log` OPTIONS "
+            "(logDirs '/data/kafka-logs', subscribe 'orders')",
+            slug="unsupported-catalog-table",
+        )
     options: dict[str, str] = {}
     spelled: dict[str, str] = {}
     for name, value in given.items():
