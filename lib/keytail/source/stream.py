@@ -117,7 +117,7 @@ def plan_batch(
     failOnDataLoss is false, and the errors of `plan_read`."""
     gone = sorted(start.keys() - end.keys())
     if gone:
-        _report_loss(options, f"{_names(gone)} no longer in the log dirs")
+        _report_loss(options, f"{_names(gone)} no longer in the log dirs, or no longer chosen")
     if start == end:
         return []
 
@@ -126,7 +126,7 @@ def plan_batch(
         there = {(entry.topic, entry.partition): (log_dir, entry) for log_dir, entry in chosen}
         missing = sorted(end.keys() - there.keys())
         if missing:
-            _report_loss(options, f"{_names(missing)} no longer in the log dirs")
+            _report_loss(options, f"{_names(missing)} no longer in the log dirs, or no longer chosen")
         divided = replace(options, slice_bytes=slice_bytes)
         return [
             Piece(*key, piece)
