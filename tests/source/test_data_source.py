@@ -298,6 +298,12 @@ def test_min_partitions_divides_the_log_into_more_tasks(rng: random.Random, logs
     sizes = [sum(piece.slice.size_bytes for piece in pieces) for pieces in tasks]
     largest = max(piece.slice.size_bytes for pieces in tasks for piece in pieces)
     assert max(sizes) <= sum(sizes) / wanted + largest
+    log = GrowingLog(rng, path, "one-segment")
+    for _ in range(60):
+        log.append(2)
+    log.write()
+    one = parse_options({"logDirs": str(path), "subscribe": "one-segment", "minPartitions": "7"})
+    assert [len(pieces) >= 1 for pieces in plan_read(LOCAL, one)] == [True] * 7
     many = plan_read(LOCAL, replace(options, min_partitions=10**6))
     assert all(len(pieces) == 1 for pieces in many), "a log is divided at entries of its offset index only"
 
@@ -374,6 +380,7 @@ def test_options_of_batches_are_checked() -> None:
         parse_options({"logDirs": "/x", "topic": "a", "includeHeaders": "true"}, records=False)
 
 
+@pytest.mark.soak("nothing: this tests pyspark itself, which changes only with its pinned version")
 def test_filters_pushed_to_a_python_source_remain_in_the_next_query(spark: Any) -> None:
     """If this fails, this version of pyspark keeps the filters of each query apart, and `kafka-log` can have
     pushFilters: SOURCE.md states why it has not."""
