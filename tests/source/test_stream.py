@@ -19,8 +19,6 @@ from keytail.source.stream import from_json, limited, to_json
 from tests.chance import chance, draws
 from tests.growing_log import GrowingLog
 
-pytestmark = pytest.mark.spark
-
 Row = tuple[str, int, int]
 
 
@@ -274,6 +272,28 @@ def test_a_new_partition_needs_a_high_watermark_only_when_it_has_something_to_re
         query.batch()
 
 
+def test_a_batch_fails_if_a_segment_is_replaced_and_succeeds_with_another_listing(tmp_path: Path) -> None:
+    log = GrowingLog(chance(), tmp_path)
+    log.append_records(log.random_records(40, plain=True))
+    log.roll()
+    log.append(1)
+    log.write()
+    query = Query(tmp_path, subscribe="t")
+    offsets = {"t": {"0": 0}}, {"t": {"0": 41}}
+    shares = query.reader.partitions(*offsets)
+    log.compact()
+    with pytest.raises(Refused, match="the segment is not the file that was listed"):
+        [list(query.reader.read(share)) for share in shares]
+    remaining = query.read(*map(json.dumps, offsets))
+    newest = {item.record.key: item.record.offset for item in log._appended}
+    assert {row[2] for row in remaining} <= {row[2] for row in rows_of(log, 0, 41)}
+    assert {offset for key, offset in newest.items() if _has_value(log, offset)} <= {row[2] for row in remaining}
+
+
+def _has_value(log: GrowingLog, offset: int) -> bool:
+    return log._appended[offset].record.value is not None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -303,6 +323,7 @@ def test_options_of_streams_are_refused_in_a_batch_query() -> None:
         parse_options(given, records=False, streaming=None)
 
 
+@pytest.mark.spark
 def test_a_query_continues_from_its_checkpoint(spark: Any, tmp_path: Path) -> None:
     log, seen = GrowingLog(chance(), tmp_path / "logs"), []
     log.append(4)
