@@ -59,6 +59,7 @@ class SourceOptions:
     start: Bound = Bound(False, EARLIEST)
     end: Bound = Bound(False, LATEST)
     start_without_match: str = "error"
+    refuses_start_above_end: bool = False  # if not, nothing is read from such a partition
     committed: bool = False
     include_headers: bool = False
     columns: tuple[str, ...] | None = None
@@ -111,6 +112,7 @@ def parse_options(
         start=start,
         end=end,
         start_without_match=_one_of(options, "startingOffsetsByTimestampStrategy", ("error", "latest")),
+        refuses_start_above_end=not start.timestamps,
         committed=_one_of(options, "isolationLevel", ("read_uncommitted", "read_committed")) == "read_committed",
         include_headers=_one_of(options, "includeHeaders", ("false", "true")) == "true",
         columns=_list(options["columns"]) if "columns" in options else None,

@@ -180,7 +180,7 @@ def slices_between(
 def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list[LogSlice]:
     limit = limit_of(fs, options, facts)
     start, end = start_of(fs, options, facts, limit), _end(fs, options, facts, limit)
-    if start > end and not options.start.timestamps and options.fail_on_data_loss:
+    if start > end and options.refuses_start_above_end and options.fail_on_data_loss:
         raise UsageProblem(
             f"the range would begin at offset {start} and end at offset {end}: {_available(facts, limit)}",
             path=facts.path,
