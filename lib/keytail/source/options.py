@@ -1,6 +1,5 @@
-"""Parses the options of the `kafka-log` data sources. Names of options of Spark's own Kafka source are accepted.
-
-No file is read. SOURCE.md has the table for users.
+"""Parses the options of the `kafka-log` data sources. They have the names and the meaning that Spark's own Kafka source
+gives them. No file is read. SOURCE.md has the table for users.
 """
 
 from __future__ import annotations
@@ -17,17 +16,22 @@ from keytail.format.json_object import parse_object
 SLICE_BYTES = 128 << 20  # bytes of log per task, as in Spark's own sources
 EARLIEST, LATEST = -2, -1  # as in Spark's JSON of offsets
 
-_OTHER_NAMES = {
-    "subscribe": "topic",
-    "subscribepattern": "topicPattern",
-    "kafka.isolation.level": "isolationLevel",
-}
+_OTHER_NAMES = {"subscribe": "topic", "subscribePattern": "topicPattern", "kafka.isolation.level": "isolationLevel"}
 NAMES = (
     "logDirs", "topic", "topicPattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
-    "isolationLevel", "includeHeaders", "columns", "highWatermark", "failOnDataLoss", "sliceBytes",
+    "isolationLevel", "includeHeaders", "columns", "highWatermark", "failOnDataLoss", "sliceBytes", "minPartitions",
+    "maxOffsetsPerTrigger",
 )  # fmt: skip
-_OF_RECORDS = ("isolationLevel", "includeHeaders")
+_OF_RECORDS = ("isolationLevel", "includeHeaders", "maxOffsetsPerTrigger")
+_OF_CLIENT = ("groupIdPrefix", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
+# Options of Spark's Kafka source that these sources do not have, with what to do instead.
+_REFUSED = {name.lower(): "Remove it: it configures a Kafka client, which is not used" for name in _OF_CLIENT} | {
+    "kafka.bootstrap.servers": 'Give .option("logDirs", ...) instead: files are read, and no broker is asked',
+    "minoffsetspertrigger": "Set an interval between batches with .trigger(processingTime=...)",
+    "maxtriggerdelay": "Set an interval between batches with .trigger(processingTime=...)",
+    "maxrecordsperpartition": "Use minPartitions or sliceBytes, which also divide the log into more tasks",
+}
 
 TopicPartition = tuple[str, int]
 
@@ -55,12 +59,15 @@ class SourceOptions:
     start: Bound = Bound(False, EARLIEST)
     end: Bound = Bound(False, LATEST)
     start_without_match: str = "error"
+    refuses_start_above_end: bool = False  # if not, nothing is read from such a partition
     committed: bool = False
     include_headers: bool = False
     columns: tuple[str, ...] | None = None
     log_end: bool = False
     fail_on_data_loss: bool = True
     slice_bytes: int = SLICE_BYTES
+    min_partitions: int = 1
+    max_offsets_per_trigger: int | None = None  # of streams
 
     def takes(self, topic: str, partition: int) -> bool:
         if self.partitions:
@@ -68,10 +75,13 @@ class SourceOptions:
         return topic in self.topics if self.topics else bool(re.fullmatch(self.topic_pattern or ".*", topic))
 
 
-def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOptions:
-    """Parse the options of `kafka-log` (`records`) or `kafka-log-batches`. Raises UsageProblem for options that are
-    unknown, missing, invalid or contradictory."""
-    options = _by_name(given, records)
+def parse_options(
+    given: Mapping[str, str], *, records: bool = True, streaming: bool | None = False
+) -> SourceOptions:
+    """Parse the options of `kafka-log` (`records`) or `kafka-log-batches`; names are case-insensitive. If `streaming`
+    is None, it is not known whether they are for a stream, and offsets and times are not parsed. Raises UsageProblem
+    for options that are unknown, missing, invalid or contradictory."""
+    options, spelled = _by_name(given, records)
     log_dirs = _list(options.get("logDirs"))
     if not log_dirs:
         raise UsageProblem(
@@ -79,47 +89,87 @@ def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOp
             remedy='Give .option("logDirs", "/data/kafka-logs"), and separate several log dirs by commas',
             slug="missing-option",
         )
-    kinds = [name for name in ("topic", "topicPattern", "assign") if name in options]
+    kinds = [spelled[name] for name in ("topic", "topicPattern", "assign") if name in options]
     if len(kinds) != 1:
+        what = f"but {len(kinds)} are given: {', '.join(kinds)}" if kinds else "but none is given"
         raise UsageProblem(
-            f"exactly one of the options topic, topicPattern and assign is required, but {len(kinds)} are given",
-            remedy='Give .option("topic", "a,b"), or .option("topicPattern", ".*") for all topics',
+            f"exactly one of the options subscribe (or topic), subscribePattern (or topicPattern) and assign is "
+            f"required, {what}",
+            remedy='Give .option("subscribe", "a,b"), or .option("subscribePattern", ".*") for all topics',
             slug="invalid-topic-selection",
         )
+    start, end = Bound(False, EARLIEST), Bound(False, LATEST)
+    if streaming is not None:
+        _check_use(options, streaming)
+        start, end = _bound(options, "starting", EARLIEST), _bound(options, "ending", LATEST)
+        _check_order(start, end)
+    most = options.get("maxOffsetsPerTrigger")
     return SourceOptions(
         log_dirs=log_dirs,
         topics=_topics(options),
-        topic_pattern=_pattern(options.get("topicPattern")),
+        topic_pattern=_pattern(options.get("topicPattern"), spelled),
         partitions=_assigned(options),
-        start=_bound(options, "starting", EARLIEST),
-        end=_bound(options, "ending", LATEST),
+        start=start,
+        end=end,
         start_without_match=_one_of(options, "startingOffsetsByTimestampStrategy", ("error", "latest")),
+        refuses_start_above_end=not start.timestamps,
         committed=_one_of(options, "isolationLevel", ("read_uncommitted", "read_committed")) == "read_committed",
         include_headers=_one_of(options, "includeHeaders", ("false", "true")) == "true",
         columns=_list(options["columns"]) if "columns" in options else None,
         log_end=_one_of(options, "highWatermark", ("checkpoint", "log-end")) == "log-end",
         fail_on_data_loss=_one_of(options, "failOnDataLoss", ("true", "false")) == "true",
         slice_bytes=_number("sliceBytes", options.get("sliceBytes", str(SLICE_BYTES)), at_least=1),
+        min_partitions=_number("minPartitions", options.get("minPartitions", "1"), at_least=1),
+        max_offsets_per_trigger=None if most is None else _number("maxOffsetsPerTrigger", most, at_least=1),
     )
 
 
-def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
-    """Return the options by their names as spelled in NAMES, since Spark passes names in lower case. Raises
-    UsageProblem for an unknown name, and for an option that is given twice."""
-    spelled = {name.lower(): name for name in NAMES}
-    spelled.update(_OTHER_NAMES)
-    options: dict[str, str] = {}
-    for name, value in given.items():
-        known = spelled.get(name.lower())
-        if known is None:
-            if name.lower().startswith("kafka."):
-                continue  # a setting of a Kafka client, which is not used
-            near = get_close_matches(name.lower(), spelled, n=1)
+_STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+
+
+def _check_use(options: Mapping[str, str], streaming: bool) -> None:
+    """Raise UsageProblem if an option is not for a stream, or only for a stream, or if a stream has no start that is
+    found again when the stream restarts."""
+    unfit = ["maxOffsetsPerTrigger"] if not streaming else [name for name in NAMES if name.startswith("ending")]
+    for name in unfit:
+        if name in options:
             raise UsageProblem(
-                f"unknown option {name}",
-                remedy=f"Did you mean {spelled[near[0]]}?" if near else f"The options are: {', '.join(NAMES)}",
-                slug="unknown-option",
+                f"option {name} is not valid in a {'stream' if streaming else 'batch query'}",
+                remedy="Remove it",
+                slug="unsupported-option",
             )
+    if not streaming:
+        return
+    start = options.get("startingOffsets", "earliest").strip().lower()
+    strategy = options.get("startingOffsetsByTimestampStrategy", "error").lower()
+    if start == "latest" or strategy == "latest" or not any(name in options for name in _STARTS):
+        raise UsageProblem(
+            "a stream needs a start that is the same when it restarts, because Spark asks again for the start if the "
+            "first batch was not completed: latest, the default of Spark's Kafka source, would skip records then",
+            remedy='Set startingOffsets to earliest or to JSON such as {"topic": {"0": 23}}, or set startingTimestamp',
+            slug="stream-without-start",
+        )
+
+
+def _by_name(given: Mapping[str, str], records: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options by their names in NAMES, and for each of these names the name that was given. Spark passes
+    names in lower case. Raises UsageProblem for an unknown name, and for an option that is given twice."""
+    spellings = {name.lower(): name for name in (*NAMES, *_OTHER_NAMES)}
+    if any(name.lower().startswith("option.") for name in given):
+        raise UsageProblem(
+            "Spark does not keep the options of a table of its session catalog: pyspark 4.2 passes none of them to a "
+            "Python source when the table is queried",
+            remedy="Create a temporary view instead: CREATE TEMPORARY VIEW orders USING `kafka-log` OPTIONS "
+            "(logDirs '/data/kafka-logs', subscribe 'orders')",
+            slug="unsupported-catalog-table",
+        )
+    options: dict[str, str] = {}
+    spelled: dict[str, str] = {}
+    for name, value in given.items():
+        own = spellings.get(name.lower())
+        if own is None:
+            raise _unknown(name, spellings)
+        known = _OTHER_NAMES.get(own, own)
         if not records and known in _OF_RECORDS:
             raise UsageProblem(
                 f"kafka-log-batches has no option {name}: it returns all batches as they are on disk",
@@ -128,10 +178,43 @@ def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
             )
         if known in options:
             raise UsageProblem(
-                f"option {known} is given twice, under two names", remedy="Remove one of them", slug="duplicate-option"
+                f"options {spelled[known]} and {own} are both given, but are two names of one option",
+                remedy="Remove one of them",
+                slug="duplicate-option",
             )
-        options[known] = value
-    return options
+        options[known], spelled[known] = value, own
+    return options, spelled
+
+
+def _unknown(name: str, spellings: Mapping[str, str]) -> UsageProblem:
+    remedy = _REFUSED.get(name.lower())
+    if remedy is None and name.lower().startswith("kafka."):
+        remedy = "Remove it: it configures a Kafka client, which is not used"
+    if remedy is not None:
+        return UsageProblem(
+            f"option {name} of Spark's Kafka source is not supported", remedy=remedy, slug="unsupported-option"
+        )
+    near = get_close_matches(name.lower(), spellings, n=1)
+    return UsageProblem(
+        f"unknown option {name}",
+        remedy=f"Did you mean {spellings[near[0]]}?" if near else f"The options are: {', '.join(NAMES)}",
+        slug="unknown-option",
+    )
+
+
+def _check_order(start: Bound, end: Bound) -> None:
+    """Raise UsageProblem if a partition starts above its end; as in Spark, only bounds of one kind are compared."""
+    if start.timestamps != end.timestamps:
+        return
+    for item in sorted(start.of.keys() & end.of.keys()):
+        if start.of[item] > end.of[item] >= 0:
+            what = "time" if start.timestamps else "offset"
+            raise UsageProblem(
+                f"the starting {what} {start.of[item]} of {item[0]}-{item[1]} is above its ending {what} "
+                f"{end.of[item]}",
+                remedy="Exchange them, or correct one of them",
+                slug="start-above-end",
+            )
 
 
 def _list(text: str | None) -> tuple[str, ...]:
@@ -147,13 +230,14 @@ def _topics(options: Mapping[str, str]) -> tuple[str, ...]:
     return topics
 
 
-def _pattern(text: str | None) -> str | None:
+def _pattern(text: str | None, spelled: Mapping[str, str]) -> str | None:
     if text is not None:
         try:
             re.compile(text)
         except re.error as error:
             raise UsageProblem(
-                f"option topicPattern: invalid regular expression '{text}': {error}", slug="invalid-topic-pattern"
+                f"option {spelled['topicPattern']}: invalid regular expression '{text}': {error}",
+                slug="invalid-topic-pattern",
             ) from error
     return text
 

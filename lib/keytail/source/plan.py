@@ -7,8 +7,11 @@ transaction, the batches around it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from keytail.errors import Refused, UsageProblem, joined, of_system
 from keytail.log.fs import FileSystem
@@ -20,10 +23,13 @@ from keytail.log.records.slices import LogSlice, slices_of
 from keytail.log.transactions import read_aborted
 from keytail.lookup.steps import lookup_time
 from keytail.run.batching import in_bundles
-from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions
+from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions, TopicPartition
+
+T = TypeVar("T")
 
 # The cost of opening a file, in bytes read, as in Spark: many small partitions share a task.
 _OPENING_BYTES = 4 << 20
+_IN_RANGE = "Give offsets in this range, or set failOnDataLoss to false to read the records that exist"
 
 
 @dataclass(frozen=True)
@@ -38,27 +44,70 @@ class Piece:
 def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]:
     """Return the slices of each task, sorted by topic, partition and offset. Raises UsageProblem for options that do
     not fit the log dirs, and Refused if a partition cannot be read."""
+
+    def pieces(slice_bytes: int) -> list[Piece]:
+        chosen, surveyed = chosen_partitions(fs, options)
+        found = {(entry.topic, entry.partition) for _, entry in chosen}
+        check_named(options, found, surveyed)
+        check_bounds(options, found)
+        divided = replace(options, slice_bytes=slice_bytes)
+        return [
+            Piece(entry.topic, entry.partition, piece)
+            for log_dir, entry in chosen
+            for piece in with_facts(fs, log_dir, entry, partial(_plan, fs, divided))
+        ]
+
+    return in_tasks(pieces, options)
+
+
+def chosen_partitions(
+    fs: FileSystem, options: SourceOptions
+) -> tuple[list[tuple[LogDirFacts, PartitionEntry]], list[LogDirFacts]]:
+    """Return the partitions that the options choose, sorted by topic and partition, each with its log dir, and all log
+    dirs."""
     surveyed = survey_log_dirs(fs, options.log_dirs)
     chosen = sorted(
         ((log_dir, entry) for log_dir in surveyed for entry in log_dir.partitions
          if options.takes(entry.topic, entry.partition)),
         key=lambda item: (item[1].topic, item[1].partition),
     )  # fmt: skip
-    _check_named(options, [entry for _, entry in chosen], surveyed)
-    pieces = [
-        Piece(entry.topic, entry.partition, piece)
-        for log_dir, entry in chosen
-        for piece in _plan_live(fs, options, log_dir, entry)
-    ]
-    opening_bytes = min(_OPENING_BYTES, options.slice_bytes // 8)
-    shares = in_bundles(pieces, lambda piece: piece.slice.size_bytes + opening_bytes, options.slice_bytes)
+    return chosen, list(surveyed)
+
+
+def in_tasks(pieces_of: Callable[[int], list[Piece]], options: SourceOptions) -> list[tuple[Piece, ...]]:
+    """Divide the slices that `pieces_of` returns, for the number of bytes per slice, into tasks."""
+    tasks = _bundled(pieces_of(options.slice_bytes), options.slice_bytes)
+    total_bytes = sum(piece.slice.size_bytes for pieces in tasks for piece in pieces)
+    if len(tasks) >= options.min_partitions or not total_bytes:
+        return tasks
+    # Slices of half the size of a share can be joined to shares of about equal size.
+    smaller = max(1, min(options.slice_bytes, total_bytes // (2 * options.min_partitions)))
+    return in_shares(pieces_of(smaller), options.min_partitions)
+
+
+def _bundled(pieces: Sequence[Piece], slice_bytes: int) -> list[tuple[Piece, ...]]:
+    opening_bytes = min(_OPENING_BYTES, slice_bytes // 8)
+    shares = in_bundles(pieces, lambda piece: piece.slice.size_bytes + opening_bytes, slice_bytes)
     return [tuple(share) for share in shares]
 
 
-def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:
-    """Raise UsageProblem if requested topics or partitions are missing, or if offsets by partition are not given for
-    exactly the partitions that are read."""
-    found = {(entry.topic, entry.partition) for entry in chosen}
+def in_shares(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
+    """Divide `pieces`, in order, into `count` tasks with about equal numbers of bytes, or into one task for each piece
+    if there are fewer pieces."""
+    shares: list[tuple[Piece, ...]] = []
+    left_bytes, at = sum(piece.slice.size_bytes for piece in pieces), 0
+    for others in reversed(range(min(count, len(pieces)))):
+        share_bytes, begin = 0, at
+        while at < len(pieces) - others and (at == begin or not others or share_bytes * (others + 1) < left_bytes):
+            share_bytes += pieces[at].slice.size_bytes
+            at += 1
+        shares.append(tuple(pieces[begin:at]))
+        left_bytes -= share_bytes
+    return shares
+
+
+def check_named(options: SourceOptions, found: AbstractSet[TopicPartition], surveyed: Sequence[LogDirFacts]) -> None:
+    """Raise UsageProblem if requested topics or partitions are not among those that were found."""
     topics = {topic for topic, _ in found}
     lacking = [topic for topic in options.topics if topic not in topics]
     lacking += [f"{topic}-{number}" for topic, number in sorted(options.partitions - found)]
@@ -71,6 +120,10 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
             remedy=f"Check the names; the topics there are: {shown}",
             slug="unknown-topic-or-partition",
         )
+
+
+def check_bounds(options: SourceOptions, found: AbstractSet[TopicPartition]) -> None:
+    """Raise UsageProblem if offsets by partition are not given for exactly the partitions that were found."""
     for which, bound in (("starting", options.start), ("ending", options.end)):
         if bound.of and bound.of.keys() != found:
             different = sorted(bound.of.keys() ^ found)
@@ -85,11 +138,22 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
             )
 
 
-def _plan_live(
-    fs: FileSystem, options: SourceOptions, log_dir: LogDirFacts, entry: PartitionEntry
-) -> list[LogSlice]:
-    def look() -> list[LogSlice]:
-        return _plan(fs, options, survey_partition(fs, log_dir, entry))
+def with_facts(
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, plan: Callable[[PartitionFacts], T]
+) -> T:
+    """Return the result of `plan` for a partition, with another listing if a running broker changes the files
+    meanwhile. Raises Refused for a partition with problems."""
+
+    def look() -> T:
+        facts = survey_partition(fs, log_dir, entry)
+        if facts.problems:
+            raise Refused(
+                joined(facts.problems),
+                path=facts.path,
+                remedy="Run `keytail verify`, which lists what is wrong with the partition",
+                slug="unexpected-partition-state",
+            )
+        return plan(facts)
 
     try:
         return retry_beside_broker(look, clean_shutdown=log_dir.clean_shutdown)
@@ -97,29 +161,41 @@ def _plan_live(
         raise of_system(error) from error
 
 
-def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list[LogSlice]:
-    if facts.problems:
-        raise Refused(
-            joined(facts.problems),
-            path=facts.path,
-            remedy="Run `keytail verify`, which lists what is wrong with the partition",
-            slug="unexpected-partition-state",
-        )
+def limit_of(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> Readable:
+    """Return the offset up to which the partition can be read with the isolation level of the options."""
     now_ms = time.time_ns() // 1_000_000
-    limit = readable(fs, facts, committed=options.committed, log_end=options.log_end, now_ms=now_ms)
-    start = _start(fs, options, facts, limit)
-    end = _end(fs, options, facts, limit)
+    return readable(fs, facts, committed=options.committed, log_end=options.log_end, now_ms=now_ms)
+
+
+def slices_between(
+    fs: FileSystem, options: SourceOptions, facts: PartitionFacts, start: int, end: int
+) -> list[LogSlice]:
+    """Return the slices with the offsets from `start` to below `end`."""
     aborted = None
     if options.committed:
         aborted = read_aborted(fs, facts.path, facts.segments, facts.log_start_offset)
     return slices_of(fs, facts, start, end, options.slice_bytes, aborted)
 
 
+def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list[LogSlice]:
+    limit = limit_of(fs, options, facts)
+    start, end = start_of(fs, options, facts, limit), _end(fs, options, facts, limit)
+    if start > end and options.refuses_start_above_end and options.fail_on_data_loss:
+        raise UsageProblem(
+            f"the range would begin at offset {start} and end at offset {end}: {_available(facts, limit)}",
+            path=facts.path,
+            remedy=_IN_RANGE,
+            slug="start-above-end",
+        )
+    return slices_between(fs, options, facts, start, end)
+
+
 def _asked(bound: Bound, facts: PartitionFacts) -> int:
     return bound.offset if bound.offset is not None else bound.of[facts.topic, facts.partition]
 
 
-def _start(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: Readable) -> int:
+def start_of(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: Readable) -> int:
+    """Return the first offset to read, by the options."""
     asked = _asked(options.start, facts)
     if options.start.timestamps:
         found = _offset_of(fs, facts, asked, limit)
@@ -135,10 +211,9 @@ def _start(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit:
         return facts.log_start_offset
     if asked < facts.log_start_offset and options.fail_on_data_loss:
         raise UsageProblem(
-            f"{facts.topic}-{facts.partition} starts at offset {facts.log_start_offset}, after the starting offset "
-            f"{asked}: the records between them have been removed",
+            f"the starting offset {asked} is out of range: {_available(facts, limit)}; earlier records were removed",
             path=facts.path,
-            remedy="Start at that offset, or set failOnDataLoss to false to read the remaining records",
+            remedy=_IN_RANGE,
             slug="offset-before-log-start",
         )
     return max(asked, facts.log_start_offset)
@@ -152,15 +227,19 @@ def _end(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: R
     if asked == LATEST:
         return limit.end_offset
     if asked > limit.end_offset and options.fail_on_data_loss:
-        why = "".join(f"; {note}" for note in limit.notes)
         raise UsageProblem(
-            f"{facts.topic}-{facts.partition} can be read only up to offset {limit.end_offset}, before the ending "
-            f"offset {asked}{why}",
+            f"the ending offset {asked} is out of range: {_available(facts, limit)}",
             path=facts.path,
-            remedy="End at that offset, or set failOnDataLoss to false to read the records that exist",
+            remedy=_IN_RANGE,
             slug="offset-after-readable-end",
         )
     return min(asked, limit.end_offset)
+
+
+def _available(facts: PartitionFacts, limit: Readable) -> str:
+    notes = "".join(f" ({note})" for note in limit.notes)
+    offsets = f"offsets {facts.log_start_offset} to {limit.end_offset} (exclusive)"
+    return f"{facts.topic}-{facts.partition} has {offsets}{notes}"
 
 
 def _offset_of(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int, limit: Readable) -> int | None:
