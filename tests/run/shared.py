@@ -8,7 +8,7 @@ module requests it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from tests.run.cluster import Cluster, cluster
 
 _session: list[Any] = []
 
-_FOR_SMALL_DATA = {
+FOR_SMALL_DATA = {
     "spark.sql.shuffle.partitions": "2",
     "spark.python.daemon.module": "tests.run.preloaded",
     # For a few rows, compiling a query takes longer than interpreting it.
@@ -32,7 +32,7 @@ def shared_session() -> Any:
     from keytail.run.spark.session import local_session
 
     if not _session:
-        settings = {**delta.session_settings(None), **_FOR_SMALL_DATA}
+        settings = {**delta.session_settings(None), **FOR_SMALL_DATA}
         _session.append(local_session("local[2]", "keytail tests", settings))
     return _session[0]
 
@@ -43,10 +43,10 @@ def end_shared_session() -> None:
         sys.modules["keytail.run.spark.session"].end_jvm()
 
 
-def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make command lines in this process use the shared session, without stopping it."""
+def lend_session(monkeypatch: pytest.MonkeyPatch, lent: Callable[[], Any] = shared_session) -> None:
+    """Make command lines in this process use the shared session, or another one, without stopping it."""
     session = sys.modules["keytail.run.spark.session"]
-    monkeypatch.setattr(session, "local_session", lambda *_, **__: shared_session())
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: lent())
     monkeypatch.setattr(session, "_stop", lambda engine: None)
     monkeypatch.setattr(session, "end_jvm", lambda: None)
 

@@ -22,6 +22,7 @@ from keytail.ledger.read import read_rows
 from keytail.ledger.tables import DOWNTIME, INTENT, OUTCOME, RUNS
 from keytail.run.engine import Engine
 from keytail.run.spark.session import session_of_run
+from keytail.run.spark.stores import require_store
 
 INTERRUPTED = "interrupted"
 _MADE_OF: dict[str, Callable[[Any], Any]] = {"array": tuple, "map": dict}
@@ -60,10 +61,13 @@ def _check(request: Request) -> None:
 def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Engine | None]:
     """Yield an engine with a Spark session, or None if no session is needed."""
     with contextlib.ExitStack() as run:
-        if not (always or needs_spark() or master is not None):
+        if not (always or needs_spark() or master is not None or flags.is_remote):
             yield None
-        else:
-            yield session_of_run(run, master, submitted=False, extra=flags.session_settings())
+            return
+        engine = session_of_run(run, master, submitted=False, extra=flags.session_settings())
+        assert flags.path is not None
+        require_store(engine.session, flags.path)
+        yield engine
 
 
 def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[RunRow]:

@@ -1,0 +1,213 @@
+"""Tables and ledgers in an object store: real s3a of a real Spark, and an S3 server on 127.0.0.1 behind a proxy."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.cli.selection import PartitionFilter
+from keytail.errors import KeytailError
+from keytail.export.command import ExportRow, Request
+from keytail.export.driver import export
+from keytail.export.formats import Formats
+from keytail.ledger.read import read_rows
+from keytail.ledger.write import Ledger
+from keytail.run.spark import delta
+from keytail.run.spark.engine import SparkEngine
+from keytail.run.spark.session import end_jvm, local_session
+from tests.chance import SEED
+from tests.command_line import Run
+from tests.compact.out_of_place.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
+from tests.export.test_driver import expected, statuses
+from tests.growing_log import GrowingLog
+from tests.proxy import Action, Proxy
+from tests.run.shared import FOR_SMALL_DATA, lend_session
+
+pytestmark = pytest.mark.spark
+
+LAKE = "s3a://lake"
+# Few and quick retries, since the server is near.
+S3A = {
+    "spark.hadoop.fs.s3a.path.style.access": "true",
+    "spark.hadoop.fs.s3a.attempts.maximum": "1",
+    "spark.hadoop.fs.s3a.retry.limit": "1",
+    "spark.hadoop.fs.s3a.retry.interval": "50ms",
+    "spark.hadoop.fs.s3a.retry.throttle.limit": "1",
+}
+
+
+@dataclass(frozen=True)
+class Store:
+    server: S3Server
+    proxy: Proxy
+    session: Any
+
+    def engine(self) -> SparkEngine:
+        return SparkEngine(self.session)
+
+    def on_put(self, part: str, action: Action) -> None:
+        """Do `action` when the next request writes an object whose key contains `part`."""
+
+        def on_request(sent: bytes) -> Action:
+            if not sent.startswith(b"PUT ") or part.encode() not in sent.partition(b"\r\n")[0]:
+                return "pass"
+            self.proxy.on_request = lambda sent: "pass"
+            return action
+
+        self.proxy.on_request = on_request
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with s3_server() as server, pytest.MonkeyPatch.context() as environment:
+        proxy = Proxy(server.port)
+        for name, value in server.environment.items():
+            environment.setenv(name, value)
+        environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+        server.client().create_bucket(Bucket="lake")
+        settings = {**delta.session_settings(None, place=LAKE), **FOR_SMALL_DATA, **S3A}
+        session = local_session("local[2]", "keytail tests of an object store", settings)
+        try:
+            yield Store(server, proxy, session)
+        finally:
+            session.stop()
+            end_jvm()
+            proxy.close()
+
+
+@pytest.fixture(autouse=True)
+def one_session(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    lend_session(monkeypatch, lambda: store.session)
+    yield
+    store.proxy.restore()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> GrowingLog:
+    made = GrowingLog(random.Random(SEED), tmp_path / "logs")
+    grow(made)
+    return made
+
+
+def grow(log: GrowingLog) -> None:
+    log.append_records(log.random_records(5))
+    log.grow(10)
+    log.settle()
+    log.append_records(log.random_records(3))
+    log.write()
+
+
+def exported(log: GrowingLog, name: str, **flags: Any) -> list[ExportRow]:
+    partition_filter = PartitionFilter(log_dirs=(str(log.log_dir),))
+    return export(Request(partition_filter, f"{LAKE}/{name}", Formats(), **{"execute": True, **flags}))
+
+
+def table(store: Store, name: str) -> set[tuple[Any, ...]]:
+    frame = store.session.read.format("delta").load(f"{LAKE}/{name}/t")
+    rows = frame.selectExpr("partition", "key", "value", "offset").collect()
+    return {(row.partition, bytes(row.key or b""), bytes(row.value or b""), row.offset) for row in rows}
+
+
+def model(log: GrowingLog) -> set[tuple[Any, ...]]:
+    return {(partition, key or b"", value or b"", offset) for partition, key, value, _, _, offset, _ in expected(log)}
+
+
+def test_topics_are_exported_and_runs_are_recorded(
+    store: Store, log: GrowingLog, run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Full and incremental exports, a dry run, and a ledger of two runs, which `history` and `report` read; nothing
+    that is written or printed contains the credentials."""
+    assert statuses(exported(log, "a")) == [("exported", "full")]
+    assert table(store, "a") == model(log)
+    assert statuses(exported(log, "a", execute=False)) == [("clean", "")]
+    grow(log)
+    [row] = exported(log, "a", change_feed=True)
+    assert (row.status, row.way, row.table) == ("exported", "incremental", f"{LAKE}/a/t")
+    assert table(store, "a") == model(log)
+    changes = store.session.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 1)
+    kinds = {row["_change_type"] for row in changes.load(f"{LAKE}/a/t").select("_change_type").collect()}
+    assert kinds & {"insert", "update_postimage"}
+
+    ledger = ("--ledger", f"{LAKE}/ledger")
+    for _ in range(2):
+        result = run("rebuild-index", "--log-dirs", log.log_dir, *ledger, "--execute", "--output", "json")
+        assert result.exit_code == 0, result.output
+    result = run("history", *ledger, "--output", "json")
+    runs = json.loads(result.stdout)
+    assert [item["status"] for item in runs] == ["done", "done"], result.output
+    page = tmp_path / "page.html"
+    shown = run("report", page, *ledger, "--run", runs[0]["run_id"])
+    assert shown.exit_code == 0, shown.output
+
+    written = [*store.server.objects("lake/a").values(), *store.server.objects("lake/ledger").values()]
+    texts = [result.output, shown.output, page.read_text(), "".join(capfd.readouterr())]
+    assert len(written) > 10
+    assert not any(secret.encode() in item for item in written for secret in (SECRET_KEY, ACCESS_KEY))
+    assert not any(secret in text for text in texts for secret in (SECRET_KEY, ACCESS_KEY))
+
+
+COVERED = "test_topics_are_exported_and_runs_are_recorded has the same commits without a fault; tests/run/spark/" \
+    "test_stores.py has the refusals"  # fmt: skip
+
+
+@pytest.mark.soak(COVERED)
+def test_drivers_that_commit_at_different_times_lose_nothing(store: Store) -> None:
+    """A commit of another driver, which this driver does not know of, is not overwritten: the append comes after it."""
+    notes: list[str] = []
+    ledger = Ledger(store.engine(), f"{LAKE}/second", "run", on_note=notes.append)
+    ledger.open()
+    assert "only one run at a time" in notes[0]
+    other = json.dumps({"commitInfo": {"timestamp": 0, "operation": "WRITE", "isBlindAppend": True}}).encode()
+    log = "second/runs/_delta_log"
+    store.server.client().put_object(Bucket="lake", Key=f"{log}/00000000000000000001.json", Body=other)
+    ledger.begin(arguments=["x"])
+    [row] = read_rows(f"{LAKE}/second", "runs", {}, store.session)
+    assert row["arguments"] == ["x"]
+    objects = store.server.objects(f"lake/{log}")
+    assert objects["00000000000000000001.json"] == other and "00000000000000000002.json" in objects
+
+
+@pytest.mark.soak(COVERED)
+@pytest.mark.parametrize("part", ["/part-", "/_delta_log/0000000000000000000"])
+@pytest.mark.parametrize("way", ["full", "incremental"])
+def test_a_broken_network_leaves_the_previous_table(store: Store, log: GrowingLog, part: str, way: str) -> None:
+    name = f"broken-{part[1:4]}-{way}"
+    before = None
+    if way == "incremental":
+        exported(log, name)
+        before = model(log)
+        grow(log)
+    store.on_put(part, "break")
+    [row] = exported(log, name)
+    assert (row.status, store.proxy.is_down) == ("failed", True), row
+    assert "the table could not be written" in row.error and "[table-not-written]" in f"{row.error}"
+    [row] = exported(log, name)  # the network is still down
+    assert row.status == "failed" and "cannot be read" in row.error
+    store.proxy.restore()
+    if before is not None:
+        assert table(store, name) == before
+    assert statuses(exported(log, name)) == [("exported", way)]
+    assert table(store, name) == model(log)
+
+
+@pytest.mark.soak(COVERED)
+def test_a_commit_without_a_response_is_not_repeated(store: Store, log: GrowingLog) -> None:
+    """The run cannot know that its commit succeeded. The next run finds out, and a ledger has no row twice."""
+    store.on_put("_delta_log/00000000000000000000.json", "lose")
+    assert [row.status for row in exported(log, "lost")] == ["failed"]
+    store.proxy.restore()
+    assert statuses(exported(log, "lost")) == [("clean", "")]
+    assert table(store, "lost") == model(log)
+    ledger = Ledger(store.engine(), f"{LAKE}/lost-ledger", "run")
+    ledger.open()
+    store.on_put("runs/_delta_log/00000000000000000001.json", "lose")
+    with pytest.raises(KeytailError, match="cannot be written"):
+        ledger.begin(arguments=["x"])
+    store.proxy.restore()
+    assert len(read_rows(f"{LAKE}/lost-ledger", "runs", {}, store.session)) == 1
