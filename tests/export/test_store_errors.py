@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keytail.export.formats import Formats
-from keytail.export.on_spark import Exporting, _problem_of
+from keytail.export.on_spark import _problem_of
 
 NO_SERVER = """An error occurred while calling o88.save.
 : org.apache.spark.SparkException: Job aborted.
@@ -16,7 +16,7 @@ A_KILLED_WORKER = ": org.apache.spark.SparkException: Python worker exited unexp
 
 
 def report(text: str, path: str) -> tuple[str, str]:
-    number, problem = _problem_of(Exception(text), Exporting("t", path, Formats(), None, "", ()))
+    number, problem = _problem_of(Exception(text), Formats(), path)
     assert number is None
     return problem.slug, str(problem)
 

@@ -184,7 +184,7 @@ class Export:
         except Exception as problem:
             self._state = previous
             raise_if_ended(self.engine, problem)
-            return _problem_of(problem, what)
+            return _problem_of(problem, what.formats, what.path)
         self._exists = True
         return None
 
@@ -254,7 +254,7 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
         ) from problem
 
 
-def _problem_of(problem: Exception, what: Exporting) -> tuple[int | None, KeytailError]:
+def _problem_of(problem: Exception, formats: Formats, path: str) -> tuple[int | None, KeytailError]:
     """Return the number of the partition that made a job fail (None if unknown), and the error."""
     text = text_of(problem)
     if match := _ENCODED_PROBLEM.search(text):
@@ -266,14 +266,14 @@ def _problem_of(problem: Exception, what: Exporting) -> tuple[int | None, Keytai
     if match := export_table.UNDECODABLE.search(text):
         name, number, offset = match[1], int(match[2]), int(match[3])
         return number, Undecodable(
-            f"partition {number}: a {name} is not valid {getattr(what.formats, name)}",
+            f"partition {number}: a {name} is not valid {getattr(formats, name)}",
             offset=offset,
             remedy=f"Use another --{name}-format, such as binary; nothing of this partition was written",
         )
-    if is_remote(what.path) and (of_store := _OF_A_STORE.search(text)):
+    if is_remote(path) and (of_store := _OF_A_STORE.search(text)):
         return None, KeytailError(
             f"the table could not be written: {masked(of_store[0].strip())[:500]}",
-            path=what.path,
+            path=path,
             remedy="Check the store, the network and the credentials, then run again: the table has all of the rows of "
             "this commit, or none, and the next run finds out which",
             slug="table-not-written",

@@ -101,15 +101,17 @@ def _from_maven(packages: tuple[str, ...], connector: Connector) -> dict[str, st
 
 def _from_folder(folder: str, connector: Connector) -> dict[str, str]:
     jars = sorted(glob.glob(os.path.join(glob.escape(os.path.abspath(folder)), "*.jar")))
-    needed = [(start, coordinates(), "") for start in _NEEDED]
+    of_delta = f"{coordinates()} and its dependencies (delta-storage, delta-kernel-api and -defaults)"
+    needed = [(start, of_delta, "") for start in _NEEDED]
     if connector.packages and not jars_of_spark(f"*{connector.jar}-*.jar"):
-        needed.append((f"{connector.jar}-", ", ".join(connector.packages), f" {connector.scheme}://"))
+        of_store = f"{', '.join(connector.packages)} and their dependencies"
+        needed.append((f"{connector.jar}-", of_store, f" {connector.scheme}://"))
     for start, packages, scheme in needed:
         if not any(start in os.path.basename(jar) for jar in jars):
             raise UsageProblem(
                 f"the directory of --delta-jars, {folder}, has no *{start}*.jar",
-                remedy=f"Copy {packages} and the jars that they depend on there. `python -m keytail.run.delta_jars "
-                f"DIR{scheme}` downloads them on a host that can reach a Maven repository",
+                remedy=f"Copy {packages} there. `python -m keytail.run.delta_jars DIR{scheme}` downloads them on a "
+                "host that can reach a Maven repository",
                 slug="missing-delta-jars",
             )
     return {"spark.jars": ",".join(jars)}
