@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Literal
 
 # `break`: the request is not forwarded, and the network is down from then on. `lose`: the request is forwarded, but its
-# response is not, and the network is down from then on.
-Action = Literal["pass", "break", "lose"]
+# response is not, and the network is down from then on. `drop`: as `lose`, but only this connection breaks.
+Action = Literal["pass", "break", "lose", "drop"]
 
 
 class Proxy:
@@ -61,8 +61,8 @@ class _Connection:
                     if action == "break":
                         self._proxy.is_down = True
                         break
-                    if action == "lose":
-                        self._proxy.is_down = self._loses = True
+                    if action in ("lose", "drop"):
+                        self._proxy.is_down, self._loses = action == "lose", True
                 self._server.sendall(sent)
         self._close()
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from keytail.ledger.write import Ledger
 from keytail.run.spark import delta
 from keytail.run.spark.engine import SparkEngine
 from keytail.run.spark.session import end_jvm, local_session
+from keytail.run.spark.stores import require_store
 from tests.chance import SEED
 from tests.command_line import Run
 from tests.compact.out_of_place.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
@@ -32,6 +37,7 @@ from tests.run.shared import FOR_SMALL_DATA, lend_session
 pytestmark = pytest.mark.spark
 
 LAKE = "s3a://lake"
+COVERED = "test_a_commit_is_neither_replaced_nor_repeated; tests/run/spark/test_stores.py has the refusals"
 # Few and quick retries, since the server is near.
 S3A = {
     "spark.hadoop.fs.s3a.path.style.access": "true",
@@ -51,13 +57,14 @@ class Store:
     def engine(self) -> SparkEngine:
         return SparkEngine(self.session)
 
-    def on_put(self, part: str, action: Action) -> None:
-        """Do `action` when the next request writes an object whose key contains `part`."""
+    def on_put(self, part: str, action: Action, before: Callable[[], Any] = lambda: None) -> None:
+        """Call `before` and do `action` when the next request writes an object whose key contains `part`."""
 
         def on_request(sent: bytes) -> Action:
             if not sent.startswith(b"PUT ") or part.encode() not in sent.partition(b"\r\n")[0]:
                 return "pass"
             self.proxy.on_request = lambda sent: "pass"
+            before()
             return action
 
         self.proxy.on_request = on_request
@@ -72,7 +79,7 @@ def store() -> Iterator[Store]:
         environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         server.client().create_bucket(Bucket="lake")
         settings = {**delta.session_settings(None, place=LAKE), **FOR_SMALL_DATA, **S3A}
-        session = local_session("local[2]", "keytail tests of an object store", settings)
+        session = local_session("local[1]", "keytail tests of an object store", settings)
         try:
             yield Store(server, proxy, session)
         finally:
@@ -118,6 +125,29 @@ def model(log: GrowingLog) -> set[tuple[Any, ...]]:
     return {(partition, key or b"", value or b"", offset) for partition, key, value, _, _, offset, _ in expected(log)}
 
 
+def test_a_commit_is_neither_replaced_nor_repeated(store: Store) -> None:
+    """Another driver commits after this one has read the table, and before its request arrives. Later, the response to
+    a commit is lost: S3A repeats the request, which the server refuses."""
+    require_store(store.session, LAKE, writes=True)
+    log, client = "race/_delta_log", store.server.client()
+    other = json.dumps({"commitInfo": {"timestamp": 0, "operation": "WRITE", "isBlindAppend": True}}).encode()
+
+    def append(number: int) -> None:
+        store.session.range(number, number + 1).write.format("delta").mode("append").save(f"{LAKE}/race")
+
+    append(0)
+    first = f"{log}/00000000000000000001.json"
+    store.on_put(first, "pass", lambda: client.put_object(Bucket="lake", Key=first, Body=other))
+    append(1)
+    store.on_put(f"{log}/00000000000000000003.json", "drop")
+    append(2)
+    assert {row.id for row in store.session.read.format("delta").load(f"{LAKE}/race").collect()} == {0, 1, 2}
+    objects = store.server.objects(f"lake/{log}")
+    assert objects["00000000000000000001.json"] == other
+    assert sorted(name for name in objects if name.endswith("json")) == [f"{n:020}.json" for n in range(4)]
+
+
+@pytest.mark.soak(COVERED)
 def test_topics_are_exported_and_runs_are_recorded(
     store: Store, log: GrowingLog, run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,25 +182,42 @@ def test_topics_are_exported_and_runs_are_recorded(
     assert not any(secret in text for text in texts for secret in (SECRET_KEY, ACCESS_KEY))
 
 
-COVERED = "test_topics_are_exported_and_runs_are_recorded has the same commits without a fault; tests/run/spark/" \
-    "test_stores.py has the refusals"  # fmt: skip
 
 
-@pytest.mark.soak(COVERED)
-def test_drivers_that_commit_at_different_times_lose_nothing(store: Store) -> None:
-    """A commit of another driver, which this driver does not know of, is not overwritten: the append comes after it."""
-    notes: list[str] = []
-    ledger = Ledger(store.engine(), f"{LAKE}/second", "run", on_note=notes.append)
-    ledger.open()
-    assert "only one run at a time" in notes[0]
-    other = json.dumps({"commitInfo": {"timestamp": 0, "operation": "WRITE", "isBlindAppend": True}}).encode()
-    log = "second/runs/_delta_log"
-    store.server.client().put_object(Bucket="lake", Key=f"{log}/00000000000000000001.json", Body=other)
-    ledger.begin(arguments=["x"])
-    [row] = read_rows(f"{LAKE}/second", "runs", {}, store.session)
-    assert row["arguments"] == ["x"]
-    objects = store.server.objects(f"lake/{log}")
-    assert objects["00000000000000000001.json"] == other and "00000000000000000002.json" in objects
+class Meetings:
+    """Holds each request that creates a commit until another one for the same commit arrives, or a driver has ended."""
+
+    def __init__(self) -> None:
+        self.drivers: list[subprocess.Popen[bytes]] = []
+        self.met: set[bytes] = set()
+        self._threads: dict[bytes, set[int]] = {}
+        self._changed = threading.Condition()
+
+    def on_request(self, sent: bytes) -> Action:
+        if found := re.match(rb"PUT (\S+/_delta_log/\d{20}\.json)", sent):
+            with self._changed:
+                threads = self._threads.setdefault(found[1], set())
+                threads.add(threading.get_ident())
+                self._changed.notify_all()
+                while len(threads) < 2 and all(driver.poll() is None for driver in self.drivers):
+                    self._changed.wait(0.1)
+                if len(threads) > 1:
+                    self.met.add(found[1])
+        return "pass"
+
+
+@pytest.mark.soak("test_a_commit_is_neither_replaced_nor_repeated has one driver and a commit of another")
+def test_two_drivers_that_always_commit_at_once_lose_nothing(store: Store) -> None:
+    meetings, each = Meetings(), 6
+    store.proxy.on_request = meetings.on_request
+    for name in ("a", "b"):
+        command = [sys.executable, "-m", "tests.export.s3_driver", f"{LAKE}/both", name, str(each), json.dumps(S3A)]
+        meetings.drivers.append(subprocess.Popen(command))
+    assert [driver.wait() for driver in meetings.drivers] == [0, 0]
+    store.proxy.restore()
+    rows = read_rows(f"{LAKE}/both", "runs", {}, store.session)
+    assert sorted(row["run_id"] for row in rows) == sorted(f"{name}-{n}" for name in "ab" for n in range(each))
+    assert len(meetings.met) > each
 
 
 @pytest.mark.soak(COVERED)

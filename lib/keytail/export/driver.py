@@ -44,7 +44,7 @@ from keytail.run.rows import status_of
 from keytail.run.spark.delta import require_delta, session_settings
 from keytail.run.spark.engine import SparkEngine
 from keytail.run.spark.session import session_of_run
-from keytail.run.spark.stores import checked_uri, is_remote, is_uri, limit_of_writers, local_path, require_store
+from keytail.run.spark.stores import checked_uri, is_remote, is_uri, local_path, require_store
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,7 @@ class _Session:
             )
             if request.submitted:
                 require_delta(engine.session)
-            require_store(engine.session, request.target)
-            if request.execute and (limit := limit_of_writers(engine.session, request.target)):
-                print_message(f"keytail: {limit}", "warning")
+            require_store(engine.session, request.target, writes=request.execute)
             self._engine = engine
         return self._engine
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from keytail.errors import UsageProblem
+from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger.of_run import LedgerFlags
 from keytail.log.fs import LOCAL
-from keytail.run.spark import delta, stores
+from keytail.run.spark import delta, s3_commits, stores
 from keytail.run.spark.stores import (
     checked_uri,
     connector_for,
     hadoop_version,
     is_remote,
-    limit_of_writers,
     local_path,
     require_store,
 )
@@ -88,7 +87,7 @@ def test_a_connector_among_sparks_jars_is_used(tmp_path: Path, monkeypatch: pyte
     assert "hadoop" not in delta.session_settings(None, place="s3a://bucket")["spark.jars.packages"]
 
 
-def session(problem: Exception | None = None, **conf: str) -> Any:
+def session(problem: Exception | None = None) -> Any:
     """Return a fake session whose store cannot be opened, because of `problem`."""
 
     def get_file_system(_: Any) -> None:
@@ -98,13 +97,52 @@ def session(problem: Exception | None = None, **conf: str) -> Any:
     fs = SimpleNamespace(Path=lambda uri: SimpleNamespace(getFileSystem=get_file_system))
     jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(hadoop=SimpleNamespace(fs=fs))))
     jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
-    return SimpleNamespace(sparkContext=SimpleNamespace(_jvm=jvm, _jsc=jsc, getConf=lambda: conf))
+    return SimpleNamespace(sparkContext=SimpleNamespace(_jvm=jvm, _jsc=jsc))
 
 
-def test_the_limit_of_writers_on_s3_is_reported() -> None:
-    assert "only one run at a time may write to s3a://b/x" in limit_of_writers(session(), "s3a://b/x")
-    assert limit_of_writers(session(**{"spark.delta.logStore.s3a.impl": "a.LogStore"}), "s3a://b/x") == ""
-    assert limit_of_writers(session(), "hdfs://nn/x") == limit_of_writers(None, "/srv/x") == ""
+def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are those to requests that create one object: True if it was created. The log store is set once, and
+    a log store that the user has set is used without a request."""
+    conf: dict[str, str] = {}
+    cleared: list[int] = []
+    catalog = SimpleNamespace(DeltaLog=SimpleNamespace(clearCache=lambda: cleared.append(1)))
+    spark = SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=SimpleNamespace(delta=catalog))))
+    live = SimpleNamespace(set=conf.__setitem__)
+    context = SimpleNamespace(
+        getConf=lambda: conf,
+        _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(conf=lambda: live)),
+        _jvm=SimpleNamespace(org=spark),
+    )
+    added: list[Any] = []
+    monkeypatch.setattr(s3_commits, "_add_log_store", added.append)
+
+    def commit(*answers: bool) -> None:
+        given = iter(answers)
+        monkeypatch.setattr(s3_commits, "_creates", lambda *_: next(given))
+        s3_commits.commit_conditionally(SimpleNamespace(sparkContext=context), "s3a://b/x")
+        assert not list(given)
+
+    commit(True, False)
+    commit(False)
+    assert (len(added), len(cleared), conf) == (1, 1, {"spark.delta.logStore.s3a.impl": s3_commits.LOG_STORE})
+    with pytest.raises(UsageProblem, match="ignores the header If-None-Match") as refused:
+        commit(True, True)
+    assert refused.value.slug == "store-without-conditional-writes"
+    for key in ("spark.delta.logStore.s3a.impl", "spark.delta.logStore.class"):
+        conf.clear()
+        conf[key] = "a.LogStore"
+        commit()
+
+
+def test_a_store_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("Access Denied")
+
+    monkeypatch.setattr(stores, "commit_conditionally", fail)
+    with pytest.raises(KeytailError, match="the store cannot be written: Access Denied"):
+        require_store(session(), "s3a://b/x", writes=True)
+    require_store(session(), "s3a://b/x")
+    require_store(session(), "hdfs://nn/x", writes=True)
 
 
 @pytest.mark.parametrize(

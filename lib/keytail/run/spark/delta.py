@@ -159,8 +159,8 @@ def alone(folder: str) -> Iterator[None]:
     system.
 
     Delta commits by a rename that must not replace a file. Hadoop's rename on local file systems checks first and then
-    renames: of two concurrent commits one or both would be lost. HDFS, Azure and GCS prevent this; on S3 only one
-    driver may write (`stores.limit_of_writers`). Raises KeytailError if the lock cannot be acquired for minutes.
+    renames: of two concurrent commits one or both would be lost. HDFS, Azure and GCS prevent this, and on S3
+    `s3_commits.py`. Raises KeytailError if the lock cannot be acquired for minutes.
     """
     path = local_path(folder)
     if path is None:

@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from keytail.acting_user import as_caller
-from keytail.errors import UsageProblem
+from keytail.errors import KeytailError, UsageProblem
 from keytail.run.ended import first_line
+from keytail.run.spark.s3_commits import commit_conditionally
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):/")
 # The connectors of Hadoop, by the scheme of the URIs.
@@ -35,7 +36,6 @@ _NOT_FETCHED = (
 )
 # The default since Hadoop 3.5 gives up a read after 30 s, and prints a stack trace for each of its retries.
 _S3A = {"spark.hadoop.fs.s3a.input.stream.type": "classic"}
-_LOG_STORES = ("spark.delta.logStore.s3a.impl", "spark.delta.logStore.class")
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,10 @@ def jars_of_spark(pattern: str) -> list[str]:
 
 
 @as_caller()
-def require_store(spark: Any, place: str) -> None:
-    """Raise UsageProblem if the session has no connector for `place`. Sends no request to the store."""
+def require_store(spark: Any, place: str, *, writes: bool = False) -> None:
+    """Raise UsageProblem if the session has no connector for `place`, a directory of tables. Sends no request to the
+    store, unless the session `writes` tables to S3: then several drivers can commit at once, or UsageProblem is raised.
+    Raises KeytailError if the store cannot be written."""
     if not is_remote(place):
         return
     context = spark.sparkContext
@@ -141,20 +143,19 @@ def require_store(spark: Any, place: str) -> None:
         context._jvm.org.apache.hadoop.fs.Path(place).getFileSystem(context._jsc.hadoopConfiguration())
     except Exception as problem:
         raise _no_connector(scheme_of(place), first_line(problem)) from problem
-
-
-def limit_of_writers(spark: Any, place: str) -> str:
-    """Return what several drivers must not do at `place`, or "".
-
-    S3A 3.5 does not create a file by a conditional request, whatever its settings: fs.s3a.create.performance even makes
-    it overwrite files. Delta 4.4 therefore excludes only other writers of its own driver.
-    """
-    if scheme_of(place) != "s3a" or any(spark.sparkContext.getConf().get(key) for key in _LOG_STORES):
-        return ""
-    return (
-        f"only one run at a time may write to {place}: on S3 Delta does not notice that another driver commits at the "
-        f"same instant, and one of the two commits is lost. {_LOG_STORES[0]} sets a log store for several drivers"
-    )
+    if not writes or scheme_of(place) != "s3a":
+        return
+    try:
+        commit_conditionally(spark, place)
+    except KeytailError:
+        raise
+    except Exception as problem:
+        raise KeytailError(
+            f"the store cannot be written: {first_line(problem)}",
+            path=place,
+            remedy="Check the URI, the store, the network and the credentials, then run again",
+            slug="store-not-writable",
+        ) from problem
 
 
 def _no_connector(scheme: str, problem: str) -> UsageProblem:
