@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -22,9 +23,7 @@ from keytail.export.driver import export
 from keytail.export.formats import Formats
 from keytail.ledger.read import read_rows
 from keytail.ledger.write import Ledger
-from keytail.run.spark import delta
 from keytail.run.spark.engine import SparkEngine
-from keytail.run.spark.session import end_jvm, local_session
 from keytail.run.spark.stores import require_store
 from tests.chance import SEED
 from tests.command_line import Run
@@ -32,7 +31,7 @@ from tests.compact.out_of_place.s3_server import ACCESS_KEY, SECRET_KEY, S3Serve
 from tests.export.test_driver import expected, statuses
 from tests.growing_log import GrowingLog
 from tests.proxy import Action, Proxy
-from tests.run.shared import FOR_SMALL_DATA, lend_session
+from tests.run.shared import lend_session
 
 pytestmark = pytest.mark.spark
 
@@ -40,11 +39,12 @@ LAKE = "s3a://lake"
 COVERED = "test_a_commit_is_neither_replaced_nor_repeated; tests/run/spark/test_stores.py has the refusals"
 # Few and quick retries, since the server is near.
 S3A = {
-    "spark.hadoop.fs.s3a.path.style.access": "true",
-    "spark.hadoop.fs.s3a.attempts.maximum": "1",
-    "spark.hadoop.fs.s3a.retry.limit": "1",
-    "spark.hadoop.fs.s3a.retry.interval": "50ms",
-    "spark.hadoop.fs.s3a.retry.throttle.limit": "1",
+    "fs.s3a.path.style.access": "true",
+    "fs.s3a.endpoint.region": "us-east-1",
+    "fs.s3a.attempts.maximum": "1",
+    "fs.s3a.retry.limit": "1",
+    "fs.s3a.retry.interval": "50ms",
+    "fs.s3a.retry.throttle.limit": "1",
 }
 
 
@@ -71,26 +71,23 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    with s3_server() as server, pytest.MonkeyPatch.context() as environment:
+def store(spark: Any) -> Iterator[Store]:
+    with s3_server() as server:
         proxy = Proxy(server.port)
-        for name, value in server.environment.items():
-            environment.setenv(name, value)
-        environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         server.client().create_bucket(Bucket="lake")
-        settings = {**delta.session_settings(None, place=LAKE), **FOR_SMALL_DATA, **S3A}
-        session = local_session("local[1]", "keytail tests of an object store", settings)
+        address = {"fs.s3a.endpoint": f"http://127.0.0.1:{proxy.port}"}
+        keys = {"fs.s3a.access.key": ACCESS_KEY, "fs.s3a.secret.key": SECRET_KEY}
+        for name, value in {**S3A, **address, **keys}.items():
+            spark.sparkContext._jsc.hadoopConfiguration().set(name, value)
         try:
-            yield Store(server, proxy, session)
+            yield Store(server, proxy, spark)
         finally:
-            session.stop()
-            end_jvm()
             proxy.close()
 
 
 @pytest.fixture(autouse=True)
 def one_session(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    lend_session(monkeypatch, lambda: store.session)
+    lend_session(monkeypatch)
     yield
     store.proxy.restore()
 
@@ -171,12 +168,14 @@ def test_topics_are_exported_and_runs_are_recorded(
     result = run("history", *ledger, "--output", "json")
     runs = json.loads(result.stdout)
     assert [item["status"] for item in runs] == ["done", "done"], result.output
+    kept = run("history", *ledger, "--maintain", "--execute", "--output", "json")
+    assert {item["status"] for item in json.loads(kept.stdout)} == {"maintained"}, kept.output
     page = tmp_path / "page.html"
     shown = run("report", page, *ledger, "--run", runs[0]["run_id"])
     assert shown.exit_code == 0, shown.output
 
     written = [*store.server.objects("lake/a").values(), *store.server.objects("lake/ledger").values()]
-    texts = [result.output, shown.output, page.read_text(), "".join(capfd.readouterr())]
+    texts = [result.output, kept.output, shown.output, page.read_text(), "".join(capfd.readouterr())]
     assert len(written) > 10
     assert not any(secret.encode() in item for item in written for secret in (SECRET_KEY, ACCESS_KEY))
     assert not any(secret in text for text in texts for secret in (SECRET_KEY, ACCESS_KEY))
@@ -213,14 +212,33 @@ class Meetings:
 def test_two_drivers_that_always_commit_at_once_lose_nothing(store: Store) -> None:
     meetings, each = Meetings(), 6
     store.proxy.on_request = meetings.on_request
+    settings = json.dumps({f"spark.hadoop.{name}": value for name, value in S3A.items()})
+    environment = {**os.environ, **store.server.environment, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.proxy.port}"}
     for name in ("a", "b"):
-        command = [sys.executable, "-m", "tests.export.s3_driver", f"{LAKE}/both", name, str(each), json.dumps(S3A)]
-        meetings.drivers.append(subprocess.Popen(command))
+        command = [sys.executable, "-m", "tests.export.s3_driver", f"{LAKE}/both", name, str(each), settings]
+        meetings.drivers.append(subprocess.Popen(command, env=environment))
     assert [driver.wait() for driver in meetings.drivers] == [0, 0]
     store.proxy.restore()
     rows = read_rows(f"{LAKE}/both", "runs", {}, store.session)
     assert sorted(row["run_id"] for row in rows) == sorted(f"{name}-{n}" for name in "ab" for n in range(each))
     assert len(meetings.met) > each
+
+
+@pytest.mark.soak(COVERED)
+def test_an_export_fails_if_another_driver_changes_its_rows(store: Store, log: GrowingLog) -> None:
+    exported(log, "raced")
+    grow(log)
+    first = store.server.objects("lake/raced/t/_delta_log")["00000000000000000000.json"]
+    [added, *_] = [item["add"] for line in first.splitlines() if "add" in (item := json.loads(line))]
+    removed = {"path": added["path"], "deletionTimestamp": 1, "dataChange": True}
+    other = "\n".join(map(json.dumps, ({"commitInfo": {"timestamp": 1, "operation": "DELETE"}}, {"remove": removed})))
+    key, client = "raced/t/_delta_log/00000000000000000001.json", store.server.client()
+    store.on_put(key, "pass", lambda: client.put_object(Bucket="lake", Key=key, Body=other.encode()))
+    [row] = exported(log, "raced")
+    assert row.status == "failed" and "DELTA_CONCURRENT" in row.error
+    [row] = exported(log, "raced")
+    assert (row.status, row.way) == ("exported", "full") and "changed by DELETE" in row.why
+    assert table(store, "raced") == model(log)
 
 
 @pytest.mark.soak(COVERED)

@@ -8,7 +8,7 @@ module requests it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,7 +32,8 @@ def shared_session() -> Any:
     from keytail.run.spark.session import local_session
 
     if not _session:
-        settings = {**delta.session_settings(None), **FOR_SMALL_DATA}
+        # With the connector for S3: a session of its own would take export/test_object_store.py 7 s.
+        settings = {**delta.session_settings(None, place="s3a://"), **FOR_SMALL_DATA}
         _session.append(local_session("local[2]", "keytail tests", settings))
     return _session[0]
 
@@ -43,10 +44,10 @@ def end_shared_session() -> None:
         sys.modules["keytail.run.spark.session"].end_jvm()
 
 
-def lend_session(monkeypatch: pytest.MonkeyPatch, lent: Callable[[], Any] = shared_session) -> None:
-    """Make command lines in this process use the shared session, or another one, without stopping it."""
+def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make command lines in this process use the shared session, without stopping it."""
     session = sys.modules["keytail.run.spark.session"]
-    monkeypatch.setattr(session, "local_session", lambda *_, **__: lent())
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: shared_session())
     monkeypatch.setattr(session, "_stop", lambda engine: None)
     monkeypatch.setattr(session, "end_jvm", lambda: None)
 
