@@ -60,7 +60,10 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a log dir": (("--to", "{logs}"), "[overlaps-log-dir]"),
     "around a log dir": (("--to", "{logs}/.."), "[overlaps-log-dir]"),
     "another broker's log dir": (("--to", "{other}/lake"), "which is a log dir"),
-    "an address": (("--to", "s3a://bucket/lake"), "is a URI, not a directory"),
+    "another name of S3": (("--to", "s3://bucket/lake"), "s3a://BUCKET/PATH"),
+    "credentials in a URI": (("--to", "s3a://key:hunter2@bucket/lake"), "[credentials-in-uri]"),
+    "options of another client": (("--to", "s3a://bucket/lake?region=eu-west-1"), "[unsupported-uri]"),
+    "a URI in a log dir": (("--to", "file://{logs}/lake"), "[overlaps-log-dir]"),
     "no parent": (("--to", "/no/such/place"), "does not exist"),
     "a file": (("--to", "{logs}/../file"), "is not a directory"),
     "two values of --as-of": (
@@ -82,6 +85,7 @@ def test_wrong_flags_are_refused(name: str, run: Run, log_dir: Path, tmp_path: P
     result = run("export", "--log-dirs", log_dir, *filled, "--execute")
     assert result.exit_code == 2, result.output
     assert message in result.output.replace("\n", " ")
+    assert "hunter2" not in result.output
 
 
 def only_row(log: GrowingLog, tmp_path: Path, **flags: Any) -> ExportRow:
@@ -127,7 +131,7 @@ def test_a_partition_that_moves_to_another_log_dir_is_refused(run: Run, log_dir:
 def test_a_stopped_run_reports_its_exported_partitions(
     run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(request: Request, planned: Any, states: Any, rows: dict[str, ExportRow]) -> None:
+    def stopped(request: Request, planned: Any, states: Any, rows: dict[str, ExportRow], *_: Any) -> None:
         rows["orders-1"] = replace(rows["orders-1"], status="exported")
         raise Stopped(15)
 

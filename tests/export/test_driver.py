@@ -320,11 +320,11 @@ def test_a_pickle_in_the_text_of_an_error_is_not_run(tmp_path: Path) -> None:
     """The text of a record can become part of an error, and may look like a serialized error of a task."""
     hostile = base64.b64encode(pickle.dumps((0, OpensWhereUnpickled(str(tmp_path / "mark"))))).decode()
     for text in (hostile, base64.b64encode(to_bytes((0, "no problem"))).decode(), "AAAA"):
-        number, known = on_spark._problem_of(RuntimeError(on_spark._PROBLEM + text), Formats())
+        number, known = on_spark._problem_of(RuntimeError(on_spark._PROBLEM + text), Formats(), "/t")
         assert number is None
         assert type(known) is KeytailError
     assert not (tmp_path / "mark").exists()
     problem = CorruptLog("a byte is wrong", path="/x", offset=3)
     text = base64.b64encode(to_bytes((7, problem))).decode()
-    number, known = on_spark._problem_of(RuntimeError(f"...\n{on_spark._PROBLEM}{text}\n..."), Formats())
+    number, known = on_spark._problem_of(RuntimeError(f"...\n{on_spark._PROBLEM}{text}\n..."), Formats(), "/t")
     assert (number, type(known), str(known)) == (7, CorruptLog, str(problem))

@@ -361,7 +361,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             "flags that conflict, and missing files", "due", (
                 f"export {LOGS}",
                 f"export {LOGS} --to /HOST/logs/lake",
-                f"export {LOGS} --to s3a://bucket/lake",
+                f"export {LOGS} --to s3://bucket/lake",
                 f"export {LOGS} --to /HOST/no/such/place",
                 f"export {LOGS} --to /HOST/lake --as-of-offset 1 --as-of-timestamp 5",
                 f"export {LOGS} --to /HOST/lake --as-of-timestamp noon",

@@ -18,7 +18,7 @@ from tests.run.cluster import Cluster, cluster
 
 _session: list[Any] = []
 
-_FOR_SMALL_DATA = {
+FOR_SMALL_DATA = {
     "spark.sql.shuffle.partitions": "2",
     "spark.python.daemon.module": "tests.run.preloaded",
     # For a few rows, compiling a query takes longer than interpreting it.
@@ -32,7 +32,8 @@ def shared_session() -> Any:
     from keytail.run.spark.session import local_session
 
     if not _session:
-        settings = {**delta.session_settings(None), **_FOR_SMALL_DATA}
+        # With the connector for S3: a session of its own would take export/test_object_store.py 7 s.
+        settings = {**delta.session_settings(None, place="s3a://"), **FOR_SMALL_DATA}
         _session.append(local_session("local[2]", "keytail tests", settings))
     return _session[0]
 

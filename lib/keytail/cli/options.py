@@ -153,9 +153,9 @@ SharedStorage = Annotated[bool, safety_flag(
 )]
 LedgerFlag = Annotated[str | None, run_flag(
     "--ledger PATH",
-    "Directory of Delta tables to which the run appends what it is about to do and what it did; created if it does "
-    "not exist. Many runs may share it. `keytail history` reads it. Starts Spark if the Python package deltalake is "
-    "not installed. A dry run writes nothing.",
+    "Directory or URI (s3a://bucket/path) of Delta tables to which the run appends what it is about to do and what it "
+    "did; created if it does not exist. Many runs may share it. `keytail history` reads it. Starts Spark for a URI, or "
+    "if the Python package deltalake is not installed. A dry run writes nothing.",
 )]
 DeltaJars = Annotated[str | None, run_flag(
     "--delta-jars DIR",

@@ -21,10 +21,11 @@ from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.table import after_plan, next_step, show_compact, show_plan
 from keytail.errors import UsageProblem
 from keytail.extras import OBJECT_STORE, SPARK, Needs
-from keytail.ledger.of_run import LedgerByFlags, LedgerFlags, is_uri
+from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 from keytail.log.fs import FileSystem
 from keytail.run.memory import cores, map_memory_bytes
 from keytail.run.rows import NOT_BEGUN, ResultRow, exit_status
+from keytail.run.spark.stores import is_uri
 
 
 def _configuration(

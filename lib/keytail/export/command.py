@@ -35,7 +35,8 @@ _target_flag = o.panel("Where to")
 
 To = Annotated[str, _target_flag(
     "--to DIR",
-    "Directory of the tables, one per topic at DIR/TOPIC. Driver and executors must have access to it at this path.",
+    "Directory or URI (s3a://bucket/path) of the tables, one per topic at DIR/TOPIC. Driver and executors must have "
+    "access to a directory at this path.",
 )]
 _FORMATS = (
     "binary: unchanged. utf8: text. json: validated text. short, int, long, float, double, uuid: as Kafka's "
@@ -61,6 +62,11 @@ AsOfTimestamp = Annotated[str | None, _what_flag(
     "table.",
 )]
 Full = Annotated[bool, o.run_flag("--full", "Export all records again, including those that the table already has.")]
+ChangeFeed = Annotated[bool, o.run_flag(
+    "--change-feed",
+    "Make Delta record the changes of rows (delta.enableChangeDataFeed), also in an existing table, from this export "
+    "on.",
+)]
 Execute = Annotated[bool, o.run_flag(
     "--execute", "Write the tables. Without this flag the command prints what it would do. Log dirs are only read."
 )]
@@ -101,6 +107,7 @@ class Request:
     as_of_offset: AsOfOffset = None
     as_of_timestamp: AsOfTimestamp = None
     full: Full = False
+    change_feed: ChangeFeed = False
     high_watermark: o.HighWatermarkFlag = "checkpoint"
     drop_keyless: o.DropKeyless = False
     map_memory_bytes: o.MapMemory = None
@@ -128,7 +135,7 @@ class ExportRow(RowOfPartition):
     records: Annotated[int | None, "number of rows that were written"] = None
     tombstones: Annotated[int | None, "number of tombstones that are the latest records of their keys"] = None
     keyless: Annotated[int | None, "number of records without a key, which were left out"] = None
-    table: Annotated[str, "directory of the table"] = ""
+    table: Annotated[str, "directory or URI of the table"] = ""
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None

@@ -1,27 +1,31 @@
 """Reads and writes the Delta table of an exported topic, and the export state of each partition.
 
 The state of the partitions is stored in the `userMetadata` of the commit that writes the rows, so a crash cannot
-separate state and rows. The state is read from the table's own log, latest commit first, without Spark.
+separate state and rows. The state is read from the table's own log, latest commit first: without Spark from a
+directory, and by Delta from a URI.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from keytail.acting_user import as_caller
-from keytail.errors import Refused
+from keytail.cli.masking import masked
+from keytail.errors import KeytailError, Refused
 from keytail.export.formats import Formats
 from keytail.export.plan import Exported
 from keytail.format.json_object import parse_object
+from keytail.run.ended import first_line
 from keytail.run.spark.delta import changed_settings
 
 VERSION = 1
 _COMMIT = re.compile(r"\d{20}\.json")
+_CHANGE_FEED = "delta.enableChangeDataFeed"
 _LEFT_BY_A_KILLED_RUN = re.compile(r"_delta_log|partition=\d+")
 # Operations whose commits change no rows.
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
@@ -56,39 +60,87 @@ class TableState:
 
 
 @as_caller()
-def read_state(path: str) -> TableState | None:
-    """Return the state of the table at `path`; None if none exists. Raises Refused for all but tables of exports."""
-    folder = Path(path)
-    if not folder.exists():
-        return None
-    if not folder.is_dir():
-        raise Refused(
-            "the path of the table is not a directory", path=path, remedy="Give another --to", slug="not-a-directory"
-        )
-    commits = sorted((folder / "_delta_log").glob("*.json"), reverse=True)
-    commits = [file for file in commits if _COMMIT.fullmatch(file.name)]
-    if not commits:
-        others = [item.name for item in folder.iterdir() if not _LEFT_BY_A_KILLED_RUN.fullmatch(item.name)]
-        if others:
-            raise Refused(
-                f"the directory contains {others[0]}, but no Delta table",
-                path=path,
-                remedy="Give another --to",
-                slug="not-a-delta-table",
-            )
-        return None
-    changed = ""
-    for file in commits:
-        info = _commit_info(file)
+def read_state(path: str, spark: Any = None) -> TableState | None:
+    """Return the state of the table at `path`; None if none exists. For a URI the session `spark` reads it. Raises
+    Refused for all but tables of exports, and KeytailError if the table cannot be read."""
+    changed, exists = "", False
+    for version, info in _commits(Path(path)) if spark is None else _commits_by_spark(spark, path):
+        exists = True
         state = _state_of(info.get("userMetadata"))
         if state is not None:
             return replace(state, partitions={}, changed=changed) if changed else state
         operation = str(info.get("operation", "a change"))
         if operation not in _HARMLESS:
-            changed = changed or f"the table was changed by {operation}, version {int(file.stem)}"
+            changed = changed or f"the table was changed by {operation}, version {version}"
+    if not exists:
+        return None
     raise Refused(
         "the Delta table was not written by keytail export", path=path, remedy="Give another --to", slug="not-an-export"
     )
+
+
+def _commits(folder: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield version and `commitInfo` of the commits of a table, latest first; nothing without a table."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise Refused(
+            "the path of the table is not a directory",
+            path=str(folder),
+            remedy="Give another --to",
+            slug="not-a-directory",
+        )
+    commits = sorted((folder / "_delta_log").glob("*.json"), reverse=True)
+    commits = [file for file in commits if _COMMIT.fullmatch(file.name)]
+    if not commits:
+        _refuse_others(str(folder), (item.name for item in folder.iterdir()))
+    for file in commits:
+        yield int(file.stem), _commit_info(file)
+
+
+def _commits_by_spark(spark: Any, uri: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Do the same as `_commits` for a table at a URI, as far as Delta retains its commits."""
+    from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
+
+    try:
+        if not any(_COMMIT.fullmatch(name) for name in _names_in(spark, f"{uri}/_delta_log")):
+            _refuse_others(uri, _names_in(spark, uri))
+            return
+        before = None
+        for limit in (10, None):  # the state is nearly always in one of the latest commits
+            history = DeltaTable.forPath(spark, uri).history(limit).select("version", "operation", "userMetadata")
+            for row in sorted(history.collect(), key=lambda row: -row["version"]):
+                if before is None or row["version"] < before:
+                    before = row["version"]
+                    yield before, row.asDict()
+    except KeytailError:
+        raise
+    except Exception as problem:
+        raise KeytailError(
+            f"the table cannot be read: {masked(first_line(problem))}",
+            path=uri,
+            remedy="Check the URI, the store, the network and the credentials, then run again",
+            slug="table-not-readable",
+        ) from problem
+
+
+def _names_in(spark: Any, uri: str) -> list[str]:
+    """Return the names in a folder of a store; none if it does not exist."""
+    path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(uri)
+    store = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    return [item.getPath().getName() for item in store.listStatus(path)] if store.exists(path) else []
+
+
+def _refuse_others(path: str, found: Iterable[str]) -> None:
+    """Raise Refused if a folder without a commit contains anything but what a killed run may have left."""
+    others = [name for name in found if not _LEFT_BY_A_KILLED_RUN.fullmatch(name)]
+    if others:
+        raise Refused(
+            f"the directory contains {others[0]}, but no Delta table",
+            path=path,
+            remedy="Give another --to",
+            slug="not-a-delta-table",
+        )
 
 
 def _commit_info(file: Path) -> Mapping[str, Any]:
@@ -141,16 +193,31 @@ def decoded(raw: Any, formats: Formats) -> Any:
     return raw
 
 
-def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *, exists: bool) -> None:
-    """Replace the table's rows of `partitions` by the frame's, or create the table, in one commit with `state`."""
+def write(
+    frame: Any, path: str, state: TableState, partitions: Sequence[int] | None, *, change_feed: bool = False
+) -> None:
+    """Replace the table's rows of `partitions` by the frame's, or create the table (`partitions` is None), in one
+    commit with `state`. A table created with `change_feed` records the changes of its rows."""
     rows = _columns(frame.where("NOT deleted"), state)
     writer = rows.write.format("delta").option("userMetadata", state.as_metadata())
-    if exists:
+    if partitions is not None:
         numbers = ", ".join(map(str, sorted(partitions)))
         writer.mode("overwrite").option("replaceWhere", f"partition IN ({numbers})").save(path)
-    else:
-        properties = {"delta.isolationLevel": "Serializable", "delta.dataSkippingStatsColumns": "offset,timestamp"}
-        writer.mode("errorifexists").partitionBy("partition").options(**properties).save(path)
+        return
+    properties = {"delta.isolationLevel": "Serializable", "delta.dataSkippingStatsColumns": "offset,timestamp"}
+    if change_feed:
+        properties[_CHANGE_FEED] = "true"
+    writer.mode("errorifexists").partitionBy("partition").options(**properties).save(path)
+
+
+def enable_change_feed(spark: Any, path: str) -> None:
+    """Make Delta record the changes of the table's rows from the next commit on, unless it does already."""
+    from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
+
+    properties = DeltaTable.forPath(spark, path).detail().select("properties").first()["properties"]
+    if properties.get(_CHANGE_FEED) != "true":
+        quoted = path.replace("`", "``")
+        spark.sql(f"ALTER TABLE delta.`{quoted}` SET TBLPROPERTIES ('{_CHANGE_FEED}' = 'true')")
 
 
 def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -> None:

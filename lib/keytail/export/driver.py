@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from keytail.acting_user import as_caller
 from keytail.cli.options import parse_time
 from keytail.cli.outside import refuse_unsuitable
 from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
-from keytail.cli.selection import select_partitions
+from keytail.cli.selection import SelectedPartitions, select_partitions
 from keytail.cli.stopping import Stopped
 from keytail.console import print_message
 from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
@@ -43,7 +42,9 @@ from keytail.run.ended import SparkEnded
 from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.rows import status_of
 from keytail.run.spark.delta import require_delta, session_settings
+from keytail.run.spark.engine import SparkEngine
 from keytail.run.spark.session import session_of_run
+from keytail.run.spark.stores import checked_uri, is_remote, is_uri, local_path, require_store
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,58 @@ class _Planned:
     work: Work | None = None
 
 
+class _Session:
+    """The Spark session of an export, which ends with `run`. A dry run starts none, unless its tables are at a URI."""
+
+    def __init__(self, request: Request, run: contextlib.ExitStack) -> None:
+        self._request, self._run = request, run
+        self._engine: SparkEngine | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self._engine is not None
+
+    def start(self) -> SparkEngine:
+        """Return the engine of the session, which is started by the first call. Raises UsageProblem if the session
+        cannot access the tables."""
+        if self._engine is None:
+            request = self._request
+            extra = session_settings(request.delta_jars, place=request.target)
+            engine = session_of_run(
+                self._run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True
+            )
+            if request.submitted:
+                require_delta(engine.session)
+            require_store(engine.session, request.target, writes=request.execute)
+            self._engine = engine
+        return self._engine
+
+
 def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
     """Export the chosen partitions; without `execute`, only plan the export. Returns a row for each partition, sorted
     by topic and partition."""
     target = checked_target(fs, request)
     chosen = select_partitions(fs, request.partition_filter)
     request = replace(request, target=target)
+    with contextlib.ExitStack() as run:
+        session = _Session(request, run)
+        if is_remote(target):
+            print_message("keytail: starting Spark, which reads the tables")
+            session.start()
+        return _export(fs, request, chosen, session)
+
+
+def _export(fs: FileSystem, request: Request, chosen: SelectedPartitions, session: _Session) -> list[ExportRow]:
     of_topic: dict[str, list[tuple[LogDirFacts, PartitionEntry]]] = {}
     for log_dir, entry in chosen.partitions:
         of_topic.setdefault(entry.topic, []).append((log_dir, entry))
     seed, planned, states = secrets.randbits(63), {}, {}
     for topic, entries in sorted(of_topic.items()):
-        states[topic], planned[topic] = _plan_topic(fs, request, topic, entries, seed)
+        states[topic], planned[topic] = _plan_topic(fs, request, topic, entries, seed, session)
     rows = {plan.row.name: plan.row for plans in planned.values() for plan in plans}
     if request.execute and any(plan.work for plans in planned.values() for plan in plans):
         try:
-            _execute(request, planned, states, rows)
+            _execute(request, planned, states, rows, session)
         except (Stopped, SparkEnded) as stop:
             left = {name: replace(row, status="failed", error=ErrorText("interrupted")) for name, row in rows.items()
                     if row.status == "would-export"}  # fmt: skip
@@ -82,7 +119,8 @@ def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
 
 @as_caller()
 def checked_target(fs: FileSystem, request: Request) -> str:
-    """Return the absolute path of the tables' directory. Raises UsageProblem if --to or an --as-of flag is invalid."""
+    """Return the absolute path or the URI of the tables' directory. Raises UsageProblem if --to or an --as-of flag is
+    invalid."""
     if request.as_of_offset is not None and request.as_of_timestamp is not None:
         raise UsageProblem(
             "--as-of-offset and --as-of-timestamp cannot be combined",
@@ -91,23 +129,25 @@ def checked_target(fs: FileSystem, request: Request) -> str:
         )
     if request.as_of_timestamp is not None:
         parse_time(request.as_of_timestamp)
-    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", request.target):
-        raise UsageProblem(
-            f"--to {request.target} is a URI, not a directory",
-            remedy="Give a directory to which the driver and every executor have access at the same path",
-            slug="uri-not-supported",
-        )
-    target = os.path.realpath(request.target)
+    local = local_path(request.target)
+    if local is None:
+        return checked_uri(request.target, "--to")
+    target = os.path.realpath(local)
     refuse_unsuitable(fs, target, request.partition_filter.log_dirs, "--to")
-    return target
+    return f"file://{target}" if is_uri(request.target) else target
 
 
 def _plan_topic(
-    fs: FileSystem, request: Request, topic: str, entries: Iterable[tuple[LogDirFacts, PartitionEntry]], seed: int
+    fs: FileSystem,
+    request: Request,
+    topic: str,
+    entries: Iterable[tuple[LogDirFacts, PartitionEntry]],
+    seed: int,
+    session: _Session,
 ) -> tuple[TableState | None, list[_Planned]]:
     state, problem = None, None
     try:
-        state = _state(request, topic)
+        state = _state(request, topic, session)
     except KeytailError as refused:
         problem = refused
     planned = []
@@ -123,11 +163,12 @@ def _plan_topic(
     return state, planned
 
 
-def _state(request: Request, topic: str) -> TableState | None:
+def _state(request: Request, topic: str, session: _Session) -> TableState | None:
     """Return the state of the topic's table; None without a table. Raises Refused if this export does not match it."""
 
     path = os.path.join(request.target, topic)
-    state = read_state(path)
+    local = local_path(path)
+    state = read_state(path, session.start().session) if local is None else read_state(local)
     if state is None:
         return None
     if state.topic != topic:
@@ -279,19 +320,18 @@ def _execute(
     planned: Mapping[str, Sequence[_Planned]],
     states: Mapping[str, TableState | None],
     rows: dict[str, ExportRow],
+    session: _Session,
 ) -> None:
 
     works = [plan.work for plans in planned.values() for plan in plans if plan.work is not None]
     sizes = [(os.path.basename(work.task.partition_path), work.log_bytes) for work in works]
-    with contextlib.ExitStack() as run, Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
+    with Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
         if not request.submitted and is_on_this_host(request.master):
             compile_kernels(["export"], reporter.note)
-        reporter.note("starting Spark")
-        extra = session_settings(request.delta_jars)
-        engine = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
+        if not session.is_started:
+            reporter.note("starting Spark")
+        engine = session.start()
         reporter.watch(engine.driver_address)
-        if request.submitted:
-            require_delta(engine.session)
         for topic, plans in planned.items():
             of = {plan.work.partition: plan for plan in plans if plan.work is not None}
 
@@ -304,9 +344,8 @@ def _execute(
 
             if of:
                 path, works = os.path.join(request.target, topic), [item.work for item in of.values() if item.work]
-                Export(engine, on_result).run(
-                    Exporting(topic, path, request.formats, states[topic], request.as_of, works)
-                )
+                exporting = Exporting(topic, path, request.formats, states[topic], request.as_of, works)
+                Export(engine, on_result).run(replace(exporting, change_feed=request.change_feed))
 
 
 def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:

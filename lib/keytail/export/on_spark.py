@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from keytail.acting_user import as_caller, on_workers
+from keytail.cli.masking import masked
 from keytail.errors import KeytailError
 from keytail.export import delta_table as export_table
 from keytail.export.columns import Undecodable, arrow_batches, raw_schema, table_columns
@@ -32,12 +33,15 @@ from keytail.run.engine import Engine
 from keytail.run.memory import map_memory_bytes
 from keytail.run.spark.delta import alone, changed_settings
 from keytail.run.spark.engine import lost, name_jobs
+from keytail.run.spark.stores import is_remote
 from keytail.run.tasks import as_problem
 from keytail.run.watching import sending_progress
 from keytail.values import NotAValue, from_bytes, to_bytes
 
 _PROBLEM = "keytail-export-problem "
 _ENCODED_PROBLEM = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
+# In an error message of Spark: the first line, other than the lines of a stack trace, that names the client of a store.
+_OF_A_STORE = re.compile(r"(?m)^(?!\s+at ).*(?:\.fs\.(?:s3a|azurebfs|gs)\.|awssdk\.|hadoop\.(?:hdfs|ipc)\.).*$")
 # Bytes of log per task in the shuffle of Delta's MERGE.
 _MERGED_BYTES = 64 << 20
 
@@ -64,7 +68,7 @@ class Work:
 @dataclass(frozen=True)
 class Exporting:
     """A topic to be exported: path, formats and state of its table (`before` is None if there is no table), and its
-    partitions."""
+    partitions. `change_feed`: Delta must record the changes of rows from this export on."""
 
     topic: str
     path: str
@@ -72,6 +76,7 @@ class Exporting:
     before: TableState | None
     as_of: str
     works: Sequence[Work]
+    change_feed: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,17 +178,20 @@ class Export:
         try:
             name_jobs(self.engine.session.sparkContext, f"export {what.topic}: rows")
             with changed_settings(self.engine.session, wanted), alone(os.path.dirname(what.path)):
+                if what.change_feed and self._exists:
+                    export_table.enable_change_feed(self.engine.session, what.path)
                 commit(what, raw, numbers)
         except Exception as problem:
             self._state = previous
             raise_if_ended(self.engine, problem)
-            return _problem_of(problem, what.formats)
+            return _problem_of(problem, what.formats, what.path)
         self._exists = True
         return None
 
     def _write(self, what: Exporting, raw: Any, numbers: list[int]) -> None:
         frame = export_table.decoded(raw, what.formats)
-        export_table.write(frame, what.path, self._state, numbers, exists=self._exists)
+        existing = numbers if self._exists else None
+        export_table.write(frame, what.path, self._state, existing, change_feed=what.change_feed)
 
     def _merge(self, what: Exporting, raw: Any, numbers: list[int]) -> None:
         export_table.merge(export_table.decoded(raw, what.formats), what.path, self._state, numbers)
@@ -246,7 +254,7 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
         ) from problem
 
 
-def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
+def _problem_of(problem: Exception, formats: Formats, path: str) -> tuple[int | None, KeytailError]:
     """Return the number of the partition that made a job fail (None if unknown), and the error."""
     text = text_of(problem)
     if match := _ENCODED_PROBLEM.search(text):
@@ -261,5 +269,13 @@ def _problem_of(problem: Exception, formats: Formats) -> tuple[int | None, Keyta
             f"partition {number}: a {name} is not valid {getattr(formats, name)}",
             offset=offset,
             remedy=f"Use another --{name}-format, such as binary; nothing of this partition was written",
+        )
+    if is_remote(path) and (of_store := _OF_A_STORE.search(text)):
+        return None, KeytailError(
+            f"the table could not be written: {masked(of_store[0].strip())[:500]}",
+            path=path,
+            remedy="Check the store, the network and the credentials, then run again: the table has all of the rows of "
+            "this commit, or none, and the next run finds out which",
+            slug="table-not-written",
         )
     return None, lost(problem, "once")

@@ -18,10 +18,13 @@ from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.extras import DELTA, Needs
 from keytail.extras import HISTORY as HISTORY_EXTRA
-from keytail.ledger.of_run import LedgerFlags, is_uri
+from keytail.ledger.of_run import LedgerFlags
 from keytail.run.rows import Recorded
+from keytail.run.spark.stores import checked_uri, is_remote, is_uri
 
-LedgerPath = Annotated[str, o.run_flag("--ledger PATH", "Ledger that was given to the runs.")]
+LedgerPath = Annotated[str, o.run_flag(
+    "--ledger PATH", "Ledger that was given to the runs. A URI such as s3a://bucket/ledger is read by Spark."
+)]
 Run = Annotated[str | None, o.run_flag("--run ID", "Select one run, by its id or the end of its id.")]
 Partitions = Annotated[list[str] | None, o.run_flag(
     "--partitions T-0,T-1", "Show what runs did to these partitions, over time."
@@ -43,7 +46,9 @@ Execute = Annotated[bool, o.run_flag("--execute", "Carry out --maintain.")]
 
 
 def ledger_at(path: str, delta_jars: str | None) -> LedgerFlags:
-    """Return the ledger that a command reads. A URI is not changed."""
+    """Return the ledger that a command reads. Raises UsageProblem if `path` is an unsuitable URI."""
+    if is_remote(path):
+        return LedgerFlags(checked_uri(path, "--ledger"), delta_jars)
     return LedgerFlags(path if is_uri(path) else str(Path(path).absolute()), delta_jars)
 
 
@@ -239,10 +244,12 @@ def _downtime(run: RunRow) -> str:
     return f"{down}, broker {run.broker}, {until}"
 
 
-def extras_of_reader(command: str, master: str | None) -> Needs:
+def extras_of_reader(command: str, ledger: str, master: str | None) -> Needs:
     """Yield the extras that a command needs to read a ledger: the package deltalake, or Spark with Delta."""
     if master is not None:
         yield "--master", DELTA
+    elif is_remote(ledger):
+        yield "--ledger with a URI", DELTA
     elif HISTORY_EXTRA.missing() and DELTA.missing():
         yield command, HISTORY_EXTRA
 
@@ -250,14 +257,15 @@ def extras_of_reader(command: str, master: str | None) -> Needs:
 def _extras(request: Request) -> Needs:
     if request.maintain:
         yield "--maintain", DELTA
-    yield from extras_of_reader("history", request.master)
+    yield from extras_of_reader("history", request.ledger, request.master)
 
 
 HISTORY = Command(
     name="history",
     also_called=("runs", "ledger", "log", "logs"),
     help="Show what runs did, from the ledger that was given to them: all runs, one run, or partitions over time.\n\n"
-    "Reads only the ledger. Does not start Spark if the Python package deltalake is installed.",
+    "Reads only the ledger. Does not start Spark if the Python package deltalake is installed and the ledger is a "
+    "directory.",
     request=Request,
     run="keytail.ledger.history:history",
     extras=_extras,

@@ -22,6 +22,7 @@ from keytail.ledger.read import read_rows
 from keytail.ledger.tables import DOWNTIME, INTENT, OUTCOME, RUNS
 from keytail.run.engine import Engine
 from keytail.run.spark.session import session_of_run
+from keytail.run.spark.stores import require_store
 
 INTERRUPTED = "interrupted"
 _MADE_OF: dict[str, Callable[[Any], Any]] = {"array": tuple, "map": dict}
@@ -57,13 +58,18 @@ def _check(request: Request) -> None:
 
 
 @contextlib.contextmanager
-def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Engine | None]:
+def _reader(
+    flags: LedgerFlags, master: str | None, *, always: bool = False, writes: bool = False
+) -> Iterator[Engine | None]:
     """Yield an engine with a Spark session, or None if no session is needed."""
     with contextlib.ExitStack() as run:
-        if not (always or needs_spark() or master is not None):
+        if not (always or needs_spark() or master is not None or flags.is_remote):
             yield None
-        else:
-            yield session_of_run(run, master, submitted=False, extra=flags.session_settings())
+            return
+        engine = session_of_run(run, master, submitted=False, extra=flags.session_settings())
+        assert flags.path is not None
+        require_store(engine.session, flags.path, writes=writes)
+        yield engine
 
 
 def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[RunRow]:
@@ -137,7 +143,7 @@ def maintain(
 ) -> list[MaintainRow]:
     """Maintain the ledger, and return a row for each of its tables."""
     assert flags.path is not None
-    with _reader(flags, master, always=True) as engine:
+    with _reader(flags, master, always=True, writes=execute) as engine:
         assert engine is not None
         _read(flags, "runs", {"run_id": ""}, engine)  # this checks that there is a ledger
         today = datetime.datetime.now(datetime.UTC).date()

@@ -12,12 +12,10 @@ import contextvars
 import datetime
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from keytail import __version__
 from keytail.acting_user import as_caller
@@ -32,6 +30,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import RECORDED, ResultRow
 from keytail.run.spark.delta import require_delta, session_settings
+from keytail.run.spark.stores import checked_uri, is_remote, is_uri, local_path
 
 if TYPE_CHECKING:
     from keytail.cli.configuration import Configuration
@@ -54,33 +53,33 @@ class LedgerFlags:
     jars: o.DeltaJars = None
 
     def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """Return the flags with an absolute path; a URI is not changed. Raises UsageProblem for a path or a file URI in
-        a log dir."""
+        """Return the flags with an absolute path, or with a checked URI. Raises UsageProblem for a path or a file URI
+        in a log dir, and for an unsuitable URI."""
         if self.path is None:
             return self
-        if is_uri(self.path):
-            parts = urlsplit(self.path)
-            if parts.scheme == "file":
-                refuse_in_log_dirs(fs, os.path.realpath(unquote(parts.path)), log_dirs, "--ledger")
-            return self
+        local = local_path(self.path)
+        if local is None:
+            return replace(self, path=checked_uri(self.path, "--ledger"))
         with as_caller():
-            path = os.path.realpath(self.path)
+            path = os.path.realpath(local)
         refuse_in_log_dirs(fs, path, log_dirs, "--ledger")
-        return replace(self, path=path)
+        return self if is_uri(self.path) else replace(self, path=path)
 
     def extra(self, has_session: bool) -> Extra:
         """Return the extra that is needed to write the ledger; `has_session`: the run has a Spark session."""
-        by_spark = has_session or self._is_remote() or (needs_spark() and not DELTA.missing())
+        by_spark = has_session or self.is_remote or (needs_spark() and not DELTA.missing())
         return DELTA if by_spark else HISTORY
 
-    def _is_remote(self) -> bool:
-        return self.path is not None and is_uri(self.path) and urlsplit(self.path).scheme != "file"
+    @property
+    def is_remote(self) -> bool:
+        """Whether only Spark can access the ledger, because it is not on a local path."""
+        return self.path is not None and is_remote(self.path)
 
     def why_spark(self) -> str:
         """Return why a run that does not need Spark itself starts Spark to write the ledger; "" if it starts none."""
         if self.path is None:
             return ""
-        if self._is_remote():
+        if self.is_remote:
             return "the ledger is written by Spark, because it is not on a local path"
         if needs_spark():
             return "the ledger is written by Spark, because deltalake is not installed: pip install 'keytail[history]'"
@@ -90,7 +89,7 @@ class LedgerFlags:
         """Return the settings for Delta of a session that this run starts; none if the run has no ledger."""
         if self.path is None:
             return {}
-        return session_settings(self.jars)
+        return session_settings(self.jars, place=self.path)
 
     def in_session(self, engine: Engine, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
         """Return the flags for spark-submit's session, whose conf may contain a ledger if the flags do not. Raises
@@ -113,11 +112,6 @@ def is_named_by(engine: Engine) -> bool:
 def needs_spark() -> bool:
     """Return whether only Spark can read and write ledgers here."""
     return bool(HISTORY.missing())
-
-
-def is_uri(path: str) -> bool:
-    """Return whether the path is a URI such as s3a://bucket/ledger, and not a path on this host."""
-    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
 
 
 def run_id_at(now_ms: int, run_id: str) -> str:

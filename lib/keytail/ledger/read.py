@@ -24,7 +24,7 @@ Filters = Mapping[str, str | Collection[str]]
 
 def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:
     """Return the rows of one of the ledger's tables that match `filters`, as dictionaries by column. The session
-    `spark` is needed if deltalake is not installed.
+    `spark` is needed if deltalake is not installed, or if `path` is a URI.
 
     A column that an older table lacks is null. Raises UsageProblem if there is no ledger.
     """
@@ -64,8 +64,7 @@ def _by_deltalake(place: str, query: str) -> pyarrow.Table:
     with Arrow's datasets, threads of Arrow may outlive the interpreter and abort the process."""
     from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 (optional)
 
-    table = DeltaTable(place.replace("s3a://", "s3://", 1))  # Hadoop's name for the same store
-    return pyarrow.table(QueryBuilder().register("found", table).execute(query).read_all())
+    return pyarrow.table(QueryBuilder().register("found", DeltaTable(place)).execute(query).read_all())
 
 
 def _literals(value: Any) -> str:

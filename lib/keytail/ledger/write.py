@@ -37,6 +37,7 @@ from keytail.run.ended import first_line, text_of
 from keytail.run.engine import Engine
 from keytail.run.rows import ResultRow
 from keytail.run.spark.delta import alone
+from keytail.run.spark.stores import require_store
 
 _VERSION_PROPERTY = "keytail.ledger.version"
 # Parts of Delta's error messages about concurrent writers, after which a retry usually succeeds. deltalake raises
@@ -186,6 +187,7 @@ class Ledger:
 
     def open(self) -> None:
         """Create the tables, or add columns to them. Raises KeytailError if that is impossible."""
+        require_store(self.engine.session, self.path, writes=True)
         try:
             for table in self._tables.values():
                 table.ensure()

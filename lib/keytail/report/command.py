@@ -38,14 +38,15 @@ class Request:
 
 def _extras(request: Request) -> Needs:
     yield "report", REPORT_EXTRA
-    yield from extras_of_reader("report", request.master)
+    yield from extras_of_reader("report", request.ledger, request.master)
 
 
 REPORT = Command(
     name="report",
     also_called=("html", "page"),
     help="Write the results of one or more runs as one HTML page, from the ledger that was given to them.\n\n"
-    "Reads only the ledger. Does not start Spark if the Python package deltalake is installed.",
+    "Reads only the ledger. Does not start Spark if the Python package deltalake is installed and the ledger is a "
+    "directory.",
     request=Request,
     run="keytail.report.of_ledger:write_report",
     extras=_extras,

@@ -1,7 +1,8 @@
 """`python -m keytail.run.delta_jars DIR` downloads Delta's jars into a folder, for hosts that cannot reach Maven.
 
 The folder is for `--delta-jars DIR`, or Spark's own folder of jars, as in conf/Dockerfile. Needs Java, and access to
-Maven Central or to the repository whose address is a second argument.
+Maven Central or to the repository whose address is the last argument. `DIR s3a://` also downloads the jars for tables
+at such URIs.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from keytail.run.spark.delta import session_settings
 from keytail.run.spark.session import end_jvm, local_session
 
 
-def fetch(folder: str, repository: str | None = None) -> list[str]:
-    """Download the jars and return their names in `folder`. Raises UsageProblem if they cannot be downloaded."""
+def fetch(folder: str, repository: str | None = None, *, place: str | None = None) -> list[str]:
+    """Download the jars, also those for tables at `place`, and return their names in `folder`. Raises UsageProblem if
+    they cannot be downloaded."""
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keytail-jars-") as ivy:
-        settings = {**session_settings(None), "spark.jars.ivy": ivy}
+        settings = {**session_settings(None, place=place), "spark.jars.ivy": ivy}
         if repository:
             settings["spark.jars.repositories"] = repository
         try:
@@ -36,6 +38,7 @@ def fetch(folder: str, repository: str | None = None) -> list[str]:
 
 if __name__ == "__main__":
     try:
-        print(*fetch(*sys.argv[1:3]), sep="\n")
+        place = next((argument for argument in sys.argv[2:] if argument.endswith("://")), None)
+        print(*fetch(*[argument for argument in sys.argv[1:] if argument != place], place=place), sep="\n")
     except KeytailError as problem:
         sys.exit(str(problem))

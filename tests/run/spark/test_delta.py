@@ -25,6 +25,7 @@ from keytail.run.spark.delta import (
     require_delta,
     session_settings,
 )
+from keytail.run.spark.stores import connector_for
 
 CONF = Path(__file__).parents[3] / "conf" / "spark-delta.conf"
 
@@ -35,7 +36,7 @@ def test_the_shipped_conf_names_the_installed_delta_and_its_settings() -> None:
     assert all(len(line) == 2 for line in lines)
     ledger = conf.pop("spark.keytail.ledger")
     assert ledger.startswith("file:///")
-    assert conf == {"spark.jars.packages": coordinates(), **SETTINGS}
+    assert conf == {"spark.jars.packages": coordinates(), **SETTINGS, **connector_for("s3a://b").settings}
 
 
 def test_jars_of_a_configured_folder_are_used(tmp_path: Path) -> None:

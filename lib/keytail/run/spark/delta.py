@@ -17,11 +17,11 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from keytail.acting_user import as_caller
 from keytail.errors import KeytailError, UsageProblem
 from keytail.extras import DELTA, require
+from keytail.run.spark.stores import Connector, connector_for, jars_of_spark, local_path
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -63,21 +63,18 @@ IVY_NOISE = re.compile(
 
 
 @as_caller()
-def session_settings(jars: str | None, *packages: str) -> dict[str, str]:
-    """Return the settings for a session that keytail starts itself. `jars` is a folder with Delta's jars; if None, the
-    jars are among Spark's own or come from Maven, as do other `packages`."""
-    return {**SETTINGS, **(_from_folder(jars) if jars else _from_maven(packages))}
+def session_settings(jars: str | None, *packages: str, place: str | None = None) -> dict[str, str]:
+    """Return the settings for a session that keytail starts itself, and that accesses tables at `place`. `jars` is a
+    folder with Delta's jars; if None, the jars are among Spark's own or come from Maven, as do other `packages`."""
+    connector = connector_for(place)
+    found = _from_folder(jars, connector) if jars else _from_maven(packages, connector)
+    return {**SETTINGS, **connector.settings, **found}
 
 
 def in_sparks_jars() -> str | None:
     """Return the path of Delta's jar of the installed version among Spark's own jars; None if it is missing."""
-    home = os.environ.get("SPARK_HOME")
-    if home is None:
-        import pyspark  # noqa: PLC0415 (a start without Delta does not pay for it)
-
-        home = os.path.dirname(pyspark.__file__)
     _, artifact, version = coordinates().split(":")
-    found = glob.glob(os.path.join(glob.escape(home), "jars", f"*{artifact}-{version}.jar"))
+    found = jars_of_spark(f"*{artifact}-{version}.jar")
     return found[0] if found else None
 
 
@@ -92,25 +89,31 @@ def coordinates() -> str:
     return str(builder._options["spark.jars.packages"])
 
 
-def _from_maven(packages: tuple[str, ...]) -> dict[str, str]:
-    if in_sparks_jars() is not None:
-        return {"spark.jars.packages": ",".join(packages)} if packages else {}
-    return {
-        "spark.jars.packages": ",".join((coordinates(), *packages)),
-        "spark.jars.excludes": ",".join(_SPARKS_OWN),
-    }
+def _from_maven(packages: tuple[str, ...], connector: Connector) -> dict[str, str]:
+    excluded: tuple[str, ...] = ()
+    if in_sparks_jars() is None:
+        packages, excluded = (coordinates(), *packages), _SPARKS_OWN
+    if connector.packages and not jars_of_spark(f"*{connector.jar}-*.jar"):
+        packages, excluded = (*packages, *connector.packages), (*excluded, *connector.excludes)
+    wanted = {"spark.jars.packages": packages, "spark.jars.excludes": excluded}
+    return {key: ",".join(names) for key, names in wanted.items() if names}
 
 
-def _from_folder(folder: str) -> dict[str, str]:
+def _from_folder(folder: str, connector: Connector) -> dict[str, str]:
     jars = sorted(glob.glob(os.path.join(glob.escape(os.path.abspath(folder)), "*.jar")))
-    missing = [start for start in _NEEDED if not any(start in os.path.basename(jar) for jar in jars)]
-    if missing:
-        raise UsageProblem(
-            f"the directory of --delta-jars, {folder}, has no *{missing[0]}*.jar",
-            remedy=f"Copy {coordinates()} and its dependencies (delta-storage, delta-kernel-api and -defaults) there. "
-            "`python -m keytail.run.delta_jars DIR` downloads them on a host that can reach a Maven repository",
-            slug="missing-delta-jars",
-        )
+    of_delta = f"{coordinates()} and its dependencies (delta-storage, delta-kernel-api and -defaults)"
+    needed = [(start, of_delta, "") for start in _NEEDED]
+    if connector.packages and not jars_of_spark(f"*{connector.jar}-*.jar"):
+        of_store = f"{', '.join(connector.packages)} and their dependencies"
+        needed.append((f"{connector.jar}-", of_store, f" {connector.scheme}://"))
+    for start, packages, scheme in needed:
+        if not any(start in os.path.basename(jar) for jar in jars):
+            raise UsageProblem(
+                f"the directory of --delta-jars, {folder}, has no *{start}*.jar",
+                remedy=f"Copy {packages} there. `python -m keytail.run.delta_jars DIR{scheme}` downloads them on a "
+                "host that can reach a Maven repository",
+                slug="missing-delta-jars",
+            )
     return {"spark.jars": ",".join(jars)}
 
 
@@ -156,14 +159,13 @@ def alone(folder: str) -> Iterator[None]:
     system.
 
     Delta commits by a rename that must not replace a file. Hadoop's rename on local file systems checks first and then
-    renames: of two concurrent commits one or both would be lost. Elsewhere (HDFS, object stores with the log store that
-    Delta requires) Delta ensures this itself. Raises KeytailError if the lock cannot be acquired for minutes.
+    renames: of two concurrent commits one or both would be lost. HDFS, Azure and GCS prevent this, and on S3
+    `s3_commits.py`. Raises KeytailError if the lock cannot be acquired for minutes.
     """
-    parts = urlsplit(folder)
-    if parts.scheme not in ("", "file"):
+    path = local_path(folder)
+    if path is None:
         yield
         return
-    path = unquote(parts.path) if parts.scheme else folder
     with as_caller():
         os.makedirs(path, exist_ok=True)
         fd = _open_lock(os.path.join(path, LOCK))

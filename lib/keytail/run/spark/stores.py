@@ -1,0 +1,169 @@
+"""Tables at URIs such as s3a://bucket/lake: which URIs are accepted, and what Spark needs to access them.
+
+Only Spark accesses a URI: its configuration and environment have the credentials, and Delta commits by the rules of the
+store. Spark itself brings the connector for hdfs://; guide/tables-in-object-stores.md has the connectors of the others.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from keytail.acting_user import as_caller
+from keytail.errors import KeytailError, UsageProblem
+from keytail.run.ended import first_line
+from keytail.run.spark.s3_commits import commit_conditionally
+
+_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):/")
+# The connectors of Hadoop, by the scheme of the URIs.
+_ARTIFACTS = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "abfs": "hadoop-azure", "gs": "hadoop-gcp"}
+# The AWS SDK's version by the version of Hadoop whose hadoop-aws was built with it.
+_AWS_SDK = {"3.5.0": "2.35.4"}
+_AWS_MODULES = ("s3", "s3-transfer-manager", "sts")
+# The bundle contains all of the AWS SDK, 600 MB; the modules take 10 MB. Spark has the other packages.
+_NOT_FETCHED = (
+    "software.amazon.awssdk:bundle",
+    "org.wildfly.openssl:wildfly-openssl",
+    "io.netty:*",
+    "org.apache.httpcomponents:*",
+    "commons-codec:commons-codec",
+    "commons-logging:commons-logging",
+    "org.slf4j:slf4j-api",
+)
+# The default since Hadoop 3.5 gives up a read after 30 s, and prints a stack trace for each of its retries.
+_S3A = {"spark.hadoop.fs.s3a.input.stream.type": "classic"}
+
+
+@dataclass(frozen=True)
+class Connector:
+    """What a session needs for URIs of `scheme`: jars by Maven coordinates, dependencies that are not fetched, and
+    settings. `jar`: the beginning of the name of the connector's jar."""
+
+    scheme: str = ""
+    jar: str = ""
+    packages: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+def is_uri(place: str) -> bool:
+    """Return whether `place` is a URI such as s3a://bucket/ledger or file:///ledger, and not a path on this host."""
+    return _URI.match(place) is not None
+
+
+def scheme_of(uri: str) -> str:
+    """Return the scheme of a URI, in lower case; "" for a path."""
+    found = _URI.match(uri)
+    return found[1].lower() if found else ""
+
+
+def local_path(place: str) -> str | None:
+    """Return the path on this host of a path or a file URI; None for other URIs."""
+    if scheme_of(place) in ("", "file"):
+        return unquote(urlsplit(place).path) if is_uri(place) else place
+    return None
+
+
+def is_remote(place: str) -> bool:
+    """Return whether only Spark can access `place`: whether it is a URI other than a file URI."""
+    return local_path(place) is None
+
+
+def checked_uri(uri: str, flag: str) -> str:
+    """Return the URI without trailing slashes. Raises UsageProblem if it contains credentials or options, or if its
+    scheme is not Hadoop's name of the store."""
+    scheme = scheme_of(uri)
+    user, at, _ = uri.partition("://")[2].partition("@")
+    is_container = scheme.startswith("abfs") and ":" not in user
+    if at and not is_container and ("/" not in user or (scheme == "s3a" and ":" in user)):
+        raise UsageProblem(
+            f"the URI of {flag} contains credentials",
+            remedy="Remove them from the URI, and give them in the environment or in Spark's configuration "
+            "(guide/tables-in-object-stores.md)",
+            slug="credentials-in-uri",
+        )
+    if scheme in ("s3", "s3n"):
+        raise UsageProblem(
+            f"{flag} begins with {scheme}://, for which Spark has no connector",
+            remedy="Give s3a://BUCKET/PATH, the name of the same store for Spark",
+            slug="unsupported-uri",
+        )
+    if "?" in uri or "#" in uri:
+        raise UsageProblem(
+            f"the URI of {flag} has options after a ? or #",
+            remedy="Remove them, and set Spark's options of the store, such as spark.hadoop.fs.s3a.endpoint",
+            slug="unsupported-uri",
+        )
+    return uri.rstrip("/")
+
+
+def connector_for(place: str | None) -> Connector:
+    """Return what a session that keytail starts needs for `place`; nothing for a path."""
+    scheme = scheme_of(place or "")
+    if scheme != "s3a":
+        return Connector(scheme)
+    artifact, hadoop = _ARTIFACTS[scheme], hadoop_version()
+    connector, sdk = f"org.apache.hadoop:{artifact}:{hadoop}", _AWS_SDK.get(hadoop)
+    if sdk is None:  # the dependencies of hadoop-aws, with the bundle
+        return Connector(scheme, artifact, (connector,), (), _S3A)
+    modules = (f"software.amazon.awssdk:{name}:{sdk}" for name in _AWS_MODULES)
+    return Connector(scheme, artifact, (connector, *modules), _NOT_FETCHED, _S3A)
+
+
+def hadoop_version() -> str:
+    """Return the version of the Hadoop that Spark contains; "" if it is unknown."""
+    found = jars_of_spark("hadoop-client-api-*.jar")
+    return os.path.basename(found[0]).removeprefix("hadoop-client-api-").removesuffix(".jar") if found else ""
+
+
+@as_caller()
+def jars_of_spark(pattern: str) -> list[str]:
+    """Return the paths of those among Spark's own jars whose names match the pattern."""
+    home = os.environ.get("SPARK_HOME")
+    if home is None:
+        import pyspark  # noqa: PLC0415 (a start without Delta does not pay for it)
+
+        home = os.path.dirname(pyspark.__file__)
+    return sorted(glob.glob(os.path.join(glob.escape(home), "jars", pattern)))
+
+
+@as_caller()
+def require_store(spark: Any, place: str, *, writes: bool = False) -> None:
+    """Raise UsageProblem if the session has no connector for `place`, a directory of tables. Sends no request to the
+    store, unless the session `writes` tables to S3: then several drivers can commit at once, or UsageProblem is raised.
+    Raises KeytailError if the store cannot be written."""
+    if not is_remote(place):
+        return
+    context = spark.sparkContext
+    try:
+        context._jvm.org.apache.hadoop.fs.Path(place).getFileSystem(context._jsc.hadoopConfiguration())
+    except Exception as problem:
+        raise _no_connector(scheme_of(place), first_line(problem)) from problem
+    if not writes or scheme_of(place) != "s3a":
+        return
+    try:
+        commit_conditionally(spark, place)
+    except KeytailError:
+        raise
+    except Exception as problem:
+        raise KeytailError(
+            f"the store cannot be written: {first_line(problem)}",
+            path=place,
+            remedy="Check the URI, the store, the network and the credentials, then run again",
+            slug="store-not-writable",
+        ) from problem
+
+
+def _no_connector(scheme: str, problem: str) -> UsageProblem:
+    known = scheme in _ARTIFACTS
+    connector = f"org.apache.hadoop:{_ARTIFACTS[scheme]}:{hadoop_version()}" if known else "a connector for it"
+    return UsageProblem(
+        f"Spark cannot access {scheme}://: {problem}",
+        remedy=f"Check the URI and the store's settings. If Spark lacks the connector: pass {connector} and its "
+        "dependencies as --packages or --jars of spark-submit, or add these jars to the directory of --delta-jars",
+        slug="store-not-accessible",
+    )
