@@ -289,6 +289,22 @@ def test_other_formats(run: Run, closed: Path, tmp_path: Path, key_format: str) 
     assert records_of(closed / "orders-0") == without(records)
 
 
+def test_keys_of_a_schema_registry_are_erased(run: Run, closed: Path, tmp_path: Path) -> None:
+    log = max((closed / "orders-0").glob("*.log"))
+    keys = [b"\0\0\0\0" + bytes([number, 6]) + text for number in (17, 18, 19) for text in (b"foo", b"bar")]
+    first = int(log.stem)
+    log.write_bytes(encode_batch([Rec(i, BASE_MS, keys[i % 6], b"v") for i in range(first, 400)]))
+    close_active(log.parent)
+    schema, path = tmp_path / "key.avsc", tmp_path / "keys"
+    schema.write_text('"string"')
+    path.write_text('"foo"\n')
+    flags = ("--key-format", "avro", "--key-schema", f"17={schema}", "--key-schema", f"18={schema}")
+    status, rows = erase(run, closed, path, "--partitions", "orders-0", "--execute", *flags)
+    assert (status, rows["orders-0"]["status"], rows["orders-0"]["keys_found"]) == (0, "erased", 2)
+    left = [record.key for record in records_of(log.parent) if record.offset >= first]
+    assert left == [key for key in (keys[i % 6] for i in range(first, 400)) if key not in (keys[0], keys[2])]
+
+
 def test_the_ledger_has_the_numbers_and_no_key(run: Run, closed: Path, keys_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     import hashlib
