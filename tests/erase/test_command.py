@@ -332,6 +332,18 @@ def test_the_ledger_has_the_numbers_and_no_key(run: Run, closed: Path, keys_file
     assert not any(key.decode() in text for key in KEYS)
 
 
+def test_the_page_has_the_numbers_and_no_key(run: Run, closed: Path, keys_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    page = tmp_path / "page.html"
+    _, rows = erase(run, closed, keys_file, "--topic", "orders", "--report", page)
+    count = sum(row["records_erased"] for row in rows.values())
+    assert f"To erase: {count} records in 2 of 2 partitions. Nothing was changed." in page.read_text()
+    erase(run, closed, keys_file, "--topic", "orders", "--execute", "--report", page)
+    text = page.read_text()
+    assert f"Erased {count} records in 2 of 2 partitions." in text and "records_erased" in text
+    assert not any(key.decode() in text or key.hex() in text for key in KEYS)
+
+
 def test_a_backup_that_the_ledger_knows_is_refused(
     run: Run, closed: Path, keys_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

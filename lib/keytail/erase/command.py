@@ -10,6 +10,7 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
+from keytail.cli.output_options import RowsAndReport
 from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import (
@@ -171,6 +172,7 @@ ERASE = Command(
     show=show_rows,
     next_step=next_step,
     exit_status=exit_status,
+    output=RowsAndReport,
     reads_records=True,
     reports_rows=True,
 )

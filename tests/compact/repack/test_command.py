@@ -106,13 +106,23 @@ def test_the_ledger_names_the_run(run: Run, log_dir: Path, tmp_path: Path) -> No
     assert shown[0]["bytes_after"] < shown[0]["bytes_before"]
 
 
+def test_a_repack_has_a_page(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    page = tmp_path / "page.html"
+    run(*flags(log_dir, "--report", page))
+    assert "3 of 3 partitions would be repacked" in page.read_text()
+    result = run(*flags(log_dir, "--execute", "--report", page))
+    assert result.exit_code == 0, result.stderr
+    assert "Repacked 3 of 3 partitions:" in page.read_text()
+
+
 @pytest.mark.parametrize(
     "more",
     [
         ("--prepare",), ("--roll-active",), ("--fan-out", "always"), ("--fan-out", "never"), ("--grouping", "kafka"),
         ("--map-memory", "1g"), ("--force",), ("--from-log-start",), ("--drop-keyless",), ("--message-format", "keep"),
-        ("--broker-version", "2.8"), ("--output-dir", "/tmp/x"), ("--report", "/tmp/x.html"),
-        ("--prepared-only", "--execute"), ("--replica", "/tmp/y"),
+        ("--broker-version", "2.8"), ("--output-dir", "/tmp/x"),
+        ("--prepared-only", "--execute"), ("--show-keys", "--report", "/tmp/x.html"), ("--replica", "/tmp/y"),
     ],
 )  # fmt: skip
 def test_flags_that_do_not_apply_are_refused(run: Run, log_dir: Path, more: tuple[str, ...]) -> None:

@@ -121,7 +121,7 @@ def refuse_combinations(request: Request) -> None:
         "--output-dir": (bool(request.output_dirs), "a repack replaces segments in place"),
         "--scratch-dir": (request.scratch_dir is not None, "a repack replaces segments in place"),
         "--roll-active": (request.roll_active, "a repack leaves the active segment as it is"),
-        "--report": (request.in_detail, "the report has no figures of a repack"),
+        "--show-keys": (request.show_keys, "a repack counts no keys"),
         "--fan-out": (request.fan_out != "auto", "one task repacks a whole partition"),
         "--grouping": (request.grouping != "measured", "a repack merges no segments"),
         "--map-memory": (request.map_memory_bytes is not None, "a repack has no offset map"),
