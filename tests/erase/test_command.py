@@ -191,6 +191,12 @@ def test_another_directory_of_the_partition_is_refused(run: Run, closed: Path, k
     assert "another directory has records of the partition" in refused(run, closed, keys_file, "--execute")
 
 
+def test_files_that_are_no_part_of_the_log_are_refused(run: Run, closed: Path, keys_file: Path) -> None:
+    shutil.copy(closed / "orders-0" / f"{0:020d}.log", closed / "orders-0" / f"{0:020d}.log.bak")
+    for more in ((), ("--execute",)):
+        assert f"may have records to be erased: {0:020d}.log.bak" in refused(run, closed, keys_file, *more)
+
+
 @pytest.mark.parametrize("kind", ["stray", "delete", "future"])
 def test_a_directory_in_a_log_dir_that_only_the_file_of_the_broker_names_is_refused(
     run: Run, closed: Path, keys_file: Path, tmp_path: Path, kind: str

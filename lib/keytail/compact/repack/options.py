@@ -115,6 +115,12 @@ _ROUND_ONLY = "a repack is not a round of compaction"
 
 def refuse_combinations(request: Request) -> None:
     """Raise UsageProblem for flags that cannot be combined with --repack."""
+    if request.repack is not None and request.repack.forget_producers and request.unsafe_clock:
+        raise UsageProblem(
+            "--forget-producers cannot be combined with --unsafe-clock: brokers forget producers by their own clock",
+            remedy="Omit one of them",
+            slug="conflicting-flags",
+        )
     reasons = {
         "--prepare": (request.prepare, "a repack has no preparation"),
         "--prepared-only": (request.prepared_only, "a repack has no preparation"),
