@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from keytail.erase import backups
 from keytail.erase.other_directories import OtherDirectories
 from keytail.format.names import PartitionDir
-from keytail.format.producers import encode_snapshot
+from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from tests.command_line import Run, rows_of
@@ -165,6 +166,21 @@ def test_an_open_transaction_with_such_a_record_is_refused(run: Run, closed: Pat
     close_active(closed / "orders-0")
     _, rows = erase(run, closed, keys_file, "--partitions", "orders-0", "--execute")
     assert rows["orders-0"]["status"] == "erased", rows
+
+
+def test_a_producer_of_the_snapshot_keeps_its_time_however_old(run: Run, closed: Path, keys_file: Path) -> None:
+    """The expiration of producers is not known here, and may be longer than Kafka's default."""
+    partition, recent_ms = closed / "orders-0", time.time_ns() // 1_000_000 - 5 * 86_400_000
+    log = partition / f"{300:020d}.log"
+    data = encode_batch([Rec(400, recent_ms, KEYS[0], b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
+    log.write_bytes(log.read_bytes() + data)
+    entry = ProducerEntry(7, 0, 0, 400, 0, recent_ms, -1, -1)
+    (partition / f"{401:020d}.snapshot").write_bytes(encode_snapshot([entry]))
+    close_active(partition)
+    _, rows = erase(run, closed, keys_file, "--partitions", "orders-0", "--execute")
+    assert rows["orders-0"]["status"] == "erased", rows
+    last = decode_log(log.read_bytes())[-1]
+    assert (last.producer_id, last.records, last.max_timestamp) == (7, (), recent_ms)
 
 
 def test_an_unclean_shutdown_is_refused(run: Run, closed: Path, keys_file: Path) -> None:

@@ -32,6 +32,7 @@ from keytail.run.rows import status_of
 
 # A topic is refused if this setting is neither read nor given: erased records would be left in remote storage.
 NEEDED_SETTINGS = ("remote.storage.enable",)
+_FOREVER_MS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def examine(
     notes: list[str] = []
     try:
         resolved = configuration.of(entry.topic)
-        config = CompactionConfig.from_values(resolved.values())
+        # All producers of the snapshot keep their state, whatever producer.id.expiration.ms is: it may be unknown.
+        config = replace(CompactionConfig.from_values(resolved.values()), producer_id_expiration_ms=_FOREVER_MS)
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
         reasons = _refusals(others, entry, facts, configuration.unknown(entry.topic, NEEDED_SETTINGS))
