@@ -402,7 +402,7 @@ def test_backups_of_compactions_and_repacks_are_found(
     def read_rows(path: str, table: str, keys: dict[str, str], session: object) -> list[dict[str, Any]]:
         return [row for row in runs if row["command"] == keys["command"]]
 
-    monkeypatch.setattr(backups, "read_rows", read_rows)
+    monkeypatch.setattr("keytail.ledger.read.read_rows", read_rows)
     found = backups.backups_of_ledger("/ledger", ["/logs"], None)
     assert found.directories == ("relative",)
     [reason] = found.reasons(LOCAL, "orders-0")
