@@ -87,6 +87,7 @@ def test_all_commands_without_spark_need_no_extra(core: Any, tmp_path: Path) -> 
     shutil.copytree(logs, other)
     config = ("--config", tmp_path / "server.properties", "--topic-list", "zstd,gzip,none")
     [segment, *_] = sorted(logs.glob("zstd-0/*.log"))
+    (tmp_path / "keys").write_text("user-00002\n")
     commands = {
         "describe": ("describe", *config),
         "lookup": ("lookup", *config, "--offset", "3"),
@@ -99,6 +100,7 @@ def test_all_commands_without_spark_need_no_extra(core: Any, tmp_path: Path) -> 
         "undo": ("undo", "--originals", tmp_path / "backup", "--list"),
         "rebuild": ("rebuild-index", *config, "--all", "--execute"),
         "expire": ("expire", *config, "--execute"),
+        "erase": ("erase", *config, "--keys-file", tmp_path / "keys", "--execute"),
         "salvage": ("salvage", *config, "--to", tmp_path / "saved", "--execute"),
         "doctor": ("doctor", *config[:2]),
     }
@@ -124,6 +126,7 @@ def test_commands_that_need_an_extra_print_the_line_that_installs_it(core: Any, 
     logs = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
     (tmp_path / "schema").write_text('"string"')
     schema = ("--value-format", "avro", "--value-schema", f"1={tmp_path / 'schema'}")
+    keys = ("--keys-file", tmp_path / "schema", "--key-format", "avro", "--key-schema", tmp_path / "schema")
     of, execute = ("--log-dirs", logs, *SETTINGS), ("--ledger", tmp_path / "ledger", "--execute")
     config = tmp_path / "server.properties"
     config.write_text(f"log.dirs={logs}\n")
@@ -143,6 +146,7 @@ def test_commands_that_need_an_extra_print_the_line_that_installs_it(core: Any, 
         (DELTA, "--maintain", ("history", "--ledger", tmp_path / "ledger", "--maintain")),
         (HISTORY, "history", ("history", "--ledger", tmp_path / "ledger")),
         (AVRO, "--value-schema: Avro", ("export", "--log-dirs", logs, "--to", tmp_path / "tables", *schema)),
+        (AVRO, "--key-format avro", ("erase", "--log-dirs", logs, "--topic", "orders", *keys)),
         (OBJECT_STORE, "--output-dir s3://b/k", ("compact", *of, "--output-dir", "s3://b/k", "--execute")),
         (REPORT, "--report", ("compact", *of, "--execute", "--report", tmp_path / "page.html")),
         (REPORT, "report", ("report", tmp_path / "page.html", "--ledger", tmp_path / "ledger")),

@@ -51,7 +51,7 @@ DELTA = Extra(
 HISTORY = Extra("history", ("deltalake", "pyarrow"), "--ledger, history and report without starting Spark")
 ARROW = Extra("arrow", ("pyarrow",), "reading of records in notebooks, by keytail.api")
 OBJECT_STORE = Extra("object-store", ("pyarrow",), "--output-dir in an object store")
-AVRO = Extra("avro", ("fastavro",), "export of Avro")
+AVRO = Extra("avro", ("fastavro",), "export of Avro, and erase --key-format avro")
 REPORT = Extra("report", ("jinja2",), "--report and report")
 EXTRAS = (SPARK, DELTA, HISTORY, ARROW, OBJECT_STORE, AVRO, REPORT)
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from keytail.erase import backups
 from keytail.erase.other_directories import OtherDirectories
 from keytail.format.names import PartitionDir
-from keytail.format.producers import encode_snapshot
+from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from tests.command_line import Run, rows_of
@@ -167,6 +168,21 @@ def test_an_open_transaction_with_such_a_record_is_refused(run: Run, closed: Pat
     assert rows["orders-0"]["status"] == "erased", rows
 
 
+def test_a_producer_of_the_snapshot_keeps_its_time_however_old(run: Run, closed: Path, keys_file: Path) -> None:
+    """The expiration of producers is not known here, and may be longer than Kafka's default."""
+    partition, recent_ms = closed / "orders-0", time.time_ns() // 1_000_000 - 5 * 86_400_000
+    log = partition / f"{300:020d}.log"
+    data = encode_batch([Rec(400, recent_ms, KEYS[0], b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
+    log.write_bytes(log.read_bytes() + data)
+    entry = ProducerEntry(7, 0, 0, 400, 0, recent_ms, -1, -1)
+    (partition / f"{401:020d}.snapshot").write_bytes(encode_snapshot([entry]))
+    close_active(partition)
+    _, rows = erase(run, closed, keys_file, "--partitions", "orders-0", "--execute")
+    assert rows["orders-0"]["status"] == "erased", rows
+    last = decode_log(log.read_bytes())[-1]
+    assert (last.producer_id, last.records, last.max_timestamp) == (7, (), recent_ms)
+
+
 def test_an_unclean_shutdown_is_refused(run: Run, closed: Path, keys_file: Path) -> None:
     (closed / ".kafka_cleanshutdown").unlink()
     assert "was not stopped cleanly" in refused(run, closed, keys_file, "--execute")
@@ -189,6 +205,12 @@ def test_files_with_other_names_are_refused(run: Run, closed: Path, keys_file: P
 def test_another_directory_of_the_partition_is_refused(run: Run, closed: Path, keys_file: Path) -> None:
     shutil.copytree(closed / "orders-0", closed / f"orders-0.{'0' * 32}-delete")
     assert "another directory has records of the partition" in refused(run, closed, keys_file, "--execute")
+
+
+def test_files_that_are_no_part_of_the_log_are_refused(run: Run, closed: Path, keys_file: Path) -> None:
+    shutil.copy(closed / "orders-0" / f"{0:020d}.log", closed / "orders-0" / f"{0:020d}.log.bak")
+    for more in ((), ("--execute",)):
+        assert f"may have records to be erased: {0:020d}.log.bak" in refused(run, closed, keys_file, *more)
 
 
 @pytest.mark.parametrize("kind", ["stray", "delete", "future"])
@@ -289,6 +311,22 @@ def test_other_formats(run: Run, closed: Path, tmp_path: Path, key_format: str) 
     assert records_of(closed / "orders-0") == without(records)
 
 
+def test_keys_of_a_schema_registry_are_erased(run: Run, closed: Path, tmp_path: Path) -> None:
+    log = max((closed / "orders-0").glob("*.log"))
+    keys = [b"\0\0\0\0" + bytes([number, 6]) + text for number in (17, 18, 19) for text in (b"foo", b"bar")]
+    first = int(log.stem)
+    log.write_bytes(encode_batch([Rec(i, BASE_MS, keys[i % 6], b"v") for i in range(first, 400)]))
+    close_active(log.parent)
+    schema, path = tmp_path / "key.avsc", tmp_path / "keys"
+    schema.write_text('"string"')
+    path.write_text('"foo"\n')
+    flags = ("--key-format", "avro", "--key-schema", f"17={schema}", "--key-schema", f"18={schema}")
+    status, rows = erase(run, closed, path, "--partitions", "orders-0", "--execute", *flags)
+    assert (status, rows["orders-0"]["status"], rows["orders-0"]["keys_found"]) == (0, "erased", 2)
+    left = [record.key for record in records_of(log.parent) if record.offset >= first]
+    assert left == [key for key in (keys[i % 6] for i in range(first, 400)) if key not in (keys[0], keys[2])]
+
+
 def test_the_ledger_has_the_numbers_and_no_key(run: Run, closed: Path, keys_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     import hashlib
@@ -314,6 +352,18 @@ def test_the_ledger_has_the_numbers_and_no_key(run: Run, closed: Path, keys_file
     assert f"Erased {erased} records in 2 of 2 partitions." in page.read_text()
     text = json.dumps([of_run, *partitions, *segments], default=str) + page.read_text()
     assert not any(key.decode() in text for key in KEYS)
+
+
+def test_the_page_has_the_numbers_and_no_key(run: Run, closed: Path, keys_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    page = tmp_path / "page.html"
+    _, rows = erase(run, closed, keys_file, "--topic", "orders", "--report", page)
+    count = sum(row["records_erased"] for row in rows.values())
+    assert f"To erase: {count} records in 2 of 2 partitions. Nothing was changed." in page.read_text()
+    erase(run, closed, keys_file, "--topic", "orders", "--execute", "--report", page)
+    text = page.read_text()
+    assert f"Erased {count} records in 2 of 2 partitions." in text and "records_erased" in text
+    assert not any(key.decode() in text or key.hex() in text for key in KEYS)
 
 
 def test_a_backup_that_the_ledger_knows_is_refused(
@@ -352,7 +402,7 @@ def test_backups_of_compactions_and_repacks_are_found(
     def read_rows(path: str, table: str, keys: dict[str, str], session: object) -> list[dict[str, Any]]:
         return [row for row in runs if row["command"] == keys["command"]]
 
-    monkeypatch.setattr(backups, "read_rows", read_rows)
+    monkeypatch.setattr("keytail.ledger.read.read_rows", read_rows)
     found = backups.backups_of_ledger("/ledger", ["/logs"], None)
     assert found.directories == ("relative",)
     [reason] = found.reasons(LOCAL, "orders-0")

@@ -15,7 +15,7 @@ from keytail.cli.replicas import directories_of
 from keytail.cli.selection import PartitionFilter
 from keytail.cli.statuses import Status
 from keytail.cli.table import PARTITION, STATUS, TOOK, Column, about, print_line, print_paragraph, print_rows, total
-from keytail.erase.command import KeyFormatFlag
+from keytail.erase.command import KeyFormatFlag, KeySchemaFlag
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.owner import work_as_owner
@@ -60,6 +60,7 @@ class Request:
     examples: Examples = 5
     erased: Erased = None
     key_format: KeyFormatFlag = "utf8"
+    key_schema: KeySchemaFlag = None
     master: o.Master = None
     submitted: bool = False  # spark-submit runs this process and sets the master
 

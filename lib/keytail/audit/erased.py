@@ -74,7 +74,7 @@ def find_left(
 ) -> list[AuditRow]:
     """Return a row for each partition, sorted by topic and partition; `on_row` is called with each of them."""
     assert request.erased is not None
-    keys = read_keys_file("--erased", request.erased, request.key_format)
+    keys = read_keys_file("--erased", request.erased, request.key_format, request.key_schema)
     others = {replica.name: other_directories(fs, replica.log_dirs) for replica in replicas}
     for found in others.values():
         found.refuse_without_partition(hosting, request.partition_filter)

@@ -51,7 +51,7 @@ class Command:
     returns the exit status. With `reports_rows`, it also has a parameter `on_row`, which it calls with each finished
     row, so that the report of a run that ends early has these rows.
 
-    `show`, `below`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `title` and
+    `show`, `below`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `variant` and
     `log_dirs` with the request.
     """
 
@@ -74,7 +74,7 @@ class Command:
     output: type[Any] | None = RowsOutput  # a class of cli/output_options.py with the flags for the output
     reads_records: bool = False  # the command has --max-record-bytes
     reports_rows: bool = False
-    title: Callable[[Any], str] | None = None  # the title of the report; default: the name
+    variant: Callable[[Any], str] | None = None  # the command in the report; default: the name
     # Directories in which output files must not be; default: the selected log dirs.
     log_dirs: Callable[[Any], Sequence[str]] | None = None
 

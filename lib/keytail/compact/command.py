@@ -225,6 +225,12 @@ def _protected_directories(request: Request) -> tuple[str, ...]:
     return (*request.partition_filter.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
 
 
+def _variant(request: Request) -> str:
+    if request.repack is not None:
+        return "compact --repack"
+    return "compact --output-dir" if request.is_out_of_place else "compact"
+
+
 def _extras(request: Request) -> Needs:
     from keytail.compact.out_of_place.object_store import is_store  # noqa: PLC0415 (--help needs no log code)
 
@@ -306,6 +312,6 @@ COMPACT = Command(
     exit_status=exit_status_of_rows,
     output=RowsAndFiles,
     reads_records=True,
-    title=lambda request: "compact --output-dir" if request.is_out_of_place else "",
+    variant=_variant,
     log_dirs=_protected_directories,
 )

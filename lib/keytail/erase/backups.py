@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keytail.errors import ErrorText, UsageProblem, refusal
-from keytail.ledger.read import read_rows
 from keytail.log.fs import FileSystem
 from keytail.undo.backup import entry_directories
 
@@ -46,6 +45,8 @@ class Backups:
 
 def backups_of_ledger(path: str, log_dirs: Sequence[str], session: object) -> Backups:
     """Return the backups of the runs of a ledger on these log dirs. A ledger that does not exist yet has no runs."""
+    from keytail.ledger.read import read_rows  # noqa: PLC0415 (needs the extra of --ledger)
+
     try:
         rows = [row for command in _COMMANDS for row in read_rows(path, "runs", {"command": command}, session)]
     except UsageProblem:

@@ -10,6 +10,7 @@ from keytail.cli import options as o
 from keytail.cli import rows as show
 from keytail.cli.command import BROKER, Command
 from keytail.cli.configuration import Configuration, ConfigurationByFlags
+from keytail.cli.output_options import RowsAndReport
 from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import (
@@ -27,13 +28,20 @@ from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
 from keytail.run.rows import OfPartition
 
-KeyFormat = Literal["utf8", "hex", "base64"]
+KeyFormat = Literal["utf8", "hex", "base64", "avro"]
 
 KeysFile = Annotated[str, o.flag(
     "--keys-file FILE", "File with the keys to erase, one on each line. It is read once; no key is printed or stored."
 )]
 KeyFormatFlag = Annotated[KeyFormat, o.flag(
-    "--key-format", "How the file encodes keys: as they are (utf8), in hexadecimal, or in base64.", KeyFormat
+    "--key-format",
+    "How the file encodes keys: as they are (utf8), in hexadecimal, in base64, or in JSON, for Avro by --key-schema.",
+    KeyFormat,
+)]
+KeySchemaFlag = Annotated[list[str] | None, o.flag(
+    "--key-schema [ID=]FILE",
+    "With --key-format avro: schema of the keys, and its id in the registry; without an id, keys are Avro alone. "
+    "Repeatable: each key is searched in all of these encodings.",
 )]
 
 
@@ -46,6 +54,7 @@ class Request:
     _: KW_ONLY
     keys_file: KeysFile
     key_format: KeyFormatFlag = "utf8"
+    key_schema: KeySchemaFlag = None
     execute: o.Execute = False
     master: o.Master = None
     shared_storage: o.SharedStorage = False
@@ -163,6 +172,7 @@ ERASE = Command(
     show=show_rows,
     next_step=next_step,
     exit_status=exit_status,
+    output=RowsAndReport,
     reads_records=True,
     reports_rows=True,
 )

@@ -48,7 +48,7 @@ def erase(
         _refuse_all_topics(request)
         select_partitions(fs, request.partition_filter)  # invalid flags are reported before any lock is taken
         flags = request.ledger.checked(fs, log_dirs)
-        keys = read_keys_file("--keys-file", request.keys_file, request.key_format)
+        keys = read_keys_file("--keys-file", request.keys_file, request.key_format, request.key_schema)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, log_dirs)

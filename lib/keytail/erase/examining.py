@@ -12,7 +12,7 @@ from keytail.compact.roll import reason_against
 from keytail.config.compaction import CompactionConfig
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.erase.command import EraseRow
-from keytail.erase.other_directories import NO_OTHERS, REMEDY, OtherDirectories
+from keytail.erase.other_directories import NO_OTHERS, REMEDY, OtherDirectories, may_have_records
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal
 from keytail.format import names
 from keytail.log.append.roll_closed import why_not_closed
@@ -32,6 +32,7 @@ from keytail.run.rows import status_of
 
 # A topic is refused if this setting is neither read nor given: erased records would be left in remote storage.
 NEEDED_SETTINGS = ("remote.storage.enable",)
+_FOREVER_MS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,12 @@ def examine(
     notes: list[str] = []
     try:
         resolved = configuration.of(entry.topic)
-        config = CompactionConfig.from_values(resolved.values())
+        # All producers of the snapshot keep their state, whatever producer.id.expiration.ms is: it may be unknown.
+        config = replace(CompactionConfig.from_values(resolved.values()), producer_id_expiration_ms=_FOREVER_MS)
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
-        reasons = _refusals(others, entry, facts, config, configuration.unknown(entry.topic, NEEDED_SETTINGS))
+        reasons = _refusals(others, entry, facts, configuration.unknown(entry.topic, NEEDED_SETTINGS))
+        reasons += _about_other_files(fs, facts)
         if execute and facts.leftovers and not reasons and not entry.problems:
             notes = recover(fs, facts.path)
             facts = survey_partition(fs, log_dir, entry)
@@ -114,7 +117,7 @@ def examine(
 
 
 def _refusals(
-    others: OtherDirectories, entry: PartitionEntry, facts: PartitionFacts, config: CompactionConfig, unknown: ErrorText
+    others: OtherDirectories, entry: PartitionEntry, facts: PartitionFacts, unknown: ErrorText
 ) -> list[ErrorText]:
     """Return reasons that hold whatever an interrupted run has left."""
     reasons = [unknown] if unknown else []
@@ -141,6 +144,20 @@ def _refusals(
             )
         )
     return reasons
+
+
+def _about_other_files(fs: FileSystem, facts: PartitionFacts) -> list[ErrorText]:
+    """Return why a partition is refused that has files which neither brokers nor keytail use."""
+    found = [
+        entry.name
+        for entry in fs.scan(facts.path)
+        if names.parse_file_name(entry.name).kind == "other" and may_have_records(entry.name)
+    ]
+    if not found:
+        return []
+    text = "files that are no part of the log may have records to be erased: " + ", ".join(sorted(found))
+    remedy = "Remove them, or move them out of the log dir; then run again"
+    return [refusal(text, slug="other-files-of-partition", remedy=remedy)]
 
 
 def _other_replicas(configuration: Configuration, entry: PartitionEntry) -> tuple[int, ...] | None:

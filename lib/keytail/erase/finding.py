@@ -11,6 +11,7 @@ import numpy as np
 from keytail.compact.map_phase.reading import with_aborted
 from keytail.compact.task import CleaningTask
 from keytail.erase.keys import ErasedKeys
+from keytail.erase.other_directories import may_have_records
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
@@ -21,8 +22,6 @@ from keytail.log.partition import PartitionFacts, SegmentFacts, refuse_changed
 from keytail.log.records.chunk import Chunk, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.transactions import Transactions, TransactionTracker
-
-_WITHOUT_RECORDS = (*names.INDEX_SUFFIXES, names.SNAPSHOT, names.PREPARED)
 
 
 class Finder:
@@ -200,16 +199,8 @@ def count_left(fs: FileSystem, facts: PartitionFacts, keys: ErasedKeys) -> Left:
     for segment in facts.segments[:-1]:
         log = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
         refuse_changed(fs, log, segment.log_bytes, segment.log_mtime_ns)
-    not_read = [entry.name for entry in fs.scan(facts.path) if _may_have_records(entry.name)]
+    not_read = [entry.name for entry in fs.scan(facts.path) if may_have_records(entry.name)]
     active = facts.segments[-1]
     if (end := read_bytes[active.base_offset]) < active.log_bytes:
         not_read.append(f"{names.segment_file(active.base_offset, names.LOG)} from byte {end} on")
     return Left(records, finder.first_offset, tuple(sorted(not_read)))
-
-
-def _may_have_records(name: str) -> bool:
-    """Return whether a file may have records, and is no segment."""
-    parsed = names.parse_file_name(name)
-    if parsed.kind in ("live", "partition") or name.startswith(names.PARTITION_FILES):
-        return False
-    return parsed.suffix not in _WITHOUT_RECORDS and name not in (names.IMPORT_RECORD, names.OUTPUT_RECORD)

@@ -11,19 +11,22 @@ import binascii
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
 from keytail.acting_user import as_caller
+from keytail.erase import avro
+from keytail.erase.command import KeyFormat
 from keytail.errors import UsageProblem, is_denied
 from keytail.kernels.erase import KeyTable, hash_keys
 from keytail.kernels.proof.key_hash import SECRET_BYTES, coefficients_of, hash_all
 from keytail.limits import max_record_bytes
 
-KeyFormat = Literal["utf8", "hex", "base64"]
+# What a line must be, in words, and the function that returns its key.
+Decoder = tuple[str, Callable[[bytes], bytes]]
 _BLOCK_BYTES = 4 << 20
 
 
@@ -49,11 +52,11 @@ class ErasedKeys:
 
 
 @as_caller()
-def read_keys_file(flag: str, path: str, key_format: KeyFormat) -> ErasedKeys:
+def read_keys_file(flag: str, path: str, key_format: KeyFormat, key_schema: Sequence[str] | None) -> ErasedKeys:
     """Return the keys of the file that the flag names. Raises UsageProblem if it cannot be read, and as `read_keys`."""
     try:
         with open(path, "rb") as file:
-            return read_keys(file, path, key_format)
+            return read_keys(file, path, key_format, key_schema)
     except OSError as error:
         remedy = "Give the path of a file with one key on each line"
         if is_denied(error):
@@ -63,13 +66,17 @@ def read_keys_file(flag: str, path: str, key_format: KeyFormat) -> ErasedKeys:
         ) from error
 
 
-def read_keys(file: Reads, name: str, key_format: KeyFormat) -> ErasedKeys:
-    """Return the keys of the file, one a line; `name` is its name in errors.
+def read_keys(
+    file: Reads, name: str, key_format: KeyFormat, key_schema: Sequence[str] | None = None
+) -> ErasedKeys:
+    """Return the keys of the file, one a line; a line of JSON has one for each of `key_schema`, the arguments of
+    --key-schema. `name` is the file's name in errors.
 
-    Raises UsageProblem, with the number of the line, for an empty file, a line that is empty or not in the format, and
-    a key that occurs twice.
+    Raises UsageProblem, with the number of the line, for an empty file, a line that is empty or not in the format, the
+    empty key, and a key that occurs twice; also for a schema that is missing, invalid or not accepted.
     """
-    digest, decode = hashlib.sha256(), _DECODERS[key_format]
+    decoders = _decoders(key_format, key_schema)
+    digest = hashlib.sha256()
     seed, secret = secrets.randbits(63), os.urandom(SECRET_BYTES)
     coefficients = coefficients_of(secret)
     parts: list[tuple[np.ndarray, np.ndarray]] = []
@@ -83,11 +90,14 @@ def read_keys(file: Reads, name: str, key_format: KeyFormat) -> ErasedKeys:
                 _refuse(name, number, "begins with a byte order mark", "Remove it: it would be part of the key")
             if line[-1] == 13:
                 _refuse(name, number, "ends with a carriage return", "Use lines that end with a line feed only")
-            key = _decoded(decode, line)
-            if key is None:
-                _refuse(name, number, f"is not {_IN_WORDS[key_format]}", "Correct it, or give another --key-format")
-            keys.append(key)
-        count += len(keys)
+            for format_name, decode in decoders:
+                key = _decoded(decode, line)
+                if key is None:
+                    _refuse(name, number, f"is not {format_name}", "Correct it, or give another --key-format")
+                if not key:
+                    _refuse(name, number, "is the empty key", "Remove it: the empty key cannot be erased")
+                keys.append(key)
+        count += len(lines)
         parts.append(_hashes(keys, seed, coefficients))
     if not count:
         raise UsageProblem(
@@ -98,11 +108,11 @@ def read_keys(file: Reads, name: str, key_format: KeyFormat) -> ErasedKeys:
     low, high = (np.ascontiguousarray(words[order]) for words in selecting)
     same = np.flatnonzero((low[1:] == low[:-1]) & (high[1:] == high[:-1]))
     if len(same):
-        first, again = sorted((int(order[same[0]]) + 1, int(order[same[0] + 1]) + 1))
+        first, again = sorted(int(at) // len(decoders) + 1 for at in order[same[0] : same[0] + 2])
         _refuse(name, again, f"has the same key as line {first}", "Remove one of the two")
     by_low = np.lexsort((proving[1], proving[0]))
     hashes = np.ascontiguousarray(proving[:, by_low])
-    return ErasedKeys(count, digest.hexdigest(), seed, table_of(low, high), secret, hashes)
+    return ErasedKeys(len(low), digest.hexdigest(), seed, table_of(low, high), secret, hashes)
 
 
 def table_of(low: np.ndarray, high: np.ndarray) -> KeyTable:
@@ -138,6 +148,16 @@ def _lines(file: Reads, name: str, on_bytes: Callable[[bytes], object]) -> Itera
         yield [rest]
 
 
+def _decoders(key_format: KeyFormat, key_schema: Sequence[str] | None) -> Sequence[Decoder]:
+    if (key_format == "avro") != bool(key_schema):
+        raise UsageProblem(
+            "--key-format avro and --key-schema must be given together",
+            remedy="Give both (for example --key-schema 17=FILE), or neither",
+            slug="missing-flag",
+        )
+    return avro.read_encoders(key_schema) if key_schema else [_DECODERS[key_format]]
+
+
 def _refuse(name: str, line: int, what: str, remedy: str) -> NoReturn:
     raise UsageProblem(f"line {line} of {name} {what}", remedy=remedy, slug="invalid-keys-file")
 
@@ -146,7 +166,7 @@ def _decoded(decode: Callable[[bytes], bytes], line: bytes) -> bytes | None:
     """Return the key, None if the line is not in the format. The error of `decode` may contain the line."""
     try:
         return decode(line)
-    except ValueError:
+    except (ValueError, OverflowError, RecursionError):
         return None
 
 
@@ -155,13 +175,12 @@ def _utf8(line: bytes) -> bytes:
     return line
 
 
-def _hex(line: bytes) -> bytes:
-    return binascii.unhexlify(line)
-
-
 def _base64(line: bytes) -> bytes:
     return base64.b64decode(line, validate=True)
 
 
-_DECODERS: Mapping[str, Callable[[bytes], bytes]] = {"utf8": _utf8, "hex": _hex, "base64": _base64}
-_IN_WORDS = {"utf8": "valid UTF-8", "hex": "hexadecimal", "base64": "base64"}
+_DECODERS: Mapping[str, Decoder] = {
+    "utf8": ("valid UTF-8", _utf8),
+    "hex": ("hexadecimal", binascii.unhexlify),
+    "base64": ("base64", _base64),
+}

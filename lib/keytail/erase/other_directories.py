@@ -1,4 +1,5 @@
-"""Finds directories of partitions that a broker moves, deletes or found stray. They may have records to be erased."""
+"""Finds directories of partitions that a broker moves, deletes or found stray, and files in a partition's directory
+that are no segments. They may have records to be erased."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts
 
 _MAX_NAME_BYTES = 255  # a broker truncates the topic in a longer name of a `-delete` or `-stray` directory
+_WITHOUT_RECORDS = (*names.INDEX_SUFFIXES, names.SNAPSHOT, names.PREPARED)
 REMEDY = "Start the broker, which removes a directory that ends in -delete; move or remove any other"
 
 
@@ -44,6 +46,14 @@ class OtherDirectories:
 
 
 NO_OTHERS = OtherDirectories()
+
+
+def may_have_records(name: str) -> bool:
+    """Return whether a file of a partition's directory may have records, and is no segment."""
+    parsed = names.parse_file_name(name)
+    if parsed.kind in ("live", "partition") or name.startswith(names.PARTITION_FILES):
+        return False
+    return parsed.suffix not in _WITHOUT_RECORDS and name not in (names.IMPORT_RECORD, names.OUTPUT_RECORD)
 
 
 def other_directories(

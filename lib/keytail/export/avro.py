@@ -12,12 +12,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keytail.acting_user import as_caller
+from keytail.cli.avro_schemas import parse_schema, read_schema, schema_id
 from keytail.errors import UsageProblem
 from keytail.extras import AVRO, SPARK, require
 from keytail.format.columns import BytesColumn
@@ -68,20 +67,15 @@ def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
     file cannot be read, or tables have no type for the first schema."""
     by_id: dict[int, str] = {}
     for item in given:
-        number, equals, path = item.partition("=")
-        if not (equals and number.isdecimal() and len(number) < 20 and int(number) < 2**31):
+        text, equals, path = item.partition("=")
+        number = schema_id(text) if equals else None
+        if number is None:
             raise UsageProblem(
                 f"invalid {flag} '{item}': expected ID=FILE",
                 remedy="Give the schema's id in the registry and its file, as 17=FILE",
                 slug="invalid-schema-argument",
             )
-        try:
-            with as_caller():
-                by_id[int(number)] = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise UsageProblem(
-                f"{flag}: the schema cannot be read: {problem}", path=path, slug="unreadable-avro-schema"
-            ) from problem
+        by_id[number] = read_schema(flag, path)
     schemas = AvroSchemas(tuple(by_id.items()))
     try:
         _ = schemas.arrow_type
@@ -149,12 +143,7 @@ def _fastavro() -> Any:
 
 
 def _parsed(fastavro: Any, text: str) -> Any:
-    try:
-        return fastavro.parse_schema(_without_annotations(json.loads(text)))
-    except Exception as reason:  # an error of json or fastavro, or caused by unexpected JSON
-        raise UsageProblem(
-            f"invalid Avro schema: {type(reason).__name__}: {reason}", slug="invalid-avro-schema"
-        ) from reason
+    return parse_schema(lambda schema: fastavro.parse_schema(_without_annotations(schema)), text)
 
 
 def _without_annotations(schema: Any) -> Any:

@@ -128,7 +128,7 @@ def _run(command: Command, flags: Mapping[str, Any], given: Mapping[str, Any], r
         require(for_what, extra)
     facts = ("execute", "now_ms", "configuration")
     page_facts = {name: getattr(request, name) for name in facts if hasattr(request, name)}
-    page = Page(command.name, title=command.title(request) if command.title else "", **page_facts)
+    page = Page(command.variant(request) if command.variant else command.name, **page_facts)
     log_dirs = command.log_dirs(request) if command.log_dirs else _log_dirs(request)
     with reporting(flags.get("report_file"), page, log_dirs), writing_row_files(
         flags.get("quarantine_report"), log_dirs, flags.get("rows_file")

@@ -47,9 +47,10 @@ def hottest(found: Sequence[Partition], most: int = HOTTEST) -> list[tuple[Parti
 
 def about(report: Report) -> dict[str, Any]:
     sizes = by_size(report.partitions)
+    counts_keys = report.command in ("plan", "compact", "compact --output-dir")
     return {
         "is_counted": bool(sizes),
-        "is_plan": not report.execute and report.command in ("plan", "compact") and bool(report.partitions),
+        "is_plan": counts_keys and not report.execute and bool(report.partitions),
         "sentence": _sentence(report.partitions, sizes),
         "are_shown": any(hot.key is not None for _, hot in hottest(report.partitions)),
     }

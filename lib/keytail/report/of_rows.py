@@ -50,12 +50,12 @@ def partition(row: Any) -> Partition:
 
 
 def _bytes(row: Any) -> tuple[int | None, int | None]:
-    replicas = getattr(row, "replicas", None)
-    if replicas:
-        return sum(replica["bytes"] or 0 for replica in replicas), None
+    if hasattr(row, "bytes_before"):
+        return row.bytes_before, row.bytes_after
     if hasattr(row, "bytes"):
         return row.bytes, None
-    return getattr(row, "bytes_before", None), getattr(row, "bytes_after", None)
+    replicas = getattr(row, "replicas", ())
+    return sum(replica["bytes"] or 0 for replica in replicas) if replicas else None, None
 
 
 def _held_by(row: Any) -> str:

@@ -118,9 +118,21 @@ def _about_rebuild(report: Report) -> str:
 
 
 def _about_erase(report: Report) -> str:
-    done = [partition for partition in report.partitions if partition.status == "erased"]
+    status = "erased" if report.execute else "would-erase"
+    done = [partition for partition in report.partitions if partition.status == status]
     records = _sum(done, "records_before") - _sum(done, "records_after")
-    return f"Erased {records:,} records in {len(done):,} of {count(len(report.partitions), 'partition')}."
+    text = f"{records:,} records in {len(done):,} of {count(len(report.partitions), 'partition')}."
+    return f"Erased {text}" if report.execute else f"To erase: {text} Nothing was changed."
+
+
+def _about_repack(report: Report) -> str:
+    status = "repacked" if report.execute else "would-repack"
+    done = [partition for partition in report.partitions if partition.status == status]
+    before, after = (human_bytes(_sum(done, name)) for name in ("bytes_before", "bytes_after"))
+    text = f"{len(done):,} of {count(len(report.partitions), 'partition')}"
+    if report.execute:
+        return f"Repacked {text}: {before} are {after} now."
+    return f"{text} would be repacked: up to {before} to read. Nothing was changed."
 
 
 def _about_change(report: Report) -> str:
@@ -149,6 +161,7 @@ _SUMMARIES: dict[str, Callable[[Report], str]] = {
     "audit": _about_audit,
     "rebuild-index": _about_rebuild,
     "erase": _about_erase,
+    "compact --repack": _about_repack,
 }
 
 

@@ -39,7 +39,6 @@ class Page:
     """The facts that a command provides about its run; `rows` are the rows that are known so far."""
 
     command: str
-    title: str = ""
     execute: bool = False
     now_ms: int | None = None
     configuration: Configuration | None = None
@@ -112,7 +111,7 @@ def report_of(page: Page, start_ms: int, exit_status: int | None, ended_early: s
 
     again = "Run the same command again to continue." if ended_early else ""
     return Report(
-        title=page.title or page.command,
+        title=page.command,
         command=page.command,
         execute=page.execute,
         partitions=partitions(page.rows),

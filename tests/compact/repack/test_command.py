@@ -106,13 +106,23 @@ def test_the_ledger_names_the_run(run: Run, log_dir: Path, tmp_path: Path) -> No
     assert shown[0]["bytes_after"] < shown[0]["bytes_before"]
 
 
+def test_a_repack_has_a_page(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    page = tmp_path / "page.html"
+    run(*flags(log_dir, "--report", page))
+    assert "3 of 3 partitions would be repacked" in page.read_text()
+    result = run(*flags(log_dir, "--execute", "--report", page))
+    assert result.exit_code == 0, result.stderr
+    assert "Repacked 3 of 3 partitions:" in page.read_text()
+
+
 @pytest.mark.parametrize(
     "more",
     [
         ("--prepare",), ("--roll-active",), ("--fan-out", "always"), ("--fan-out", "never"), ("--grouping", "kafka"),
         ("--map-memory", "1g"), ("--force",), ("--from-log-start",), ("--drop-keyless",), ("--message-format", "keep"),
-        ("--broker-version", "2.8"), ("--output-dir", "/tmp/x"), ("--report", "/tmp/x.html"),
-        ("--prepared-only", "--execute"), ("--replica", "/tmp/y"),
+        ("--broker-version", "2.8"), ("--output-dir", "/tmp/x"),
+        ("--prepared-only", "--execute"), ("--show-keys", "--report", "/tmp/x.html"), ("--replica", "/tmp/y"),
     ],
 )  # fmt: skip
 def test_flags_that_do_not_apply_are_refused(run: Run, log_dir: Path, more: tuple[str, ...]) -> None:
@@ -196,6 +206,25 @@ def test_with_zookeeper_the_longer_time_counts(run: Run, idempotent: Path) -> No
         assert row["status"] == status, row
 
 
+def test_values_that_the_metadata_log_may_override_are_not_known(run: Run, idempotent: Path, tmp_path: Path) -> None:
+    """With KRaft, brokers' dynamic settings override the file. In ZooKeeper, they are unknown, too, and 7 days count.
+    """
+    config = tmp_path / "server.properties"
+    config.write_text("producer.id.expiration.ms=86400000\nunclean.leader.election.enable=false\n")
+    row = rows_of(run(*flags(idempotent, "--execute", "--forget-producers", "--config", config)))["orders-0"]
+    assert row["status"] == "refused" and row["slugs"] == ["unknown-topic-settings"], row
+    assert "producer.id.expiration.ms may be set for all brokers in the metadata log" in row["error"]
+    given = ("--log-dirs", idempotent, "--config", config, "--topics-have-no-overrides", "--replicas-in-sync")
+    row = rows_of(run("compact", *given, "--repack", "--output", "json"))["orders-0"]
+    assert "unclean.leader.election.enable of orders may be set for all brokers in the metadata log" in row["error"]
+
+
+def test_producers_are_forgotten_by_the_clock_of_a_broker(run: Run, idempotent: Path) -> None:
+    result = run(*flags(idempotent, "--forget-producers", "--now", "1900000000000", "--unsafe-clock", "--execute"))
+    assert result.exit_code == 2
+    assert "brokers forget producers by their own clock" in result.stderr
+
+
 def test_without_merging_no_producer_is_forgotten(run: Run, log_dir: Path) -> None:
     result = run(*flags(log_dir, "--forget-producers", "--batch-bytes", "0"))
     assert result.exit_code == 2
@@ -240,7 +269,7 @@ def test_an_unknown_limit_of_batches_is_refused(run: Run, log_dir: Path) -> None
 def test_the_brokers_file_makes_the_limit_known(run: Run, log_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(f"node.id=1\nlog.dirs={log_dir}\nmessage.max.bytes=400\n")
-    result = run("compact", "--config", file, "--topics-have-no-overrides", "--repack", "--replicas-in-sync",
+    result = run("compact", "--config", file, "--topics-have-no-overrides", *UNCLEAN, "--repack", "--replicas-in-sync",
                  "--execute", "--output", "json")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     largest = max(b.size for log in (log_dir / "orders-0").glob("*0.log") for b in decode_log(log.read_bytes())[1:])

@@ -115,13 +115,19 @@ _ROUND_ONLY = "a repack is not a round of compaction"
 
 def refuse_combinations(request: Request) -> None:
     """Raise UsageProblem for flags that cannot be combined with --repack."""
+    if request.repack is not None and request.repack.forget_producers and request.unsafe_clock:
+        raise UsageProblem(
+            "--forget-producers cannot be combined with --unsafe-clock: brokers forget producers by their own clock",
+            remedy="Omit one of them",
+            slug="conflicting-flags",
+        )
     reasons = {
         "--prepare": (request.prepare, "a repack has no preparation"),
         "--prepared-only": (request.prepared_only, "a repack has no preparation"),
         "--output-dir": (bool(request.output_dirs), "a repack replaces segments in place"),
         "--scratch-dir": (request.scratch_dir is not None, "a repack replaces segments in place"),
         "--roll-active": (request.roll_active, "a repack leaves the active segment as it is"),
-        "--report": (request.in_detail, "the report has no figures of a repack"),
+        "--show-keys": (request.show_keys, "a repack counts no keys"),
         "--fan-out": (request.fan_out != "auto", "one task repacks a whole partition"),
         "--grouping": (request.grouping != "measured", "a repack merges no segments"),
         "--map-memory": (request.map_memory_bytes is not None, "a repack has no offset map"),

@@ -95,14 +95,33 @@ def why_settings_unknown(configuration: Configuration, topic: str, *names: str) 
     if the broker's file, which could set another one, was not read."""
     if unknown := configuration.unknown(topic, names):
         return unknown
-    assumed = configuration.of(topic).assumed([name for name in names if name in (_MAX_MESSAGE_BYTES, _UNCLEAN)])
-    if not assumed:
+    uncertain, why, remedy = _uncertain(
+        configuration, topic, [name for name in names if name in (_MAX_MESSAGE_BYTES, _UNCLEAN)]
+    )
+    if not uncertain:
         return NO_ERROR
     return refusal(
-        f"topic config unknown: {assumed[0]} of {topic} is the broker's, whose file was not given",
+        f"topic config unknown: {uncertain} of {topic} {why}",
         slug="unknown-topic-settings",
-        remedy=f"Give the broker's file with --config, or --topic-config {topic}:{assumed[0]}=VALUE",
+        remedy=f"{remedy}, or --topic-config {topic}:{uncertain}=VALUE",
     )
+
+
+def _uncertain(configuration: Configuration, topic: str, names: Sequence[str]) -> tuple[str, str, str]:
+    """Return the first of these settings whose value is that of brokers and not certain ("": none), why, and a remedy.
+
+    With KRaft, a dynamic setting of brokers in the metadata log overrides the broker's file. This is no reason for
+    max.message.bytes: a broker reads and replicates larger batches, too.
+    """
+    resolved, cluster = configuration.of(topic), configuration.cluster
+    if assumed := resolved.assumed(names):
+        return assumed[0], "is the broker's, whose file was not given", "Give the broker's file with --config"
+    if cluster is not None and cluster.mode == "KRaft" and cluster.metadata is None:
+        for name in names:
+            if name not in resolved.given and name != _MAX_MESSAGE_BYTES:
+                why = "may be set for all brokers in the metadata log, which was not read"
+                return name, why, "Add the log dir with the metadata log to --log-dirs"
+    return "", "", ""
 
 
 def _expiration_settings(configuration: Configuration) -> tuple[str, ...]:
@@ -118,14 +137,13 @@ def _expiration_ms(configuration: Configuration, topic: str) -> int:
 
 def why_expiration_unknown(configuration: Configuration, topic: str) -> ErrorText:
     """Return why it is unknown which producers have expired, with a remedy; empty if it is known."""
-    assumed = configuration.of(topic).assumed(_expiration_settings(configuration))
-    if not assumed:
+    uncertain, why, remedy = _uncertain(configuration, topic, _expiration_settings(configuration))
+    if not uncertain:
         return NO_ERROR
     return refusal(
-        f"which producers have expired is unknown: {assumed[0]} is the broker's, whose file was not given",
+        f"which producers have expired is unknown: {uncertain} {why}",
         slug="unknown-topic-settings",
-        remedy=f"Give the broker's file with --config, or --topic-config {assumed[0]}=VALUE; or run without "
-        "--forget-producers",
+        remedy=f"{remedy}, or --topic-config {uncertain}=VALUE; or run without --forget-producers",
     )
 
 
