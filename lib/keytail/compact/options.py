@@ -94,7 +94,7 @@ FanOutFlag = Annotated[FanOut, o.run_flag(
 MessageFormatFlag = Annotated[OldMessages | None, o.run_flag(
     "--message-format",
     "Format for messages of magic 0 and 1. keep: the same magic, which all brokers and clients can read. v2: batches "
-    "of version 2, for brokers from 3.0 on. Default: by message.format.version and inter.broker.protocol.version; if "
+    "of version 2, for brokers from 3.0 on. Default: by inter.broker.protocol.version and message.format.version; if "
     "the format is unknown, partitions with such messages are refused.",
     OldMessages,
 )]
