@@ -43,7 +43,8 @@ from keytail.run.spark import delta
 from keytail.run.spark.session import local_session
 from tests.class_archives import same
 try:
-    settings = delta.session_settings(None)
+    # The jars of the shared session, fetched once before several test processes need them: Ivy's cache has no lock.
+    settings = delta.session_settings(None, place="s3a://")
     spark = local_session("local[2]", "classes of Spark", settings)
 except Exception:  # Delta's jars are not available
     settings = {}
