@@ -18,10 +18,10 @@ PAGE = blocks("METADATA.md")
 EXPECTED: dict[str, m.MetadataRecord] = {
     "topic": m.TopicRecord("orders", ORDERS),
     "topic-unknown-tag": m.TopicRecord("orders", ORDERS),
-    "partition-v0": m.PartitionRecord(ORDERS, 3, (1, 2), (2,)),
-    "partition-v1": m.PartitionRecord(ORDERS, 3, (1, 2), (2,)),
-    "partition-v2": m.PartitionRecord(ORDERS, 3, (1, 2), (2,)),
-    "partition-change": m.PartitionChangeRecord(ORDERS, 3, (2, 7), (2, 7)),
+    "partition-v0": m.PartitionRecord(ORDERS, 3, (1, 2), (2,), 5),
+    "partition-v1": m.PartitionRecord(ORDERS, 3, (1, 2), (2,), 5),
+    "partition-v2": m.PartitionRecord(ORDERS, 3, (1, 2), (2,), 5),
+    "partition-change": m.PartitionChangeRecord(ORDERS, 3, (2, 7), (2, 7), has_leader=True),
     "partition-change-of-nothing": m.PartitionChangeRecord(ORDERS, 3, None, None),
     "topic-config": m.ConfigRecord(2, "orders", "cleanup.policy", "compact"),
     "topic-config-removed": m.ConfigRecord(2, "orders", "cleanup.policy", None),
@@ -129,7 +129,7 @@ def test_records_of_the_reference_encoder_are_read(
     topic_id = created.topic_id
     assert m.parse_record(model.remove(number)) == m.RemoveTopicRecord(topic_id)
     made = m.parse_record(model.partition(number, partition, replicas))
-    assert made == m.PartitionRecord(topic_id, partition, replicas, replicas)
+    assert made == m.PartitionRecord(topic_id, partition, replicas, replicas, 0)
     changed = m.parse_record(model.change(number, partition, replicas))
     assert changed == m.PartitionChangeRecord(topic_id, partition, replicas, None)
     changed = m.parse_record(model.change(number, partition, in_sync=replicas))
