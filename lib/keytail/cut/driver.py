@@ -28,7 +28,9 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.records.chunk import SegmentReader
 from keytail.run.kernels import compile_kernels
+from keytail.run.memory import cores
 from keytail.run.rows import status_of
+from keytail.threads import Threads
 
 _NOT_WRITTEN = "not-written"
 
@@ -52,13 +54,16 @@ def cut(
     with Reporter("cut", sizes) as reporter:
         compile_kernels(["cut"], reporter.note)
         reporter.watch()
-        reader = SegmentReader(fs)
-        found = []
-        for hosted, (name, size_bytes) in zip(cluster.partitions, sizes, strict=True):
-            one = _examined(fs, reader, hosted)
-            found.append(one)
+
+        def examined_in_thread(hosted: Hosted, size: tuple[str, int]) -> Examined | CutRow:
+            one = _examined(fs, SegmentReader(fs), hosted)
+            name, size_bytes = size
             error = one.error if isinstance(one, CutRow) else ""
             reporter.done(name, one.status if isinstance(one, CutRow) else "read", size_bytes, error)
+            return one
+
+        with Threads(cores()) as threads:  # kernels run without Python's lock
+            found = list(threads.map(examined_in_thread, cluster.partitions, sizes))
         examined = [one for one in found if isinstance(one, Examined)]
         if len(examined) < len(found):
             rows = [one if isinstance(one, CutRow) else _row(one, _NOT_WRITTEN) for one in found]
@@ -66,7 +71,8 @@ def cut(
             plan = decide(examined, request.complete_before_ms)
             rows = [_planned(one, plan, request) for one in examined]
             if request.execute:
-                rows = _write(fs, reader, cluster, examined, rows, output)
+                reporter.note("writing the log dirs")
+                rows = _write(fs, SegmentReader(fs), cluster, examined, rows, output)
     for row in rows:
         on_row(row)
     return rows
@@ -145,6 +151,7 @@ def _planned(one: Examined, plan: Plan, request: Request) -> CutRow:
         transactions_cut=plan.transactions_cut.get(key, 0),
         reason=_reason(one, plan),
         groups=tuple(GroupOffset(group, offset, after.get(group)) for group, offset in sorted(before.items())),
+        notes=one.notes(cut_offset),
     )
     return replace(row, status="would-cut") if row.is_cut else row
 
@@ -196,10 +203,12 @@ def _written(
 ) -> CutRow:
     """Write all replicas of a partition, add them to `written`, and return the row of the partition."""
     assert row.cut_offset is not None
-    replicas, notes = [], []
+    replicas, notes = [], list(row.notes)
     for log, facts in zip(one.logs, row.replicas, strict=True):
         source = log.host.log_dir.path
-        new = write_partition(fs, reader, log, one.hosted, row.cut_offset, paths[source], run_id)
+        new = write_partition(
+            fs, reader, one.common_source(row.cut_offset) or log, one.hosted, row.cut_offset, paths[source], run_id
+        )
         written.setdefault(source, {})[one.hosted.key] = new
         replicas.append(facts | {"new_log_end_offset": new.end_offset})
         notes += [f"replica {log.host.node.replica.name}: {note}" for note in new.notes]
