@@ -64,7 +64,7 @@ class Examined:
     def common_source(self, cut: int) -> ReplicaLog | None:
         """Return the replica whose log all replicas get, if the cleaner of one of them was above the cut, so that it
         has removed records below the cut that later ones above the cut replace; else None."""
-        if all((log.facts.cleaner_checkpoint or 0) <= cut for log in self.logs):
+        if cut == 0 or all((log.facts.cleaner_checkpoint or 0) <= cut for log in self.logs):
             return None
         in_sync = (log for log in self.logs if log.host.is_in_sync)
         return max(in_sync, key=lambda log: (log.batches_below(cut), -(log.facts.cleaner_checkpoint or 0)))
