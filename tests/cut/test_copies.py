@@ -250,6 +250,18 @@ def test_a_partition_without_in_sync_replicas_is_limited_by_all(run: Run, tmp_pa
 # Coordinators
 
 
+def test_share_groups_are_named_as_not_compared(run: Run, tmp_path: Path) -> None:
+    copies = copies_of(tmp_path, simple())
+    topic = "__share_group_state"
+    set_metadata(copies, model.topic(topic, 9), model.partition(9, 0, c.BROKERS))
+    for path in copies:
+        shutil.copytree(path / "a-1", path / f"{topic}-0")
+        (path / f"{topic}-0" / "partition.metadata").unlink()
+    status, rows = cut(run, copies, tmp_path / "out")
+    assert status == 0
+    assert [name for name, row in rows.items() if any("share groups" in note for note in row["notes"])] == [f"{topic}-0"]
+
+
 def test_a_state_of_a_newer_version_is_refused(run: Run, tmp_path: Path) -> None:
     cluster = simple()
     log = cluster.logs[c.STATES]

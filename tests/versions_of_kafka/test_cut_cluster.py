@@ -128,9 +128,8 @@ def test_a_cluster_starts_on_the_cut_of_copies_of_different_moments(tmp_path: Pa
         admin.connect(nodes[2])
         ends = admin.offsets(PARTITIONS)
         by_name = {f"{row['topic']}-{row['partition']}": row for row in rows}
-        assert {name: end for name, (_, end) in ends.items()} == {
-            name: by_name[name]["cut_offset"] for name in ends
-        }
+        # If the last state of a transaction was cut, its coordinator writes markers again.
+        assert {end - by_name[name]["cut_offset"] for name, (_, end) in ends.items()} <= {0, 1}
         assert admin.offsets(PARTITIONS, isolation="read_committed") == ends, "a transaction is open"
         for records in (java_records, librdkafka_records):
             found = records(nodes[2], PARTITIONS, isolation="read_committed")

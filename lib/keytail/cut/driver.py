@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ from keytail.run.rows import status_of
 from keytail.threads import Threads
 
 _NOT_WRITTEN = "not-written"
+_WRITERS_PER_CORE = 4
 
 
 def cut(
@@ -72,7 +74,7 @@ def cut(
             rows = [_planned(one, plan, request) for one in examined]
             if request.execute:
                 reporter.note("writing the log dirs")
-                rows = _write(fs, SegmentReader(fs), cluster, examined, rows, output)
+                rows = _write(fs, cluster, examined, rows, output)
     for row in rows:
         on_row(row)
     return rows
@@ -166,26 +168,29 @@ def _reason(one: Examined, plan: Plan) -> str:
 
 
 def _write(
-    fs: FileSystem,
-    reader: SegmentReader,
-    cluster: Cluster,
-    examined: Sequence[Examined],
-    rows: Sequence[CutRow],
-    output: str,
+    fs: FileSystem, cluster: Cluster, examined: Sequence[Examined], rows: Sequence[CutRow], output: str
 ) -> list[CutRow]:
     """Write the output and return the rows. After a failure nothing more is written, so no broker starts on it."""
     paths = output_paths(output, cluster.nodes)
     make_directories(fs, output, paths)
     run_id = secrets.token_hex(4)
-    written: dict[str, dict[PartitionKey, Written]] = {}
-    done: list[CutRow] = []
-    for one, row in zip(examined, rows, strict=True):
-        try:
-            done.append(_written(fs, reader, one, row, paths, run_id, written))
-        except (KeytailError, OSError, MemoryError) as problem:
-            done.append(replace(row, status="failed", error=in_words(problem)))
+    written: dict[str, dict[PartitionKey, Written]] = {log_dir: {} for log_dir in paths}
+    has_failed = threading.Event()
+
+    def write_in_thread(one: Examined, row: CutRow) -> CutRow:
+        if has_failed.is_set():
             why = ErrorText("the output is not complete: another partition failed")
-            return [*done, *(replace(later, status=_NOT_WRITTEN, error=why) for later in rows[len(done) :])]
+            return replace(row, status=_NOT_WRITTEN, error=why)
+        try:
+            return _written(fs, SegmentReader(fs), one, row, paths, run_id, written)
+        except (KeytailError, OSError, MemoryError) as problem:
+            has_failed.set()
+            return replace(row, status="failed", error=in_words(problem))
+
+    with Threads(_WRITERS_PER_CORE * cores()) as threads:  # they mostly wait for the disk
+        done = list(threads.map(write_in_thread, examined, rows))
+    if has_failed.is_set():
+        return done
     for node in cluster.nodes:
         write_rest(fs, node, cluster.metadata, paths, written)
     finish(fs, cluster.nodes, paths)
@@ -209,7 +214,7 @@ def _written(
         new = write_partition(
             fs, reader, one.common_source(row.cut_offset) or log, one.hosted, row.cut_offset, paths[source], run_id
         )
-        written.setdefault(source, {})[one.hosted.key] = new
+        written[source][one.hosted.key] = new
         replicas.append(facts | {"new_log_end_offset": new.end_offset})
         notes += [f"replica {log.host.node.replica.name}: {note}" for note in new.notes]
     status = "cut" if row.status == "would-cut" else row.status
