@@ -239,12 +239,16 @@ def test_a_partition_that_moves_to_another_log_dir_is_written_from_the_present_o
     assert not list(written.glob("a-0.*"))
 
 
-def test_a_partition_without_in_sync_replicas_is_limited_by_all(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("eligible", "cut_offset"), [(None, 0), ((3,), 3)])
+def test_without_in_sync_replicas_the_eligible_ones_or_all_limit_the_cut(
+    run: Run, tmp_path: Path, eligible: tuple[int, ...] | None, cut_offset: int
+) -> None:
+    """All brokers were stopped, the second one before the last record."""
     copies = copies_of(tmp_path, simple(), {}, {("a", 1): 1})
-    set_metadata(copies, model.change(c.TOPICS["a"], 1, in_sync=()))
+    set_metadata(copies, model.change(c.TOPICS["a"], 1, in_sync=(), eligible=eligible))
     status, rows = cut(run, copies, tmp_path / "out")
-    assert (status, rows["a-1"]["cut_offset"]) == (0, 0)
-    assert any("no replica is in sync" in note for note in rows["a-1"]["notes"])
+    assert (status, rows["a-1"]["cut_offset"]) == (0, cut_offset)
+    assert any("no replica is in sync" in note for note in rows["a-1"]["notes"]) == (eligible is None)
 
 
 # Coordinators
@@ -259,7 +263,8 @@ def test_share_groups_are_named_as_not_compared(run: Run, tmp_path: Path) -> Non
         (path / f"{topic}-0" / "partition.metadata").unlink()
     status, rows = cut(run, copies, tmp_path / "out")
     assert status == 0
-    assert [name for name, row in rows.items() if any("share groups" in note for note in row["notes"])] == [f"{topic}-0"]
+    noted = [name for name, row in rows.items() if any("share groups" in note for note in row["notes"])]
+    assert noted == [f"{topic}-0"]
 
 
 def test_a_state_of_a_newer_version_is_refused(run: Run, tmp_path: Path) -> None:

@@ -55,12 +55,14 @@ def change(
     replicas: Sequence[int] | None = None,
     in_sync: Sequence[int] | None = None,
     leader: int | None = None,
+    eligible: Sequence[int] | None = None,
 ) -> bytes:
     """Return a change; one with a leader begins a new leader epoch."""
     fields = [
         (0, None if in_sync is None else ints(in_sync)),
         (1, None if leader is None else struct.pack(">i", leader)),
         (2, None if replicas is None else ints(replicas)),
+        (6, None if eligible is None else ints(eligible)),
     ]
     given = [(tag, data) for tag, data in fields if data is not None]
     tags = uvarint(len(given)) + b"".join(uvarint(tag) + uvarint(len(data)) + data for tag, data in given)

@@ -164,7 +164,8 @@ def _hosted(
     fs: FileSystem, nodes: dict[int, Node], metadata: ClusterMetadata, key: PartitionKey, topic: Topic
 ) -> Hosted:
     name, partition = key
-    in_sync = topic.last_in_sync.get(partition, ())
+    # Once all brokers have stopped, none is in sync, and the last ones are eligible.
+    in_sync = topic.last_in_sync[partition] or topic.eligible[partition]
     hosts, problems = [], []
     for node_id in topic.replicas[partition]:
         is_in_sync = node_id in in_sync or not in_sync
@@ -203,7 +204,7 @@ def _present(entry: PartitionEntry) -> PartitionEntry:
 
 def _notes(topic: str, in_sync: Sequence[int]) -> Iterator[str]:
     if not in_sync:
-        yield "no replica is in sync by the metadata log: all replicas limit the cut"
+        yield "by the metadata log, no replica is in sync or an eligible leader: all replicas limit the cut"
     if topic == _SHARE_GROUPS:
         yield (
             "offsets of share groups are not compared with the cuts: reset those that are beyond the end of a "

@@ -46,25 +46,28 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """The state of a partition from this record on. `in_sync` are the replicas in sync."""
+    """The state of a partition from this record on. `in_sync` are the replicas in sync; `eligible` are others that have
+    all committed records, so that they may become the leader if none is in sync."""
 
     topic_id: str
     partition: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     leader_epoch: int
+    eligible: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionChangeRecord:
-    """A change to a partition; `replicas` and `in_sync` are None if they do not change. With a leader, even the present
-    one or none (-1), a new leader epoch begins."""
+    """A change to a partition; `replicas`, `in_sync` and `eligible` are None if they do not change. With a leader, even
+    the present one or none (-1), a new leader epoch begins."""
 
     topic_id: str
     partition: int
     replicas: tuple[int, ...] | None
     in_sync: tuple[int, ...] | None
     has_leader: bool = False
+    eligible: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +241,7 @@ _MAKERS: Mapping[int, Callable[[Mapping[str, Any]], KnownRecord]] = {
         tuple(fields["replicas"]),
         tuple(fields["isr"]),
         fields["leaderEpoch"],
+        _if_any(fields, "eligibleLeaderReplicas") or (),
     ),
     4: lambda fields: ConfigRecord(fields["resourceType"], fields["resourceName"], fields["name"], fields["value"]),
     5: lambda fields: PartitionChangeRecord(
@@ -246,6 +250,7 @@ _MAKERS: Mapping[int, Callable[[Mapping[str, Any]], KnownRecord]] = {
         _if_any(fields, "replicas"),
         _if_any(fields, "isr"),
         fields.get("leader", _SAME_LEADER) != _SAME_LEADER,
+        _if_any(fields, "eligibleLeaderReplicas"),
     ),
     9: lambda fields: RemoveTopicRecord(_id(fields["topicId"])),
     12: lambda fields: FeatureLevelRecord(fields["name"], fields["featureLevel"]),

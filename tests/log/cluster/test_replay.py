@@ -55,6 +55,12 @@ def test_leader_epochs_are_counted() -> None:
     assert replay.topics()["t"].leader_epochs == {0: 2}
 
 
+def test_eligible_leaders_are_replayed() -> None:
+    replay = replayed(NEW, [model.change(1, 0, in_sync=(), eligible=(2,))], [model.change(1, 0, leader=2)])
+    assert replay.topics()["t"].eligible == {0: (2,)}
+    assert replayed(NEW).topics()["t"].eligible == {0: ()}
+
+
 def test_replicas_in_sync_are_replayed() -> None:
     replay = replayed(NEW, [model.change(1, 0, in_sync=(2,))], [model.change(1, 0, (2, 7))])
     assert replay.topics()["t"].in_sync == {0: (2,)}
