@@ -97,6 +97,20 @@ def test_records_that_only_cut_ones_replace_are_reported_as_lost(run: Run, tmp_p
     assert any("lost" in note for note in rows["__consumer_offsets-0"]["notes"]), "a dry run says it, too"
 
 
+def test_records_that_retention_deleted_from_one_replica_are_written_from_another(run: Run, tmp_path: Path) -> None:
+    """Else the replica that begins at the cut could become the leader, and the others would delete their records."""
+    cluster = c.Cluster(chance())
+    for _ in range(c.SEGMENT_BATCHES + 2):
+        cluster.append(("a", 0), count=1)
+    copies = copies_of(tmp_path, cluster, {}, {("a", 0): 4})
+    (copies[0] / "a-0" / f"{0:020d}.log").unlink()
+    status, rows = cut(run, copies, tmp_path / "out", "--execute")
+    assert (status, rows["a-0"]["cut_offset"]) == (0, 5)
+    for broker in c.BROKERS:
+        kept = decode_log(contents(tmp_path / "out" / f"node-{broker}" / f"copy{broker}" / "a-0"))
+        assert [batch.base_offset for batch in kept] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.long
 def test_no_committed_offset_is_above_a_log_end(run: Run, tmp_path: Path) -> None:
     """Whatever the moments of the copies, and however far each replica was compacted."""

@@ -62,9 +62,10 @@ class Examined:
     commits: tuple[Commit, ...] = ()
 
     def common_source(self, cut: int) -> ReplicaLog | None:
-        """Return the replica whose log all replicas get, if the cleaner of one of them was above the cut, so that it
-        has removed records below the cut that later ones above the cut replace; else None."""
-        if cut == 0 or all((log.facts.cleaner_checkpoint or 0) <= cut for log in self.logs):
+        """Return the replica whose log all replicas get, if cleaning or retention of one of them was above the cut: it
+        may then have removed records below the cut that others have. Else return None."""
+        reached = (max(log.facts.cleaner_checkpoint or 0, log.facts.log_start_offset) for log in self.logs)
+        if cut == 0 or max(reached) <= cut:
             return None
         in_sync = (log for log in self.logs if log.host.is_in_sync)
         return max(in_sync, key=lambda log: (log.batches_below(cut), -(log.facts.cleaner_checkpoint or 0)))
@@ -75,7 +76,7 @@ class Examined:
         if source is None:
             return self.hosted.notes
         name, cleaned_to = source.host.node.replica.name, source.facts.cleaner_checkpoint or 0
-        text = f"all replicas are written from the log of {name}, because a cleaner was above the cut"
+        text = f"all replicas are written from the log of {name}, because cleaning or retention was above the cut"
         if cleaned_to > cut:
             text += (
                 f"; it was cleaned up to offset {cleaned_to}, so records below the cut are lost if a record above the "
