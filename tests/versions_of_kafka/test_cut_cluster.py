@@ -78,11 +78,20 @@ class Load:
             time.sleep(0.05)
 
 
+def _has_stopped(process: int | None) -> bool:
+    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process}/task").glob("*/stat")]
+    return set(states) == {"T"}
+
+
 @contextmanager
 def frozen(broker: Broker) -> Iterator[None]:
     process = broker.pid
     os.kill(process, signal.SIGSTOP)
     try:
+        give_up = time.monotonic() + 60
+        while not _has_stopped(process):  # each thread stops when it next runs, or its call to the system ends
+            assert time.monotonic() < give_up, "a thread of the broker does not stop"
+            time.sleep(0.01)
         yield
     finally:
         os.kill(process, signal.SIGCONT)
