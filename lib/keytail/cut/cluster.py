@@ -6,7 +6,6 @@ Only directories, `meta.properties` and metadata logs are read. Nothing is chang
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from keytail.config.files import parse_meta_properties
 from keytail.cut.fixed_point import PartitionKey
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal, slugs_of
 from keytail.format import names
+from keytail.format.json_object import parse_object
 from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
 from keytail.log.cluster.replay import Topic, Values
 from keytail.log.fs import FileSystem
@@ -120,8 +120,8 @@ def _absent_voters(
     for path in (os.path.join(one.path, names.QUORUM_STATE) for one in logs):
         # The file has the voters if they are a setting of the nodes. A torn file has nothing.
         if not voters and fs.exists(path):
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                voters = {int(voter["voterId"]) for voter in json.loads(fs.read_bytes(path))["currentVoters"]}
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                voters = {int(voter["voterId"]) for voter in parse_object(fs.read_bytes(path))["currentVoters"]}
     absent = sorted(voters - set(given))
     if 2 * len(absent) >= len(voters) > 0:
         raise Refused(
