@@ -82,9 +82,9 @@ def test_log_dirs_takes_precedence_over_log_dir(texts, dirs) -> None:
 
 
 def test_the_broker_of_a_log_dir_is_read() -> None:
-    assert parse_meta_properties(b"#\nversion=1\nnode.id=12\ncluster.id=x\n", "m") == (1, 12)
-    assert parse_meta_properties(b"version=0\nbroker.id=3\n", "m") == (0, 3)  # with ZooKeeper
-    assert parse_meta_properties(b"version=1\n", "m") == (1, None)
+    assert parse_meta_properties(b"#\nversion=1\nnode.id=12\ncluster.id=x\n", "m") == (1, 12, "x")
+    assert parse_meta_properties(b"version=0\nbroker.id=3\n", "m") == (0, 3, None)  # with ZooKeeper
+    assert parse_meta_properties(b"version=1\n", "m") == (1, None, None)
     for name in ("node.id", "version"):
         with pytest.raises(UsageProblem, match=rf"invalid {name} 'one': it must be a number \(m\)"):
             parse_meta_properties(f"{name}=one".encode(), "m")

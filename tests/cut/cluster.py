@@ -56,6 +56,7 @@ class Item:
     end_offset: int
     transaction: tuple[int, int] | None = None
     commits: tuple[str, Key, int | None] | None = None
+    is_marker: bool = False
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Log:
     def marker(self, transaction: tuple[int, int], epoch: int, commit: bool, marker_ms: int = NOW) -> None:
         at, (producer_id, _) = self.end_offset, transaction
         data = encode_marker(at, marker_ms, commit=commit, producer_id=producer_id, producer_epoch=epoch)
-        self.items.append(Item(data, at + 1, transaction))
+        self.items.append(Item(data, at + 1, transaction, is_marker=True))
 
 
 @dataclass
@@ -162,6 +163,22 @@ class Cluster:
                 self.commit(key, self.rng.randint(0, self.logs[key].end_offset))
             yield
 
+    def cleaned(self, items: list[Item], count: int) -> list[Item]:
+        """Return the batches as a cleaner leaves them that has compacted the first `count`: without data of aborted
+        transactions, and commits that later ones replace. It keeps the markers."""
+        done = {item.transaction for item in items[:count] if item.is_marker}
+        left, later = [], set()
+        for item in reversed(items[:count]):
+            is_decided = item.transaction is None or item.transaction in done
+            if is_decided and not item.is_marker and item.transaction in self.aborted:
+                continue
+            if item.commits is not None and is_decided:
+                if item.commits[:2] in later:
+                    continue
+                later.add(item.commits[:2])
+            left.append(item)
+        return [*reversed(left), *items[count:]]
+
     def counts(self) -> dict[Key, int]:
         """Return the number of batches that each log has now."""
         return {key: len(log.items) for key, log in self.logs.items()}
@@ -180,30 +197,49 @@ def register_broker(broker: int, epoch: int) -> bytes:
     return model.frame(0, 4, fields + model.uvarint(1) + model.uvarint(1) + b"\0" + b"\1\0")
 
 
-def write_metadata(path: Path, *more: bytes, records: int = 0) -> None:
-    """Write a metadata log with all topics, then `more` records and a number of others."""
+def write_metadata(path: Path, *more: bytes, records: int = 0, voters: tuple[int, ...] = ()) -> None:
+    """Write a metadata log with all topics, then `more` records, a number of others, and a leader with its voters."""
     log = model.MetadataLog(path)
     log.append(*(model.topic(name, number) for name, number in TOPICS.items()))
     log.append(*(model.partition(TOPICS[key[0]], key[1], replicas_of(key)) for key in KEYS))
     log.append(*(register_broker(broker, 40 + broker) for broker in BROKERS), *more)
     log.no_ops(records)
+    if voters:
+        # version, leader, voters (each with an empty list of tagged fields), granting voters
+        listed = model.uvarint(len(voters) + 1) + b"".join(struct.pack(">i", voter) + b"\0" for voter in voters)
+        log.control(value=struct.pack(">hi", 0, voters[0]) + listed + b"\1\0")
 
 
 def write_copy(
-    path: Path, cluster: Cluster, broker: int, counts: Mapping[Key, int], *, torn: bytes = b"", metadata: int = 0
+    path: Path,
+    cluster: Cluster,
+    broker: int,
+    counts: Mapping[Key, int],
+    *,
+    torn: bytes = b"",
+    metadata: int = 0,
+    cleaned: Mapping[Key, int] | None = None,
 ) -> Path:
-    """Write the log dir of a broker as it was when its logs had `counts` batches, never stopped cleanly."""
+    """Write the log dir of a broker as it was when its logs had `counts` batches, never stopped cleanly. `cleaned`: how
+    many batches of a log its cleaner had compacted."""
     path.mkdir(parents=True)
     (path / "meta.properties").write_text(f"version=1\nnode.id={broker}\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
     write_metadata(path / "__cluster_metadata-0", records=metadata)
     (path / "__cluster_metadata-0" / "quorum-state").write_text(f'{{"votedId":{broker}}}')
     for key in KEYS:
         if broker in replicas_of(key):
-            _write_partition(path / f"{key[0]}-{key[1]}", key[0], cluster.logs[key].items[: counts[key]], torn)
-    checkpoint = "".join(f"{topic} {partition} 0\n" for topic, partition in KEYS)
+            items = cluster.cleaned(cluster.logs[key].items[: counts[key]], (cleaned or {}).get(key, 0))
+            _write_partition(path / f"{key[0]}-{key[1]}", key[0], items, torn)
     for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
-        (path / name).write_text(f"0\n{len(KEYS)}\n{checkpoint}")
+        _write_offsets(path / name, dict.fromkeys(KEYS, 0))
+    ends = {key: cluster.logs[key].items[count - 1].end_offset for key, count in (cleaned or {}).items() if count}
+    _write_offsets(path / "cleaner-offset-checkpoint", ends)
     return path
+
+
+def _write_offsets(path: Path, offsets: Mapping[Key, int]) -> None:
+    lines = "".join(f"{topic} {partition} {offset}\n" for (topic, partition), offset in offsets.items())
+    path.write_text(f"0\n{len(offsets)}\n{lines}")
 
 
 def _write_partition(path: Path, topic: str, items: list[Item], torn: bytes) -> None:

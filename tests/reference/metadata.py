@@ -50,9 +50,21 @@ def partition(number: int, partition_id: int, replicas: Sequence[int] = (1,)) ->
 
 
 def change(
-    number: int, partition_id: int, replicas: Sequence[int] | None = None, in_sync: Sequence[int] | None = None
+    number: int,
+    partition_id: int,
+    replicas: Sequence[int] | None = None,
+    in_sync: Sequence[int] | None = None,
+    leader: int | None = None,
+    eligible: Sequence[int] | None = None,
 ) -> bytes:
-    given = [(tag, ints(values)) for tag, values in ((0, in_sync), (2, replicas)) if values is not None]
+    """Return a change; one with a leader begins a new leader epoch."""
+    fields = [
+        (0, None if in_sync is None else ints(in_sync)),
+        (1, None if leader is None else struct.pack(">i", leader)),
+        (2, None if replicas is None else ints(replicas)),
+        (6, None if eligible is None else ints(eligible)),
+    ]
+    given = [(tag, data) for tag, data in fields if data is not None]
     tags = uvarint(len(given)) + b"".join(uvarint(tag) + uvarint(len(data)) + data for tag, data in given)
     return frame(5, 2, struct.pack(">i", partition_id) + topic_uuid(number), tags)
 
@@ -102,8 +114,8 @@ class MetadataLog:
             self.append(*[NO_OP] * 100)
         return self.append(*[NO_OP] * (count % 100)) if count % 100 else self
 
-    def control(self, control_type: int = 2) -> MetadataLog:
-        record = Rec(self.end_offset, T0 + self.end_offset, struct.pack(">hh", 0, control_type), b"\0\0")
+    def control(self, control_type: int = 2, value: bytes = b"\0\0") -> MetadataLog:
+        record = Rec(self.end_offset, T0 + self.end_offset, struct.pack(">hh", 0, control_type), value)
         with self.log_path.open("ab") as file:
             file.write(encode_batch([record], control=True))
         self.end_offset += 1

@@ -45,15 +45,17 @@ class MetaProperties(NamedTuple):
 
     version: int | None
     node_id: int | None
+    cluster_id: str | None = None
 
 
 def parse_meta_properties(data: bytes, path: str) -> MetaProperties:
-    """Return the version and the broker's node id, each None if it is missing. Raises UsageProblem if the data is not a
-    properties file, or one of the two is not a number.
+    """Return the version, the broker's node id and the cluster's id, each None if it is missing. Raises UsageProblem if
+    the data is not a properties file, or one of the first two is not a number.
     """
     properties = _properties(data, path, _NOR_BROKER)
     version = _count("version", properties, path)
-    return MetaProperties(version, _count("broker.id" if version == 0 else "node.id", properties, path))
+    node_id = _count("broker.id" if version == 0 else "node.id", properties, path)
+    return MetaProperties(version, node_id, properties.get("cluster.id"))
 
 
 def _count(name: str, properties: Mapping[str, str], path: str) -> int | None:

@@ -5,29 +5,33 @@ Only directories, `meta.properties` and metadata logs are read. Nothing is chang
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from keytail.cli.replicas import Replica
 from keytail.config.files import parse_meta_properties
 from keytail.cut.fixed_point import PartitionKey
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal
+from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal, slugs_of
 from keytail.format import names
+from keytail.format.json_object import parse_object
 from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
 from keytail.log.cluster.replay import Topic, Values
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 
 _INDEX_INTERVAL, _INDEX_BYTES, _TIERED = "index.interval.bytes", "segment.index.bytes", "remote.storage.enable"
+_SHARE_GROUPS = "__share_group_state"
 _KAFKAS_DEFAULTS = {_INDEX_INTERVAL: 4096, _INDEX_BYTES: 10485760}
 
 
 @dataclass(frozen=True)
 class Node:
-    """A broker or controller: its `node.id`, its log dirs, and its metadata log, if it has one."""
+    """A broker or controller: its `node.id`, the `cluster.id`, its log dirs, and its metadata log, if it has one."""
 
     node_id: int
+    cluster_id: str | None
     replica: Replica
     metadata: ClusterMetadata | None
 
@@ -44,14 +48,16 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosted:
-    """A partition of the cluster, its replicas in the given log dirs, and why it is refused, if it is. The settings
-    are those of its index files."""
+    """A partition of the cluster, its latest leader epoch, its replicas in the given log dirs, and why it is refused,
+    if it is. The settings are those of its index files."""
 
     key: PartitionKey
     topic_id: str
+    leader_epoch: int
     hosts: tuple[Host, ...]
     index_interval_bytes: int
     segment_index_bytes: int
+    notes: tuple[str, ...] = ()
     refused: ErrorText = NO_ERROR
 
 
@@ -76,6 +82,13 @@ def find_cluster(fs: FileSystem, replicas: Sequence[Replica]) -> Cluster:
                 remedy="Give all log dirs of one broker with one --replica, and one snapshot of each",
                 slug="same-node-id",
             )
+        if node.cluster_id != nodes[0].cluster_id:
+            raise Refused(
+                f"{nodes[0].replica.name} and {node.replica.name} belong to two clusters: their cluster.id is "
+                f"{nodes[0].cluster_id} and {node.cluster_id}",
+                remedy="Give the log dirs of the brokers and controllers of one cluster",
+                slug="different-cluster-ids",
+            )
         by_id[node.node_id] = node
     found = [node.metadata for node in nodes if node.metadata is not None]
     if not found:
@@ -86,12 +99,39 @@ def find_cluster(fs: FileSystem, replicas: Sequence[Replica]) -> Cluster:
             slug="no-metadata-log",
         )
     metadata = max(found, key=lambda one: (one.as_of_epoch, one.as_of_offset))
+    absent = _absent_voters(fs, found, metadata, by_id.keys())
     partitions = tuple(
         _hosted(fs, by_id, metadata, (name, partition), topic)
         for name, topic in sorted(metadata.topics.items())
         for partition in sorted(topic.replicas)
     )
-    return Cluster(nodes, metadata, partitions, tuple(_not_written(nodes, partitions)))
+    if metadata.unknown_types:
+        types = ", ".join(map(str, metadata.unknown_types))
+        absent.append(f"metadata records of type {types} are ignored, because this release does not know them")
+    return Cluster(nodes, metadata, partitions, (*absent, *_not_written(nodes, partitions)))
+
+
+def _absent_voters(
+    fs: FileSystem, logs: Sequence[ClusterMetadata], newest: ClusterMetadata, given: Collection[int]
+) -> list[str]:
+    """Return a sentence for each voter of the quorum that is not given. Raises Refused if these are half of them: the
+    others could elect a controller with an older or an empty metadata log."""
+    voters = set(newest.voters)
+    for path in (os.path.join(one.path, names.QUORUM_STATE) for one in logs):
+        # The file has the voters if they are a setting of the nodes. A torn file has nothing.
+        if not voters and fs.exists(path):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                voters = {int(voter["voterId"]) for voter in parse_object(fs.read_bytes(path))["currentVoters"]}
+    absent = sorted(voters - set(given))
+    if 2 * len(absent) >= len(voters) > 0:
+        raise Refused(
+            f"of the {len(voters)} voters of the metadata quorum, {', '.join(map(str, absent))} are not given",
+            remedy="Give the log dirs of all controllers, with the metadata.log.dir of each. Without most of them, the "
+            "others could elect a controller with an older or an empty metadata log",
+            slug="voters-not-given",
+        )
+    remedy = "start it with an empty metadata log, never with its old one"
+    return [f"voter {voter} of the metadata quorum is not given: {remedy}" for voter in absent]
 
 
 def _node(fs: FileSystem, replica: Replica) -> Node:
@@ -105,11 +145,11 @@ def _node(fs: FileSystem, replica: Replica) -> Node:
             remedy="Give whole log dirs: a broker does not start on a log dir without this file",
             slug="no-meta-properties",
         )
-    ids = {parse_meta_properties(fs.read_bytes(path), path).node_id for path in paths}
-    node_id = next(iter(ids))
+    ids = {parse_meta_properties(fs.read_bytes(path), path)[1:] for path in paths}
+    node_id, cluster_id = next(iter(ids))
     if len(ids) > 1 or node_id is None:
         raise Refused(
-            f"the log dirs of --replica {replica.name} have no common node.id",
+            f"the log dirs of --replica {replica.name} have no common node.id and cluster.id",
             path=paths[0],
             remedy="Give the log dirs of one broker with one --replica",
             slug="different-broker-ids",
@@ -117,21 +157,22 @@ def _node(fs: FileSystem, replica: Replica) -> Node:
     path = find_metadata_dir(fs, log_dirs)
     kept = (_INDEX_INTERVAL, _INDEX_BYTES, _TIERED)
     metadata = None if path is None else read_metadata(fs, path, node_id, kept, torn_tail=True)
-    return Node(node_id, replica, metadata)
+    return Node(node_id, cluster_id, replica, metadata)
 
 
 def _hosted(
     fs: FileSystem, nodes: dict[int, Node], metadata: ClusterMetadata, key: PartitionKey, topic: Topic
 ) -> Hosted:
     name, partition = key
-    in_sync = topic.last_in_sync.get(partition, ())
+    # Once all brokers have stopped, none is in sync, and the last ones are eligible.
+    in_sync = topic.last_in_sync[partition] or topic.eligible[partition]
     hosts, problems = [], []
     for node_id in topic.replicas[partition]:
         is_in_sync = node_id in in_sync or not in_sync
         node = nodes.get(node_id)
         found = None if node is None else node.replica.find(name, partition)
         if node is not None and found is not None:
-            hosts.append(Host(node, *found, is_in_sync))
+            hosts.append(Host(node, found[0], _present(found[1]), is_in_sync))
             problems.append(_other_topic(fs, found[1].path, topic.topic_id))
         elif is_in_sync:
             problems.append(_absent(node_id, node))
@@ -146,11 +187,29 @@ def _hosted(
     return Hosted(
         key,
         topic.topic_id,
+        topic.leader_epochs[partition],
         tuple(hosts),
         _setting(settings, _INDEX_INTERVAL),
         _setting(settings, _INDEX_BYTES),
+        tuple(_notes(name, in_sync)),
         joined(problems),
     )
+
+
+def _present(entry: PartitionEntry) -> PartitionEntry:
+    """Return the entry of a partition that may be moving to another log dir: the log that moves is not written, and
+    the present one is complete."""
+    return replace(entry, problems=tuple(why for why in entry.problems if "partition-moving" not in slugs_of(why)))
+
+
+def _notes(topic: str, in_sync: Sequence[int]) -> Iterator[str]:
+    if not in_sync:
+        yield "by the metadata log, no replica is in sync or an eligible leader: all replicas limit the cut"
+    if topic == _SHARE_GROUPS:
+        yield (
+            "offsets of share groups are not compared with the cuts: reset those that are beyond the end of a "
+            "partition (kafka-share-groups.sh --reset-offsets)"
+        )
 
 
 def _setting(settings: Mapping[str, Values], name: str) -> int:

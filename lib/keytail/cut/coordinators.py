@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 
-from keytail.cut.fixed_point import Commit
+from keytail.cut.fixed_point import Commit, PartitionKey
 from keytail.cut.scan import Scan
 from keytail.cut.transactions import Decision, Piece, State
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
-from keytail.format.kafka_messages import GROUP_KEYS, GROUP_VALUES, TRANSACTION_KEYS, TRANSACTION_VALUES
+from keytail.format.kafka_messages import GROUP_KEYS, GROUP_VALUES, TRANSACTION_VALUES
 from keytail.format.messages import Message
 from keytail.format.record import Record, decode_records
 from keytail.kernels.records import IN_ARENA
@@ -30,11 +30,20 @@ _OFFSET_COMMITS = (0, 1)
 # States of a transaction that follow its decision: PrepareCommit, PrepareAbort, CompleteCommit and CompleteAbort.
 _DECISIONS: dict[int, Decision] = {2: "prepared", 3: "prepared", 4: "completed", 5: "completed"}
 
+_TABLES = {"group-key": GROUP_KEYS, "group": GROUP_VALUES, "value": TRANSACTION_VALUES}
+
 
 @cache
 def _message(table: str, number: int) -> Message:
-    tables = {"group-key": GROUP_KEYS, "group": GROUP_VALUES, "key": TRANSACTION_KEYS, "value": TRANSACTION_VALUES}
-    return tables[table][number].message()
+    return _TABLES[table][number].message()
+
+
+def _read(table: str, number: int, data: bytes) -> dict[str, Any]:
+    """Decode a value, which begins with its version."""
+    version, newest = _version(data), _TABLES[table][number].newest_version
+    if version > newest:
+        raise ValueError(f"it has version {version}, and this release supports up to version {newest}")
+    return _message(table, number).read(data, version, 2)
 
 
 def commits_of(reader: SegmentReader, scan: Scan, pieces: Sequence[Piece]) -> list[Commit]:
@@ -65,17 +74,23 @@ def _commit(offset: int, record: Record) -> Iterator[Commit]:
     number = _version(record.key)
     if number not in _OFFSET_COMMITS or record.key is None:
         return
-    key = _message("group-key", number).read(record.key, 0, 2)
+    group, partition = _group_and_partition(record.key)
     committed = -1
     if record.value is not None:
-        committed = _message("group", number).read(record.value, _version(record.value), 2)["offset"]
-    yield Commit(offset, key["group"], (key["topic"], key["partition"]), committed)
+        committed = _read("group", number, record.value)["offset"]
+    yield Commit(offset, group, partition, committed)
+
+
+@lru_cache(maxsize=1 << 16)  # keys recur, and commits share these objects
+def _group_and_partition(key: bytes) -> tuple[str, PartitionKey]:
+    fields = _message("group-key", _version(key)).read(key, 0, 2)
+    return fields["group"], (fields["topic"], fields["partition"])
 
 
 def _state(offset: int, record: Record) -> Iterator[State]:
     if record.value is None or _version(record.key) != 0:
         return
-    value = _message("value", 0).read(record.value, _version(record.value), 2)
+    value = _read("value", 0, record.value)
     partitions = tuple(
         (topic["topic"], partition)
         for topic in value["transactionPartitions"] or ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -28,9 +29,12 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.records.chunk import SegmentReader
 from keytail.run.kernels import compile_kernels
+from keytail.run.memory import cores
 from keytail.run.rows import status_of
+from keytail.threads import Threads
 
 _NOT_WRITTEN = "not-written"
+_WRITERS_PER_CORE = 4
 
 
 def cut(
@@ -52,13 +56,16 @@ def cut(
     with Reporter("cut", sizes) as reporter:
         compile_kernels(["cut"], reporter.note)
         reporter.watch()
-        reader = SegmentReader(fs)
-        found = []
-        for hosted, (name, size_bytes) in zip(cluster.partitions, sizes, strict=True):
-            one = _examined(fs, reader, hosted)
-            found.append(one)
+
+        def examined_in_thread(hosted: Hosted, size: tuple[str, int]) -> Examined | CutRow:
+            one = _examined(fs, SegmentReader(fs), hosted)
+            name, size_bytes = size
             error = one.error if isinstance(one, CutRow) else ""
             reporter.done(name, one.status if isinstance(one, CutRow) else "read", size_bytes, error)
+            return one
+
+        with Threads(cores()) as threads:  # kernels run without Python's lock
+            found = list(threads.map(examined_in_thread, cluster.partitions, sizes))
         examined = [one for one in found if isinstance(one, Examined)]
         if len(examined) < len(found):
             rows = [one if isinstance(one, CutRow) else _row(one, _NOT_WRITTEN) for one in found]
@@ -66,7 +73,8 @@ def cut(
             plan = decide(examined, request.complete_before_ms)
             rows = [_planned(one, plan, request) for one in examined]
             if request.execute:
-                rows = _write(fs, reader, cluster, examined, rows, output)
+                reporter.note("writing the log dirs")
+                rows = _write(fs, cluster, examined, rows, output)
     for row in rows:
         on_row(row)
     return rows
@@ -145,6 +153,7 @@ def _planned(one: Examined, plan: Plan, request: Request) -> CutRow:
         transactions_cut=plan.transactions_cut.get(key, 0),
         reason=_reason(one, plan),
         groups=tuple(GroupOffset(group, offset, after.get(group)) for group, offset in sorted(before.items())),
+        notes=one.notes(cut_offset),
     )
     return replace(row, status="would-cut") if row.is_cut else row
 
@@ -159,26 +168,29 @@ def _reason(one: Examined, plan: Plan) -> str:
 
 
 def _write(
-    fs: FileSystem,
-    reader: SegmentReader,
-    cluster: Cluster,
-    examined: Sequence[Examined],
-    rows: Sequence[CutRow],
-    output: str,
+    fs: FileSystem, cluster: Cluster, examined: Sequence[Examined], rows: Sequence[CutRow], output: str
 ) -> list[CutRow]:
     """Write the output and return the rows. After a failure nothing more is written, so no broker starts on it."""
     paths = output_paths(output, cluster.nodes)
     make_directories(fs, output, paths)
     run_id = secrets.token_hex(4)
-    written: dict[str, dict[PartitionKey, Written]] = {}
-    done: list[CutRow] = []
-    for one, row in zip(examined, rows, strict=True):
-        try:
-            done.append(_written(fs, reader, one, row, paths, run_id, written))
-        except (KeytailError, OSError, MemoryError) as problem:
-            done.append(replace(row, status="failed", error=in_words(problem)))
+    written: dict[str, dict[PartitionKey, Written]] = {log_dir: {} for log_dir in paths}
+    has_failed = threading.Event()
+
+    def write_in_thread(one: Examined, row: CutRow) -> CutRow:
+        if has_failed.is_set():
             why = ErrorText("the output is not complete: another partition failed")
-            return [*done, *(replace(later, status=_NOT_WRITTEN, error=why) for later in rows[len(done) :])]
+            return replace(row, status=_NOT_WRITTEN, error=why)
+        try:
+            return _written(fs, SegmentReader(fs), one, row, paths, run_id, written)
+        except (KeytailError, OSError, MemoryError) as problem:
+            has_failed.set()
+            return replace(row, status="failed", error=in_words(problem))
+
+    with Threads(_WRITERS_PER_CORE * cores()) as threads:  # they mostly wait for the disk
+        done = list(threads.map(write_in_thread, examined, rows))
+    if has_failed.is_set():
+        return done
     for node in cluster.nodes:
         write_rest(fs, node, cluster.metadata, paths, written)
     finish(fs, cluster.nodes, paths)
@@ -196,11 +208,13 @@ def _written(
 ) -> CutRow:
     """Write all replicas of a partition, add them to `written`, and return the row of the partition."""
     assert row.cut_offset is not None
-    replicas, notes = [], []
+    replicas, notes = [], list(row.notes)
     for log, facts in zip(one.logs, row.replicas, strict=True):
         source = log.host.log_dir.path
-        new = write_partition(fs, reader, log, one.hosted, row.cut_offset, paths[source], run_id)
-        written.setdefault(source, {})[one.hosted.key] = new
+        new = write_partition(
+            fs, reader, one.common_source(row.cut_offset) or log, one.hosted, row.cut_offset, paths[source], run_id
+        )
+        written[source][one.hosted.key] = new
         replicas.append(facts | {"new_log_end_offset": new.end_offset})
         notes += [f"replica {log.host.node.replica.name}: {note}" for note in new.notes]
     status = "cut" if row.status == "would-cut" else row.status

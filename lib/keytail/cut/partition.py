@@ -36,6 +36,10 @@ class ReplicaLog:
     agrees_to: int
     torn: str = ""
 
+    def batches_below(self, offset: int) -> int:
+        """Return the number of batches that end below the offset."""
+        return int(np.searchsorted(self.last_offsets, offset))
+
 
 @dataclass(frozen=True)
 class Examined:
@@ -56,6 +60,29 @@ class Examined:
     pieces: tuple[Piece, ...] = ()
     states: tuple[State, ...] = ()
     commits: tuple[Commit, ...] = ()
+
+    def common_source(self, cut: int) -> ReplicaLog | None:
+        """Return the replica whose log all replicas get, if cleaning or retention of one of them was above the cut: it
+        may then have removed records below the cut that others have. Else return None."""
+        reached = (max(log.facts.cleaner_checkpoint or 0, log.facts.log_start_offset) for log in self.logs)
+        if cut == 0 or max(reached) <= cut:
+            return None
+        in_sync = (log for log in self.logs if log.host.is_in_sync)
+        return max(in_sync, key=lambda log: (log.batches_below(cut), -(log.facts.cleaner_checkpoint or 0)))
+
+    def notes(self, cut: int) -> tuple[str, ...]:
+        """Return sentences about what the output lacks, and where it is from."""
+        source = self.common_source(cut)
+        if source is None:
+            return self.hosted.notes
+        name, cleaned_to = source.host.node.replica.name, source.facts.cleaner_checkpoint or 0
+        text = f"all replicas are written from the log of {name}, because cleaning or retention was above the cut"
+        if cleaned_to > cut:
+            text += (
+                f"; it was cleaned up to offset {cleaned_to}, so records below the cut are lost if a record above the "
+                "cut has their key"
+            )
+        return (*self.hosted.notes, text)
 
     def records_above(self, cut: int) -> int:
         """Return how many records, without markers, the longest in-sync replica has at and above the cut."""
@@ -136,6 +163,12 @@ def _limit(hosted: Hosted, scans: Sequence[Scan], in_sync: Sequence[int]) -> tup
             )
         if found.end_offset < limit:
             limit, limited_by = found.end_offset, f"replicas {name[a]} and {name[b]} have different leader epochs there"
+    for n in in_sync:
+        table = scans[n].table
+        later = np.flatnonzero(table["leader_epoch"] > hosted.leader_epoch)
+        if len(later) and table["base_offset"][later[0]] < limit:
+            limit = int(table["base_offset"][later[0]])
+            limited_by = f"leader epoch {table['leader_epoch'][later[0]]} begins there, which the metadata log lacks"
     return limit, limited_by
 
 

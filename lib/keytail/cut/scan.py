@@ -47,7 +47,12 @@ def scan(fs: FileSystem, reader: SegmentReader, facts: PartitionFacts) -> Scan:
     """Read the log. Raises Refused for a state that keytail does not process, and CorruptLog for damage that a broker
     would not truncate when it recovers the log."""
     if facts.problems:
-        raise Refused(joined(facts.problems), path=facts.path, slug="unexpected-partition-state")
+        why = joined(facts.problems)
+        remedy = "Nothing was written. Finish it in a copy of the log dir, with `keytail rebuild-index --execute`"
+        interrupted = "unfinished-replacement" in why.slugs
+        raise Refused(
+            why, path=facts.path, remedy=remedy if interrupted else None, slug="unexpected-partition-state"
+        )
     tables, torn = [np.empty(0, BATCH_TABLE)], ""
     end = facts.segments[0].base_offset
     following = [segment.base_offset for segment in facts.segments[1:]]

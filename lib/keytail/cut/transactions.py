@@ -68,6 +68,12 @@ class _OfProducer:
 
     pieces: list[tuple[PartitionKey, Piece]] = field(default_factory=list)
     states: list[tuple[PartitionKey, State]] = field(default_factory=list)
+    latest_epochs: dict[PartitionKey, int] = field(default_factory=dict)  # of data or markers, in each log
+
+    def add(self, key: PartitionKey, piece: Piece) -> None:
+        self.pieces.append((key, piece))
+        epochs = (self.latest_epochs.get(key), piece.data_epoch, piece.marker_epoch)
+        self.latest_epochs[key] = max(epoch for epoch in epochs if epoch is not None)
 
 
 @dataclass
@@ -119,7 +125,7 @@ def join(
     producers: dict[int, _OfProducer] = {}
     for key, of_partition in pieces.items():
         for piece in of_partition:
-            producers.setdefault(piece.producer_id, _OfProducer()).pieces.append((key, piece))
+            producers.setdefault(piece.producer_id, _OfProducer()).add(key, piece)
     for key, of_home in states.items():
         for state in of_home:
             producers.setdefault(state.producer_id, _OfProducer()).states.append((key, state))
@@ -175,7 +181,8 @@ def _joined(
     uncertain: list[Part] = []
     problem: Problem = ""
     for key in sorted(_to_find(group, complete_before_ms) - by_partition.keys()):
-        if key not in may_have_lost_markers or _is_later_in(producer, key, max(group.epochs("marker"))):
+        # A later epoch in the log shows that the marker was there: the coordinator waits for it.
+        if key not in may_have_lost_markers or producer.latest_epochs.get(key, -1) > max(group.epochs("marker")):
             continue
         # With the time, a marker that the log lacks is known not to be written.
         if complete_before_ms is None and may_have_lost_markers[key]:
@@ -242,16 +249,6 @@ def _to_find(group: _Group, complete_before_ms: int | None) -> set[PartitionKey]
         if complete_before_ms is None or state.update_ms >= complete_before_ms
         for key in state.partitions
     }
-
-
-def _is_later_in(producer: _OfProducer, key: PartitionKey, epoch: int) -> bool:
-    """Return whether the log of the partition has a transaction of the producer that began after this epoch's marker.
-    """
-    return any(
-        max(piece.data_epoch or -1, piece.marker_epoch or -1) > epoch
-        for of, piece in producer.pieces
-        if of == key
-    )
 
 
 def _is_several(group: _Group, by_partition: Mapping[PartitionKey, Sequence[Piece]]) -> bool:

@@ -19,14 +19,13 @@ from keytail.cut.partition import ReplicaLog
 from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import write_offsets
-from keytail.log.cluster.metadata import METADATA_DIR, ClusterMetadata
+from keytail.log.cluster.metadata import METADATA_DIR, ClusterMetadata, read_metadata
 from keytail.log.copying import copy_file
 from keytail.log.fs import FileStat, FileSystem
-from keytail.log.partition import LogDirFacts, SegmentFacts
+from keytail.log.partition import LogDirFacts, SegmentFacts, refuse_changed
 from keytail.log.records.chunk import SegmentReader
 from keytail.salvage.write import NewPartition
 
-_QUORUM_STATE = "quorum-state"
 _METADATA_SUFFIXES = (*names.CONTENT_SUFFIXES, names.METADATA_SNAPSHOT)
 
 
@@ -75,20 +74,20 @@ def write_partition(
     """
     facts = log.facts
     end = min(cut, log.agrees_to)
-    whole = log.last_offsets[: np.searchsorted(log.last_offsets, end)]
+    whole = log.last_offsets[: log.batches_below(end)]
     wanted_end = int(whole[-1]) + 1 if len(whole) else None
     new = NewPartition(fs, directory, log.host.entry, run_id=run_id, topic_id=hosted.topic_id)
-    written_end = None
+    written = [np.empty(0, np.int64)]
     for segment in _segments_with(facts.segments, wanted_end):
         path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
-        ends: list[int] = []
-        new.add_segment(segment.base_offset, _runs(reader, path, segment.log_bytes, end, ends), fs.stat(path))
-        written_end = ends[-1] if ends else written_end
-    if written_end != wanted_end:
+        new.add_segment(segment.base_offset, _runs(reader, path, segment.log_bytes, end, written), fs.stat(path))
+        refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
+    if not np.array_equal(np.concatenate(written), whole):
         raise KeytailError(
-            f"the log was read up to offset {wanted_end}, and is now written up to offset {written_end}",
+            f"the batches that were written are not those that were read up to offset {wanted_end}",
             path=facts.path,
-            remedy="Another process writes to this directory: stop it, remove the output, then run again",
+            remedy="Another process writes to this directory, or its disk changes bytes: stop the process, remove the "
+            "output, then run again",
             slug="source-changed",
         )
     if wanted_end is None or (log.host.is_in_sync and wanted_end < end):
@@ -112,13 +111,12 @@ def _segments_with(segments: Sequence[SegmentFacts], end: int | None) -> Sequenc
 
 
 def _runs(
-    reader: SegmentReader, path: str, log_bytes: int, end_offset: int, ends: list[int]
+    reader: SegmentReader, path: str, log_bytes: int, end_offset: int, written: list[np.ndarray]
 ) -> Iterator[np.ndarray]:
-    """Yield the bytes of the batches below `end_offset`; append the offset after each run to `ends`."""
+    """Yield the bytes of the batches below `end_offset`; append the last offsets of the batches to `written`."""
     for chunk in reader.chunks(path, log_bytes, torn_tail=True):
         count = int(np.searchsorted(chunk.table["last_offset"], end_offset))
-        if count:
-            ends.append(int(chunk.table["last_offset"][count - 1]) + 1)
+        written.append(chunk.table["last_offset"][:count].copy())
         if count < len(chunk.table):
             yield chunk.raw[: int(chunk.table["position"][count]) - chunk.position]
             return
@@ -137,7 +135,7 @@ def write_rest(
     for facts in node.replica.log_dirs:
         target = paths[facts.path]
         if node.metadata is not None and os.path.dirname(node.metadata.path) == facts.path:
-            _copy_metadata(fs, node.metadata.path, metadata.path, os.path.join(target, METADATA_DIR))
+            _copy_metadata(fs, node.metadata.path, metadata, os.path.join(target, METADATA_DIR))
         _write_checkpoints(fs, target, facts, written.get(facts.path, {}))
         _copy_if_there(fs, facts.path, target, names.BOOTSTRAP_SNAPSHOT)
         epoch = metadata.broker_epochs.get(node.node_id, -1)
@@ -170,17 +168,26 @@ def _write_checkpoints(
         write_offsets(fs, os.path.join(target, name), entries, like)
 
 
-def _copy_metadata(fs: FileSystem, own: str, newest: str, target: str) -> None:
-    """Copy the newest metadata log, with the node's own `quorum-state`."""
+def _copy_metadata(fs: FileSystem, own: str, newest: ClusterMetadata, target: str) -> None:
+    """Copy the newest metadata log, with the node's own `quorum-state`, and read the copy."""
     fs.mkdir(target, fs.stat(os.path.dirname(target)))
-    for entry in sorted(fs.scan(newest), key=lambda entry: entry.name):
+    for entry in sorted(fs.scan(newest.path), key=lambda entry: entry.name):
         is_part = entry.name.endswith(_METADATA_SUFFIXES) or entry.name in names.PARTITION_FILES
         if is_part and entry.is_regular:
-            source = os.path.join(newest, entry.name)
+            source = os.path.join(newest.path, entry.name)
             copy_file(fs, source, os.path.join(target, entry.name), _like(fs, source))
-    _copy_if_there(fs, own, target, _QUORUM_STATE)
+    _copy_if_there(fs, own, target, names.QUORUM_STATE)
     fs.fsync_dir(target)
     fs.fsync_dir(os.path.dirname(target))
+    copy = read_metadata(fs, target, -1, (), torn_tail=True)
+    if (copy.as_of_epoch, copy.as_of_offset, copy.topics) != (newest.as_of_epoch, newest.as_of_offset, newest.topics):
+        raise KeytailError(
+            f"the metadata log was read up to offset {newest.as_of_offset}, and its copy, which ends at offset "
+            f"{copy.as_of_offset}, is another one",
+            path=newest.path,
+            remedy="Another process writes to this directory: stop it, remove the output, then run again",
+            slug="metadata-copy-differs",
+        )
 
 
 def _copy_if_there(fs: FileSystem, source: str, target: str, name: str) -> None:

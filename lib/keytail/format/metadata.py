@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from keytail.format.kafka_messages import METADATA
+from keytail.format.control import ControlType, parse_control_record
+from keytail.format.kafka_messages import CONTROL, METADATA
 from keytail.format.messages import Buffer
 
 FRAME_VERSION = 1
@@ -24,6 +25,7 @@ MAX_NUMBER = 2**15 - 1  # the largest frame version, record type or record versi
 _RESOURCE_TYPES = (2, 4, 8, 16, 32)  # topic, broker, broker logger, client metrics, group
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TOPIC_ID_CHARACTERS = 22
+_SAME_LEADER = -2
 _SNAPSHOT_HEADER = struct.Struct(">hq")  # version, time of the last record contained
 
 
@@ -44,22 +46,28 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """The state of a partition from this record on. `in_sync` are the replicas in sync."""
+    """The state of a partition from this record on. `in_sync` are the replicas in sync; `eligible` are others that have
+    all committed records, so that they may become the leader if none is in sync."""
 
     topic_id: str
     partition: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
+    leader_epoch: int
+    eligible: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionChangeRecord:
-    """A change to a partition; `replicas` and `in_sync` are None if they do not change."""
+    """A change to a partition; `replicas`, `in_sync` and `eligible` are None if they do not change. With a leader, even
+    the present one or none (-1), a new leader epoch begins."""
 
     topic_id: str
     partition: int
     replicas: tuple[int, ...] | None
     in_sync: tuple[int, ...] | None
+    has_leader: bool = False
+    eligible: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +236,21 @@ def _if_any(fields: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
 _MAKERS: Mapping[int, Callable[[Mapping[str, Any]], KnownRecord]] = {
     2: lambda fields: TopicRecord(fields["name"], _id(fields["topicId"])),
     3: lambda fields: PartitionRecord(
-        _id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"]), tuple(fields["isr"])
+        _id(fields["topicId"]),
+        fields["partitionId"],
+        tuple(fields["replicas"]),
+        tuple(fields["isr"]),
+        fields["leaderEpoch"],
+        _if_any(fields, "eligibleLeaderReplicas") or (),
     ),
     4: lambda fields: ConfigRecord(fields["resourceType"], fields["resourceName"], fields["name"], fields["value"]),
     5: lambda fields: PartitionChangeRecord(
-        _id(fields["topicId"]), fields["partitionId"], _if_any(fields, "replicas"), _if_any(fields, "isr")
+        _id(fields["topicId"]),
+        fields["partitionId"],
+        _if_any(fields, "replicas"),
+        _if_any(fields, "isr"),
+        fields.get("leader", _SAME_LEADER) != _SAME_LEADER,
+        _if_any(fields, "eligibleLeaderReplicas"),
     ),
     9: lambda fields: RemoveTopicRecord(_id(fields["topicId"])),
     12: lambda fields: FeatureLevelRecord(fields["name"], fields["featureLevel"]),
@@ -252,6 +270,20 @@ def parse_snapshot_header(value: bytes | None) -> int:
     if version < 0:
         raise ValueError(f"the snapshot header has invalid version {version}")
     return int(last_ms)
+
+
+_VOTERS = {ControlType.LEADER_CHANGE: "LeaderChangeMessage", ControlType.KRAFT_VOTERS: "VotersRecord"}
+
+
+def parse_voters(key: bytes | None, value: bytes | None) -> tuple[int, ...]:
+    """Return the ids of the quorum's voters in a control record; empty if it has none, or they cannot be read."""
+    try:
+        name = _VOTERS[ControlType(parse_control_record(key, value).control_type)]
+        data = value or b""
+        fields = CONTROL[name].message().read(data, int.from_bytes(data[:2], "big"))
+    except (KeyError, ValueError):
+        return ()
+    return tuple(voter["voterId"] for voter in fields["voters"])
 
 
 def encode_topic_id(topic_id: str) -> bytes:

@@ -48,6 +48,19 @@ def test_changes_of_replicas_are_replayed() -> None:
     assert replay.topics()["t"].replicas == {0: (2, 7)}
 
 
+def test_leader_epochs_are_counted() -> None:
+    replay = replayed(NEW, [model.change(1, 0, in_sync=(2,))], [model.change(1, 0, leader=2)])
+    assert replay.topics()["t"].leader_epochs == {0: 1}
+    replay = replayed(NEW, [model.change(1, 0, leader=2)], unsettled=[[model.change(1, 0, leader=-1)]])
+    assert replay.topics()["t"].leader_epochs == {0: 2}
+
+
+def test_eligible_leaders_are_replayed() -> None:
+    replay = replayed(NEW, [model.change(1, 0, in_sync=(), eligible=(2,))], [model.change(1, 0, leader=2)])
+    assert replay.topics()["t"].eligible == {0: (2,)}
+    assert replayed(NEW).topics()["t"].eligible == {0: ()}
+
+
 def test_replicas_in_sync_are_replayed() -> None:
     replay = replayed(NEW, [model.change(1, 0, in_sync=(2,))], [model.change(1, 0, (2, 7))])
     assert replay.topics()["t"].in_sync == {0: (2,)}

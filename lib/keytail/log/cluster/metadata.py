@@ -25,6 +25,7 @@ from keytail.format.metadata import (
     parse_record,
     parse_snapshot_header,
     parse_topic_id,
+    parse_voters,
 )
 from keytail.format.record import Record, decode_records
 from keytail.log.cluster.replay import Replay, Topic, Values
@@ -58,6 +59,7 @@ class ClusterMetadata:
     uncertain_topics: Mapping[str, str] = field(default_factory=dict)
     broker_epochs: Mapping[int, int] = field(default_factory=dict)  # of the latest registration of each broker
     unknown_types: tuple[int, ...] = ()  # types of records that were skipped because they are unknown
+    voters: tuple[int, ...] = ()  # ids of the quorum's voters; empty if no record has them
 
 
 def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
@@ -189,6 +191,7 @@ def _read(
         uncertain_topics=replay.newer(ResourceType.TOPIC),
         broker_epochs=replay.broker_epochs(),
         unknown_types=replay.unknown_types(),
+        voters=replay.voters,
     )
 
 
@@ -242,6 +245,7 @@ def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -
             continue
         for record in batch.records:
             control_type = _control_type(batch, record)
+            replay.voters = parse_voters(record.key, record.value) or replay.voters
             if control_type == ControlType.SNAPSHOT_HEADER:
                 last_ms = _snapshot_time(batch, record)
             ended = control_type == ControlType.SNAPSHOT_FOOTER
@@ -346,8 +350,10 @@ def _batch(path: str, row: np.void, block: bytes) -> _Batch:
 
 
 def _replay(batch: _Batch, replay: Replay, *, settled: bool) -> None:
-    """Apply the records of the batch, unless it is a control batch (leaders, voters, snapshots)."""
+    """Apply the records of the batch; of a control batch only the voters."""
     if batch.control:
+        for record in batch.records:
+            replay.voters = parse_voters(record.key, record.value) or replay.voters
         return
     try:
         records: list[MetadataRecord] = [parse_record(record.value) for record in batch.records]

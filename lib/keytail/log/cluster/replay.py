@@ -37,14 +37,17 @@ Resource: TypeAlias = tuple[int, str]
 @dataclass(frozen=True)
 class Topic:
     """A topic that exists: its id, and by partition the ids of the brokers with a replica, and of those whose replica
-    is certainly in sync: before and after each change that may be uncommitted. `last_in_sync` are the brokers that are
-    in sync if all records are committed.
+    is certainly in sync: before and after each change that may be uncommitted. If all records are committed,
+    `last_in_sync` are the brokers in sync, `eligible` others that have all committed records, and `leader_epochs` the
+    latest leader epochs.
     """
 
     topic_id: str
     replicas: Mapping[int, tuple[int, ...]]
     in_sync: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     last_in_sync: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    eligible: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    leader_epochs: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -53,6 +56,8 @@ class _Topic:
     replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
     in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
     last_in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    eligible: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    leader_epochs: dict[int, int] = field(default_factory=dict)
 
 
 class Replay:
@@ -68,6 +73,7 @@ class Replay:
         self._features: dict[str, int] = {}
         self._broker_epochs: dict[int, int] = {}
         self._unknown_types: set[int] = set()
+        self.voters: tuple[int, ...] = ()  # of the quorum, by the latest control record that lists them
         self._transaction: list[MetadataRecord] | None = None
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
@@ -99,7 +105,14 @@ class Replay:
 
     def topics(self) -> dict[str, Topic]:
         return {
-            name: Topic(topic.topic_id, dict(topic.replicas), dict(topic.in_sync), dict(topic.last_in_sync))
+            name: Topic(
+                topic.topic_id,
+                dict(topic.replicas),
+                dict(topic.in_sync),
+                dict(topic.last_in_sync),
+                dict(topic.eligible),
+                dict(topic.leader_epochs),
+            )
             for name, topic in self._topics.items()
         }
 
@@ -205,6 +218,8 @@ class Replay:
         topic = self._topic_of(record.topic_id)
         topic.replicas[record.partition], topic.in_sync[record.partition] = record.replicas, record.in_sync
         topic.last_in_sync[record.partition] = record.in_sync
+        topic.eligible[record.partition] = record.eligible
+        topic.leader_epochs[record.partition] = record.leader_epoch
 
     def _change(self, record: PartitionChangeRecord, *, settled: bool) -> None:
         topic = self._topic_of(record.topic_id)
@@ -219,6 +234,9 @@ class Replay:
             now = record.in_sync if settled else tuple(broker for broker in record.in_sync if broker in before)
             topic.in_sync[record.partition] = now
             topic.last_in_sync[record.partition] = record.in_sync
+        if record.eligible is not None:
+            topic.eligible[record.partition] = record.eligible
+        topic.leader_epochs[record.partition] += record.has_leader
 
     def _configure(self, resource: Resource, record: ConfigRecord) -> None:
         if record.value is None:
