@@ -23,7 +23,8 @@ PAGES = "\n".join([README, ROWS, *GUIDE.values()])
 # Flags of Kafka and other tools, in the prose and in commands beside those of keytail.
 OF_OTHER_TOOLS = {"--conf", "--no-compile", "--partition", "--start-offset"}
 OF_OTHER_TOOLS |= {"--bootstrap-server", "--describe", "--entity-type", "--zookeeper"}
-OF_OTHER_TOOLS |= {"--build-arg", "--deploy-mode", "--load-spark-defaults", "--properties-file"}
+OF_OTHER_TOOLS |= {"--build-arg", "--deploy-mode", "--jars", "--load-spark-defaults", "--packages"}
+OF_OTHER_TOOLS |= {"--properties-file"}
 OF_OTHER_TOOLS |= {"--follow", "--for", "--patch-file", "--timeout", "--type"}  # of kubectl; --force is keytail's, too
 MISTYPED = {"--log-dir"}  # intentionally, in troubleshoot.md
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from keytail.cut.command import Request
 from keytail.cut.driver import cut
 from keytail.errors import KeytailError
 from keytail.format import names
+from keytail.log.fs import DirEntry, FileSystem
 from tests.chance import chance
 from tests.crash.faults import Fault
 from tests.crash.recorder import RecordingFileSystem
@@ -70,3 +72,17 @@ def test_a_full_disk_leaves_no_log_dir_that_starts(tmp_path: Path) -> None:
         assert not statuses or "failed" in statuses
         assert not list(output.rglob(names.META_PROPERTIES))
         assert [snapshot(path) for path in copies] == before
+
+
+def test_a_new_partition_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    class Failing(FileSystem):
+        def scan(self, path: str) -> list[DirEntry]:
+            if path.endswith(".unfinished"):
+                raise OSError(errno.EIO, "Input/output error", path)
+            return super().scan(path)
+
+    copies = copies_of(tmp_path, simple())
+    rows = cut(request(copies, tmp_path / "out"), Failing())
+    assert {row.status for row in rows} == {"failed"}
+    assert all("the new directory cannot be read" in row.error and "Input/output error" in row.error for row in rows)
+    assert not list((tmp_path / "out").rglob(names.META_PROPERTIES))

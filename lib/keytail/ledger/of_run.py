@@ -124,8 +124,8 @@ def run_id_at(now_ms: int, run_id: str) -> str:
 _run_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("run_id", default=None)
 
 
-def set_run_id(run_id: str) -> None:
-    """Set the id that `--output json-v1` has for this run."""
+def set_run_id(run_id: str | None) -> None:
+    """Set the id that `--output json-v1` has for this run; None until the run has one."""
     _run_id.set(run_id)
 
 

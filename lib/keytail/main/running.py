@@ -29,7 +29,7 @@ from keytail.cli.whole_file import refuse_one_file_for_two
 from keytail.console import print_message
 from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.extras import require
-from keytail.ledger.of_run import current_run_id
+from keytail.ledger.of_run import current_run_id, set_run_id
 from keytail.report.writing import Page, reporting
 from keytail.run.ended import SparkEnded
 
@@ -76,6 +76,7 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
     `given` are values of the request that are not flags.
     """
     result = _Result()
+    set_run_id(None)  # a process may run several commands
 
     def print_result(status: int, rows: Sequence[Any] | None = None, error: EnvelopeError | None = None) -> None:
         if flags.get("output") == JSON_V1 and not result.is_printed:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from keytail.errors import KeytailError, Refused
+from keytail.errors import KeytailError, Refused, joined
 from keytail.format import names
 from keytail.format.metadata import encode_topic_id
 from keytail.format.producers import check_snapshot, encode_snapshot
@@ -132,9 +132,17 @@ class NewPartition:
         source = self._source
         log_dir = LogDirFacts(self._directory, (), (), False, {}, {}, {}, {})
         entry = PartitionEntry(source.topic, source.partition, self._directory, self.path)
+        facts = survey_partition(self._fs, log_dir, entry)
+        if facts.problems:
+            raise KeytailError(
+                f"the new directory cannot be read: {joined(facts.problems)}",
+                path=self.path,
+                remedy="Check the disk, remove the output, then run again",
+                slug="unreadable-output",
+            )
         return plan_partition(
             self._fs,
-            survey_partition(self._fs, log_dir, entry),
+            facts,
             RebuildSettings(
                 index_interval_bytes=index_interval_bytes,
                 segment_index_bytes=segment_index_bytes,
