@@ -125,7 +125,7 @@ _run_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("run_id", d
 
 
 def set_run_id(run_id: str) -> None:
-    """Set the id that `--output json-v1` has for this run."""
+    """Set the id that `--output json-v1` reports for this run."""
     _run_id.set(run_id)
 
 
