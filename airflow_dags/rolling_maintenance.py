@@ -119,7 +119,7 @@ def _group(group: str, name: str) -> Any:
 
         @task(retries=20)
         def start() -> Any:
-            with _explained(retry_inventory=True):  # the broker is down, and somebody may correct it meanwhile
+            with _explained(retry_inventory=True):  # the broker is down, and the inventory may be corrected
                 said = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.verify", key="verdict")
                 return actions.start(inventory.broker(name), said)
 

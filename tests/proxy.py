@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Literal
 
 # `break`: the request is not forwarded, and the network is down from then on. `lose`: the request is forwarded, but its
-# response is not, and the network is down from then on. `drop`: as `lose`, but only this connection breaks.
+# response is not, and the network is down from then on. `drop`: like `lose`, but only this connection breaks.
 Action = Literal["pass", "break", "lose", "drop"]
 
 
 class Proxy:
-    """Calls `on_request` with the bytes that a client sends, before they are forwarded."""
+    """Forwards what a client sends, after a call of `on_request`, which decides what is done with these bytes."""
 
     def __init__(self, server_port: int) -> None:
         self.on_request: Callable[[bytes], Action] = lambda sent: "pass"
@@ -25,7 +25,7 @@ class Proxy:
         self._start(self._accept)
 
     def restore(self) -> None:
-        """Forward everything again."""
+        """Forward all requests and responses again."""
         self.on_request, self.is_down = lambda sent: "pass", False
 
     def close(self) -> None:

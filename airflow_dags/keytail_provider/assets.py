@@ -18,7 +18,7 @@ LEDGERS = AssetAlias("keytail_ledger")
 
 def uri_of(ledger: str, broker: str | None = None) -> str:
     """Return the URI of a ledger's asset: file://BROKER/PATH for a directory on a broker's host, file:///PATH for one
-    on the worker, otherwise the ledger itself, such as s3a://bucket/ledger."""
+    on the worker; any other URI, such as s3a://bucket/ledger, is returned unchanged."""
     parts = urlsplit(ledger)
     if parts.scheme and parts.scheme != "file":
         return ledger
@@ -43,6 +43,6 @@ def written(extras: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str | N
 
 
 def triggering() -> dict[str, tuple[str, str | None]]:
-    """Return the ledgers of the events that have started this run, as `written` does; empty if none have."""
+    """Return the ledgers of the events that have started this run, as `written` does; empty if no event has."""
     by_asset: Any = get_current_context()["triggering_asset_events"]
     return dict(sorted(written(event.extra for events in by_asset.values() for event in events).items()))

@@ -19,7 +19,7 @@ class InventoryError(ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """Where commands run: this host, or that of the Connection `ssh_conn_id`, of type `ssh`.
+    """Where commands run: on this host, or on the host of the Connection `ssh_conn_id`, of type `ssh`.
 
     `prefix` is the start of a command there, such as ("sudo", "-n", "-u", "kafka", "sh", "-c") or ("docker", "exec",
     "-i", "b1", "sh", "-c"). The command is appended as one word, a line for a shell, and gets standard input.
@@ -29,7 +29,7 @@ class Host:
     ssh_conn_id: str | None = None
 
     def shown(self, words: Sequence[str]) -> str:
-        """Return a command on this host, for logs and alerts."""
+        """Return the text of a command on this host, for logs and alerts."""
         line = shlex.join([*self.prefix, shlex.join(words)] if self.prefix else words)
         return f"[{self.ssh_conn_id}] {line}" if self.ssh_conn_id else line
 

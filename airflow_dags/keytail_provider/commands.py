@@ -78,8 +78,8 @@ def run(
     arrives.
 
     After `timeout_s` it is stopped, and the status is 124. It is also stopped if this process gets SIGTERM, or if an
-    exception is raised here (such as Airflow's own timeout). `parse_rows`: standard output is a JSON array; otherwise
-    it is logged like standard error. `keep_output`: for a command without rows, its standard output is returned in
+    exception is raised here (such as Airflow's own timeout). `parse_rows`: standard output is a JSON array; if not
+    set, it is logged like standard error. `keep_output`: for a command without rows, its standard output is returned in
     `output` and not logged. Raises AirflowFailException if standard output should be an array and is not, after status
     0 or 3, and InventoryError for a mistake in the Connection of the host.
     """

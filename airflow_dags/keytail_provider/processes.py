@@ -12,7 +12,7 @@ from typing import IO, Protocol
 
 
 class NotStarted(Exception):
-    """The process could not be started; `status` is what a shell or ssh(1) returns then."""
+    """The process could not be started; `status` is the exit status of a shell or ssh(1) in this case."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)

@@ -74,7 +74,7 @@ class OverSsh:
         return NOT_REACHED if status < 0 else status  # the connection was lost
 
     def kill(self) -> None:
-        """Close the connection. The end of its input was the signal to stop; the host can do no more."""
+        """Close the connection. The end of the input was the signal to stop; no other signal can be sent."""
         self._killed = True
         self._client.close()
 

@@ -308,7 +308,7 @@ def run_with_id(
 
 
 def of_each(parts: Mapping[str, Callable[[], Ended]], step: str, kind: str = "broker") -> list[dict[str, Any]]:
-    """Process the parts (of this kind, by name) one after the other, even if one fails; return the outcome of each.
+    """Call the functions of `parts` in order, even if one fails; return their outcomes, with their names as `kind`.
 
     If any failed, the error of the task names them. The task is retried if a retry may help any of them; in the parts
     that succeeded, a retry finds nothing to do.

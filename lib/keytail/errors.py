@@ -316,7 +316,7 @@ def out_of_memory() -> KeytailError:
 
 
 def explained(problem: KeytailError | OSError | MemoryError) -> KeytailError:
-    """Return an error of any of these types with place, remedy and slug as far as they are known."""
+    """Convert an error of any of these types to a KeytailError, with place, remedy and slug as far as known."""
     if isinstance(problem, MemoryError):
         return out_of_memory()
     return of_system(problem) if isinstance(problem, OSError) else problem

@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
 
 
 def test_commands_over_ssh_have_the_results_of_local_ones(ask: Ask, ssh: dict[str, str], tmp_path: Path) -> None:
-    """Also those that are stopped, or whose task is killed. A host that refuses the key is retried, as with ssh(1); a
-    missing Connection is a mistake in the inventory.
+    """This includes commands that are stopped, and those whose task is killed. A host that refuses the key
+    is retried, as with ssh(1); a missing Connection is a mistake in the inventory.
     """
     fields = json.loads(ssh["AIRFLOW_CONN_SSH_B1"])
     unknown = json.dumps({**fields, "login": "root"})

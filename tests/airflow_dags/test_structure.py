@@ -111,7 +111,7 @@ def test_the_command_of_a_job_contains_its_params(ask: Ask, keytail_home: Path) 
 
 
 def test_a_spark_connection_becomes_flags_or_an_error(ask: Ask) -> None:
-    """Airflow's Spark provider has the same fields. One that is not passed on is an error."""
+    """Airflow's Spark provider has the same fields. A field that is not passed on is an error."""
     spark = {"conn_type": "spark", "host": "spark://m", "port": 7077}
     client = ["--deploy-mode", "client"]
     wanted = [

@@ -164,7 +164,7 @@ class Cluster:
             yield
 
     def cleaned(self, items: list[Item], count: int) -> list[Item]:
-        """Return the batches as a cleaner leaves them that has compacted the first `count`: without data of aborted
+        """Return the batches after a cleaner has compacted the first `count` of them: without data of aborted
         transactions, and commits that later ones replace. It keeps the markers."""
         done = {item.transaction for item in items[:count] if item.is_marker}
         left, later = [], set()
@@ -198,7 +198,7 @@ def register_broker(broker: int, epoch: int) -> bytes:
 
 
 def write_metadata(path: Path, *more: bytes, records: int = 0, voters: tuple[int, ...] = ()) -> None:
-    """Write a metadata log with all topics, then `more` records, a number of others, and a leader with its voters."""
+    """Write a metadata log with all topics, then `more`, `records` no-op records, and a leader with its voters."""
     log = model.MetadataLog(path)
     log.append(*(model.topic(name, number) for name, number in TOPICS.items()))
     log.append(*(model.partition(TOPICS[key[0]], key[1], replicas_of(key)) for key in KEYS))

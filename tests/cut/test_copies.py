@@ -1,4 +1,4 @@
-"""States of copies that a cut must notice: cleaned or changing logs, other clusters, epochs and metadata."""
+"""States of copies that a cut must detect: cleaned or changing logs, other clusters, epochs and metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.reference.batches import Rec, decode_log, encode_batch
 
 
 def refused(run: Run, copies: list[Path], output: Path, slug: str) -> str:
-    """Run the cut, which must end with an error of this slug and leave nothing with which a broker starts."""
+    """Run the cut; it must end with this slug, and no broker may be able to start on what it leaves."""
     result = run(*flags(copies, output), "--output", "json", "--execute")
     text = result.stdout + result.stderr
     assert result.exit_code == 1, text
@@ -56,8 +56,8 @@ def before_writing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], ob
 
 
 def cleaned_copies(path: Path, *cleaned: int) -> tuple[c.Cluster, list[Path]]:
-    """Copy a cluster in which group `g` committed 1, 2 and 3, and which of these batches the cleaner of each broker has
-    compacted. The second broker lacks the last one."""
+    """Copy a cluster in which group `g` committed 1, 2 and 3; `cleaned` is the number of batches that the cleaner of
+    each broker has compacted. The second broker lacks the last one."""
     cluster = c.Cluster(chance())
     cluster.append(("a", 0), count=3)
     for committed in (1, 2, 3):
@@ -98,7 +98,7 @@ def test_records_that_only_cut_ones_replace_are_reported_as_lost(run: Run, tmp_p
 
 
 def test_records_that_retention_deleted_from_one_replica_are_written_from_another(run: Run, tmp_path: Path) -> None:
-    """Else the replica that begins at the cut could become the leader, and the others would delete their records."""
+    """If not, the replica that begins at the cut could become the leader, and the others would delete theirs."""
     cluster = c.Cluster(chance())
     for _ in range(c.SEGMENT_BATCHES + 2):
         cluster.append(("a", 0), count=1)
@@ -228,7 +228,7 @@ def test_most_voters_must_be_given(run: Run, tmp_path: Path, where: str, voters:
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_records_of_a_leader_epoch_that_the_metadata_lacks_are_cut(run: Run, tmp_path: Path, is_known: bool) -> None:
-    """Its next leader would begin an epoch below them."""
+    """The next leader would append with an epoch below theirs."""
     cluster = c.Cluster(chance())
     cluster.append(("a", 0), count=2)
     cluster.logs["a", 0].add([Rec(2, c.NOW, b"k", b"v")], leader_epoch=1)

@@ -1,4 +1,4 @@
-"""Tables and ledgers in an object store: real s3a of a real Spark, and an S3 server on 127.0.0.1 behind a proxy."""
+"""Tables and ledgers in an object store: Spark's own S3A, and an S3 server on 127.0.0.1 behind a proxy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Store:
         return SparkEngine(self.session)
 
     def on_put(self, part: str, action: Action, before: Callable[[], Any] = lambda: None) -> None:
-        """Call `before` and do `action` when the next request writes an object whose key contains `part`."""
+        """At the next request that writes an object whose key contains `part`, call `before` and do `action`."""
 
         def on_request(sent: bytes) -> Action:
             if not sent.startswith(b"PUT ") or part.encode() not in sent.partition(b"\r\n")[0]:
@@ -186,7 +186,7 @@ def test_topics_are_exported_and_runs_are_recorded(
 class Meetings:
     """Holds each request that creates a commit until another one for the same commit arrives, or a driver has ended.
 
-    Commits that create tables are not held: meanwhile Delta takes the table for an existing one, and has none to read.
+    Commits that create tables are not held: meanwhile Delta would read a table that does not exist yet.
     """
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ def test_a_broken_network_leaves_the_previous_table(store: Store, log: GrowingLo
     assert "the table could not be written" in row.error and "[table-not-written]" in f"{row.error}"
     [row] = exported(log, name, execute=False)  # the network is still down
     assert row.status == "failed" and "cannot be read" in row.error
-    with pytest.raises(KeytailError, match="the store cannot be written"):
+    with pytest.raises(KeytailError, match="writing to the store failed"):
         exported(log, name)
     store.proxy.restore()
     if before is not None:

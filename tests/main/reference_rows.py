@@ -36,20 +36,21 @@ _ENVELOPE = """\
 
 Standard output is one object, even if the command ends before it has rows: after an error, wrong usage or a signal.
 Only an error of the command line's syntax (an unknown flag, a value that is not a number) prints nothing there, as
-with `--output json`; its exit status is 2. `dump`, whose `--output json` is a stream of lines, does not have it.
+with `--output json`; its exit status is 2. `dump`, whose `--output json` is a stream of lines, has no such object.
 """
 _SCHEMAS = """\
-A program first checks `version`, then `exit_status`. New fields do not change the version. If `error` is null, the
-command has ended by itself: the reason for an exit status other than 0 is in the rows, or on standard error if a file
-of the run, such as its report, could not be written. If standard output cannot be written to its end, the exit status
-of the process can differ ([below](#exit-statuses)), and the object is incomplete. `doctor --warm` has no rows.
+A program first checks `version`, then `exit_status`. New fields do not change the version. If `error` is `null`, the
+command was not ended by an error or a signal: the reason for an exit status other than 0 is in the rows, or on
+standard error if a file of the run, such as its report, could not be written. If standard output cannot be written to
+its end, the exit status of the process can differ ([below](#exit-statuses)), and the object is incomplete.
+`doctor --warm` has no rows.
 
 ## JSON Schemas
 
-The package has JSON Schemas (2020-12) of all this: `keytail/cli/schemas/COMMAND.json` of the array of rows of a
-command, and `keytail/cli/schemas/json-v1.json` of the object, whose `rows` are an array of its `command`. They have
-the types, the statuses and the meaning of each field, and allow no other field: validate with the schemas of the
-installed version, since a later one can have more fields.
+The package has JSON Schemas (2020-12): `keytail/cli/schemas/COMMAND.json` describes the array of rows of a command, and
+`keytail/cli/schemas/json-v1.json` the object, whose `rows` match the schema of its `command`. They have the type and
+the meaning of each field and the statuses, and allow no other fields. Validate with the schemas of the installed
+version, since a later version can have more fields.
 
 <!-- not run: tests/main/test_schemas.py validates the output of each command in this way -->
 ```python
@@ -115,12 +116,12 @@ _COMMON = {
     "batches": "number of batches",
     "records": "number of records",
     "segments_before": "number of segments before the command",
-    "segments_after": "number of segments after it",
+    "segments_after": "number of segments after the command",
     "bytes_before": "size of the `.log` files before the command",
-    "bytes_after": "size of the `.log` files after it",
+    "bytes_after": "size of the `.log` files after the command",
     "records_before": "number of records before the command",
-    "records_after": "number of records after it",
-    "batches_after": "number of batches after it",
+    "records_after": "number of records after the command",
+    "batches_after": "number of batches after the command",
     "tombstones_removed": "number of tombstones that were removed",
     "markers_removed": "number of transaction markers that were removed",
     "log_start_offset": "log start offset",
@@ -128,8 +129,8 @@ _COMMON = {
     "log_end_offset": "log end offset",
     "high_watermark": "high watermark",
     "cleaner_checkpoint": "the partition's offset in the checkpoint of the log cleaner",
-    "cleaner_checkpoint_before": "that offset in the checkpoint before the command",
-    "cleaner_checkpoint_after": "that offset in the checkpoint after the command",
+    "cleaner_checkpoint_before": "`cleaner_checkpoint` before the command",
+    "cleaner_checkpoint_after": "`cleaner_checkpoint` after the command",
     "base_offset": "base offset of the segment",
     "log_bytes": "size of the segment's `.log` file",
     "what": "what is wrong",
@@ -139,11 +140,11 @@ _COMMON = {
     "byte_position": "byte position in the file",
     "offset": "offset of the record",
     "timestamp_ms": "timestamp of the record",
-    "leader_epoch": "leader epoch of its batch",
-    "batch_base_offset": "base offset of its batch",
-    "batch_last_offset": "last offset of its batch",
-    "batch_bytes": "size of its batch",
-    "codec": "codec of its batch",
+    "leader_epoch": "leader epoch of the record's batch",
+    "batch_base_offset": "base offset of the record's batch",
+    "batch_last_offset": "last offset of the record's batch",
+    "batch_bytes": "size of the record's batch",
+    "codec": "codec of the record's batch",
     "run_id": "id of the run",
     "command": "command of the run",
     "host": "host of the run",

@@ -33,7 +33,7 @@ _TYPES = {
 
 
 def files() -> dict[str, str]:
-    """Return the texts of all schemas by the names of their files."""
+    """Return the contents of all schema files, by file name."""
     found = {f"{command.name}.json": schema_of_rows(command) for command in COMMANDS.values() if command.rows}
     found[ENVELOPE] = schema_of_envelope()
     return {name: f"{_laid_out({'$schema': _DIALECT, **schema})}\n" for name, schema in found.items()}

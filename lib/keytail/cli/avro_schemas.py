@@ -12,7 +12,7 @@ from keytail.errors import UsageProblem
 
 
 def schema_id(text: str) -> int | None:
-    """Return the id of a schema in a registry, None if the text is none."""
+    """Return the id of a schema in a registry; None if the text is not a valid id."""
     return int(text) if text.isdecimal() and len(text) < 20 and int(text) < 2**31 else None
 
 

@@ -74,7 +74,7 @@ class Command:
     output: type[Any] | None = RowsOutput  # a class of cli/output_options.py with the flags for the output
     reads_records: bool = False  # the command has --max-record-bytes
     reports_rows: bool = False
-    variant: Callable[[Any], str] | None = None  # the command in the report; default: the name
+    variant: Callable[[Any], str] | None = None  # name of the command in the report; default: `name`
     # Directories in which output files must not be; default: the selected log dirs.
     log_dirs: Callable[[Any], Sequence[str]] | None = None
 

@@ -1,7 +1,7 @@
 """Defines the object that `--output json-v1` prints: the rows of a command with the facts about its run, or its error.
 
-The schemas beside this module (`schemas/`) are generated from this declaration and from the rows of the commands. An
-addition keeps the version; a field that is removed or gets another meaning would need a new format, `json-v2`.
+The schemas beside this module (`schemas/`) are generated from this declaration and from the rows of the commands. A
+new field does not change the version; removing a field, or changing its meaning, would need a new format, `json-v2`.
 """
 
 from __future__ import annotations

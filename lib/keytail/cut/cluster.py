@@ -48,8 +48,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosted:
-    """A partition of the cluster, its latest leader epoch, its replicas in the given log dirs, and why it is refused,
-    if it is. The settings are those of its index files."""
+    """A partition of the cluster, its latest leader epoch, its replicas in the given log dirs, and why it is refused
+    (empty if it is not). The settings are those of its index files."""
 
     key: PartitionKey
     topic_id: str
@@ -114,11 +114,11 @@ def find_cluster(fs: FileSystem, replicas: Sequence[Replica]) -> Cluster:
 def _absent_voters(
     fs: FileSystem, logs: Sequence[ClusterMetadata], newest: ClusterMetadata, given: Collection[int]
 ) -> list[str]:
-    """Return a sentence for each voter of the quorum that is not given. Raises Refused if these are half of them: the
-    others could elect a controller with an older or an empty metadata log."""
+    """Return a sentence for each voter of the quorum that is not given. Raises Refused if these are half of them or
+    more: they could elect a controller with an older or an empty metadata log."""
     voters = set(newest.voters)
     for path in (os.path.join(one.path, names.QUORUM_STATE) for one in logs):
-        # The file has the voters if they are a setting of the nodes. A torn file has nothing.
+        # The file has the voters if they are a setting of the nodes. A truncated file is ignored.
         if not voters and fs.exists(path):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 voters = {int(voter["voterId"]) for voter in parse_object(fs.read_bytes(path))["currentVoters"]}
@@ -126,8 +126,8 @@ def _absent_voters(
     if 2 * len(absent) >= len(voters) > 0:
         raise Refused(
             f"of the {len(voters)} voters of the metadata quorum, {', '.join(map(str, absent))} are not given",
-            remedy="Give the log dirs of all controllers, with the metadata.log.dir of each. Without most of them, the "
-            "others could elect a controller with an older or an empty metadata log",
+            remedy="Give the log dirs of all controllers, with the metadata.log.dir of each: voters that are not given "
+            "could elect a controller with an older or an empty metadata log",
             slug="voters-not-given",
         )
     remedy = "start it with an empty metadata log, never with its old one"
@@ -164,7 +164,7 @@ def _hosted(
     fs: FileSystem, nodes: dict[int, Node], metadata: ClusterMetadata, key: PartitionKey, topic: Topic
 ) -> Hosted:
     name, partition = key
-    # Once all brokers have stopped, none is in sync, and the last ones are eligible.
+    # When all brokers have stopped, no replica is in sync, and the last ones are eligible leaders.
     in_sync = topic.last_in_sync[partition] or topic.eligible[partition]
     hosts, problems = [], []
     for node_id in topic.replicas[partition]:
@@ -197,14 +197,14 @@ def _hosted(
 
 
 def _present(entry: PartitionEntry) -> PartitionEntry:
-    """Return the entry of a partition that may be moving to another log dir: the log that moves is not written, and
-    the present one is complete."""
+    """Return the entry of a partition that may be moving to another log dir: its copy in the new log dir is
+    not written, and the present log is complete."""
     return replace(entry, problems=tuple(why for why in entry.problems if "partition-moving" not in slugs_of(why)))
 
 
 def _notes(topic: str, in_sync: Sequence[int]) -> Iterator[str]:
     if not in_sync:
-        yield "by the metadata log, no replica is in sync or an eligible leader: all replicas limit the cut"
+        yield "in the metadata log, no replica is in sync, and none is an eligible leader: all replicas limit the cut"
     if topic == _SHARE_GROUPS:
         yield (
             "offsets of share groups are not compared with the cuts: reset those that are beyond the end of a "

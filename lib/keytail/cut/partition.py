@@ -62,8 +62,8 @@ class Examined:
     commits: tuple[Commit, ...] = ()
 
     def common_source(self, cut: int) -> ReplicaLog | None:
-        """Return the replica whose log all replicas get, if cleaning or retention of one of them was above the cut: it
-        may then have removed records below the cut that others have. Else return None."""
+        """Return the replica from whose log all replicas are written if cleaning or retention of one passed the cut,
+        which may have removed records below the cut that others have; None if none passed it."""
         reached = (max(log.facts.cleaner_checkpoint or 0, log.facts.log_start_offset) for log in self.logs)
         if cut == 0 or max(reached) <= cut:
             return None
@@ -71,16 +71,16 @@ class Examined:
         return max(in_sync, key=lambda log: (log.batches_below(cut), -(log.facts.cleaner_checkpoint or 0)))
 
     def notes(self, cut: int) -> tuple[str, ...]:
-        """Return sentences about what the output lacks, and where it is from."""
+        """Return sentences about what the output lacks, and from which log it is written."""
         source = self.common_source(cut)
         if source is None:
             return self.hosted.notes
         name, cleaned_to = source.host.node.replica.name, source.facts.cleaner_checkpoint or 0
-        text = f"all replicas are written from the log of {name}, because cleaning or retention was above the cut"
+        text = f"all replicas are written from the log of {name}, because cleaning or retention passed the cut"
         if cleaned_to > cut:
             text += (
-                f"; it was cleaned up to offset {cleaned_to}, so records below the cut are lost if a record above the "
-                "cut has their key"
+                f"; that log was cleaned up to offset {cleaned_to}, so records below the cut are lost if a record "
+                "above the cut has their key"
             )
         return (*self.hosted.notes, text)
 

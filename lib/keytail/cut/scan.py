@@ -48,7 +48,7 @@ def scan(fs: FileSystem, reader: SegmentReader, facts: PartitionFacts) -> Scan:
     would not truncate when it recovers the log."""
     if facts.problems:
         why = joined(facts.problems)
-        remedy = "Nothing was written. Finish it in a copy of the log dir, with `keytail rebuild-index --execute`"
+        remedy = "Nothing was written. In a copy, finish the replacement with `keytail rebuild-index --execute`"
         interrupted = "unfinished-replacement" in why.slugs
         raise Refused(
             why, path=facts.path, remedy=remedy if interrupted else None, slug="unexpected-partition-state"

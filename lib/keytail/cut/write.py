@@ -182,8 +182,8 @@ def _copy_metadata(fs: FileSystem, own: str, newest: ClusterMetadata, target: st
     copy = read_metadata(fs, target, -1, (), torn_tail=True)
     if (copy.as_of_epoch, copy.as_of_offset, copy.topics) != (newest.as_of_epoch, newest.as_of_offset, newest.topics):
         raise KeytailError(
-            f"the metadata log was read up to offset {newest.as_of_offset}, and its copy, which ends at offset "
-            f"{copy.as_of_offset}, is another one",
+            f"the copy of the metadata log, which ends at offset {copy.as_of_offset}, differs from what was read "
+            f"before, up to offset {newest.as_of_offset}",
             path=newest.path,
             remedy="Another process writes to this directory: stop it, remove the output, then run again",
             slug="metadata-copy-differs",

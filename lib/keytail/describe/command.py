@@ -66,8 +66,8 @@ class DescribeRow(OfPartition):
     first_dirty_offset: Annotated[int | None, "`null` if it cannot be determined"]
     end_dirty_offset: Annotated[int | None, "end of the dirty offsets, exclusive"]
     clean_bytes: Annotated[int | None, "size of the segments below the first dirty offset"]
-    cleanable_bytes: Annotated[int | None, "size of the segments from there to the end of the dirty offsets"]
-    dirty_ratio: Annotated[float | None, "`cleanable_bytes`, divided by the sum of both"]
+    cleanable_bytes: Annotated[int | None, "size of the segments from `first_dirty_offset` to `end_dirty_offset`"]
+    dirty_ratio: Annotated[float | None, "`cleanable_bytes`, divided by the sum of `clean_bytes` and `cleanable_bytes`"]
     overrides_known: Annotated[bool, "whether all of the topic's own settings are known"]
     message_format: Annotated[
         MessageFormat,

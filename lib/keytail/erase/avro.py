@@ -1,8 +1,8 @@
-"""Encodes keys in Avro: from Avro's JSON encoding to its binary encoding, alone or in Confluent's wire format.
+"""Encodes keys in Avro: from its JSON encoding to its binary encoding, without a prefix or in Confluent's wire format.
 
-Only schemas with one encoding of each key are accepted, and only JSON that states every field: a key in any other form
-than the producer's would not be found. Values are converted here, and encoded by fastavro, whose own reader of JSON
-fills fields by defaults.
+Only schemas with one encoding of each key are accepted, and only JSON that states every field: a key in an encoding
+other than the producer's would not be found. Values are converted here, and encoded by fastavro, whose own reader of
+JSON fills fields by defaults.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _whole_number(text: str) -> int | float:
@@ -142,7 +142,7 @@ def _value(schema: Any, given: Any, named: Mapping[str, Any]) -> Any:
 
 
 def _of_union(branches: Sequence[Any], given: Any, named: Mapping[str, Any]) -> Any:
-    """Return null, or a pair of a branch's name and the value, for `{"name": value}`."""
+    """Return None for null, or the name of a branch and the value for `{"name": value}`."""
     if given is None and "null" in map(_type, branches):
         return None
     if isinstance(given, dict) and len(given) == 1:

@@ -35,12 +35,12 @@ KeysFile = Annotated[str, o.flag(
 )]
 KeyFormatFlag = Annotated[KeyFormat, o.flag(
     "--key-format",
-    "How the file encodes keys: as they are (utf8), in hexadecimal, in base64, or in JSON, for Avro by --key-schema.",
+    "How the file encodes keys: as they are (utf8), in hexadecimal, in base64, or as JSON (avro, see --key-schema).",
     KeyFormat,
 )]
 KeySchemaFlag = Annotated[list[str] | None, o.flag(
     "--key-schema [ID=]FILE",
-    "With --key-format avro: schema of the keys, and its id in the registry; without an id, keys are Avro alone. "
+    "With --key-format avro: schema of the keys, and its id in the registry; without an id, keys have no prefix. "
     "Repeatable: each key is searched in all of these encodings.",
 )]
 

@@ -147,7 +147,7 @@ def _refusals(
 
 
 def _about_other_files(fs: FileSystem, facts: PartitionFacts) -> list[ErrorText]:
-    """Return why a partition is refused that has files which neither brokers nor keytail use."""
+    """Return why the partition is refused if its directory has files that neither brokers nor keytail use."""
     found = [
         entry.name
         for entry in fs.scan(facts.path)
@@ -155,7 +155,7 @@ def _about_other_files(fs: FileSystem, facts: PartitionFacts) -> list[ErrorText]
     ]
     if not found:
         return []
-    text = "files that are no part of the log may have records to be erased: " + ", ".join(sorted(found))
+    text = "files that are not part of the log may have records to be erased: " + ", ".join(sorted(found))
     remedy = "Remove them, or move them out of the log dir; then run again"
     return [refusal(text, slug="other-files-of-partition", remedy=remedy)]
 

@@ -69,8 +69,8 @@ def read_keys_file(flag: str, path: str, key_format: KeyFormat, key_schema: Sequ
 def read_keys(
     file: Reads, name: str, key_format: KeyFormat, key_schema: Sequence[str] | None = None
 ) -> ErasedKeys:
-    """Return the keys of the file, one a line; a line of JSON has one for each of `key_schema`, the arguments of
-    --key-schema. `name` is the file's name in errors.
+    """Return the keys of the file: one for each line or, with `key_schema` (the arguments of --key-schema), one for
+    each line and schema. `name` is the file's name in errors.
 
     Raises UsageProblem, with the number of the line, for an empty file, a line that is empty or not in the format, the
     empty key, and a key that occurs twice; also for a schema that is missing, invalid or not accepted.

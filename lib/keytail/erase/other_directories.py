@@ -1,5 +1,5 @@
-"""Finds directories of partitions that a broker moves, deletes or found stray, and files in a partition's directory
-that are no segments. They may have records to be erased."""
+"""Finds directories of partitions that a broker is moving or deleting or has found stray, and files in a partition's
+directory that are not segments. Both may have records to be erased."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NO_OTHERS = OtherDirectories()
 
 
 def may_have_records(name: str) -> bool:
-    """Return whether a file of a partition's directory may have records, and is no segment."""
+    """Return whether a file in a partition's directory is not a segment, and may have records."""
     parsed = names.parse_file_name(name)
     if parsed.kind in ("live", "partition") or name.startswith(names.PARTITION_FILES):
         return False

@@ -125,7 +125,7 @@ def _commits_by_spark(spark: Any, uri: str) -> Iterator[tuple[int, Mapping[str, 
 
 
 def _names_in(spark: Any, uri: str) -> list[str]:
-    """Return the names in a folder of a store; none if it does not exist."""
+    """Return the names in a folder of a store; an empty list if the folder does not exist."""
     path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(uri)
     store = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
     return [item.getPath().getName() for item in store.listStatus(path)] if store.exists(path) else []

@@ -274,8 +274,8 @@ def _problem_of(problem: Exception, formats: Formats, path: str) -> tuple[int | 
         return None, KeytailError(
             f"the table could not be written: {masked(of_store[0].strip())[:500]}",
             path=path,
-            remedy="Check the store, the network and the credentials, then run again: the table has all of the rows of "
-            "this commit, or none, and the next run finds out which",
+            remedy="Check the store, the network and the credentials, then run again: the table has either all rows of "
+            "this commit or none, and the next run detects which",
             slug="table-not-written",
         )
     return None, lost(problem, "once")

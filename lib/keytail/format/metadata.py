@@ -59,8 +59,8 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChangeRecord:
-    """A change to a partition; `replicas`, `in_sync` and `eligible` are None if they do not change. With a leader, even
-    the present one or none (-1), a new leader epoch begins."""
+    """A change to a partition; `replicas`, `in_sync` and `eligible` are None if they do not change. `has_leader`: the
+    change has a leader, even the present one or none (-1), so a new leader epoch begins."""
 
     topic_id: str
     partition: int

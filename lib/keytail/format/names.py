@@ -55,7 +55,7 @@ PARTITION_FILES = (LEADER_EPOCHS, PARTITION_METADATA)
 IMPORT_RECORD = "keytail-import"  # keytail's: brokers ignore it (import_/IMPORT.md)
 OUTPUT_RECORD = "keytail-output.json"  # keytail's, for output out of place (compact/out_of_place/OUT_OF_PLACE.md)
 METADATA_SNAPSHOT = ".checkpoint"  # only in the partition of the metadata log
-QUORUM_STATE = "quorum-state"  # the same
+QUORUM_STATE = "quorum-state"  # also only there
 
 MAX_OFFSET = 2**63 - 1
 _OFFSET_DIGITS = 20

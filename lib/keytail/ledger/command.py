@@ -132,9 +132,9 @@ class MaintainRow:
     rows: Annotated[int | None, "number of rows"] = None
     removed_rows: Annotated[int | None, "number of rows of earlier days"] = None
     files_before: Annotated[int | None, "number of files before the command"] = None
-    files_after: Annotated[int | None, "number of files after it"] = None
+    files_after: Annotated[int | None, "number of files after the command"] = None
     bytes_before: Annotated[int | None, "size of the files before the command"] = None
-    bytes_after: Annotated[int | None, "size of the files after it"] = None
+    bytes_after: Annotated[int | None, "size of the files after the command"] = None
 
     @property
     def name(self) -> str:

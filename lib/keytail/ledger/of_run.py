@@ -125,7 +125,7 @@ _run_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("run_id", d
 
 
 def set_run_id(run_id: str | None) -> None:
-    """Set the id that `--output json-v1` has for this run; None until the run has one."""
+    """Set the id that `--output json-v1` reports for this run; None until the run has one."""
     _run_id.set(run_id)
 
 

@@ -84,7 +84,7 @@ class RebuildRow(RowOfPartition):
     in_use: Annotated[
         bool, "a broker is running: the end of the last segment, snapshots and epochs were not checked"
     ] = False
-    segments: Annotated[tuple[SegmentRow, ...], "each segment"] = ()
+    segments: Annotated[tuple[SegmentRow, ...], "the segments, an object each"] = ()
     notes: Annotated[tuple[str, ...], "other findings and actions, a sentence each"] = ()
     start_ms: int | None = None
     end_ms: int | None = None

@@ -131,7 +131,7 @@ def _about_repack(report: Report) -> str:
     before, after = (human_bytes(_sum(done, name)) for name in ("bytes_before", "bytes_after"))
     text = f"{len(done):,} of {count(len(report.partitions), 'partition')}"
     if report.execute:
-        return f"Repacked {text}: {before} are {after} now."
+        return f"Repacked {text}: {before} before, {after} now."
     return f"{text} would be repacked: up to {before} to read. Nothing was changed."
 
 

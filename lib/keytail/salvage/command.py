@@ -46,8 +46,8 @@ class Loss:
         "segments), `repeated` (a batch that is also elsewhere), `zeros` (only zero bytes)",
     ]
     file: Annotated[str, "name of the file"]
-    start_byte: Annotated[int, "byte position in the file at which it begins"]
-    end_byte: Annotated[int, "byte position at which it ends, exclusive"]
+    start_byte: Annotated[int, "byte position in the file at which the loss begins"]
+    end_byte: Annotated[int, "byte position at which the loss ends, exclusive"]
     first_offset: Annotated[int, "first offset that may be lost"]
     end_offset: Annotated[int | None, "end of these offsets, exclusive; `null` if unknown"]
     certain: Annotated[bool, "whether it is certain that data is lost"]

@@ -143,7 +143,7 @@ class _LogStreamReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableN
         self._latest = to_json(ends)
         if isinstance(limit, ReadMaxRows):
             ends = limited({**begins, **known}, ends, limit.max_rows)
-        # Spark compares offsets as text: equal ones must have the order of the checkpoint.
+        # Spark compares offsets as text, so equal offsets must have the order of the checkpoint.
         return start if ends == known else to_json(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 (named by Spark)

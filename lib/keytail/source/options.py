@@ -59,7 +59,7 @@ class SourceOptions:
     start: Bound = Bound(False, EARLIEST)
     end: Bound = Bound(False, LATEST)
     start_without_match: str = "error"
-    refuses_start_above_end: bool = False  # if not, nothing is read from such a partition
+    refuses_start_above_end: bool = False  # if False, nothing is read from such a partition
     committed: bool = False
     include_headers: bool = False
     columns: tuple[str, ...] | None = None
@@ -128,8 +128,8 @@ _STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 
 
 def _check_use(options: Mapping[str, str], streaming: bool) -> None:
-    """Raise UsageProblem if an option is not for a stream, or only for a stream, or if a stream has no start that is
-    found again when the stream restarts."""
+    """Raise UsageProblem for an option that is not valid in this kind of query, and for a stream whose start could
+    change when it restarts."""
     unfit = ["maxOffsetsPerTrigger"] if not streaming else [name for name in NAMES if name.startswith("ending")]
     for name in unfit:
         if name in options:
@@ -144,8 +144,8 @@ def _check_use(options: Mapping[str, str], streaming: bool) -> None:
     strategy = options.get("startingOffsetsByTimestampStrategy", "error").lower()
     if start == "latest" or strategy == "latest" or not any(name in options for name in _STARTS):
         raise UsageProblem(
-            "a stream needs a start that is the same when it restarts, because Spark asks again for the start if the "
-            "first batch was not completed: latest, the default of Spark's Kafka source, would skip records then",
+            "a stream needs a start that is the same when it restarts: Spark asks again for the start if the first "
+            "batch was not completed, and latest, the default of Spark's Kafka source, would then skip records",
             remedy='Set startingOffsets to earliest or to JSON such as {"topic": {"0": 23}}, or set startingTimestamp',
             slug="stream-without-start",
         )

@@ -141,7 +141,7 @@ def check_bounds(options: SourceOptions, found: AbstractSet[TopicPartition]) -> 
 def with_facts(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, plan: Callable[[PartitionFacts], T]
 ) -> T:
-    """Return the result of `plan` for a partition, with another listing if a running broker changes the files
+    """Return the result of `plan` for a partition; list the files again if a running broker changes them
     meanwhile. Raises Refused for a partition with problems."""
 
     def look() -> T:

@@ -2,8 +2,8 @@
 
 A stream reads what a broker that may be running neither appends to nor truncates: closed segments, below the high
 watermark and, with read_committed, below the last stable offset; and the active segment only after a clean shutdown.
-Offsets are those of Spark's Kafka source: of the next record to be read, by topic and partition. Losses are found by
-the rules of that source, and are errors unless failOnDataLoss is false.
+Offsets are those of Spark's Kafka source: the offset of the next record to be read, by topic and partition. Losses are
+detected by the rules of that source, and are errors unless failOnDataLoss is false.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _extent(fs: FileSystem, options: SourceOptions, known: int | None, facts: Pa
 
 
 def limited(begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """Return the ends of a batch of about `most` offsets. As in Spark's Kafka source, each partition has a share in
-    proportion to its size, and at least one offset."""
+    """Return the end offsets of a batch of about `most` offsets. As in Spark's Kafka source, each partition has a share
+    in proportion to its size, and at least one offset."""
     sizes = {key: end - begins[key] for key, end in ends.items()}
     total = sum(size for size in sizes.values() if size > 0)
     return {
@@ -171,7 +171,7 @@ def _report_loss(options: SourceOptions, what: str, path: str | None = None) -> 
     raise Refused(
         f"records may be missing from the stream: {what}",
         path=options.log_dirs[0] if path is None else path,
-        remedy="If they were read or are not needed, set failOnDataLoss to false to continue with what exists. If not, "
+        remedy="If they were read or are not needed, set failOnDataLoss to false to continue with the rest. If not, "
         "read them from a backup or another replica",
         slug="stream-data-lost",
     )

@@ -139,7 +139,7 @@ def test_a_store_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyPa
         raise OSError("Access Denied")
 
     monkeypatch.setattr(stores, "commit_conditionally", fail)
-    with pytest.raises(KeytailError, match="the store cannot be written: Access Denied"):
+    with pytest.raises(KeytailError, match="writing to the store failed: Access Denied"):
         require_store(session(), "s3a://b/x", writes=True)
     require_store(session(), "s3a://b/x")
     require_store(session(), "hdfs://nn/x", writes=True)

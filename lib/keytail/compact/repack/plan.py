@@ -108,10 +108,10 @@ def why_settings_unknown(configuration: Configuration, topic: str, *names: str) 
 
 
 def _uncertain(configuration: Configuration, topic: str, names: Sequence[str]) -> tuple[str, str, str]:
-    """Return the first of these settings whose value is that of brokers and not certain ("": none), why, and a remedy.
+    """Return the first of these settings that is taken from brokers and is uncertain ("" if none), why, and a remedy.
 
-    With KRaft, a dynamic setting of brokers in the metadata log overrides the broker's file. This is no reason for
-    max.message.bytes: a broker reads and replicates larger batches, too.
+    With KRaft, a dynamic setting of brokers in the metadata log overrides the broker's file. This does not apply to
+    max.message.bytes, since a broker reads and replicates larger batches, too.
     """
     resolved, cluster = configuration.of(topic), configuration.cluster
     if assumed := resolved.assumed(names):

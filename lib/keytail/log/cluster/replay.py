@@ -38,8 +38,8 @@ Resource: TypeAlias = tuple[int, str]
 class Topic:
     """A topic that exists: its id, and by partition the ids of the brokers with a replica, and of those whose replica
     is certainly in sync: before and after each change that may be uncommitted. If all records are committed,
-    `last_in_sync` are the brokers in sync, `eligible` others that have all committed records, and `leader_epochs` the
-    latest leader epochs.
+    `last_in_sync` has the brokers in sync, `eligible` other brokers that have all committed records, and
+    `leader_epochs` the latest leader epoch.
     """
 
     topic_id: str

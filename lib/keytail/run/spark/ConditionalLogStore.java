@@ -38,7 +38,7 @@ public class ConditionalLogStore extends S3SingleDriverLogStore {
             create(store, path, commit);
         } catch (IOException problem) {
             // The request may have succeeded, and only its response was lost. Commits contain random ids: one with the
-            // same bytes is this one. One with other bytes excludes this one forever.
+            // same bytes is this one. If it has other bytes, this commit can never succeed.
             byte[] found = null;
             try {
                 found = read(store, path);

@@ -110,7 +110,7 @@ def _from_folder(folder: str, connector: Connector) -> dict[str, str]:
         if not any(start in os.path.basename(jar) for jar in jars):
             raise UsageProblem(
                 f"the directory of --delta-jars, {folder}, has no *{start}*.jar",
-                remedy=f"Copy {packages} there. `python -m keytail.run.delta_jars DIR{scheme}` downloads them on a "
+                remedy=f"Copy {packages} to it. `python -m keytail.run.delta_jars DIR{scheme}` downloads them on a "
                 "host that can reach a Maven repository",
                 slug="missing-delta-jars",
             )

@@ -1,7 +1,7 @@
 """Makes Delta commit to s3a:// by conditional requests, so that several drivers at once lose no commit.
 
 Delta 4.4 checks that a commit does not exist, and then writes it with a call that S3A 3.5 never makes conditional,
-whatever its settings. S3A does it for files that its builder creates, and ConditionalLogStore.java commits by these.
+whatever its settings. S3A makes conditional requests for files of its builder, which ConditionalLogStore.java uses.
 The driver compiles that class with Janino, which is one of Spark's jars, so that keytail needs no jar of its own.
 """
 
@@ -24,7 +24,7 @@ PROBE = ".keytail-conditional-writes"
 
 def commit_conditionally(spark: Any, uri: str) -> None:
     """Make Delta in this session commit to s3a:// conditionally, unless its configuration names a log store. `uri` is
-    the directory of the tables. Raises UsageProblem if its server ignores the condition.
+    the directory of the tables. Raises UsageProblem if the server ignores the condition.
 
     The object PROBE in that directory remains: if it exists, one request shows that the server does not replace it.
     """
@@ -34,7 +34,7 @@ def commit_conditionally(spark: Any, uri: str) -> None:
     if not known.get(_KEY):
         _add_log_store(spark.sparkContext)
         spark.sparkContext._jsc.sc().conf().set(_KEY, LOG_STORE)  # the configuration that Delta reads
-        # Tables that were read before have the other log store.
+        # Tables that were read before are cached with the other log store.
         spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     if _creates(spark, f"{uri}/{PROBE}") and _creates(spark, f"{uri}/{PROBE}"):
         raise UsageProblem(

@@ -40,8 +40,8 @@ _S3A = {"spark.hadoop.fs.s3a.input.stream.type": "classic"}
 
 @dataclass(frozen=True)
 class Connector:
-    """What a session needs for URIs of `scheme`: jars by Maven coordinates, dependencies that are not fetched, and
-    settings. `jar`: the beginning of the name of the connector's jar."""
+    """What a session needs for URIs of `scheme`: jars, excluded dependencies (both as Maven coordinates), and settings.
+    `jar`: the beginning of the name of the connector's jar."""
 
     scheme: str = ""
     jar: str = ""
@@ -75,7 +75,7 @@ def is_remote(place: str) -> bool:
 
 def checked_uri(uri: str, flag: str) -> str:
     """Return the URI without trailing slashes. Raises UsageProblem if it contains credentials or options, or if its
-    scheme is not Hadoop's name of the store."""
+    scheme is s3 or s3n."""
     scheme = scheme_of(uri)
     user, at, _ = uri.partition("://")[2].partition("@")
     is_container = scheme.startswith("abfs") and ":" not in user
@@ -134,8 +134,8 @@ def jars_of_spark(pattern: str) -> list[str]:
 @as_caller()
 def require_store(spark: Any, place: str, *, writes: bool = False) -> None:
     """Raise UsageProblem if the session has no connector for `place`, a directory of tables. Sends no request to the
-    store, unless the session `writes` tables to S3: then several drivers can commit at once, or UsageProblem is raised.
-    Raises KeytailError if the store cannot be written."""
+    store unless the session `writes` tables to S3: commits are then made conditional, and UsageProblem is also raised
+    if the server ignores conditions. Raises KeytailError if writing to the store fails."""
     if not is_remote(place):
         return
     context = spark.sparkContext
@@ -151,7 +151,7 @@ def require_store(spark: Any, place: str, *, writes: bool = False) -> None:
         raise
     except Exception as problem:
         raise KeytailError(
-            f"the store cannot be written: {first_line(problem)}",
+            f"writing to the store failed: {first_line(problem)}",
             path=place,
             remedy="Check the URI, the store, the network and the credentials, then run again",
             slug="store-not-writable",
