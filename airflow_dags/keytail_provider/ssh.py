@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import paramiko
 from airflow.providers.ssh.hooks.ssh import SSHHook
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
 from keytail_provider.brokers import InventoryError
 from keytail_provider.processes import NotStarted
@@ -83,8 +83,14 @@ class OverSsh:
 
 
 def _hook(ssh_conn_id: str) -> SSHHook:
-    """Return the SSHHook of a Connection. Raises InventoryError if it is missing or has a mistake."""
+    """Return the SSHHook of a Connection. Raises InventoryError if it has a mistake, and AirflowNotFoundException if it
+    is missing.
+    """
     try:
         return SSHHook(ssh_conn_id, keepalive_interval=KEEPALIVE_S, conn_retry_attempts=1)  # the task is retried
+    except AirflowNotFoundException:
+        raise AirflowNotFoundException(
+            f"there is no Connection {ssh_conn_id}, or it cannot be read now: add one of type ssh"
+        ) from None
     except (AirflowException, ValueError) as problem:
         raise InventoryError(f"the Connection {ssh_conn_id}, of type ssh, cannot be used: {problem}") from None

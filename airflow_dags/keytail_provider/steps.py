@@ -314,16 +314,16 @@ def of_each(parts: Mapping[str, Callable[[], Ended]], step: str, kind: str = "br
     that succeeded, a retry finds nothing to do.
     """
     outcomes: list[dict[str, Any]] = []
-    failed: list[tuple[str, AirflowException]] = []
+    failed: list[tuple[str, Exception]] = []
     for name, do in parts.items():
         try:
             outcomes.append({kind: name, "step": step, **outcome(do())})
-        except AirflowException as problem:
+        except (AirflowException, InventoryError) as problem:
             print(f"{name}: {problem}")
             failed.append((name, problem))
     if failed:
         text = "; ".join(f"{name}: {problem}" for name, problem in failed)
-        is_final = all(isinstance(problem, AirflowFailException) for _, problem in failed)
+        is_final = all(isinstance(problem, (AirflowFailException, InventoryError)) for _, problem in failed)
         raise (AirflowFailException if is_final else AirflowException)(text)
     return outcomes
 

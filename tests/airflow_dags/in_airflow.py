@@ -158,7 +158,9 @@ def ledgers(events: list[dict[str, Any]]) -> dict[str, Any]:
 def over_ssh(odd: list[str], much: list[str], loop: str, folder: str) -> dict[str, Any]:
     """Return results of commands over the Connection ssh_b1."""
     sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
-    from keytail_provider.brokers import Host, InventoryError
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    from keytail_provider.brokers import Host
     from keytail_provider.commands import run
 
     host, lines = Host(ssh_conn_id="ssh_b1"), list[str]()
@@ -176,7 +178,7 @@ def over_ssh(odd: list[str], much: list[str], loop: str, folder: str) -> dict[st
     made["wrong key"] = [ended.exit_status, ended.last_lines]
     try:
         run(["true"], Host(ssh_conn_id="ssh_none"))
-    except InventoryError as problem:
+    except AirflowNotFoundException as problem:
         made["no Connection"] = str(problem)
     begun, child = os.pipe(), os.fork()
     if child == 0:

@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
 
 
 def test_commands_over_ssh_have_the_results_of_local_ones(ask: Ask, ssh: dict[str, str], tmp_path: Path) -> None:
-    """This includes commands that are stopped, and those whose task is killed. A host that refuses the key
-    is retried, as with ssh(1); a missing Connection is a mistake in the inventory.
+    """This includes commands that are stopped, and those whose task is killed. A host that refuses the key is retried,
+    as with ssh(1).
     """
     fields = json.loads(ssh["AIRFLOW_CONN_SSH_B1"])
     unknown = json.dumps({**fields, "login": "root"})
@@ -29,5 +29,5 @@ def test_commands_over_ssh_have_the_results_of_local_ones(ask: Ask, ssh: dict[st
     assert found["timeout"] == [124, ["up", "not finished after 3 s: stopped", "told"]]
     assert found["wrong key"][0] == 255
     assert "the Connection ssh_unknown: Authentication" in found["wrong key"][1]
-    assert "the Connection ssh_none, of type ssh, cannot be used" in found["no Connection"]
+    assert "there is no Connection ssh_none, or it cannot be read now" in found["no Connection"]
     assert found["killed"] == "told\n"

@@ -14,7 +14,8 @@ from keytail_provider.brokers import Broker, InventoryError, brokers_of
 class KeytailHook(BaseHook):
     """The brokers of one Connection, read again by each call. README.md describes the Connection.
 
-    All methods raise InventoryError if the Connection is missing or has a mistake.
+    All methods raise InventoryError if the Connection has a mistake, and AirflowNotFoundException if it is missing. A
+    retry may help then: Airflow also reports it as missing while its secrets backend or API server does not answer.
     """
 
     conn_name_attr = "keytail_conn_id"
@@ -32,8 +33,9 @@ class KeytailHook(BaseHook):
         try:
             connection = self.get_connection(self.keytail_conn_id)
         except AirflowNotFoundException:
-            raise InventoryError(
-                f"there is no Connection {self.keytail_conn_id}: add one of type keytail, with the brokers in its extra"
+            raise AirflowNotFoundException(
+                f"there is no Connection {self.keytail_conn_id}, or it cannot be read now: add one of type keytail, "
+                "with the brokers in its extra"
             ) from None
         try:
             return brokers_of(json.loads(connection.extra or "{}"), where)

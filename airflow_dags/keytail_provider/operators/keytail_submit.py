@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -60,8 +61,9 @@ class KeytailSubmitOperator(BaseOperator):
         try:
             connection = BaseHook.get_connection(self.spark_conn_id)
         except AirflowNotFoundException:
-            raise AirflowFailException(
-                f"there is no Connection {self.spark_conn_id}: add one of type spark, whose host is the master"
+            raise AirflowNotFoundException(  # retried: its secrets backend may not have answered
+                f"there is no Connection {self.spark_conn_id}, or it cannot be read now: add one of type spark, whose "
+                "host is the master"
             ) from None
         binary, *on_master = submit_words(self.spark_conn_id, connection)
         words = ["env", *(f"{name}={value}" for name, value in self.env_vars.items()), binary, *on_master]
@@ -69,15 +71,19 @@ class KeytailSubmitOperator(BaseOperator):
         words += ["--properties-file", self.properties_file] if self.properties_file else []
         words += ["--name", self.submit_name, self.application, *self.application_args]
         secrets = [value for name, value in self.conf.items() if value and _SECRET.search(name)]
+        # The line with the command has them as shlex.quote writes them.
+        secrets += [quoted for value in secrets if (quoted := shlex.quote(f" {value}")[2:-1]) != value]
 
-        def log(line: str) -> None:
+        def masked(text: str) -> str:
             for secret in secrets:
-                line = line.replace(secret, "***")
-            print(line)
+                text = text.replace(secret, "***")
+            return text
 
         with tempfile.TemporaryDirectory(prefix="keytail-") as folder:
             path = Path(folder, "rows.json")
-            ended, run_id = run_with_id([*words, "--rows-file", str(path)], on_line=log, parse_rows=False)
+            ended, run_id = run_with_id([*words, "--rows-file", str(path)], on_line=lambda line: print(masked(line)),
+                                        parse_rows=False)  # fmt: skip
+            ended = replace(ended, last_lines=masked(ended.last_lines))
             rows = json.loads(path.read_text()) if path.exists() else None
         if rows is None and ended.exit_status in (0, 3):
             raise AirflowFailException(
