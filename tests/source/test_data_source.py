@@ -349,6 +349,7 @@ def test_a_damaged_batch_is_reported_with_its_position(spark: Any, rng: random.R
         ({"topic": "a", "startingOffsets": '{"a": {"0": 5}}', "endingOffsets": '{"a": {"0": 4}}'},
          "the starting offset 5 of a-0 is above its ending offset 4"),
         ({"topic": " , "}, "contains no topic name"),
+        ({"subscribePattern": ""}, "option subscribePattern is empty. Give .* for all topics"),
         ({"subscribePattern": "("}, "option subscribePattern: invalid regular expression '('"),
         ({"topic": "a", "startingOffsets": "latest"}, "startingOffsets cannot be latest"),
         ({"topic": "a", "endingOffsets": "earliest"}, "endingOffsets cannot be earliest"),

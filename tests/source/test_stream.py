@@ -159,11 +159,29 @@ def test_a_stream_begins_where_its_options_say(tmp_path: Path) -> None:
     assert Query(tmp_path, subscribe="t", startingTimestamp=at_ms).batch() == rows_of(log, 3, 6)
     with pytest.raises(UsageProblem, match="does not contain t-0"):
         Query(tmp_path, subscribe="t", startingOffsets='{"x": {"0": 4}}').batch()
+    with pytest.raises(UsageProblem, match="For a stream, give an earlier time"):
+        Query(tmp_path, subscribe="t", startingTimestamp=at_ms + 10**9).batch()
     with pytest.raises(UsageProblem, match="x not found in the log dirs"):
         Query(tmp_path, subscribe="t,x").batch()
     batches = Query(tmp_path, KafkaLogBatchesSource, subscribe="t")
     assert batches.batch() == rows_of(log, 0, 6)
     assert batches.batch() is None
+    (log.path / f"{0:020d}.log.swap").touch()
+    with pytest.raises(Refused, match="If a broker is running, try again"):
+        Query(tmp_path, subscribe="t").batch()
+
+
+def test_a_batch_that_ends_above_the_high_watermark_is_returned_once(tmp_path: Path) -> None:
+    log = GrowingLog(chance(), tmp_path)
+    for count in (2, 6):
+        log.append(count)
+    log.write(high_watermark=5)
+    query = Query(tmp_path, KafkaLogBatchesSource, subscribe="t")
+    assert query.batch() == [("t", 0, 0)]
+    log.write()
+    assert query.batch() == [("t", 0, 2)]
+    started = Query(tmp_path, KafkaLogBatchesSource, subscribe="t", startingOffsets='{"t": {"0": 4}}')
+    assert started.batch() == [("t", 0, 2)]
 
 
 def test_trigger_available_now_ends_at_what_existed_when_it_began(tmp_path: Path) -> None:
@@ -247,6 +265,42 @@ def test_lost_data_is_an_error_unless_the_options_allow_it(tmp_path: Path, case:
     assert queries[1].batch() is None
 
 
+@pytest.mark.parametrize("case", ["a partition is deleted", "a topic is created again"])
+def test_no_batch_is_stored_that_would_fail_after_the_lost_data_is_restored(tmp_path: Path, case: str) -> None:
+    log, other = (GrowingLog(chance(), tmp_path / "logs", partition=number) for number in range(2))
+    for each in (log, other):
+        each.append(6)
+        each.write()
+    query = Query(log.log_dir, subscribe="t")
+    assert query.batch() is not None
+    shutil.copytree(log.log_dir, tmp_path / "backup")
+    LOSSES[case][0](log, other)
+    start = json.loads(query.planned[-1])
+    with pytest.raises(Refused, match="records may be missing from the stream: t-0 "):
+        query.reader.latestOffset(start, ReadAllAvailable())
+    shutil.rmtree(log.log_dir)
+    shutil.move(tmp_path / "backup", log.log_dir)
+    assert query.batch() is None
+
+
+def test_the_first_batch_can_be_planned_again_after_a_partition_was_created(tmp_path: Path) -> None:
+    log, later = (GrowingLog(chance(), tmp_path, partition=number) for number in range(2))
+    log.append(6)
+    log.write()
+    query = Query(tmp_path, subscribe="t")
+    end = json.dumps(query.reader.latestOffset(query.reader.initialOffset(), ReadAllAvailable()))
+    later.append(3)
+    later.write()
+    query.restart()
+    start = query.reader.initialOffset()
+    assert start == {"t": {"0": 0, "1": 0}}
+    query.planned.append(end)
+    assert query.read(json.dumps(start), end) == rows_of(log, 0, 6)
+    assert query.batch() == rows_of(later, 0, 3)
+    with pytest.raises(Refused, match="t-1 is no longer in the log dirs"):
+        query.read('{"t": {"0": 0, "1": 1}}', end)
+
+
 def test_the_end_of_a_batch_that_no_longer_exists_is_an_error(tmp_path: Path) -> None:
     """As after a restart in the middle of a batch, with a log that was truncated meanwhile."""
     log = GrowingLog(chance(), tmp_path)
@@ -298,6 +352,7 @@ def _has_value(log: GrowingLog, offset: int) -> bool:
     ("options", "message"),
     [
         ({}, "a stream needs a start that is the same when it restarts"),
+        ({"startingOffsets": " "}, "a stream needs a start that is the same when it restarts"),
         ({"startingOffsets": "latest"}, "a stream needs a start that is the same when it restarts"),
         ({"startingOffsets": '{"a": {"0": -1}}'}, "cannot have -1 for a-0"),
         ({"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}, "a stream needs a start"),

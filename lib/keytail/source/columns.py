@@ -64,14 +64,16 @@ def _of_records(piece: Piece, schema: Any, table: RecordTable) -> Any:
     return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def batch_tables(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
-    """Yield Arrow batches, a row per record batch that overlaps a piece's range. `schema` has some of BATCH_COLUMNS."""
+def batch_tables(fs: FileSystem, pieces: Sequence[Piece], schema: Any, *, ended: bool = False) -> Iterator[Any]:
+    """Yield Arrow batches, a row per record batch that overlaps a piece's range or, with `ended`, that has its last
+    offset in this range: adjacent ranges then have no batch in common. `schema` has some of BATCH_COLUMNS."""
     for piece in pieces:
-        yield from joined(_of_batches(piece, schema, chunk.table) for chunk in batches(fs, piece.slice))
+        yield from joined(_of_batches(piece, schema, chunk.table, ended) for chunk in batches(fs, piece.slice))
 
 
-def _of_batches(piece: Piece, schema: Any, table: np.ndarray) -> Any:
-    table = table[(table["last_offset"] >= piece.slice.from_offset) & (table["base_offset"] < piece.slice.end_offset)]
+def _of_batches(piece: Piece, schema: Any, table: np.ndarray, ended: bool) -> Any:
+    deciding = table["last_offset" if ended else "base_offset"]
+    table = table[(table["last_offset"] >= piece.slice.from_offset) & (deciding < piece.slice.end_offset)]
     attributes, n, offsets = table["attributes"], len(table), table["base_offset"]
     has_horizon = (attributes & DELETE_HORIZON) != 0
     none = table["magic"] == 0  # a message of magic 0 has no timestamp

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -87,6 +88,8 @@ class _Reads:
     Imports of modules that load the kernels are local: every session on a machine with keytail imports this module.
     """
 
+    _streaming = False
+
     def __init__(self, options: SourceOptions, schema: StructType, of_records: bool) -> None:
         self._options, self._schema, self._of_records = options, schema, of_records
 
@@ -94,7 +97,7 @@ class _Reads:
         from keytail.source.columns import batch_tables, record_batches  # noqa: PLC0415 (imports the kernels)
 
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        read = record_batches if self._of_records else batch_tables
+        read = record_batches if self._of_records else partial(batch_tables, ended=self._streaming)
         with working_as(partition.user):
             yield from read(LOCAL, partition.pieces, schema)
 
@@ -112,6 +115,7 @@ class _LogReader(_Reads, DataSourceReader):
 class _LogStreamReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the batches of a stream in a process that lives as long as its query."""
 
+    _streaming = True
     _latest: Mapping[str, Any] | None = None
     _is_bounded = False  # by Trigger.AvailableNow: the stream ends at the latest offsets of its first batch
     _bounds: tuple[Offsets, Offsets] | None = None

@@ -142,7 +142,7 @@ def _check_use(options: Mapping[str, str], streaming: bool) -> None:
         return
     start = options.get("startingOffsets", "earliest").strip().lower()
     strategy = options.get("startingOffsetsByTimestampStrategy", "error").lower()
-    if start == "latest" or strategy == "latest" or not any(name in options for name in _STARTS):
+    if start == "latest" or strategy == "latest" or not any(options.get(name, "").strip() for name in _STARTS):
         raise UsageProblem(
             "a stream needs a start that is the same when it restarts: Spark asks again for the start if the first "
             "batch was not completed, and latest, the default of Spark's Kafka source, would then skip records",
@@ -232,6 +232,10 @@ def _topics(options: Mapping[str, str]) -> tuple[str, ...]:
 
 def _pattern(text: str | None, spelled: Mapping[str, str]) -> str | None:
     if text is not None:
+        if not text:
+            raise UsageProblem(
+                f"option {spelled['topicPattern']} is empty", remedy="Give .* for all topics", slug="empty-option"
+            )
         try:
             re.compile(text)
         except re.error as error:

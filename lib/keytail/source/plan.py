@@ -150,7 +150,8 @@ def with_facts(
             raise Refused(
                 joined(facts.problems),
                 path=facts.path,
-                remedy="Run `keytail verify`, which lists what is wrong with the partition",
+                remedy="If a broker is running, try again: it may be replacing segments or moving the partition. If "
+                "the error remains, run `keytail verify`, which lists what is wrong with the partition",
                 slug="unexpected-partition-state",
             )
         return plan(facts)
@@ -203,7 +204,8 @@ def start_of(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limi
             raise UsageProblem(
                 f"{facts.topic}-{facts.partition} has no record at or after the starting time {asked}",
                 path=facts.path,
-                remedy="To read no records of such a partition, set startingOffsetsByTimestampStrategy to latest",
+                remedy="In a batch query, set startingOffsetsByTimestampStrategy to latest to read no records of such "
+                "a partition. For a stream, give an earlier time, or startingOffsets as JSON",
                 slug="no-record-at-time",
             )
         return limit.end_offset if found is None else found

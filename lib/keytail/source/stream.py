@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -77,8 +78,10 @@ def latest_offsets(
     fs: FileSystem, options: SourceOptions, start: Mapping[TopicPartition, int]
 ) -> tuple[Offsets, Offsets]:
     """Return the offsets at which a batch after `start` begins, and those up to which it can be read. New partitions
-    begin at their log start offset; partitions that no longer exist are in neither. Raises UsageProblem for missing
-    topics or partitions that are not in `start` either, unless failOnDataLoss is false."""
+    begin at their log start offset; partitions that no longer exist are in neither. Unless failOnDataLoss is false,
+    raises UsageProblem for missing topics or partitions that are not in `start` either, and Refused for partitions of
+    `start` that are missing or end before it: Spark must not store the end of such a batch, which would be used again
+    when the partition is restored."""
     chosen, surveyed = chosen_partitions(fs, options)
     if options.topic_pattern is None and options.fail_on_data_loss:
         check_named(options, {(entry.topic, entry.partition) for _, entry in chosen} | start.keys(), surveyed)
@@ -86,13 +89,17 @@ def latest_offsets(
     for log_dir, entry in chosen:
         key = (entry.topic, entry.partition)
         begins[key], ends[key] = with_facts(fs, log_dir, entry, partial(_extent, fs, options, start.get(key)))
+    if options.fail_on_data_loss:
+        _report_gone(options, start.keys() - begins.keys())
     return begins, ends
 
 
 def _extent(fs: FileSystem, options: SourceOptions, known: int | None, facts: PartitionFacts) -> tuple[int, int]:
     begin = facts.log_start_offset if known is None else known
-    if begin > facts.log_end_offset:
-        return begin, facts.log_end_offset  # the log was truncated or created again, which `plan_batch` reports
+    if begin > facts.log_end_offset:  # the log was truncated or created again
+        if options.fail_on_data_loss:
+            _report_early_end(options, facts, facts.log_end_offset, begin)
+        return begin, facts.log_end_offset  # `plan_batch` logs a warning
     end = facts.log_end_offset if facts.clean_shutdown else facts.segments[-1].base_offset
     if end <= begin:
         return begin, begin
@@ -115,18 +122,20 @@ def plan_batch(
 ) -> list[tuple[Piece, ...]]:
     """Return the slices of each task of the batch from `start` to `end`. Raises Refused for lost data, unless
     failOnDataLoss is false, and the errors of `plan_read`."""
-    gone = sorted(start.keys() - end.keys())
-    if gone:
-        _report_loss(options, f"{_names(gone)} no longer in the log dirs, or no longer chosen")
+    left_out = start.keys() - end.keys()
+    if left_out:
+        # If the first batch is planned again, its start has partitions that were created later. The next batch reads
+        # them from their beginning.
+        chosen, _ = chosen_partitions(fs, options)
+        _report_gone(options, left_out - {(entry.topic, entry.partition) for _, entry in chosen
+                                          if start.get((entry.topic, entry.partition)) == 0})  # fmt: skip
     if start == end:
         return []
 
     def pieces(slice_bytes: int) -> list[Piece]:
         chosen, _ = chosen_partitions(fs, options)
         there = {(entry.topic, entry.partition): (log_dir, entry) for log_dir, entry in chosen}
-        missing = sorted(end.keys() - there.keys())
-        if missing:
-            _report_loss(options, f"{_names(missing)} no longer in the log dirs, or no longer chosen")
+        _report_gone(options, end.keys() - there.keys())
         divided = replace(options, slice_bytes=slice_bytes)
         return [
             Piece(*key, piece)
@@ -147,7 +156,7 @@ def _slices(
             _report_loss(options, f"the new partition {name} starts at offset {first} instead of 0", facts.path)
         start = first
     if end < start:
-        _report_loss(options, f"{name} ends at offset {end}, before the next offset {start}", facts.path)
+        _report_early_end(options, facts, end, start)
     elif start < first:
         _report_loss(options, f"{name} starts at offset {first}, after the next offset {start}", facts.path)
     begin = max(start, first)
@@ -159,9 +168,16 @@ def _slices(
     return slices_between(fs, options, facts, begin, min(stop, end))
 
 
-def _names(keys: list[TopicPartition]) -> str:
-    shown = ", ".join(f"{topic}-{partition}" for topic, partition in keys[:20])
-    return f"{shown}{' ...' if len(keys) > 20 else ''} {'is' if len(keys) == 1 else 'are'}"
+def _report_gone(options: SourceOptions, keys: AbstractSet[TopicPartition]) -> None:
+    if keys:
+        shown = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(keys)[:20])
+        are = f"{' ...' if len(keys) > 20 else ''} {'is' if len(keys) == 1 else 'are'}"
+        _report_loss(options, f"{shown}{are} no longer in the log dirs, or no longer chosen")
+
+
+def _report_early_end(options: SourceOptions, facts: PartitionFacts, end: int, start: int) -> None:
+    what = f"{facts.topic}-{facts.partition} ends at offset {end}, before the next offset {start}"
+    _report_loss(options, what, facts.path)
 
 
 def _report_loss(options: SourceOptions, what: str, path: str | None = None) -> None:
