@@ -113,7 +113,11 @@ def exported(log: GrowingLog, name: str, **flags: Any) -> list[ExportRow]:
 
 
 def table(store: Store, name: str) -> set[tuple[Any, ...]]:
-    frame = store.session.read.format("delta").load(f"{LAKE}/{name}/t")
+    return rows_at(store.session, f"{LAKE}/{name}/t")
+
+
+def rows_at(session: Any, uri: str) -> set[tuple[Any, ...]]:
+    frame = session.read.format("delta").load(uri)
     rows = frame.selectExpr("partition", "key", "value", "offset").collect()
     return {(row.partition, bytes(row.key or b""), bytes(row.value or b""), row.offset) for row in rows}
 
@@ -181,22 +185,22 @@ def test_topics_are_exported_and_runs_are_recorded(
     assert not any(secret in text for text in texts for secret in (SECRET_KEY, ACCESS_KEY))
 
 
-
-
 class Meetings:
     """Holds each request that creates a commit until another one for the same commit arrives, or a driver has ended.
+    `commit` matches such a request, and its group the name of the commit.
 
     Commits that create tables are not held: meanwhile Delta would read a table that does not exist yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, commit: bytes) -> None:
+        self._commit = re.compile(commit, re.DOTALL)
         self.drivers: list[subprocess.Popen[bytes]] = []
         self.met: set[bytes] = set()
         self._threads: dict[bytes, set[int]] = {}
         self._changed = threading.Condition()
 
     def on_request(self, sent: bytes) -> Action:
-        if found := re.match(rb"PUT (\S+/_delta_log/(?!0{20})\d{20}\.json)", sent):
+        if found := self._commit.search(sent):
             with self._changed:
                 threads = self._threads.setdefault(found[1], set())
                 threads.add(threading.get_ident())
@@ -210,7 +214,7 @@ class Meetings:
 
 @pytest.mark.soak("test_a_commit_is_neither_replaced_nor_repeated has one driver and a commit of another")
 def test_two_drivers_that_always_commit_at_once_lose_nothing(store: Store) -> None:
-    meetings, each = Meetings(), 6
+    meetings, each = Meetings(rb"^PUT (\S+/_delta_log/(?!0{20})\d{20}\.json)"), 6
     store.proxy.on_request = meetings.on_request
     settings = json.dumps({f"spark.hadoop.{name}": value for name, value in S3A.items()})
     environment = {**os.environ, **store.server.environment, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.proxy.port}"}

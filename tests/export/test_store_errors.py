@@ -12,6 +12,11 @@ NO_SERVER = """An error occurred while calling o88.save.
 	at org.apache.hadoop.fs.s3a.S3AFileSystem.create(S3AFileSystem.java:1)
 Caused by: org.apache.hadoop.fs.s3a.AWSClientIOException: PUT on s3a://lake/t: SdkClientException: Connect to 127.0.0.1
 """
+NO_NAMENODE = """An error occurred while calling o88.execute.
+: java.io.EOFException: End of File Exception between local host is: "a/127.0.0.1"; destination host is: "b":8020; : \
+java.io.EOFException; For more details see:  http://wiki.apache.org/hadoop/EOFException
+	at org.apache.hadoop.ipc.Client.call(Client.java:1)
+"""
 A_KILLED_WORKER = ": org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\njava.io.EOFException"
 
 
@@ -26,6 +31,12 @@ def test_an_error_of_the_store_is_named() -> None:
     assert slug == "table-not-written"
     assert "Caused by: org.apache.hadoop.fs.s3a.AWSClientIOException: PUT on s3a://lake/t" in text
     assert "run again" in text
+
+
+def test_a_lost_namenode_is_not_reported_as_a_killed_worker() -> None:
+    slug, text = report(NO_NAMENODE, "hdfs://b:8020/lake/t")
+    assert slug == "table-not-written"
+    assert 'destination host is: "b":8020' in text
 
 
 @pytest.mark.parametrize(("text", "path"), [(A_KILLED_WORKER, "s3a://lake/t"), (NO_SERVER, "/lake/t")])

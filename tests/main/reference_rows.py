@@ -36,14 +36,14 @@ _ENVELOPE = """\
 
 Standard output is one object, even if the command ends before it has rows: after an error, wrong usage or a signal.
 Only an error of the command line's syntax (an unknown flag, a value that is not a number) prints nothing there, as
-with `--output json`; its exit status is 2. `dump`, whose `--output json` is a stream of lines, has no such object.
+with `--output json`; its exit status is 2. A signal in the first second of a run, before its handlers are installed,
+also prints nothing: it ends the process. `dump`, whose `--output json` is a stream of lines, has no such object.
 """
 _SCHEMAS = """\
 A program first checks `version`, then `exit_status`. New fields do not change the version. If `error` is `null`, the
 command was not ended by an error or a signal: the reason for an exit status other than 0 is in the rows, or on
 standard error if a file of the run, such as its report, could not be written. If standard output cannot be written to
 its end, the exit status of the process can differ ([below](#exit-statuses)), and the object is incomplete.
-`doctor --warm` has no rows.
 
 ## JSON Schemas
 

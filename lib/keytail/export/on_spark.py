@@ -41,7 +41,10 @@ from keytail.values import NotAValue, from_bytes, to_bytes
 _PROBLEM = "keytail-export-problem "
 _ENCODED_PROBLEM = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
 # In an error message of Spark: the first line, other than the lines of a stack trace, that names the client of a store.
-_OF_A_STORE = re.compile(r"(?m)^(?!\s+at ).*(?:\.fs\.(?:s3a|azurebfs|gs)\.|awssdk\.|hadoop\.(?:hdfs|ipc)\.).*$")
+# The client of HDFS adds a page of that wiki to exceptions of the network, and not its own name.
+_OF_A_STORE = re.compile(
+    r"(?m)^(?!\s+at ).*(?:\.fs\.(?:s3a|azurebfs|gs)\.|awssdk\.|hadoop\.(?:hdfs|ipc)\.|wiki\.apache\.org/hadoop/).*$"
+)
 # Bytes of log per task in the shuffle of Delta's MERGE.
 _MERGED_BYTES = 64 << 20
 

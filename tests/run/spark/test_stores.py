@@ -36,6 +36,8 @@ def test_only_paths_and_file_uris_are_on_this_host() -> None:
         ("s3a://AKIA@bucket/x", "credentials-in-uri"),
         ("abfss://c:hunter2@account/x", "credentials-in-uri"),
         ("hdfs://user:hunter2@host/x", "credentials-in-uri"),
+        ("hdfs://user:se/hunter2@host/x", "credentials-in-uri"),
+        ("abfss://c:se/hunter2@account/x", "credentials-in-uri"),
         ("s3://bucket/x", "unsupported-uri"),
         ("s3a://bucket/x?secret=hunter2", "unsupported-uri"),
     ],

@@ -79,7 +79,9 @@ def checked_uri(uri: str, flag: str) -> str:
     scheme = scheme_of(uri)
     user, at, _ = uri.partition("://")[2].partition("@")
     is_container = scheme.startswith("abfs") and ":" not in user
-    if at and not is_container and ("/" not in user or (scheme == "s3a" and ":" in user)):
+    port = user.partition("/")[0].partition(":")[2]
+    is_secret = (scheme == "s3a" and ":" in user) or (port and not port.isdigit())
+    if at and not is_container and ("/" not in user or is_secret):
         raise UsageProblem(
             f"the URI of {flag} contains credentials",
             remedy="Remove them from the URI, and give them in the environment or in Spark's configuration "
