@@ -83,7 +83,7 @@ def test_a_new_partition_that_cannot_be_listed_is_an_error(tmp_path: Path) -> No
 
     copies = copies_of(tmp_path, simple())
     rows = cut(request(copies, tmp_path / "out"), Failing())
-    assert {row.status for row in rows} == {"failed", "not-written"}
+    assert "failed" in {row.status for row in rows} <= {"failed", "not-written"}
     errors = [row.error for row in rows if row.status == "failed"]
     assert all("the new directory cannot be read" in error and "Input/output error" in error for error in errors)
     assert not list((tmp_path / "out").rglob(names.META_PROPERTIES))
