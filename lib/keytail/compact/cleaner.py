@@ -1,7 +1,7 @@
 """Cleans one partition: maps the dirty section, decides, writes new segments, proves them, replaces the old ones.
 
 `clean_partition` writes only scratch files, may run on any host that has access to the directory, and may be repeated.
-`install` renames its output to the names that a broker reads; only the driver calls it.
+`install` renames the scratch files to the names that a broker reads; only the driver calls `install`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ R = TypeVar("R", bound=Rewriter)
 
 
 def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
-    """Write the replacement of the segments below the end offset, or one pass of it, and prove it.
+    """Write and prove the replacement of the segments below the end offset, or one pass of the replacement.
 
     Raises CorruptLog or Refused, after removing every scratch file of this attempt. Memory: the map and less than 512
     MiB, whatever the size of the segments.
@@ -100,7 +100,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
 
 def next_pass(task: CleaningTask, result: CleaningResult) -> CleaningTask:
-    """Return the task that continues after `result`, all of whose groups are installed."""
+    """Return the task of the next pass, after all groups of `result` have been installed."""
     if isinstance(result.rest, FannedOut):
         return replace(task, fanned_out=result.rest)
     return replace(task, saved_state=result.rest)
@@ -117,7 +117,7 @@ def install(
 
     The first group that fails stops the later ones, so that a tombstone is never removed before the records that it
     deletes. `on_group` is called after each group. Once `stopped()` is true, no further group begins. The space of the
-    sources is free when this returns.
+    sources is free when `install` returns.
     """
     check_sources(fs, task)
     directory = Directory(fs, task.partition_path)
@@ -133,8 +133,8 @@ def install(
 
 
 def check_sources(fs: FileSystem, task: CleaningTask) -> None:
-    """Check that the segments not replaced yet are the files of the plan. Segments that a preparation does not replace
-    may have changed.
+    """Check that the segments that are not replaced yet are still the files of the plan; raise an error if not.
+    Segments that a preparation does not replace may have changed.
     """
     _, end = segments_between(task.segments, 0, task.first_uncleanable_offset)
     found: dict[str, tuple[int, int]] = {}
@@ -161,7 +161,7 @@ def check_hash(task: CleaningTask) -> None:
 @dataclass(frozen=True)
 class Findings:
     """The findings that all passes of a cleaning share. `unread_records` is the number of records in segments that the
-    map did not reach; it is part of the untouched records of a pass.
+    map did not reach; these belong to the untouched records of a pass.
     """
 
     survivors: Survivors
@@ -171,8 +171,8 @@ class Findings:
 
 
 def findings_of(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock) -> Findings:
-    """Return the findings of a pass over the log, or the saved findings of the first pass: after a group is replaced,
-    the log would give different findings.
+    """Return the findings of reading the log or, in later passes, the saved findings of the first pass: after a group
+    is replaced, the log would give different findings.
     """
     if task.saved_state is not None:
         with clock.phase("take over"):
@@ -190,7 +190,8 @@ def make_rewriter(
     bits_from_offset: int | None = None,
     kind: type[R] = Rewriter,  # type: ignore[assignment]
 ) -> R:
-    """Return the rewriter. `bits_from_offset`: the offset from which bits decide; default: the first dirty offset."""
+    """Return the rewriter of the task. `bits_from_offset`: the offset from which bits decide whether a record is
+    retained; default: the first dirty offset."""
     return kind(
         task,
         reader,
@@ -203,7 +204,7 @@ def make_rewriter(
 
 
 def _rewriter_of(task: CleaningTask, reader: SegmentReader, findings: Findings, end: int) -> Rewrites:
-    """Return what rewrites the segments before number `end`, in the task's threads."""
+    """Return the rewriter of the segments with numbers below `end`, with as many threads as the task has."""
     if task.threads == 1:
         return make_rewriter(task, reader, findings)
     rewriters: list[Rewriter] = [make_rewriter(task, reader.another(), findings) for _ in range(task.threads)]
@@ -211,7 +212,8 @@ def _rewriter_of(task: CleaningTask, reader: SegmentReader, findings: Findings, 
 
 
 def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:
-    """Return the bytes that a pass may write: the limit minus the state for the next pass; None without a limit."""
+    """Return the number of bytes that a pass may write, the scratch limit minus the state for the next pass; None
+    without a limit."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return None
     if task.saved_state:  # the proofs of the previous pass and of this one
@@ -251,7 +253,7 @@ def _prove(
     producers: ActiveProducers,
     pass_segments: tuple[int, int],
 ) -> ProofSoFar | None:
-    """Prove this pass, and return the state for the next pass's proof, if there is one."""
+    """Prove this pass; return the state for the proof of the next pass, or None if no pass follows."""
     so_far = load_state(fs, task, task.saved_state.proof) if task.saved_state else None
     spec = proof_spec(task, result.groups, producers, result.end_offset, pass_segments, expected_keys=result.keys)
     return prove(fs, spec, so_far).so_far
@@ -265,7 +267,7 @@ def proof_spec(
     pass_segments: tuple[int, int],
     expected_keys: int = 0,
 ) -> ProofSpec:
-    """Return the specification of the proof of the groups that a task, or a part of it, wrote."""
+    """Return the specification of the proof of groups that a task, or a part of a task, wrote."""
     return ProofSpec(
         task.partition_path,
         task.segments,

@@ -45,7 +45,7 @@ def _prepared_only(
     roll_active: bool,
     prepared_only: c.PreparedOnly = False,
 ) -> bool:
-    """Check which flags cannot be combined, and return --prepared-only."""
+    """Return the value of --prepared-only. Raises UsageProblem if flags cannot be combined."""
     c.check_roll_active(roll_active, prepare, prepared_only, output_dirs)
     if prepared_only and not execute:
         raise UsageProblem(
@@ -182,7 +182,8 @@ class Request:
         )
 
     def map_memory(self) -> int:
-        """Return the map memory of one task in bytes. The default is that of this host: no session exists yet."""
+        """Return the map memory of one task in bytes. The default is computed for this host, since no Spark session
+        exists yet."""
         return self.map_memory_bytes or map_memory_bytes(cores())
 
 
@@ -267,7 +268,7 @@ PLAN = Command(
     help="Show for each partition whether a compaction is due, and if not, why. Changes nothing."
     "\n\n"
     "With --measure or --estimate, also show what a compaction would leave, which takes as long as reading the "
-    "partitions that are due. Without them, Spark is not started.",
+    "partitions that are due. Without these two flags, Spark is not started.",
     request=Request,
     only=_PLAN_FIELDS,
     run="keytail.compact.driver:plan",

@@ -1,4 +1,4 @@
-"""The details of a partition that the page of a report shows, and that a row of a table does not."""
+"""The details of a partition that only the page of a report shows, and not the row of a table."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_PARTS = 48
 
 
 class Part(NamedTuple):
-    """Some adjacent segments: the base offset of the first, how many they are, their bytes, their largest timestamp,
-    and their records before and after a round, which are None if they were not counted."""
+    """Some adjacent segments: the first base offset, the number of segments, the bytes of their logs, the largest
+    timestamp, and the numbers of records before and after a round, which are None if records were not counted."""
 
     base_offset: int
     segments: int
@@ -34,9 +34,9 @@ class Part(NamedTuple):
 class Detail:
     """Details of one partition before a round and, if a round was done, of that round.
 
-    `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are the segments, in
-    order, merged into at most MAX_PARTS. `keys` is the number of keys in the map; `dirty_records` is the number of
-    mapped records, counted in whole segments and including control records. The horizons are the earliest and the
+    `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are at most MAX_PARTS
+    parts, each of adjacent segments, in order. `keys` is the number of keys in the map; `dirty_records` is the number
+    of mapped records, counted in whole segments and including control records. The horizons are the earliest and the
     latest time after which a round may remove tombstones or markers of `horizon_batches` batches. `key_counts` (None:
     keys were not counted) are the KeyCounts of the mapped records.
     """
@@ -78,8 +78,8 @@ def detail_of_result(
     phases_s: Mapping[str, float],
     key_counts: KeyCounts | None = None,
 ) -> Detail:
-    """Return the details of a finished round: `sources` and `phases_s` are from all of its passes, `key_counts` is from
-    the first pass, `result` from the last one.
+    """Return the details of a finished round. `sources` and `phases_s` cover all passes, `key_counts` is from the first
+    pass, `result` from the last pass.
     """
     known = {source.segment: source for source in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))

@@ -81,7 +81,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
-    """Return the log dirs whose broker is running, and report what --roll-active assumes about these log dirs."""
+    """Return the log dirs whose broker is running; print what --roll-active assumes about these log dirs."""
     running = frozenset(item.path for item in log_dirs if not item.clean_shutdown and is_held(item.path, fs))
     if running:
         print_message(
@@ -93,7 +93,7 @@ def _running(fs: FileSystem, log_dirs: Iterable[LogDirFacts]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Creates the rows of a plan. `free_bytes` has the free space of each log dir's file system."""
+    """Creates the rows of a plan. `free_bytes` maps each log dir to the free space of its file system."""
 
     fs: FileSystem
     configuration: Configuration

@@ -1,7 +1,7 @@
 """Compacts the chosen partitions that are due, or does other work in their place (`Kind`).
 
-`keytail compact` and jobs/compact.py under spark-submit run the same code; they differ only in what creates the Spark
-session. Locks are held from before the first decision until after the last checkpoint.
+`keytail compact` and jobs/compact.py under spark-submit run the same code; the only difference is what creates the
+Spark session. Locks are held from before the first decision until after the last checkpoint.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ from keytail.undo.options import backup_of, make_directory, report_backup
 
 @dataclass(frozen=True)
 class Kind:
-    """What a run in place does with partitions. `name` is that in the ledger; the bytes of a partition are read
-    `times_read` times; `kernels` is the command of run/kernels.json.
+    """What a run in place does with partitions. `name` is the name of the command in the ledger; the bytes of a
+    partition are read `times_read` times; `kernels` is the command's name in run/kernels.json.
 
-    `plan` returns the decisions about all partitions, after resolving leftovers; `tasks` returns the tasks of those
-    that are due, with the id of the run; `expected` the estimate for one of these. `in_place` is the destination, and
-    `clean` the work of a task. `rows` combines the decisions with the rows of the partitions that were due, in order.
+    `plan` returns the decisions about all partitions, after resolving leftovers; `tasks` returns the tasks of the due
+    partitions, with the id of the run; `expected` returns the estimate for one due partition. `in_place` is the class
+    of the destination, and `clean` does the work of a task. `rows` combines the decisions with the rows of the
+    partitions that were due, in order.
     """
 
     name: str
@@ -133,7 +134,7 @@ def run_in_place(request: Request, kind: Kind, fs: FileSystem = LOCAL) -> list[R
 def _plan(
     fs: FileSystem, chosen: SelectedPartitions, configuration: Configuration, rules: Rules, request: Request
 ) -> list[Planned]:
-    """Plan a compaction, and report what it assumes."""
+    """Return the decisions of a compaction, and print what they assume."""
     planned = _plan_resolved(fs, chosen, configuration, rules, drop_keyless=request.drop_keyless)
     if request.prepared_only:
         planned = [p if p.prepared or not p.wanted else _not_prepared(p) for p in planned]
@@ -183,7 +184,8 @@ def _plan_resolved(
 
 
 def _repair_checkpoints(fs: FileSystem, chosen: SelectedPartitions, planned: Iterable[Planned]) -> None:
-    """Set checkpoints that are outside of their logs to the first dirty offset, even if no round is due."""
+    """Set the entries of the cleaner's checkpoint that are outside of their logs to the first dirty offset, even if no
+    round is due."""
     repaired: dict[str, dict[tuple[str, int], int]] = {}
     for plan in planned:
         if plan.repaired_checkpoint is not None:

@@ -41,7 +41,8 @@ def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory
     """Return the estimate for a partition whose `selection` is due.
 
     Strategy "maybe fan-out": the dirty section has more offsets than the map has room for keys; usually a section has
-    fewer keys than offsets, and one task suffices. "packed": the partition is small, and shares a job with others.
+    fewer keys than offsets, and one task suffices. "packed": the partition is small, and shares a job with other
+    partitions.
     """
     below = [segment for segment in segments if segment.base_offset < selection.first_uncleanable_offset]
     scratch_bytes = int(sum(segment.log_bytes for segment in below) * _INDEX_SHARE) + _MARGIN_BYTES
@@ -71,8 +72,8 @@ def gain_per_s(sizes: Sequence[tuple[int, int]], first_dirty_offset: int) -> flo
 
 
 def fits_with_any_indexes(expected: Expected, segments: int, segment_index_bytes: int, room_bytes: int) -> bool:
-    """Return whether the partition fits into `room_bytes` whatever the sizes of its indexes, which a listing does not
-    show: a broker lets no index exceed `segment_index_bytes`."""
+    """Return whether the partition fits into `room_bytes` even if each of its index files has the maximum size,
+    `segment_index_bytes`: a listing does not show the actual sizes."""
     return expected.scratch_bytes + 2 * segments * segment_index_bytes <= room_bytes
 
 

@@ -46,7 +46,7 @@ class Keeper:
 
     def keep(self, task: CleaningTask, result: CleaningResult) -> None:
         """Back up the source files in the partition's first pass; in later passes, add the new groups to the manifest.
-        Everything is durable on return.
+        Backup and manifest are durable on return.
         """
         if not result.groups:
             return

@@ -1,7 +1,7 @@
 """Cleans one partition in one call, in this process: for scripts and for examining what a round does.
 
 The command line does the same for many partitions, and handles locks, settings and the cleaner checkpoint
-(`compact/planning.py`). `compact` leaves these to its caller.
+(`compact/planning.py`). The function `compact` leaves locks, settings and the checkpoint to its caller.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides what to clean: which offsets, whether a round is due, which segments are merged, and what forbids it.
+"""Decides which offsets to clean, whether a round is due, which segments are merged, and what forbids a round.
 
 All functions are pure (the time is an argument, no file is accessed) and follow Kafka 4.3's LogCleanerManager,
 LogToClean and Cleaner.groupSegmentsBySize. Other modules list the files and read the user's choices.
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from keytail.log.partition import PartitionFacts, SegmentFacts
     from keytail.log.producers import Unstable
 
-MAX_OFFSET_SPAN = 2**31 - 1  # an index stores offsets relative to the segment's base in an int32
+MAX_OFFSET_SPAN = 2**31 - 1  # an index stores offsets relative to the segment's base offset, as int32
 INDEX_ENTRY_BYTES = 8
 TIME_INDEX_ENTRY_BYTES = 12
 NEWEST_SEGMENT_TOLERANCE_MS = 3_600_000
 
-# The settings that determine what a round removes, and those that determine whether a round is due.
+# The settings that determine what a round removes; then the settings that determine whether a round is due.
 _REMOVES_BY = ("cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable")
 _DUE_BY = ("max.compaction.lag.ms", "min.cleanable.dirty.ratio")
 
@@ -50,9 +50,10 @@ _LIFTED_BY: dict[Limit, str] = {
 class Selection:
     """The section of one partition that a round would clean, and whether a round is due.
 
-    `limit` is the rule that ends the section, `why` describes this end with numbers. `blocker` is the reason, with
-    numbers, why no round is due ("" if one is `eligible`); `remedy` states what to do about the reason, or that there
-    is nothing to do. `rewrite_checkpoint`: the checkpoint is outside the log, and is corrected even if no round runs.
+    `limit` is the rule that ends the section; `why` describes the rule with numbers. `blocker` is the reason, with
+    numbers, why no round is due ("" if `eligible`); `remedy` states what to do about that reason, or that there is
+    nothing to do. `rewrite_checkpoint`: the entry of the cleaner's checkpoint is outside the log, and is corrected even
+    if no round runs.
     """
 
     first_dirty_offset: int
@@ -76,7 +77,8 @@ class Selection:
 
     @property
     def held_back(self) -> str:
-        """The rule that ends the section of a due round before the active segment, with a remedy; "" if none does."""
+        """The rule that ends the section of a due round before the active segment, with a remedy; "" without such a
+        rule."""
         if not self.eligible or self.limit == "active segment":
             return ""
         return f"cleaned only up to offset {self.first_uncleanable_offset}: {self.why}. {_LIFTED_BY[self.limit]}"
@@ -93,7 +95,7 @@ class Decision:
 
 
 def settings_of_compaction(*, force: bool = False) -> tuple[str, ...]:
-    """Return Kafka's names of the settings that must be known to compact a topic: with `force`, only those that
+    """Return Kafka's names of the settings that must be known to compact a topic; with `force`, only the settings that
     determine what is removed.
     """
     return _REMOVES_BY if force else (*_REMOVES_BY, *_DUE_BY)
@@ -103,12 +105,12 @@ _base_offset = attrgetter("base_offset")
 
 
 def segments_between(segments: Sequence[SegmentFacts], from_offset: int, to_offset: int) -> tuple[int, int]:
-    """Return the index range [a, b) of the segments from the one that contains `from_offset` to the last one with a
-    base offset below `to_offset`.
+    """Return the index range [a, b) from the segment that contains `from_offset` to the last segment with a base offset
+    below `to_offset`.
 
-    Equal offsets give an empty range, even inside a segment. If no base is at or below `from_offset`, the range starts
-    at the first segment. Kafka's LogSegments.values returns the same segments. Raises ValueError if the range ends
-    before its start.
+    Equal offsets give an empty range, even inside a segment. If no base offset is at or below `from_offset`, the range
+    starts at the first segment. Kafka's LogSegments.values returns the same segments. Raises ValueError if the range
+    ends before its start.
     """
     if to_offset < from_offset:
         raise ValueError(f"segment range ends at {to_offset}, before its start {from_offset}")
@@ -151,7 +153,8 @@ def group_segments(
 
 
 def _sizes(segment: SegmentFacts) -> tuple[int, int, int]:
-    """Return bytes of log, offset index and time index, the indexes in whole entries, as a broker counts them."""
+    """Return the bytes of the log, the offset index and the time index; for indexes, only whole entries count, as on a
+    broker."""
     index = segment.index_bytes or 0
     time_index = segment.time_index_bytes or 0
     return (
@@ -173,9 +176,10 @@ def select(
 ) -> Selection:
     """Return the section that a round at `now_ms` would clean, and whether a round is due.
 
-    `force` ignores the dirty ratio and the maximum lag, `from_log_start` the checkpoint. A partition without a
-    checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a checkpointed high
-    watermark always takes precedence). `unstable`: where the first undecided transaction begins.
+    With `force`, the dirty ratio and the maximum lag are ignored; with `from_log_start`, the checkpoint is ignored. A
+    partition without a checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a
+    checkpointed high watermark always takes precedence). `unstable`: the position at which the first undecided
+    transaction begins.
     """
     if not facts.segments:
         blocker = "the partition has no segments"
@@ -246,17 +250,19 @@ def _first_uncleanable(
     high_watermark: HighWatermark,
     unstable: Unstable | None,
 ) -> tuple[int, Limit, str]:
-    """Return the segment base where cleaning ends, the rule that ends it, and a description of this rule with numbers.
+    """Return the base offset of the segment before which cleaning ends, the rule that ends cleaning, and a description
+    of this rule with numbers.
 
-    If several rules end at the same segment, the active segment takes precedence, because waiting does not help then.
+    If several rules end at the same segment, the active segment takes precedence, because waiting does not move the end
+    beyond it.
     """
     active_base = facts.segments[-1].base_offset
     start = facts.log_start_offset
     bounds: list[tuple[int, Limit, str]] = [
         (active_base, "active segment", f"the active segment starts at offset {active_base}")
     ]
-    # A broker first limits the high watermark to the offsets of the log; here, the first dirty offset and the base of
-    # the active segment limit it.
+    # A broker first limits the high watermark to the offsets of the log; here, the high watermark is limited by the
+    # first dirty offset and the base of the active segment.
     if facts.high_watermark is not None:
         why = f"the high watermark is {facts.high_watermark}"
         bounds.append((facts.high_watermark, "high watermark", why))
@@ -317,8 +323,8 @@ def refusals(
 ) -> list[ErrorText]:
     """Return the reasons why no record of this partition may be removed, each with a remedy; empty if there are none.
 
-    `unknown` names the settings needed for removal that were neither read nor given; empty if all are known. A policy
-    without `compact` and an open transaction are not such reasons: such partitions are skipped.
+    `unknown` names the settings needed for removal that were neither read nor given; it is empty if all are known. A
+    policy without `compact` and an open transaction are no reasons to refuse a partition: such partitions are skipped.
     """
     reasons = list(facts.problems)
     if unknown:
@@ -354,7 +360,8 @@ def decide(
     policy_known: bool,
     unstable: Unstable | None = None,
 ) -> Decision:
-    """Return the decision for a partition. A known policy without `compact` gives "skipped", before any refusal.
+    """Return the decision for a partition. A partition with a known policy without `compact` is "skipped", even if it
+    has reasons to be refused.
 
     `unknown` is as in `refusals`. `policy_known`: cleanup.policy was read or given.
     """

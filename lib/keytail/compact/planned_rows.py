@@ -17,8 +17,8 @@ FOR_EXECUTE = "for --execute"
 
 
 def row_of(planned: Planned, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
-    """Return the row of a planned partition, with the estimate `expected`, if given. `executed`: a checkpoint outside
-    the log has been corrected; if False, --execute would correct it."""
+    """Return the row of a planned partition, with the estimate `expected`, if given. `executed`: whether a checkpoint
+    outside the log has been corrected; if False, the row states that --execute would correct the checkpoint."""
     decision = planned.decision
     selection = decision.selection
     segments, size_bytes = planned.segments_and_bytes
@@ -65,7 +65,8 @@ def refused_row(row: ResultRow, problem: KeytailError) -> ResultRow:
 
 
 def with_detail(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with all details for a report: those of the decision, and those of a finished round."""
+    """Return `row` with all details for a report: the details of the decision, and of a finished round if the row has
+    them."""
     of_plan = detail_of_plan(planned.facts.segments, planned.decision.selection, planned.config)
     done = row.detail
     if not isinstance(done, Detail):
@@ -96,7 +97,8 @@ def with_preparation(row: ResultRow, planned: Planned) -> ResultRow:
 
 
 def with_active_segment(row: ResultRow, planned: Planned) -> ResultRow:
-    """Return `row` with `active_segment`, if --roll-active was given; after a roll, the row has this field already."""
+    """Return `row` with the field `active_segment`, if --roll-active was given; after a roll, the row already has this
+    field."""
     if planned.roll is None or row.active_segment is not None:
         return row
     return replace(row, active_segment=planned.roll.text(row.status))

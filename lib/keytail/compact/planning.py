@@ -1,7 +1,7 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
-Changes nothing, and reads more than batch headers only above the latest producer snapshot, to find open transactions.
-compact/plan.py makes the decisions; the first steps of an executing run are in compact/steps.py.
+Planning changes nothing. It reads more than batch headers only above the latest producer snapshot, to find open
+transactions. compact/plan.py makes the decisions; the first steps of an executing run are in compact/steps.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _IF_IN_DOUBT = (
 )
 # A broker renames the `.swap` files of a segment within milliseconds.
 _RENAMING_S = 0.5
-# A broker's cleaner replaces a few segments a minute: if it interferes twice, it is at work on this partition.
+# A broker's cleaner replaces a few segments a minute: a cleaner that interferes twice is at work on this partition.
 ATTEMPTS = 3
 NO_MAX_LAG_MS = 2**63 - 1
 
@@ -75,7 +75,7 @@ class Planned:
 
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
-        """The number of segments, and their bytes, before the run."""
+        """The number of segments before the run, and the bytes of their logs."""
         segments = self.facts.segments
         return self.counted or (len(segments) - self.is_to_roll, sum(segment.log_bytes for segment in segments))
 
@@ -98,8 +98,8 @@ class Planned:
 
     @property
     def repaired_checkpoint(self) -> int | None:
-        """The offset to which an executing run sets a checkpoint that is outside the log, unless a due round moves it;
-        else None."""
+        """The offset to which an executing run sets a checkpoint that is outside the log; None if the checkpoint is
+        inside the log, or if a due round moves it."""
         selection = self.decision.selection
         if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:
             return None
@@ -114,8 +114,8 @@ class Planned:
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
-    """Return the time for decisions: `now_ms` or, if that is None, the clock's. Raises Refused if an executing run
-    would use a time that differs from the clock.
+    """Return the time for decisions: `now_ms` or, if that is None, the time of the clock. Raises Refused if an
+    executing run would use a time that differs from the clock.
     """
     clock_ms = time.time_ns() // 1_000_000
     if now_ms is None:
@@ -140,11 +140,12 @@ def plan_partition_of(
     by_listing: bool = False,
     as_if: Callable[[PartitionFacts], PartitionFacts] | None = None,
 ) -> Planned:
-    """Survey a partition and return the decision; an error of the partition or its settings makes this a refusal.
+    """Survey a partition and return the decision; on an error of the partition or its settings, the decision is a
+    refusal.
 
     `as_if` maps the facts that were found to the facts that are used for the decision. `by_listing`: use the facts of
-    `list_partition` if they suffice. A listing reads only the end of the last segment, so damage at the start of a
-    segment is not detected then; a task detects it.
+    `list_partition` if they suffice. A listing reads only the end of the last segment, so only a task detects damage at
+    the start of a segment.
     """
     facts = listed = None
     try:
@@ -167,7 +168,7 @@ def plan_partition_of(
             return plan_partition_of(fs, log_dir, entry, configuration, rules, as_if=as_if)
         if due:
             refuse_missing_segments(fs, facts)
-            if facts.clean_shutdown:  # if not, a broker was killed, and its start recovers the log
+            if facts.clean_shutdown:  # without a clean shutdown, a broker recovers the log when it starts
                 by_checkpoint = rules.high_watermark == "checkpoint"
                 refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
         held = removal_limit(fs, rules.replicas, facts) if rules.replicas and due else None
@@ -205,7 +206,7 @@ def _with_roll(
     decide_on: Callable[..., Decision],
 ) -> tuple[Decision, Roll]:
     """Return what `roll.with_roll` returns, or `plain` if the active segment's files forbid a roll. Beside a running
-    broker, decide as if it were stopped cleanly now, without a check of the files.
+    broker, decide as if the broker were stopped cleanly now, without a check of the files.
     """
     is_running = not facts.clean_shutdown and facts.log_dir in rules.running
     if is_running:
@@ -223,7 +224,8 @@ def _with_roll(
 
 
 def refused_unless_owner(fs: FileSystem, planned: Planned) -> Planned:
-    """Return `planned`, refused if a run would change the partition, but cannot create files with its owner."""
+    """Return `planned`, or a refusal if a run would change the partition but cannot create files with the owner of its
+    files."""
     facts = planned.facts
     if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.repaired_checkpoint is not None):
         try:
@@ -233,7 +235,7 @@ def refused_unless_owner(fs: FileSystem, planned: Planned) -> Planned:
     return planned
 
 
-# Settings with which records are removed earlier than by the broker's cleaner, if the assumed value is too short.
+# Settings for which an assumed value that is too short removes records earlier than the broker's cleaner.
 _REMOVE_SOONER = ("delete.retention.ms", "min.compaction.lag.ms")
 
 
@@ -277,7 +279,8 @@ def _needs_times(config: CompactionConfig) -> bool:
 def plan_to_compact(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Return the plan of a partition, with all facts if a run may have something to do there, else without segments."""
+    """Return the plan of a partition, with all facts if a run may have something to do in the partition, else without
+    segments."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules, by_listing=True)
     if planned.wanted and planned.by_listing:
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
@@ -287,20 +290,20 @@ def plan_to_compact(
 def plan_beside_a_broker(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Return what `plan_partition_of` returns; wait while a running broker renames its cleaner's new segments."""
+    """Return what `plan_partition_of` returns, but wait while a running broker renames new segments of its cleaner."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     for _ in range(ATTEMPTS - 1):
         if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):
             break
-        # A running broker's cleaner is at work; if not, the files remain, and the row reports them.
+        # Perhaps a running broker's cleaner is at work. If it is not, the files remain, and the row reports them.
         time.sleep(_RENAMING_S)
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     return planned
 
 
 def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:
-    """Return the first unstable offset from the latest producer snapshot, None if there is none or if it does not
-    matter; read batches only if the snapshot does not reach the log end.
+    """Return where the first undecided transaction begins, from the latest producer snapshot; None if there is none or
+    if it does not matter. Read batches only if the snapshot does not reach the log end.
     """
     if "compact" not in config.cleanup_policy or facts.problems:
         return None

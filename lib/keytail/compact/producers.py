@@ -1,4 +1,4 @@
-"""The active producers of a partition, and the batches of each that cleaning must retain (CLEANING.md, 6)."""
+"""The active producers of a partition, and the batches of each producer that cleaning must retain (CLEANING.md, 6)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ActiveProducers:
         )
 
     def ends_a_producer(self, table: np.ndarray) -> np.ndarray:
-        """Return for each batch (BATCH_TABLE rows) whether it carries the state of an active producer: whether it is
-        the producer's last data batch or, if that is unknown, a control batch of the producer's epoch.
+        """Return for each batch (rows of BATCH_TABLE) whether it carries the state of an active producer: it is the
+        producer's last data batch or, if the last data batch is unknown, a control batch of the producer's epoch.
         """
         if not len(self.ids):
             return np.zeros(len(table), bool)

@@ -17,8 +17,8 @@ _MAX_NAMED = 10
 
 @dataclass(frozen=True)
 class RemovalLimit:
-    """Tombstones and markers are retained from `offset` on, because `replica` has been cleaned only below it. Both
-    fields are None if no replica hosts the partition.
+    """Tombstones and markers are retained from `offset` on, because `replica` has been cleaned only below that offset.
+    Both fields are None if no replica hosts the partition.
     """
 
     offset: int | None
@@ -26,7 +26,8 @@ class RemovalLimit:
 
 
 def cleaned_to(facts: PartitionFacts) -> int:
-    """Return the offset below which a replica has been cleaned, so that each key has only its latest record there.
+    """Return the offset below which a replica has been cleaned: below this offset, the replica has only the latest
+    record of each key.
 
     This offset is the entry in `cleaner-offset-checkpoint`. Without an entry, or with an entry outside the log, as
     after a truncation, only the offsets below the first segment count as cleaned.

@@ -36,14 +36,16 @@ class Roll:
         return not self.why_not
 
     def text(self, status: str) -> str:
-        """Return the field `active_segment` of a row with this status, of a partition that has not been rolled."""
+        """Return the field `active_segment` for the row, with status `status`, of a partition that has not been
+        rolled."""
         if self.is_due:
             return WOULD_ROLL if status == "would-compact" else NOT_ROLLED + NOT_COMPACTED
         return EMPTY if self.why_not == EMPTY else NOT_ROLLED + self.why_not
 
 
 def is_shown(text: str | None) -> bool:
-    """Return whether a table shows this value of `active_segment`: only one that the rest of the row does not imply."""
+    """Return whether a table shows this value of `active_segment`: a value that the rest of the row implies is not
+    shown."""
     return text is not None and text.startswith(NOT_ROLLED) and not text.endswith((NOT_DUE, NOT_COMPACTED))
 
 
@@ -62,8 +64,8 @@ def after_roll(facts: PartitionFacts) -> PartitionFacts:
 
 
 def as_stopped(facts: PartitionFacts) -> PartitionFacts:
-    """Return the facts of a running broker's log as they would be if it were stopped cleanly now and all replicas had
-    the same records."""
+    """Return the facts that a running broker's log would have if the broker were stopped cleanly now and all replicas
+    had the same records."""
     segments = facts.segments
     if segments:  # the indexes of an active segment are padded with zeros, and do not show the largest timestamp
         last = segments[-1]
@@ -73,7 +75,7 @@ def as_stopped(facts: PartitionFacts) -> PartitionFacts:
 
 
 def reason_against(facts: PartitionFacts) -> str:
-    """Return why the active segment must not or need not be rolled; "" if nothing in the facts forbids it."""
+    """Return why the active segment must not or need not be rolled; "" if nothing in the facts forbids a roll."""
     if not facts.segments or facts.segments[-1].log_bytes == 0:
         return EMPTY
     end = facts.log_end_offset
@@ -94,8 +96,8 @@ def reason_against(facts: PartitionFacts) -> str:
 def with_roll(
     facts: PartitionFacts, plain: Decision, decide_on: Callable[[PartitionFacts], Decision]
 ) -> tuple[Decision, Roll]:
-    """Return the decision with `--roll-active`, and whether the active segment is rolled: if not, the decision is
-    `plain`, the one without a roll. `decide_on` returns the decision for given facts.
+    """Return the decision with `--roll-active`, and whether the active segment is rolled. Without a roll, the decision
+    is `plain`. `decide_on` returns the decision for given facts.
     """
     if why := reason_against(facts):
         return plain, Roll(why)

@@ -1,8 +1,8 @@
-"""Decides in a plan, by the rules of the run (running/bundles.py), whether there is room to rewrite a partition that is
-due.
+"""Decides in a plan, by the rules of an executing run (running/bundles.py), whether there is room to rewrite a due
+partition.
 
-Each partition is considered alone, with the space that is free now; a run retries a partition without room when others
-have freed space. This module imports the kernels, so a plan imports it only if a partition is due.
+Each partition is considered alone, with the space that is free now; a run retries a partition without room when other
+partitions have freed space. This module imports the kernels, so a plan imports it only if a partition is due.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ class Room:
         return cls(ScratchSpace(fs, limit_bytes), Keeper(fs, backup) if backup is not None else None)
 
     def lacking(self, task: CleaningTask) -> KeytailError | None:
-        """Return why a task's partition cannot be rewritten even if it is the only one; None if it can be rewritten."""
+        """Return the error if a task's partition cannot be rewritten even when no other partition is; None if it can be
+        rewritten."""
         if bytes_alone(task, self.space, self.keeper) is not None:
             return None
         return refusal_alone(task, self.space, self.keeper)
 
     def lacking_for(self, planned: Planned, rules: Rules, settings: TaskSettings) -> KeytailError | None:
-        """Return what `lacking` returns, for a planned partition, which has no task yet."""
+        """Return what `lacking` would return for the task of a planned partition."""
         return next(filter(None, map(self.lacking, cleaning_tasks([planned], rules, settings, "plan"))), None)
 
 

@@ -1,4 +1,4 @@
-"""The command-line options of a compaction, as values for decisions and for tasks."""
+"""The command-line options of a compaction, as values that decisions and tasks use."""
 
 from __future__ import annotations
 

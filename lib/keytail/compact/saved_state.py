@@ -1,7 +1,8 @@
-"""Saves the state of one pass for the next: values with large arrays, as scratch files in the partition's directory.
+"""Saves the state of one pass for the next pass: values with large arrays, in scratch files in the partition's
+directory.
 
-Such a file belongs to a run: only the run's next pass reads the file, which need not survive a power failure, and the
-next run removes it. A file contains only data (values.py), since the owner of the directory can replace the file.
+A saved state belongs to one run: only the run's next pass reads the file, which need not survive a power failure, and
+the next run removes it. A file contains only data (values.py), since the owner of the directory can replace the file.
 Arrays are written without a copy.
 """
 
@@ -50,7 +51,8 @@ def save_state(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> C
 
 
 def load_state(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
-    """Return the value that `save_state` wrote. Nothing is decoded unless the digest is the one that the pass returned.
+    """Return the value that `save_state` wrote. The value is decoded only if the digest of the file equals the one in
+    `file`.
     """
     path = os.path.join(task.scratch_path, file.name)
     digest, parts = hashlib.blake2b(), []

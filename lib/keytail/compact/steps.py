@@ -43,10 +43,10 @@ from keytail.run.workers import workers_of_run
 
 @dataclass
 class Steps:
-    """The steps of one run, in the order of its methods.
+    """The steps of one run, in the order of the methods.
 
-    `run` holds the session and the locks of the run, and is closed when it ends. `at_end`, which `lock` adds to `run`,
-    is closed after the session that the run started, and before the locks are released.
+    `run` holds the session and the locks of the run, and is closed when the run ends. `at_end`, which `lock` adds to
+    `run`, is closed after the session that the run started, and before the locks are released.
     """
 
     request: Request
@@ -63,7 +63,7 @@ class Steps:
         return self.engine
 
     def lock(self, places: Sequence[str], *lock_names: LockName) -> None:
-        """Take the locks of these directories, if any: Kafka's lock, or the locks `lock_names`."""
+        """Take the locks `lock_names`, or Kafka's lock if no name is given, of the directories `places`."""
         if places:
             if not self.request.shared_storage:
                 refuse_shared_storage(self.fs, places)
@@ -88,7 +88,8 @@ class Steps:
         kernels: str = "compact",
         extra: Callable[[], Mapping[str, str]] | None = None,
     ) -> Engine:
-        """Return the engine of the submitted session; without one, Spark or, if they are faster, local processes.
+        """Return the engine of the submitted session. If there is none, start Spark or, if they are faster, local
+        processes.
 
         `copy_seconds` is the expected duration of each copy in seconds, `extra` returns settings for a session.
         """
@@ -124,8 +125,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class Found:
-    """A partition as planned. `record` is its preparation, unless there are other leftovers too; `reason` is why the
-    preparation cannot be committed, if it cannot.
+    """A planned partition. `record` is its preparation, unless there are other leftovers too; `reason` is the reason if
+    the preparation cannot be committed.
     """
 
     planned: Planned
@@ -142,8 +143,8 @@ def find_prepared(
     *,
     drop_keyless: bool,
 ) -> Found:
-    """Plan a partition, and check what was prepared for it. With --roll-active, the check is made later, against the
-    log as it is before the roll. Changes nothing.
+    """Plan a partition, and check its preparation; change nothing. With --roll-active, the preparation is checked
+    later, against the log before the roll.
     """
     planned = plan_to_compact(fs, log_dir, entry, configuration, rules)
     leftovers = planned.facts.leftovers
@@ -167,10 +168,12 @@ def resolve_leftovers(
     *,
     drop_keyless: bool,
 ) -> tuple[Planned, list[str]]:
-    """Finish or undo what an interrupted run or broker left, then plan again: commit or discard what was prepared.
+    """Finish or undo what an interrupted run or broker left, commit or discard a preparation, and plan the partition
+    again.
 
-    A refused partition, or one whose topic is not known to be compacted, is left unchanged. One to be changed is first
-    refused if this process cannot create files like its files. Returns the plan, and a sentence for each action.
+    A refused partition, and a partition whose topic is not known to be compacted, is left unchanged. A partition is
+    refused before it is changed if this process cannot create files with the owner of its files. Returns the plan, and
+    a sentence for each action.
     """
     planned = found.planned
     allowed = refused_unless_owner(fs, planned)

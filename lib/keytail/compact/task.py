@@ -1,4 +1,5 @@
-"""The input and the output of one pass over one partition: small, picklable, and the same for every attempt."""
+"""The input and the output of one pass over one partition. Both are small and picklable; the input is the same for
+every attempt."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Totals:
     def and_written(
         self, groups: Sequence[GroupOutput], counts: Counts, log_bytes: int, records: int, splits: int
     ) -> Totals:
-        """Return the totals plus these groups, their bytes and records, `splits` at limits, and rewrite counts."""
+        """Return the totals plus the written `groups`, with their bytes and records, `splits` at limits, and the counts
+        of the rewrite."""
         return Totals(
             keys=self.keys,
             groups=self.groups + len(groups),
@@ -73,7 +75,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What one pass saves for the next: where to continue, and the files with the state that it needs.
+    """What one pass saves for the next pass: where to continue, and the files with the state that the next pass needs.
 
     Segments below number `next_segment` are replaced before the next pass begins.
     """
@@ -90,7 +92,7 @@ class SavedState:
 
 @dataclass(frozen=True)
 class FannedOut:
-    """What one pass of a fan-out saves for the next. `ranges` are the remaining ranges of segments, each of which
+    """What one pass of a fan-out saves for the next pass. `ranges` are the remaining ranges of segments, each of which
     becomes a group. `settled` is the file of the survey, `markers` the file of the markers (None: there are none).
     `bits` and `proofs` have the files of each shard; `slices` and `bits` are results of earlier stages.
     """
@@ -118,11 +120,11 @@ class NeedsFanOut(KeytailError):
 
 @dataclass(frozen=True)
 class OutOfPlace:
-    """Where a task out of place writes, and what it copies there (out_of_place/OUT_OF_PLACE.md).
+    """Where a task out of place writes, and which files the task copies (out_of_place/OUT_OF_PLACE.md).
 
     Scratch files are written to directory `path`: the partition's directory in the target or, if the target is an
-    object store (`is_local`), a directory of this host. `source_files` are all files that the partition must have
-    there, as listed by the driver. With `only_copies`, nothing is cleaned.
+    object store (`is_local`), a directory of this host. `source_files` are all files that the copied partition must
+    have, as listed by the driver. With `only_copies`, nothing is cleaned.
     """
 
     path: str
@@ -143,7 +145,7 @@ class OutOfPlace:
 class CleaningTask:
     """One cleaning of one partition, as decided by the plan.
 
-    `segments` are all segments of the partition, as listed by the driver before the first was replaced. The map takes
+    `segments` are all segments of the partition, as listed by the driver before any segment was replaced. The map takes
     `map_memory_bytes`, and has at most `map_max_entries` keys if that is given. `grouping` "kafka" makes one output of
     each group that Kafka would form; "measured" uses the sizes after cleaning. With `max_scratch_bytes`, groups are
     written in passes of about that many bytes, at least one group per pass; `saved_state` is the state saved by the
@@ -159,15 +161,16 @@ class CleaningTask:
     the time of their file, and no delete horizon is written, as in Kafka before 3.1 (CLEANING.md 16).
 
     With `is_preparation`, the output is left for a later run to commit, and a broker may run (prepared/PREPARED.md):
-    only the segments that the output replaces must not change. `prepared` is such output, which this run commits:
-    `run_id` is then the id of the run that prepared it.
+    only the segments that the output replaces must not change. `prepared` is the output of a preparation that this run
+    commits; `run_id` is then the id of the run that prepared it.
 
-    More `threads` than one change only how long it takes, and which memory: up to 512 MiB for each of them.
+    More than one of `threads` changes only the duration and the memory of the task, which needs up to 512 MiB per
+    thread.
 
     With `roll`, the last segment does not exist until the driver has rolled the active segment (compact/roll.py).
 
     With `hottest_keys`, the records of each key are counted, and that many keys with the most records are reported, by
-    their hashes or, with `show_keys`, by their bytes. This takes 4 of 28 bytes of the map's memory.
+    their hashes or, with `show_keys`, by their bytes. The counts take 4 of 28 bytes of the map's memory.
     """
 
     topic: str
@@ -250,7 +253,7 @@ class CleaningTask:
 
     @classmethod
     def of(cls, facts: PartitionFacts, **decided: Any) -> CleaningTask:
-        """Return the task for a surveyed partition; `decided` are the fields that are not in a survey."""
+        """Return the task for a surveyed partition; `decided` has the fields that are not part of a survey."""
         return cls(
             topic=facts.topic,
             partition=facts.partition,
@@ -268,7 +271,8 @@ class CleaningTask:
 
 
 class SourceCounts(NamedTuple):
-    """The counts of a rewrite for one source segment, by its number: records, and how many of them are retained.
+    """The counts of a rewrite for the source segment with number `segment`: its records, and how many of them are
+    retained.
 
     `horizon_batches` is the number of written batches with a delete horizon, the time after which their tombstones or
     marker may be removed; the horizons are between `first_horizon_ms` and `last_horizon_ms` (-1: there are none).
@@ -282,8 +286,8 @@ class SourceCounts(NamedTuple):
     last_horizon_ms: int = -1
 
     def and_written(self, batches: np.ndarray) -> SourceCounts:
-        """Return the counts plus these rows of a batch table, in which a delete horizon takes the place of the base
-        timestamp.
+        """Return the counts plus the counts of written batches. `batches` are rows of a batch table, in which a delete
+        horizon takes the place of the base timestamp.
         """
         kept = self.records_kept + int(batches["record_count"].sum())
         horizons = batches["base_timestamp_ms"][(batches["attributes"] & DELETE_HORIZON) != 0]
@@ -299,7 +303,7 @@ class SourceCounts(NamedTuple):
 
 
     def and_more(self, later: SourceCounts) -> SourceCounts:
-        """Return the counts plus those of what follows in the segment."""
+        """Return the sum of these counts and `later`, the counts of a later part of the segment."""
         if not self.horizon_batches or not later.horizon_batches:
             horizons = later if later.horizon_batches else self
             first, last = horizons.first_horizon_ms, horizons.last_horizon_ms
@@ -317,13 +321,13 @@ class SourceCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class CleaningResult:
-    """What a pass wrote, and the partition's size before and after. All counts are of the whole partition; bytes are of
-    `.log` files.
+    """What a pass wrote, and the partition's size before and after. All counts are for the whole partition; bytes are
+    those of `.log` files.
 
     `limits_met`: number of outputs that had to end inside a source. `large_batches`: number of batches rebuilt to more
-    than `max.message.bytes`. `rest`: the state for the next pass, if groups remain; then records are counted only as
-    far as they were read. Out of place, `placed` are all files that the partition must have in the target, or None
-    while only its groups are written; if `refusal` has a reason, they are copies.
+    than `max.message.bytes`. `rest`: the state for the next pass, if groups remain; with such a state, records are
+    counted only as far as they were read. Out of place, `placed` are all files that the partition must have in the
+    target, or None while only its groups are written; if `refusal` has a reason, all of these files are copies.
     """
 
     end_offset: int
@@ -351,9 +355,8 @@ class CleaningResult:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an earlier run has prepared for a partition: the result of its task, and the names of all its files.
-
-    `run_id` is the id of the run that commits it.
+    """What an earlier run has prepared for a partition: the result of its task, and the names of all files of the
+    preparation. `run_id` is the id of the run that commits the preparation.
     """
 
     result: CleaningResult

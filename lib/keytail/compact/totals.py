@@ -1,5 +1,5 @@
 """The totals of all due partitions of a plan: bytes to read, needed and free scratch space, and the downtime of the
-broker. They are printed below the table of a plan or a dry run, or added to its JSON.
+broker. The totals are printed below the table of a plan or a dry run, or added to its JSON output.
 
 The seconds are sums of the rough estimates in run/rates.py and run/kernels.py.
 """
@@ -43,7 +43,7 @@ class Downtime:
 
 @dataclass(frozen=True)
 class Scratch:
-    """One file system, named by a directory on it: the maximum bytes of the new files of all due partitions, the free
+    """The space on the file system of `directory`: the maximum bytes of the new files of all due partitions, the free
     bytes, the number of partitions that do not fit even alone, and the bytes of prepared files.
     """
 
@@ -56,7 +56,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Totals:
-    """The totals of a plan. `downtime` is None if it is unknown: on a cluster."""
+    """The totals of a plan. `downtime` is None on a cluster, where it is unknown."""
 
     read_bytes: int
     scratch: tuple[Scratch, ...]
@@ -122,7 +122,8 @@ def _prepared_bytes(row: ResultRow, fs: FileSystem) -> int:
 
 
 def below_plan(rows: Sequence[ResultRow], request: Request) -> Below:
-    """Return the lines below the table of a plan, and the numbers in them; no lines if there are no totals."""
+    """Return the lines below the table of a plan, and the numbers of these lines as fields; no lines if there are no
+    totals."""
     totals = totals_of(rows, request)
     return Below() if totals is None else Below(tuple(sentences(totals)), figures(totals))
 

@@ -25,7 +25,7 @@ def clean_on_worker(
     shared_storage: bool = False,
     clean: Callable[[FileSystem, Any], CleaningResult] = clean_partition,
 ) -> CleaningResult:
-    """Run one task, whose work is `clean`; a map memory of 0 means a share of this host's memory."""
+    """Return what `clean` returns for one task; a map memory of 0 means a share of this host's memory."""
     if not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
     with sending_progress(task.partition_path, attempt):
@@ -35,7 +35,7 @@ def clean_on_worker(
 def on_worker(tasks_per_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
     """Return the file system with the task's throttle, and the task with this host's share of memory.
 
-    A task that prepares may run beside a broker, so it spares the page cache and the disk.
+    A task of a preparation may run beside a broker, so its file system spares the page cache and the disk.
     """
     fs: FileSystem = LOCAL
     pace = pace_of(tasks_per_host, task)

@@ -35,9 +35,10 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True)
 class ShardBits:
-    """The file of one shard, its number of blocks, and its number of keys in the dirty section. `keyless` has four
-    numbers for each slice whose null values are in the file: the number of records without a key in the mapped range,
-    the first offset of these, and the same for other records. `counted` has the counts of records by key, or is None.
+    """The file of one shard, the number of blocks in the file, and the shard's number of keys in the dirty section.
+    `keyless` has four numbers for each slice whose null values are in the file: the number of keyless records in the
+    mapped range and the first offset of these, then the number and the first offset of the other keyless records.
+    `counted` has the counts of records by key, or is None.
     """
 
     file: CleanFile
@@ -48,8 +49,8 @@ class ShardBits:
 
 
 class BitsWriter:
-    """Writes the file of one shard: `add` survivors, `add_nulls`, then `close`; or `discard`. A block has at most
-    `most_numbers` survivors.
+    """Writes the file of one shard: callers `add` survivors, `add_nulls`, and then `close` or `discard` the file. A
+    block has at most `most_numbers` survivors.
     """
 
     def __init__(self, fs: FileSystem, task: CleaningTask, most_numbers: int) -> None:
@@ -96,7 +97,7 @@ class BitsWriter:
         self._size_bytes += len(part)
 
     def close(self) -> tuple[CleanFile, int]:
-        """Finish the file; return the file and its number of blocks."""
+        """Finish the file; return its name, size and digest, and the number of its blocks."""
         self._flush()
         rows = np.array(self._rows, _ROW)
         data = rows.tobytes()
@@ -118,8 +119,8 @@ class BitsWriter:
 def load_survivors(
     fs: FileSystem, task: CleaningTask, shards: Sequence[ShardBits], slices: Sequence[SliceFacts], part: tuple[int, int]
 ) -> Survivors:
-    """Return the survivors of the segments with the numbers `part` (first, end): bits decide about all of their
-    records, and the map is empty.
+    """Return the survivors of the segments with the numbers `part` (first, end). Their bits decide about all records of
+    these segments, and their map is empty.
     """
     first, end = part
     survivors = Survivors(OffsetMap(0), first, latest_offset=task.first_uncleanable_offset - 1)

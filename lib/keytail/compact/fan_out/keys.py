@@ -1,9 +1,9 @@
 """Stages 3 and 4 of a fan-out: key runs of slices, split into shards by hash, and their merge in each shard.
 
-Records of the dirty section that the map would contain are *put*: for each key the last record of a slice is sent. All
+Records of the dirty section that the map would contain are *put*: of each key, the last record in a slice is sent. All
 other records whose survival depends on their key are *probed*: records before the dirty section, and data that only the
-map treats as aborted (CLEANING.md 11.4). A shard receives all puts and probes of its keys. One rule holds for both: a
-record survives unless a later record of its key was put.
+map treats as aborted (CLEANING.md 11.4). A shard receives all puts and probes of its keys. One rule holds for puts and
+probes: a record survives unless a later record of its key was put.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ MAX_SHARDS = 1 << 14
 _PUTS, _FACTS, _PROBES = 0, 1, 2  # the upper bits of a cell's order
 _KIND_SHIFT = 60
 _SLICE_SHIFT = 32
-_KEYS_AT_ONCE = 1 << 20  # most keys that are divided among the shards at a time: 24 MiB, and as much for the result
+_KEYS_AT_ONCE = 1 << 20  # maximum number of keys divided among the shards at a time: 24 MiB, and 24 MiB for the result
 _MIN_KEYS_AT_ONCE = 1 << 10
-_DEDUP_BYTES = 12 << 20  # fits into the processor's cache, so that keys that occur once in a slice cost little
+# A table that fits into the processor's cache, so that keys that occur once in a slice cost little
+_DEDUP_BYTES = 12 << 20
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class _Run:
             yield from self.give()
 
     def drain(self, offset_map: OffsetMap) -> Iterator[Cell]:
-        """Move all entries out of a map whose hashes have their words swapped; yield the cells of each full buffer."""
+        """Move all entries out of `offset_map`, in which the two words of each hash are swapped; yield the cells of
+        each full buffer."""
         i = 0
         low, high, ordinals = self._arrays
         while True:
@@ -145,7 +147,7 @@ class _Scan:
         done = 0
         while True:
             low, high, ordinals = (array[done:n] for array in (columns.low, columns.high, columns.ordinals))
-            # The words are swapped, so that this map is drained in another order than a shard's map has.
+            # The words are swapped, so that the order in which this map is drained is not the order of a shard's map.
             done += self._map.put_all(high, low, ordinals, n - done)
             if done == n:
                 break
@@ -159,8 +161,8 @@ class _Scan:
 
 
 def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
-    """Yield the key runs of a slice and, for one shard, which of its batches have null values and how many records have
-    no key. Writes nothing.
+    """Yield the key runs of a slice and, for one shard, which batches of the slice have null values and how many
+    records have no key. Writes nothing.
     """
     task, facts = part.task, part.facts
     settled: Settled = load_state(fs, task, part.settled)
@@ -195,10 +197,11 @@ def _portions(
 def merge(
     fs: FileSystem, task: CleaningTask, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> ShardBits:
-    """Write the survivors among the keys of one shard to a scratch file of this attempt; return it with its counts.
+    """Write the survivors among the keys of one shard to a scratch file of this attempt; return the file and its
+    counts.
 
-    `cells` have puts first, in the order of the log. Needs the memory of the map and a quarter more, however many
-    probes there are.
+    In `cells`, puts are first, in the order of the log. A merge needs the memory of the map and a quarter more, for any
+    number of probes.
     """
     counting = task.hottest_keys > 0
     offset_map = OffsetMap(task.map_memory_bytes, counting=counting)

@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 _CELL_SCHEMA = "shard int, place bigint, data binary"
 _PROBLEM = -1  # the order of an error, before all cells of shard 0
-_BATCH_BYTES = 4 << 20  # bytes of cells that are sent together: few calls, little memory
+_BATCH_BYTES = 4 << 20  # bytes of cells that are sent in one Arrow batch: few calls, little memory
 _SETTINGS = {
     # A row can have megabytes, and without a limit an Arrow batch would contain 10,000 rows.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
@@ -66,7 +66,8 @@ class Workers:
 
 @dataclass(frozen=True)
 class Place:
-    """The context of a task in a fan-out: the channel for its progress reports, and the name of its stage."""
+    """The context of a task in a fan-out: the settings of the run, the channel for progress reports, and the name of
+    the stage."""
 
     workers: Workers
     channel: Channel | None
@@ -148,8 +149,8 @@ class StagesOnSpark:
         return [answers[shard] for shard in range(shards)]
 
     def _values(self, outcomes: Sequence[Outcome[R]]) -> list[R]:
-        """Return the values, or raise the first error. Raises Refused if a host has written files that the driver does
-        not see: without this check, the next stage would fail on other hosts, which are not the cause.
+        """Return the values of the outcomes, or raise the first error. Raises Refused if a host has written files that
+        the driver does not see: without this check, the next stage would fail on other hosts, which are not the cause.
         """
         values = []
         for outcome in outcomes:
@@ -171,7 +172,8 @@ def fan_out_on_spark(
     stopped: Callable[[], bool] = lambda: False,
     sizes: Sizes | None = None,
 ) -> Outcome[CleaningResult]:
-    """Compact one partition, or a pass of it, with tasks on all hosts; return the outcome that one task would have."""
+    """Compact one partition, or do one pass of it, with tasks on all hosts; return the outcome that one task would
+    have."""
     start_ms = time.time_ns() // 1_000_000
     cores = engine.concurrent_tasks
     workers = Workers(task.scratch_path, cores, task.throttle_bytes_per_s, shared_storage)
@@ -179,7 +181,8 @@ def fan_out_on_spark(
     stages = StagesOnSpark(engine, workers, label, on_trace, stopped)
 
     def work(payload: CleaningTask, attempt: str) -> CleaningResult:
-        if not payload.map_memory_bytes:  # a share of each host's memory: one host's value is used for all
+        # The default is a share of a host's memory; one host's value is used for all hosts
+        if not payload.map_memory_bytes:
             [memory] = stages.run("memory", _memory, [cores])
             payload = replace(payload, map_memory_bytes=memory)
         return fan_out(LOCAL, payload, stages, sizes)
@@ -283,7 +286,7 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
         while first is not None and first[0] == _PROBLEM:
             problems.append(from_bytes(first[1]))
             first = next(cells, None)
-        if problems:  # problems of the previous stage's tasks are returned instead of an answer
+        if problems:  # the first problem of the previous stage's tasks is returned instead of an answer
             answer = min(problems, key=lambda item: item[0])[1]
         else:
             some = iter(()) if first is None else itertools.chain([first], cells)

@@ -1,9 +1,9 @@
 """Stages 6, 8 and 9 of a fan-out: a task proves each group, and another task the latest records of each shard of keys.
 
-A group and its sources are read in the same way as in compact/proof/prove.py. Their keys are put into a table, which is
-split into shards when it is full, and at the end. A shard merges the entries of all groups and reports whether a
-key has lost its latest record. Transaction markers are collected first, with the start of each transaction's data,
-which may be in an earlier group.
+A group and its sources are read in the same way as in compact/proof/prove.py. The keys of the records are put into a
+table, which is split into shards when it is full, and at the end. A shard merges the entries of all groups and reports
+whether a key has lost its latest record. Before groups are proven, transaction markers are collected with the start of
+each transaction's data, which may be in an earlier group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from keytail.threads import inheriting
 
 _WORDS = proof_table.SLOT_WORDS
 _CELL_ENTRIES = 1 << 17
-_TABLE_BYTES = 64 << 20  # the table of one group: a larger one sends fewer entries per key, but has more cache misses
+# Maximum size of a group's table: a larger table sends fewer entries, but misses the cache more often
+_TABLE_BYTES = 64 << 20
 _FIRST_SLOTS = 1 << 14
 _LOAD = 0.75
 
@@ -57,7 +58,8 @@ class ProofPart:
 
 @dataclass(frozen=True)
 class ProofContext:
-    """The input of all shards. `proofs`: their tables after the previous pass; `continues`: whether a pass follows."""
+    """The input that all shards share. `proofs`: the tables of the shards after the previous pass; `continues`: whether
+    a pass follows."""
 
     task: CleaningTask
     proofs: tuple[CleanFile, ...]
@@ -67,7 +69,8 @@ class ProofContext:
 @dataclass(frozen=True)
 class Verdict:
     """The result of one shard: the lowest offset of a latest record that is missing (-1: none), 1 in `older_retained`
-    if an older record of its key was retained, the number of keys, and the table for the next pass, if one follows.
+    if an older record of that key was retained, the number of keys, and the table for the next pass, or None if no pass
+    follows.
     """
 
     offset: int

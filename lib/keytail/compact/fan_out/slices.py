@@ -1,6 +1,6 @@
 """Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of transactions.
 
-A slice is a byte range of a segment. It begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads a
+A slice is a byte range of a segment that begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads a
 slice and yields its transactional and control batches; `settle` processes the batches of all slices in the order of the
 log, as compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
 """
@@ -44,8 +44,9 @@ class Slice:
 
 @dataclass(frozen=True)
 class SliceFacts:
-    """Bytes `start` .. `end` of a segment: the numbers of batches and records in this slice and before it in the
-    segment, the base offset of its first batch, and the last offset of the segment up to `end` (-1: none)."""
+    """The facts of a slice, bytes `start` .. `end` of a segment: the numbers of batches and records in the slice and
+    before it in the segment, the base offset of the slice's first batch, and the last offset of the segment up to `end`
+    (-1: none)."""
 
     segment: int
     start: int
@@ -87,8 +88,8 @@ class AbortedToMap:
 
 @dataclass(frozen=True)
 class Settled:
-    """The results of stage 2 for the whole log. They are passed as a file, because they are large if the log has many
-    transactions.
+    """The results of stage 2 for the whole log. Stages pass these results as a file, because a log with many
+    transactions has large results.
     """
 
     transactions: Transactions
@@ -100,8 +101,8 @@ class Settled:
 class Survey:
     """The slices of the whole log, in order, and the file with the results (`Settled`).
 
-    If the log contradicts its transaction indexes, `contradicting` has the entries that the log requires instead, and
-    only `contradicting_offset` is set beside it.
+    If the log contradicts its transaction indexes, `contradicting` has the entries that the log requires,
+    `contradicting_offset` has the offset of the contradiction, and the other fields are not set.
     """
 
     slices: tuple[SliceFacts, ...] = ()
@@ -121,10 +122,11 @@ def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]
 
 
 def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
-    """Return the start and the end of the slice in bytes, from the offset index, so that adjacent slices meet.
+    """Return the start and the end of the slice in bytes. They are positions in the offset index, so that adjacent
+    slices meet.
 
-    A segment's only slice is the whole segment. Does not check that batches begin at these positions. Raises CorruptLog
-    if the index is not sorted.
+    The only slice of a segment is the whole segment. `bounds` does not check that batches begin at these positions.
+    Raises CorruptLog if the index is not sorted.
     """
     segment = task.segments[piece.segment]
     if piece.parts == 1:
@@ -230,7 +232,8 @@ def settle(
 
 
 def _with_counts_before(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> SliceFacts:
-    """Return the slice with the counts before it in its segment; raise CorruptLog if offsets do not ascend."""
+    """Return `facts` with the counts of the batches and records before the slice in its segment. Raises CorruptLog if
+    offsets do not ascend."""
     before = slices[-1] if slices else None
     if before is None or before.segment != facts.segment:
         return facts

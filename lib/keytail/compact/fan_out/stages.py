@@ -2,8 +2,8 @@
 
 `fan_out` passes the stages, each a function of values, to `Stages`, which runs them in this process
 (`tests/compact/fan_out/in_process.py`) or on Spark (`compact/fan_out/on_spark.py`). The result is the same, byte for
-byte, as that of `clean_partition` for the same task with room for all keys; likewise, only scratch files are written,
-and the driver installs them.
+byte, as that of `clean_partition` for the same task with room for all keys. Only scratch files are written, and the
+driver installs them, as after `clean_partition`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stages(Protocol):
     """Runs stages. An exception of a function is raised by the method that runs the function.
 
     A function may run twice with the same payload, even concurrently, each time with another `attempt`; only one of the
-    results is used. `name` is for display.
+    results is used. `name` is the name of a stage for display.
     """
 
     def run(self, name: str, function: Callable[[FileSystem, P, str], R], payloads: Sequence[P]) -> list[R]:
@@ -152,7 +152,8 @@ def _known(before: FannedOut) -> _Found:
 
 
 def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int) -> Survey:
-    """Return the survey, by slices that begin where offset indexes point or, if no batch begins there, by segments."""
+    """Return the survey of slices that begin at positions in the offset index or, if no batch begins at such a
+    position, of whole segments."""
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
         return _survey_with(task, stages, slice_bytes, aborted)
@@ -163,7 +164,8 @@ def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int
 
 
 def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: np.ndarray) -> Survey:
-    """Return the survey; as in `reading.read_log`, transaction indexes are trusted until the log contradicts them."""
+    """Return the survey of slices of at most `slice_bytes`. As in `reading.read_log`, transaction indexes are trusted
+    until the log contradicts them."""
     for _ in range(2):
         pieces = [SurveyPart(task, piece, number, aborted) for number, piece in enumerate(slices_of(task, slice_bytes))]
         [known] = stages.shuffle("survey", survey, pieces, 1, settle, (task, aborted))
@@ -176,8 +178,8 @@ def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: 
 def _count_keys(
     task: CleaningTask, stages: Stages, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
 ) -> KeyCounts:
-    """Return the sum of the counts of the shards, which have no key in common, and the hottest keys. Each slice that
-    contains the last record of such a key is read by one task.
+    """Return the sum of the counts of the shards, which have no key in common, and the hottest keys. One task reads
+    each slice that contains the last record of one of the hottest keys.
     """
     counted = merged((shard.counted for shard in bits if shard.counted is not None), task.hottest_keys)
     places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
@@ -187,7 +189,8 @@ def _count_keys(
 
 
 def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
-    """Refuse keyless records; report those of the dirty section first, as a single task does."""
+    """Raise Refused if there are keyless records; report the keyless records of the dirty section first, as a single
+    task does."""
     counted = [item for shard in bits for item in shard.keyless]
     for at in (0, 2):
         some = [item for item in counted if item[at]]
@@ -196,7 +199,7 @@ def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
 
 
 def _of_this_pass(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
-    """Return the ranges that fit into the scratch space beside the fan-out's own files: the first one in any case."""
+    """Return the ranges that fit into the scratch space beside the fan-out's own files, at least the first range."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return list(found.ranges)
     kept = sum(shard.file.size_bytes for shard in found.bits) + found.settled.size_bytes
@@ -214,10 +217,11 @@ def _of_this_pass(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
 def _write(
     task: CleaningTask, stages: Stages, found: _Found, ranges: list[tuple[int, int]], end: int
 ) -> tuple[list[tuple[tuple[int, int], Written]], list[tuple[int, int]]]:
-    """Write groups; return what was written of each range, and the ranges left for later passes.
+    """Write the groups of `ranges`; return each range with what was written for it, and the ranges left for later
+    passes.
 
-    If an output reached a limit that the measured sizes did not show, one task writes that range and all later ones, in
-    order.
+    If an output reached a limit that the measured sizes did not show, one task writes that range and all later ranges,
+    in order.
     """
     write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
     written = stages.run("groups", write, write_all(ranges))

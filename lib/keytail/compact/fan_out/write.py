@@ -3,7 +3,7 @@
 Kafka's groups depend on sizes only. Measured groups depend on how much of each segment remains: `measure` rewrites a
 segment without keeping the output, `ranges_of` groups the segments as one task would, and `write` detects whether the
 groups were correct. Only limits that depend on the position of segments in an output (index.bytes, 2^31 offsets) can
-make them wrong.
+make measured groups wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WritePart:
 
 @dataclass(frozen=True)
 class Measured:
-    """The bytes that remain of a segment, and how many of them are in the last output that the segment fills."""
+    """The bytes that remain of a segment, and how many of these bytes are in the last output that the segment fills."""
 
     bytes: int
     last_bytes: int
@@ -48,7 +48,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Written:
-    """The groups of segments that the task of a range wrote, and their counts."""
+    """The groups that the task of a range wrote, with the counts of records, bytes and splits."""
 
     groups: tuple[GroupOutput, ...]
     counts: Counts
@@ -76,7 +76,7 @@ def parts_of(
 
 
 def measure(fs: FileSystem, part: WritePart, attempt: str) -> Measured:
-    """Rewrite one segment by itself, and return how much remains of it. Writes nothing."""
+    """Rewrite one segment by itself without writing output; return how much of the segment remains."""
     task = replace(part.task, grouping="measured")
     written = _rewrite(fs, _Discarding(), part, task)
     sizes = [file.size_bytes for group in written.groups for out in group.segments for file in out.files[:1]]
@@ -87,7 +87,7 @@ def write(fs: FileSystem, part: WritePart, attempt: str) -> Written:
     """Rewrite the segments of the range into one group, or into several if an output reached a limit at the start of a
     segment.
 
-    Writes scratch files of this attempt, and removes them on an exception.
+    The scratch files of this attempt are removed on an exception.
     """
     check_sources(fs, part.task)
     return _rewrite(fs, fs, part, replace(part.task, attempt=attempt))
@@ -113,7 +113,7 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
 
 def ranges_of(task: CleaningTask, first: int, end: int, measured: Sequence[Measured] | None) -> list[tuple[int, int]]:
     """Return the segment numbers (first, end) of each group, ascending. `measured` has the results of `measure` for
-    segments `first` .. `end`, None if segments are grouped by size.
+    segments `first` .. `end`; it is None if segments are grouped by their size before cleaning.
     """
     if measured is None:
         groups = kafka_groups(task, task.first_uncleanable_offset)

@@ -1,6 +1,8 @@
-"""Reads the hottest keys of a dirty section, each from its last record: the map contains ordinals but no keys.
+"""Reads the hottest keys of a dirty section, each from the key's last record: the offset map contains ordinals but no
+keys.
 
-Only the chunks with these records are read, once each, from the nearest place before them whose ordinal is known.
+Only the chunks with the last records of hot keys are read, each once, from the nearest earlier place whose ordinal is
+known.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, surviv
 
 @dataclass(frozen=True)
 class HotPart:
-    """Keys to be read, as pairs (number of records, ordinal of the last one) by ascending ordinal; the last records
-    are in the segment of `place`, at or after it.
+    """Keys to be read, as pairs (number of records, ordinal of the last record) by ascending ordinal. The last records
+    are in the segment of `place`, at or after that place.
     """
 
     task: CleaningTask
@@ -64,7 +66,8 @@ def read_hottest(fs: FileSystem, part: HotPart, attempt: str) -> list[HotKey]:
 
 
 def key_counts_of(counted: Counted, found: Iterable[HotKey]) -> KeyCounts:
-    """Return the counts and the keys that were read, in the order of `counted`: offsets ascend as ordinals do."""
+    """Return the counts and the keys that were read, by descending number of records and ascending offset: the order of
+    `counted`."""
     hottest = sorted(found, key=lambda item: (item.records, item.offset), reverse=True)
     return KeyCounts(counted.keys, counted.records, tuple(hottest))
 

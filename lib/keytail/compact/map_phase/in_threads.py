@@ -1,7 +1,9 @@
-"""The map phase in several threads: they read, open and hash chunks; the caller's thread puts the keys into the map.
+"""The map phase in several threads, which read and open chunks and hash their keys; the caller's thread puts the keys
+into the map.
 
-One thread at a time reads a chunk and follows its transactions, in order. Keys are put in order, too, which takes less
-than half of the time. The result, and the record at which the map is full, are the same as with one thread.
+One thread at a time reads a chunk and follows its transactions, in order. Keys are also put into the map in order,
+which takes less than half of the time of the phase. The result, and the record at which the map is full, are the same
+as with one thread.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.key_scan import ChunkKeys, KeyScanner
 from keytail.log.side_by_side import items_in_flight, side_by_side
 
-# The keys of a chunk with more records than this, which a few compressed bytes can contain, are put by portions.
+# Maximum number of records of a chunk whose keys are put as a whole; a few compressed bytes can contain more records,
+# whose keys are put by portions.
 _MAX_KEYS = 1 << 20
 
 Scanned = tuple[DirtyChunk, ChunkKeys | KeytailError | None]
@@ -45,8 +48,8 @@ class BuilderInThreads(SurvivorBuilder):
         from_offset: int,
         followers: Followers,
     ) -> int:
-        """Put segment `number`, and the next ones for whose keys the map certainly has room, into the map; return the
-        number of the segment after them."""
+        """Put the keys of segment `number`, and of the next segments for whose keys the map certainly has room, into
+        the map; return the number of the segment after these."""
         behind = number + 1
         room = self._map.max_entries - self._map.used
         while behind < end and segments[behind].base_offset - segments[number].base_offset <= room:
@@ -115,7 +118,7 @@ class BuilderInThreads(SurvivorBuilder):
             survivors.latest_offset = last
 
     def _stop_after(self, done: int, survivors: Survivors, item: DirtyChunk, from_offset: int) -> None:
-        """Find the key of the chunk before which the map was full: `done` keys of the chunk were put."""
+        """Note the key of the chunk at which the map was full, after `done` keys of the chunk were put."""
         for portion in self._find_keys(survivors, (item,), from_offset):
             assert portion is not None
             if done < len(portion.ordinals):

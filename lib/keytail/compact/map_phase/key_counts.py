@@ -1,7 +1,8 @@
-"""How many records the keys of a dirty section have in it: counts, their sums, and their text. Pure functions.
+"""Counts the records of each key in a dirty section: counts by size, their sums, and their text. Pure functions.
 
-Keys are counted by size: size 0 is a key with 1 record, 1 a key with 2 records, 2 with 3 to 4, 3 with 5 to 8, and so
-on. For the hottest keys, which have the most records, a hash is reported; their bytes are reported only on request.
+Keys are counted by size: a key of size 0 has 1 record, of size 1 has 2 records, of size 2 has 3 to 4, of size 3 has 5
+to 8, and so on. For the hottest keys, which have the most records, a hash is reported; the bytes of the keys are
+reported only on request.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from keytail.errors import visible
 HOTTEST = 20  # keys reported per partition, and per page
 DIGEST_DIGITS = 16
 MAX_KEY_BYTES = 120  # a longer key is truncated
-MAX_COUNTED = 2**32 - 1  # this count means that many records or more
+MAX_COUNTED = 2**32 - 1  # a count of this value means that many records or more
 
 
 @dataclass(frozen=True)
 class Counted:
     """Counts by size: the `keys[s]` keys of size s have `records[s]` records together.
 
-    `hottest` has pairs (number of records, ordinal of the last one) of the keys with the most records, each at least
-    two, in descending order.
+    `hottest` has pairs (number of records, ordinal of the last record) of the keys with the most records, by descending
+    number of records; each key has at least two.
     """
 
     keys: tuple[int, ...]
@@ -89,7 +90,8 @@ def key_text(hot: HotKey) -> str:
 
 
 def _as_text(data: bytes, *, is_cut: bool) -> str | None:
-    """Return the text on one line; None if it is not UTF-8 or has control characters except tabs and line breaks."""
+    """Return the decoded data on one line; None if the data is not UTF-8 or has control characters except tabs and line
+    breaks."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
 """The offset map: from the 128-bit hash of a key to the ordinal of the key's last record in the dirty section.
 
 An ordinal is `segment_number << 32 | record_number`; ordinals ascend as offsets do. Like Kafka's SkimpyOffsetMap, the
-map has no key bytes. It starts small and doubles; the old and the new table together stay within its memory. A map that
-cannot grow any more is full, and the round ends before the next record, as in Kafka (format/CLEANING.md, "Full map"). A
-counting map also counts the records of each key, which takes 4 bytes more per slot.
+map has no key bytes. The table of the map starts small and doubles; the old and the new table together stay within the
+map's memory. A map that cannot grow any more is full, and the round ends before the next record, as in Kafka
+(format/CLEANING.md, "Full map"). A counting map also counts the records of each key, which takes 4 bytes more per slot.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MAX_PRESENT_BYTES = 4 << 20  # maximum size of the bit table that rules out mos
 
 
 class OffsetMap:
-    """A map of at most `memory_bytes`, also while it grows; `max_entries` may limit its number of keys further, as in
-    Kafka the number of slots does."""
+    """A map of at most `memory_bytes`, even while it grows. `max_entries` may limit the number of keys further, as the
+    number of slots does in Kafka."""
 
     stored_fields = ("_max_slots", "_max_entries", "_slots", "_counts", "used")
     _present: np.ndarray | None = None  # created at its first use
@@ -110,15 +110,15 @@ class OffsetMap:
         kernels.get_all(self._slots, present, low, high, wanted, n, found)
 
     def watch(self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int) -> int:
-        """Put those of the first `n` hashes that are absent, with ordinal 0, except where `wanted` (int64) is below 0.
-        Returns the number of hashes that were processed, as `put_all` does.
+        """Put each of the first `n` hashes that is absent into the map, with ordinal 0, except where `wanted` (int64)
+        is below 0. Returns the number of hashes that were processed, as `put_all` does.
         """
         found = np.empty(n, np.int64)
         self.get_all(low, high, wanted, n, found)
         return self.put_all(low, high, np.where((found < 0) & (wanted[:n] >= 0), 0, -1), n)
 
     def update_all(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> None:
-        """Put items as `put_all` does, but only those whose keys are already in the map."""
+        """Put items as `put_all` does, but only items whose keys are already in the map."""
         found = np.empty(n, np.int64)
         self.get_all(low, high, ordinals, n, found)
         present = np.where(found >= 0, ordinals[:n], -1)

@@ -64,8 +64,8 @@ def read_log(
 
 
 def with_aborted(fs: FileSystem, task: CleaningTask, follow: Callable[[np.ndarray], T]) -> T:
-    """Return `follow` of the entries of the transaction indexes or, if the log contradicts them, of the correct
-    entries.
+    """Call `follow` with the entries of the transaction indexes or, if the log contradicts these, again with the
+    correct entries; return its result.
     """
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
@@ -162,7 +162,7 @@ def followers_of(
 
 def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
     """Return the byte position from which the map reads the first dirty segment: the position of the last index entry
-    at or below the first dirty offset, 0 if there is none."""
+    at or below the first dirty offset, or 0 without such an entry."""
     if task.first_dirty_offset <= segment.base_offset or not segment.index_bytes:
         return 0
     entries = parse_offset_index(fs.read_bytes(task.path(segment.base_offset, names.INDEX)))
@@ -171,8 +171,8 @@ def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> i
 
 
 def checked_chunks(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Chunk]:
-    """Yield the chunks of the segments `numbers` (first, end) with their headers checked. Raises Refused for a control
-    batch of unreadable type."""
+    """Yield the chunks of the segments `numbers` (first, end), whose batch headers have been checked. Raises Refused
+    for a control batch whose type is unreadable."""
     for number in range(*numbers):
         segment = task.segments[number]
         is_last = number + 1 == len(task.segments)

@@ -1,8 +1,8 @@
 """The map phase: puts the dirty section into the offset map, and marks its surviving records with one bit each.
 
-Bits are indexed by a record's number within its segment, never by offset, because compacted logs have gaps of billions
-of offsets. The map phase also records which batches contain a null value, so that the write phase need not open them to
-determine this, and where the mapped range ends (format/CLEANING.md, "Building the map").
+The index of a bit is the number of the record within its segment, not its offset, because compacted logs have gaps of
+billions of offsets. The map phase also records which batches contain a null value, so that the write phase need not
+open them to determine this, and where the mapped range ends (format/CLEANING.md, "Building the map").
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.records.prefetch import prefetched
 from keytail.log.transactions import TransactionTracker
 
-# A chunk: its segment's number, its start and end in bytes, and the numbers of records and batches before it there.
+# A chunk: the number of its segment, its start and end in bytes, and the numbers of records and batches before it in
+# the segment.
 Span = tuple[int, int, int, int, int]
 
 
@@ -33,13 +34,14 @@ def span_of(number: int, chunk: Chunk, records: int, batches: int) -> Span:
 
 @dataclass
 class Survivors:
-    """The findings of the map phase. Offsets up to `latest_offset` were mapped; the round ends at `end_offset`.
+    """The findings of the map phase. Offsets up to `latest_offset` were mapped; the round ends at `end_offset`, the
+    next offset.
 
     `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
-    `first_segment` + i, as far as the map phase read it; `record_start[i]` and `batch_start[i]` are the bit numbers, in
-    `bits` and `null_bits`, of its first record and batch. If keys are counted, `places` has the ordinal of the first
-    record and the byte position of each chunk. `spans` are the chunks of the log up to the last segment of the dirty
-    section, as they were read.
+    `first_segment` + i, as far as the map phase read it; `record_start[i]` and `batch_start[i]` are the bit numbers of
+    that segment's first record in `bits`, and of its first batch in `null_bits`. If keys are counted, `places` has the
+    ordinal of the first record and the byte position of each chunk. `spans` are the chunks of the log up to the last
+    segment of the dirty section, as they were read.
     """
 
     offset_map: OffsetMap
@@ -73,8 +75,8 @@ class Survivors:
 
     def forget_map(self) -> None:
         """Free the map before passes that continue in the dirty section, where the bits decide which records are
-        retained. The map is kept if it was full, or if the dirty section starts inside a segment: then the write phase
-        needs the map in the dirty section, too.
+        retained. Keep the map if it was full, or if the dirty section starts inside a segment: the write phase then
+        also needs the map in the dirty section.
         """
         if not (self.full or self.starts_inside_segment):
             self.offset_map = OffsetMap(0)
@@ -100,7 +102,8 @@ class Survivors:
 
 
 class Followers:
-    """Two trackers of the batches of the dirty section: one for all transactions, one for those visible to the map.
+    """Two trackers of the batches of the dirty section: one for all transactions, the other for the transactions
+    visible to the map.
 
     As in Kafka, the map's own tracker starts at the batch that the offset index names for the first dirty offset, and
     does not see the markers before that batch (format/CLEANING.md, "Aborted data and the map").
@@ -122,8 +125,9 @@ class Followers:
 
 @dataclass(frozen=True)
 class DirtyChunk:
-    """A chunk of the dirty section: whether each row is to be mapped (bool; None: the map is full), the ordinal of each
-    row's first record (int64), and the number of batches before the chunk in the dirty section.
+    """A chunk of the dirty section. `wanted`: whether each row is to be mapped (bool; None: the map is full);
+    `first_ordinal`: the ordinal of each row's first record (int64); `batches`: the number of batches before the chunk
+    in the dirty section.
     """
 
     chunk: Chunk
@@ -182,7 +186,7 @@ class SurvivorBuilder:
         from_offset: int,
         followers: Followers,
     ) -> int:
-        """Put segment `number` into the map, and return the number of the next segment to be mapped."""
+        """Put the keys of segment `number` into the map, and return the number of the next segment to be mapped."""
         chunks = self._chunks(survivors, partition_path, segments, number, from_offset, followers)
         found = self._find_keys(survivors, chunks, from_offset)
         is_long = self._reader.is_longer_than_a_chunk(segments[number].log_bytes)
@@ -200,7 +204,8 @@ class SurvivorBuilder:
         from_offset: int,
         followers: Followers,
     ) -> Generator[DirtyChunk, None, None]:
-        """Yield the chunks of segment `number` with the rows to be mapped, and count its records in `survivors`."""
+        """Yield the chunks of segment `number` with the rows to be mapped, and count the segment's records in
+        `survivors`."""
         path = os.path.join(partition_path, names.segment_file(segments[number].base_offset, names.LOG))
         survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)
@@ -228,9 +233,9 @@ class SurvivorBuilder:
     def _find_keys(
         self, survivors: Survivors, chunks: Iterable[DirtyChunk], from_offset: int
     ) -> Generator[KeyPortion | None, None, None]:
-        """Yield the keys of the wanted data batches.
+        """Yield the keys of the wanted data batches of `chunks`, in portions.
 
-        One item is put into the map while the next one is produced, so keys produced after the map was full are
+        One portion is put into the map while the next portion is produced, so keys produced after the map was full are
         ignored. Once the map is full, None is yielded for each chunk, so that this generator does not overwrite the
         buffers of a chunk that is still being put into the map.
         """
@@ -255,7 +260,7 @@ class SurvivorBuilder:
         self._note_keyless(survivors, portion.keyless, portion.first_keyless_offset)
         if portion.opened.is_end:
             self._advance(survivors, portion, portion.end_row, from_offset)
-        else:  # if a later piece of the batch does not fit, only the records that were put count, as for any batch
+        else:  # if a later piece of the batch does not fit, only the records that were put are mapped, as for any batch
             records, _ = portion.records_up_to(portion.first_row)
             self._advance_to_put(survivors, records, from_offset)
 
@@ -281,7 +286,8 @@ class SurvivorBuilder:
             survivors.latest_offset = int(put[-1])
 
     def _stop_in_front_of(self, ordinal: int, survivors: Survivors, portion: KeyPortion, from_offset: int) -> None:
-        """Note that the map was full at this record: it and all later ones are retained, even without a key."""
+        """Note that the map was full at the record with this ordinal: that record and all later records are retained,
+        even without a key."""
         survivors.full = True
         row = portion.row_of(ordinal)
         self._advance(survivors, portion, row, from_offset)

@@ -19,13 +19,14 @@ from keytail.log.quiet import QuietFileSystem
 from keytail.log.records.chunk import Chunk
 from keytail.log.writer import Mark, OutputWriter, SegmentWriter
 
-# The columns that a segment needs of batches that are moved to it when an output is split.
+# The columns of batches that a new segment needs if the batches are moved to it when an output is split.
 _COLUMNS = ("base_offset", "last_offset", "max_timestamp_ms", "size_bytes", "record_count")
 _MOVED = np.dtype([(name, BATCH_TABLE[name]) for name in _COLUMNS])
 
 
 class CountingFileSystem(QuietFileSystem):
-    """Reads the real file system, as beside a broker. Operations that would change something do nothing."""
+    """Reads the real file system, in the way that is used beside a broker. Operations that would change something do
+    nothing."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace)
@@ -38,7 +39,7 @@ class CountingFileSystem(QuietFileSystem):
         return len(arguments[1]) if operation in ("write", "write_at") else None
 
     def write(self, fd: int, buffer: Any) -> int:
-        """Return the number of bytes, which are not written; no rate limit applies."""
+        """Return the number of bytes in `buffer`. Nothing is written, and no rate limit applies."""
         return memoryview(buffer).nbytes
 
     def fsync(self, fd: int) -> None:
@@ -50,7 +51,8 @@ class CountingFileSystem(QuietFileSystem):
 
 
 class CountedSegment(SegmentWriter):
-    """Counts the batches of a new segment. The rows appended since the last mark are kept, because no file has them."""
+    """Counts the batches of a new segment. The BATCH_TABLE rows appended since the last mark are kept in memory,
+    because there is no file to read them from."""
 
     _rows: list[np.ndarray] | None = None
 

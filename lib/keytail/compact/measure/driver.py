@@ -1,7 +1,7 @@
 """Adds to the rows of a plan what a compaction would leave (`--measure`, `--estimate`).
 
-Takes no lock and writes nothing, so a broker may run. A partition whose segments change meanwhile is planned and read
-again.
+A measurement takes no lock and writes nothing, so a broker may run. A partition whose segments change during the
+measurement is planned and read again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from keytail.run.rows import Measured, ResultRow
 from keytail.run.tasks import Outcome, as_problem
 from keytail.run.workers import workers_of_run
 
-# The number of times that the bytes of a partition are read.
+# The number of times that a measurement reads the bytes of a partition.
 _READS = 2.0
 _ONLY_MEASURED = "measured"  # a run id that no file has, because nothing is written
 
@@ -52,8 +52,8 @@ def measured(
     rules: Rules,
     rows: Sequence[ResultRow],
 ) -> list[ResultRow]:
-    """Return the `rows` of a plan of the `chosen` partitions by descending gain, with what a compaction would leave of
-    the due partitions.
+    """Return the `rows` of a plan of the `chosen` partitions by descending gain; rows of due partitions also have what
+    a compaction would leave.
     """
     paths = [entry.path for _, entry in chosen.partitions]
     found = dict(zip(paths, rows, strict=True))
@@ -74,7 +74,8 @@ def measured(
 
 
 def largest_gain_first(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return the rows by descending number of reclaimed bytes, then rows without a measurement, in their order."""
+    """Return the rows by descending number of reclaimed bytes, followed by the rows without a measurement, in their
+    given order."""
     return sorted(rows, key=lambda row: -row.measured.reclaimed_bytes if row.measured is not None else float("inf"))
 
 
@@ -92,8 +93,8 @@ class _Measuring:
     changed: dict[str, SourcesChanged] = field(default_factory=dict)
 
     def run(self, chosen: SelectedPartitions, due: Sequence[str]) -> None:
-        """Measure the partitions with these paths. If their segments change meanwhile, measure them again, at most
-        twice.
+        """Measure the partitions with the paths `due`. Measure partitions whose segments change meanwhile again, at
+        most twice.
         """
         for _ in range(ATTEMPTS):
             left = [item for item in chosen.partitions if item[1].path in due]

@@ -35,8 +35,8 @@ def estimate_partition(
 ) -> Measurement:
     """Return an estimate from `draws` draws, or a measurement if there are at most `measured_bytes` to clean.
 
-    It is assumed that the keys of the dirty section fit into the map of the compaction, or that it uses a fan-out.
-    Raises what reading the log raises, and Refused if no estimate is possible.
+    It is assumed that the keys of the dirty section fit into the map of the compaction, or that the compaction uses a
+    fan-out. Raises what reading the log raises, and Refused if no estimate is possible.
     """
     _, end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)
     section = task.segments[:end]
@@ -101,8 +101,8 @@ def rewrite_sample(
     sample: Sample,
     transactions: Transactions,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each draw the size of its batch in bytes (float64[draws]), and what remains of the batch
-    (float64[draws, 3]): bytes, records, tombstones.
+    """Return the size in bytes of each drawn batch (float64[draws]), and what remains of each (float64[draws, 3]:
+    bytes, records, tombstones).
     """
     findings = Findings(survivors_of(task, sample), transactions, active_producers(fs, task, reader), 0)
     rewriter = make_rewriter(task, reader, findings, kind=_SampleRewriter)

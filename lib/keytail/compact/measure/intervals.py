@@ -1,10 +1,10 @@
-"""Confidence intervals of estimates from a sample. They hold for every log: no distribution of its values is assumed.
-Pure functions.
+"""Confidence intervals of estimates from a sample. The intervals hold for every log: no distribution of the values is
+assumed. Pure functions.
 
 A total is estimated as the mean of independent draws, each between 0 and a known maximum. Two bounds on the error of
-such a mean hold for any number of draws: the bound by Chernoff and Hoeffding is narrow if the mean is close to 0 or to
-the maximum, the bound by Maurer and Pontil (2009, theorem 11) if the draws differ little. Each bound is wrong in at
-most half of `1 - CONFIDENCE` of all samples; the interval is the intersection of both.
+the mean hold for any number of draws: the bound by Chernoff and Hoeffding is narrow if the mean is close to 0 or to the
+maximum, the bound by Maurer and Pontil (2009, theorem 11) if the draws differ little. Each bound is wrong in at most
+half of `1 - CONFIDENCE` of all samples; the interval is the intersection of both bounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STEPS = 60  # steps of a bisection: more than the bits of a float64's significa
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and bounds between which the truth is in at least CONFIDENCE of all samples."""
+    """An estimate, and bounds that contain the true value in at least the share CONFIDENCE of all samples."""
 
     estimate: int
     low: int

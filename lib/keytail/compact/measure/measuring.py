@@ -1,7 +1,8 @@
 """Measures what a compaction of one partition would leave: reads, decides and compresses as a compaction does, and
 writes nothing.
 
-So the numbers equal those of a compaction at the same time, whatever the codecs, formats and transactions of the log.
+So the numbers of a measurement equal those of a compaction at the same time, whatever the codecs, formats and
+transactions of the log.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from keytail.log.records.chunk import SegmentReader
 @dataclass(frozen=True)
 class Measurement:
     """What a compaction would leave of a partition. `bytes_after` (of `.log` files) and `records_after` cover all
-    segments, `tombstones_after` only the cleaned segments. An estimate leaves the last three counts None.
+    segments, `tombstones_after` only the cleaned segments. In an estimate, the last three counts are None.
     """
 
     method: str
@@ -36,7 +37,7 @@ class Measurement:
 
 
 def measure_partition(fs: CountingFileSystem, task: CleaningTask) -> Measurement:
-    """Measure a partition. Raises what `clean_partition` raises: CorruptLog, Refused, NeedsFanOut."""
+    """Return the measurement of a partition. Raises what `clean_partition` raises: CorruptLog, Refused, NeedsFanOut."""
     clock = PhaseClock()
     check_sources(fs, task)
     check_hash(task)

@@ -1,6 +1,6 @@
 """Draws batches of a partition, and determines which of their records a compaction would retain.
 
-The log is divided into parts of equal size, and in each the batch at a random byte is drawn. Whether a record is
+The log is divided into parts of equal size, and in each part the batch at a random byte is drawn. Whether a record is
 retained depends on all later records with its key, so the dirty section is read completely, but only the keys of drawn
 batches are kept in memory. The drawn batches are then processed as if they were a log (MEASURE.md in this directory).
 """
@@ -29,7 +29,7 @@ from keytail.log.records.chunk import CHUNK_BYTES, Chunk, SegmentReader
 from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.transactions import Transactions, TransactionTracker
 
-# Added to the ordinal of the next drawn record, this marks records that were not drawn.
+# For a record that was not drawn, this is added to the ordinal of the next drawn record.
 _NOT_DRAWN = 1 << 62
 # The number of the first record of a segment in the sample: ordinal 0 is for keys that are only watched.
 _FIRST_NUMBER = 1
@@ -52,13 +52,14 @@ class _Drawn:
 
 @dataclass
 class Sample:
-    """The drawn batches of the section that is cleaned, by number of their segment, and figures of the section.
+    """The drawn batches of the section that is cleaned, by segment number, and figures of the section.
 
-    `watched` maps the keys of drawn batches to the place of their last record in the dirty section: for a drawn record
-    twice its ordinal plus 1, for another record twice the ordinal of the next drawn record, 0 if there is no record.
-    `draws` are the base offsets of the drawn batches (int64), one for each draw: a large batch is drawn several times.
-    `records` is the number of records in the section, `unread_records` the number above it, `most_records_per_byte` the
-    largest number of records per byte of any batch in the section.
+    `watched` maps the keys of drawn batches to the place of their last record in the dirty section. The place of a
+    drawn record is twice its ordinal plus 1, the place of another record is twice the ordinal of the next drawn record;
+    0 means that the dirty section has no record of the key. `draws` are the base offsets of the drawn batches (int64),
+    one for each draw: a large batch is drawn several times. `records` is the number of records in the section,
+    `unread_records` the number of records above the section, `most_records_per_byte` the largest number of records per
+    byte of any batch in the section.
     """
 
     watched: OffsetMap
@@ -72,8 +73,8 @@ class Sample:
 
 
 def draw_positions(sizes: list[int], draws: int, chance: random.Random) -> list[np.ndarray]:
-    """Return for each segment the drawn byte positions (int64, ascending): one in each of `draws` equal parts of the
-    whole log.
+    """Return the drawn byte positions of each segment (int64, ascending): one position in each of `draws` equal parts
+    of the log.
     """
     total = sum(sizes)
     places = np.array([(number + chance.random()) * total / draws for number in range(draws)])
@@ -90,8 +91,8 @@ def follow_sampled(
 ) -> tuple[Sample, Transactions]:
     """Read the log once, in order; return the sample at these positions (by segment) and the outcome of transactions.
 
-    Raises Contradiction as TransactionTracker does, CorruptLog, or Refused, such as for records without a key in the
-    dirty section, or if the keys of the sample do not fit into the map's memory.
+    Raises Contradiction as TransactionTracker does, and CorruptLog; raises Refused for records without a key in the
+    dirty section, and if the keys of the sample do not fit into the map's memory.
     """
     tracker = TransactionTracker(aborted, task.log_start_offset)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
@@ -143,8 +144,8 @@ class _SampledKeys:
         self._scanner = KeyScanner(task.hash_seed)
 
     def draw(self, chunk: Chunk, number: int, is_drawn: np.ndarray, is_mapped: np.ndarray) -> None:
-        """Add the drawn batches of a chunk of segment `number` and their keys, and note the places of all such keys in
-        the mapped batches (`is_drawn`, `is_mapped`: bool for each batch)."""
+        """Add the drawn batches of a chunk of segment `number`, and their keys; note the places of all watched keys in
+        the mapped batches. `is_drawn` and `is_mapped` have a bool for each batch."""
         table, drawn = chunk.table, self._sample.drawn[number]
         self._watch(chunk, is_drawn & _has_keys(table))
         counts = table["record_count"].astype(np.int64)
@@ -194,7 +195,7 @@ def _places(portion: KeyPortion) -> np.ndarray:
 
 
 def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
-    """Return the survivors of the sample, as the map phase would for a log with only the drawn batches. Places in
+    """Return the same survivors as the map phase would for a log with only the drawn batches of the sample. Places in
     `sample.watched` become ordinals: a record that was not drawn gets the ordinal of the next drawn record, since a
     record that the map lacks is retained if its ordinal is not below the ordinal of its key (CLEANING.md 5.5).
     """
@@ -221,8 +222,8 @@ def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
 def drawn_chunks(
     fs: FileSystem, task: CleaningTask, sample: Sample
 ) -> Iterator[tuple[int, int, int, Chunk]]:
-    """Read the drawn batches again. Yield chunks of drawn batches, each after the number of its segment and the numbers
-    of its first record and its first batch among those drawn from the segment."""
+    """Read the drawn batches again; yield tuples of segment number, number of records and number of batches drawn
+    before in the segment, and a chunk of drawn batches."""
     for number, drawn in enumerate(sample.drawn):
         table = drawn.table
         if not len(table):

@@ -13,8 +13,8 @@ from keytail.run.rows import Measured, ResultRow
 
 @dataclass(frozen=True)
 class Topic:
-    """The sums over the measured partitions of a topic, or of all topics. Seconds are those of a run on this host's
-    cores.
+    """The sums over the measured partitions of a topic, or of all topics. The seconds are for a run on all cores of
+    this host.
     """
 
     topic: str
@@ -40,7 +40,7 @@ def topics_of(rows: Iterable[ResultRow], cores: int) -> list[Topic]:
 
 
 def sum_of(name: str, rows: Sequence[ResultRow], cores: int) -> Topic:
-    """Return the sums over the measured rows, of which there must be at least one."""
+    """Return the sums over the measured rows; at least one row must be measured."""
     known = [row.measured for row in rows if row.measured is not None]
     measured = Measured(
         method=known[0].method,
@@ -82,7 +82,7 @@ def print_topics(topics: Sequence[Topic]) -> None:
 
 
 def _between(text: Callable[[int], str], low: int, high: int) -> str:
-    """Return the texts of both bounds, or one text if they are the same."""
+    """Return both bounds as text, such as `1 to 2`, or once if their texts are equal."""
     low_text, high_text = text(low), text(high)
     return low_text if low_text == high_text else f"{low_text} to {high_text}"
 

@@ -1,4 +1,5 @@
-"""The work of a task of `plan --measure` and `plan --estimate`: reads one partition as beside a broker."""
+"""The work of a task of `plan --measure` and `plan --estimate`: reads one partition in the way that is used beside a
+broker."""
 
 from __future__ import annotations
 

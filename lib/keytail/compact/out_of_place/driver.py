@@ -1,7 +1,7 @@
 """`compact --output-dir`: writes the compacted log dirs elsewhere, and leaves the log dirs unchanged.
 
-The rules for what is due are those of `compact`; for a partition that is already in the target, they are applied to the
-target's state. Everything that is not due is copied. The states on disk are described in
+The same rules as for `compact` determine what is due; for a partition that is already in the target, they are applied
+to the target's state. Everything that is not due is copied. The states on disk are described in
 compact/out_of_place/OUT_OF_PLACE.md.
 """
 
@@ -224,8 +224,8 @@ class _Driver:
         return roots
 
     def _add_moved_partitions(self, roots: list[Root]) -> None:
-        """Add partitions in the target whose source moved to another log dir to `lacking`: no partition may be in two
-        log dirs.
+        """Add to `lacking` the partitions in the target whose source moved to another log dir: no partition may be in
+        two log dirs.
         """
         hosted = {name: root for root in roots for name in (*root.records, *root.lacking)}
         for root in roots:
@@ -243,7 +243,8 @@ class _Driver:
         )
 
     def finish(self) -> None:
-        """Write the files of the log dirs, and report what is missing or left over."""
+        """Write the files of the target's log dirs themselves; report partitions that are missing or left over in the
+        target."""
         roots = self.roots()
         lacking = [f"{name} ({why})" for root in roots for name, why in sorted(root.lacking.items())]
         write(self.steps.fs, roots, is_complete=not lacking)

@@ -49,12 +49,12 @@ class StoreProblem(KeytailError):
 
 @dataclass(frozen=True)
 class Store:
-    """A folder in an object store, given as a URI for `pyarrow.fs.FileSystem.from_uri`. Small and picklable. The URI
-    may contain a secret; the printed form does not.
+    """A folder in an object store, given as a URI for `pyarrow.fs.FileSystem.from_uri`. A Store is small and picklable.
+    Its URI may contain a secret; its printed form does not.
     """
 
     uri: str
-    folder: str = ""  # path below the URI: that of a partition or, for display, of an object
+    folder: str = ""  # path below the URI, of a partition or, for display, of an object
 
     def __str__(self) -> str:
         return "/".join(filter(None, (shown(self.uri).rstrip("/"), self.folder)))
@@ -65,7 +65,8 @@ class Store:
         return replace(self, folder="/".join(filter(None, (self.folder, name))))
 
     def connect(self) -> tuple[Any, str]:
-        """Return pyarrow's filesystem and the path in it. Raises UsageProblem if the URI cannot be opened."""
+        """Return pyarrow's filesystem and the path of the folder in that filesystem. Raises UsageProblem if the URI
+        cannot be opened."""
         try:
             with as_caller():  # credentials may be in files in the caller's home directory
                 fs, path = _connected(self.uri)
@@ -107,7 +108,7 @@ class Store:
         return tuple(placed)
 
     def put_file(self, fs: FileSystem, source: str, name: str, wanted: PlacedFile) -> PlacedFile:
-        """Stream a local file into an object, check its size and any digest against `wanted`, and return the object."""
+        """Stream a local file into an object; check the size, and the digest if `wanted` has one; return the object."""
 
         def once(remote: Any, path: str) -> PlacedFile:
             digest, position, buffer = file_digest(), 0, bytearray(_BUFFER_BYTES)
@@ -183,7 +184,7 @@ class Store:
     def sizes(self) -> dict[str, int]:
         """Return the sizes of all objects below the folder, by relative name. Raises UsageProblem if there is no
         such bucket."""
-        import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
+        import pyarrow.fs  # noqa: PLC0415 (not needed if the target is a mounted path)
 
         def once(remote: Any, path: str) -> dict[str, int]:
             found = remote.get_file_info(pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=True))
@@ -202,7 +203,7 @@ class Store:
         return self._tried("", once)
 
     def _tried(self, name: str, once: Callable[[Any, str], T]) -> T:
-        """Return `once(filesystem, path)`; call it again, after a delay, if the store failed."""
+        """Return `once(filesystem, path)`; if the store fails, call the function again after a delay."""
         retrying = Retrying(
             retry=retry_if_exception_type(StoreProblem),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -221,8 +222,9 @@ class Store:
 
 @lru_cache(maxsize=4)
 def _connected(uri: str) -> tuple[Any, str]:
-    """Return filesystem and path of a URI; connect once per process, because connecting looks for credentials."""
-    import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
+    """Return pyarrow's filesystem and the path of a URI; connect once per process, because connecting looks for
+    credentials."""
+    import pyarrow.fs  # noqa: PLC0415 (not needed if the target is a mounted path)
 
     remote, path = pyarrow.fs.FileSystem.from_uri(uri)
     return remote, path
@@ -305,7 +307,7 @@ class StoreTree:
         """Do nothing: an object store has no folders."""
 
     def make_partition(self, name: str, source: str) -> None:
-        """Do nothing, like `make`."""
+        """Do nothing: an object store has no folders for partitions, either."""
 
     def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
         """Finish a partition whose objects a worker has sent: remove other objects, and mark the record as finished.

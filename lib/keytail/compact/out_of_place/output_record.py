@@ -51,11 +51,11 @@ class Entries(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputRecord:
-    """A partition in the target. `source_files` and `source_entries` are as the run found them; `entries` and `files`
-    are what the target must have.
+    """A partition in the target. `source_files` and `source_entries` are the files and checkpoint entries that the run
+    found in the source; `entries` and `files` are what the target must have.
 
-    Unless `is_finished`, its files are being replaced, and may be in any state. `copied_for`: the reason why it was
-    copied unchanged. `clean_to`: the offset below which it was compacted, None for a copy.
+    Unless `is_finished`, the partition's files are being replaced, and may be in any state. `copied_for`: the reason
+    why the partition was copied unchanged. `clean_to`: the offset below which it was compacted, None for a copy.
     """
 
     run_id: str

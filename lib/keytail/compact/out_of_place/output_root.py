@@ -23,14 +23,15 @@ _FIELD_OF = {
     names.LOG_START_CHECKPOINT: "log_start",
     names.HIGH_WATERMARK_CHECKPOINT: "high_watermark",
 }
-# A broker requires the first file in each log dir; if it finds the second, it skips the recovery of logs.
+# A broker requires the first of these files in each log dir; if the second is there, the broker skips the recovery of
+# logs.
 STARTING = (names.META_PROPERTIES, names.CLEAN_SHUTDOWN)
 
 
 @dataclass
 class Root:
-    """One log dir. `records` are those of the partitions whose copy in the target is up to date with the source;
-    `lacking` has the reason for each other partition.
+    """One log dir of the target. `records` has the record of each partition whose copy is up to date with the source,
+    by name; `lacking` has the reason for each other partition.
     """
 
     facts: LogDirFacts
@@ -54,7 +55,8 @@ def entries_of(facts: LogDirFacts, topic: str, partition: int) -> Entries:
 
 
 def contents(fs: FileSystem, root: Root, *, is_complete: bool) -> dict[str, bytes]:
-    """Return the required contents of the log dir's files, by name; a file that is not named must not exist."""
+    """Return the required contents of the files in the log dir itself, by name; a file without contents in the result
+    must not exist."""
     wanted: dict[str, bytes] = {}
     for name, of in _FIELD_OF.items():
         offsets = {

@@ -33,9 +33,9 @@ ROOT_FILES = (
 class TargetEntry:
     """A directory in the target.
 
-    `record` is None if the directory has no usable record; `problem` then has the reason if there is a record that is
-    unusable. `is_foreign`: keytail did not create the directory. `listing` has the size of each file and, if the file
-    system provides it, its modification time.
+    `record` is None if the directory has no usable record; `problem` has the reason if there is an unusable record.
+    `is_foreign`: keytail did not create the directory. `listing` has the size of each file and, if the file system
+    provides it, its modification time.
     """
 
     name: str
@@ -49,7 +49,8 @@ class TargetEntry:
         return self.record is not None and self.record.is_finished
 
     def differences(self) -> str:
-        """Return the names of the first five files that differ from the record, as one text; "" if none differ."""
+        """Return the names of at most five files that differ from the record, separated by commas; "" if none
+        differ."""
         assert self.record is not None
         wanted = as_listed(self.record)
         here = {name: facts for name, facts in self.listing.items() if not _is_keytail_file(name)}
@@ -58,7 +59,8 @@ class TargetEntry:
 
 
 def classify(name: str, listing: dict[str, tuple[int, int | None]], data: bytes | None, where: str) -> TargetEntry:
-    """Classify the directory `name` by its listing and the contents of its record (None if it has none)."""
+    """Return the entry of the directory `name`, from its listing and the contents of its record file (None if there is
+    no such file)."""
     parsed = names.parse_partition_dir(name)
     if parsed is None or parsed.kind != "normal":
         return TargetEntry(name, is_foreign=True)
@@ -81,7 +83,7 @@ def is_foreign_root_file(name: str) -> bool:
 
 
 class MountedTree:
-    """One log dir of the target. It is a copy of the log dir `source`, with the same owner and mode."""
+    """One log dir of the target. The log dir is a copy of the log dir `source`, with the same owner and mode."""
 
     def __init__(self, fs: FileSystem, path: str, source: str) -> None:
         self.fs, self.path, self.source = fs, path, source
@@ -94,8 +96,8 @@ class MountedTree:
         return os.path.join(self.path, name)
 
     def entries(self) -> dict[str, TargetEntry]:
-        """Return the partitions in the log dir, and other directories as foreign; empty if the log dir does not exist
-        yet.
+        """Return the entries of the directories in the log dir, by name; directories that are no partitions are
+        foreign. Empty if the log dir does not exist yet.
         """
         if not self.fs.exists(self.path):
             return {}
@@ -164,7 +166,8 @@ class MountedTree:
         return done
 
     def _check_sizes(self, path: str, placed: Sequence[PlacedFile]) -> None:
-        """Check the output before any existing file is changed."""
+        """Raise an error unless each output file has the size that its task wrote. Called before any existing file is
+        changed."""
         sizes = {entry.name: entry.size_bytes for entry in self.fs.scan(path)}
         for file in placed:
             if sizes.get(file.scratch_name) != file.size_bytes:
@@ -204,5 +207,5 @@ class MountedTree:
 
 
 def writable(like: FileStat) -> FileStat:
-    """Return attributes with write permission for the owner: a broker could not run on read-only files."""
+    """Return the attributes `like` with write permission for the owner: a broker could not run on read-only files."""
     return replace(like, mode=like.mode | (0o700 if like.is_dir else 0o600))

@@ -1,8 +1,8 @@
 """Compacts one partition out of place: cleans it into another directory, and copies all other files there
 (OUT_OF_PLACE.md).
 
-`place_partition` reads the sources and writes scratch files; it may run on any host that has access to both
-directories. The driver renames the files.
+`place_partition` reads the sources and writes scratch files. It may run on any host that has access to the source and
+the target. The driver renames the files.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
 
 def clean_or_not(fs: FileSystem, task: CleaningTask) -> CleaningResult:
-    """Return the result of cleaning, whose files still have scratch names; if the partition is only copied, a result
-    without groups.
+    """Clean the partition if it is due; return the result, whose files still have scratch names. The result for a
+    partition that is only copied has no groups.
     """
     place = _place(task)
     refuse_other_files(fs, task)
@@ -65,8 +65,8 @@ def uncleaned(task: CleaningTask) -> CleaningResult:
 
 
 def copy_rest(fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput]) -> tuple[PlacedFile, ...]:
-    """Make durable copies, with the same times, of all files that no group replaces, and return the copies; on failure
-    no copy is left.
+    """Make durable copies of all files that no group replaces, with the same times; return the copies. On failure no
+    copy is left.
     """
     place = _place(task)
     made: list[PlacedFile] = []
@@ -143,8 +143,8 @@ def _place(task: CleaningTask) -> OutOfPlace:
 def as_written(facts: PartitionFacts, record: OutputRecord) -> PartitionFacts:
     """Return the facts of the target's copy of a partition, for planning, from the facts of the unchanged source.
 
-    At and above the offset to which the copy was compacted, both have the same files; the record lists the files of the
-    copy below this offset.
+    At and above the offset to which the copy was compacted, source and copy have the same files; the record lists the
+    files of the copy below this offset.
     """
     if record.clean_to is None:
         return facts

@@ -1,7 +1,7 @@
 """The driver of a compaction out of place: puts the output of tasks into the target, and creates each partition's row.
 
-Tasks write scratch files in the target or, if that is an object store, send the files there. The driver renames scratch
-files and writes the record of the contents. It never changes the source (compact/out_of_place/OUT_OF_PLACE.md).
+Tasks write scratch files in the target or send the files to an object store. The driver renames scratch files and
+writes the record of the contents. The source is never changed (compact/out_of_place/OUT_OF_PLACE.md).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Intended:
     """The driver's decision for one partition: where it is placed, and its row, with the reason if it is copied.
 
     `entries` are the entries of the source's checkpoints; `repaired` replaces the entry of the cleaner's checkpoint if
-    this entry is outside the log. `notes` are reported when the partition has been placed.
+    this entry is outside the log. `notes` are messages that are printed when the partition has been placed.
     """
 
     tree: Tree
@@ -188,7 +188,7 @@ class Worker:
         return self.stores.get(os.path.dirname(task.partition_path))
 
     def place(self, task: CleaningTask, attempt: str) -> CleaningResult:
-        """Clean one partition, in a task, and write or send all of its files."""
+        """Clean one partition, in a task; write or send all files of the partition, and return the result."""
         fs, task = on_worker(self.tasks_per_host, task, attempt)
         store = self.store_of(task)
         with sending_progress(task.partition_path, attempt, "copy"):
@@ -199,7 +199,8 @@ class Worker:
                 return self._send(fs, store, task, clean_or_not(fs, task))
 
     def finish(self, work: tuple[CleaningTask, CleaningResult], attempt: str) -> CleaningResult:
-        """Copy or send the remaining files of a partition whose groups were written by a fan-out."""
+        """Copy or send the remaining files of a partition whose groups were written by a fan-out; return the result
+        with all placed files."""
         given, result = work
         fs, task = on_worker(self.tasks_per_host, given, attempt)
         store = self.store_of(task)
@@ -216,7 +217,8 @@ class Worker:
         return replace(result, placed=(*outputs_of(result.groups), *copies))
 
     def _send(self, fs: FileSystem, store: Store, task: CleaningTask, result: CleaningResult) -> CleaningResult:
-        """Send the files; the returned result has no groups, since no file has a scratch name in the store."""
+        """Send the files to the store; return a result without groups, since no file has a scratch name in the
+        store."""
         placed = store.send(fs, task, result.groups, unfinished(task))
         refuse_other_files(fs, task)
         return replace(result, groups=(), placed=placed)

@@ -1,6 +1,6 @@
 """Decides what a compaction out of place does with a partition: clean, copy, keep in the target, or leave out.
 
-Reads of the source what a plan reads, and nothing of the target: the contents of the target are passed in.
+The source is read in the same way as for any plan. The target is not read: its contents are passed in.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def judge(
     *,
     execute: bool = False,
 ) -> PlannedPartition:
-    """Return the decision for a chosen partition. Reads only the listing of the source if the source is unchanged."""
+    """Return the decision for a chosen partition. If the source is unchanged, only its listing is read."""
     row = ResultRow(entry.topic, entry.partition, entry.log_dir, "refused")
     at = PlannedPartition(log_dir.path, entry.path, entry.topic, entry.partition, "leave", row)
     there = known[log_dir.path].get(at.name)
@@ -146,7 +146,7 @@ def judge(
     facts = planned.facts
     is_unread = planned.config is None and planned.problem is None  # a system error prevented the decision
     if planned.corrupt or is_unread or facts.problems or not facts.segments:
-        # A plan skips a partition that is not compacted, whatever its other errors. Here, the partition would then be
+        # A plan skips a partition that is not compacted, whatever its other errors. Here, a skipped partition would be
         # missing in the target.
         status = "corrupt" if planned.corrupt else "refused"
         return replace(at, row=row.unchanged(status, _why_left_out(planned, log_dir, at.name)), planned=planned)

@@ -24,7 +24,8 @@ from keytail.run.tasks import run_attempt
 
 @dataclass(frozen=True)
 class Target:
-    """The targets of all log dirs: absolute paths, or folders of an object store (`stores`)."""
+    """The targets of `log_dirs`, in the same order: absolute paths (`places`) or folders of an object store
+    (`stores`)."""
 
     fs: FileSystem
     log_dirs: tuple[str, ...]
@@ -103,7 +104,8 @@ class Target:
 
 
 def target_of(fs: FileSystem, request: Request) -> Target:
-    """Return the target. Raises UsageProblem for conflicting flags, and for a place that cannot contain a log dir."""
+    """Return the target that the flags name. Raises UsageProblem for conflicting flags, and for a place that cannot
+    contain a log dir."""
     given, log_dirs = request.output_dirs, request.partition_filter.log_dirs
     if not given:
         raise UsageProblem(

@@ -1,8 +1,9 @@
-"""Where a proof can be divided into parts: places in a source, and the state that the walk has there.
+"""Finds where a proof can be divided into parts: places in a source, and the state of the walk at each place.
 
-A place follows a batch that the offset index of the source names. Its counterpart in the output, and the state of the
-output's indexes there, follow from the last entries of these indexes before it, and a few headers after them. Nothing
-here is checked: a wrong state only makes the proof take one walk (in_parts.py).
+A place follows a batch that the offset index of the source names. The corresponding place in the output, and the state
+of the output's indexes at that place, follow from the last entries of these indexes before the place and a few headers
+after those entries. Nothing is checked in this module: after a wrong state, the proof only takes one walk
+(in_parts.py).
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import OutputSegment
 
 _READ_BYTES = 8 << 10
-_MAX_WALKED = 1000  # batches from an index entry on; with the default settings, there are at most 70
+# Maximum number of batches read after an index entry; with the default settings, there are at most 70
+_MAX_WALKED = 1000
 _HEADER = struct.Struct(">qiibihiqq")  # base offset ... maximum timestamp
 
 
 @dataclass(frozen=True)
 class Group:
-    """One group of a proof: its sources, its outputs with the offset where each must end, and the number of outputs
-    before it.
+    """One group of a proof: its sources, its outputs with the offset at which each must end, and the number of outputs
+    of earlier groups.
     """
 
     sources: tuple[SegmentFacts, ...]
@@ -64,8 +66,8 @@ class IndexState(NamedTuple):
 
 @dataclass(frozen=True)
 class Boundary:
-    """The state of a walk over a group: the number of the source and the byte position in it, the last offset passed;
-    the same for the output, whose next batch may be checked already; and the state of its indexes.
+    """The state of a walk over a group. For the source: its number, the byte position in it, and the last offset
+    passed. For the output: the same, whether its next batch is already checked, and the state of its indexes.
     """
 
     source: int
@@ -79,7 +81,7 @@ class Boundary:
 
     @classmethod
     def of(cls, proof: Proof, source: int, outputs_before: int) -> Boundary:
-        """Return the state that a walk has reached, at the end of the bytes that it was given of a source."""
+        """Return the state that a walk has reached at the end of the given bytes of a source."""
         state = proof.state
         indexes = IndexState(*(int(state.indexes[name]) for name in IndexState._fields))
         return cls(
@@ -116,7 +118,7 @@ class _NoBoundary(Exception):
 
 
 def boundaries_of(fs: FileSystem, spec: ProofSpec, group: Group, part_bytes: int) -> list[Boundary]:
-    """Return boundaries in the order of the log, about `part_bytes` of sources apart; none where none is found."""
+    """Return the boundaries that are found, in the order of the log, about `part_bytes` of sources apart."""
     found: list[Boundary] = []
     due, before = part_bytes, 0
     for number, segment in enumerate(group.sources):
@@ -135,7 +137,7 @@ def boundaries_of(fs: FileSystem, spec: ProofSpec, group: Group, part_bytes: int
 
 
 def _positions(fs: FileSystem, spec: ProofSpec, segment: SegmentFacts) -> np.ndarray:
-    """Return the positions in the offset index of a source, as far as they ascend."""
+    """Return the positions in the offset index of a source (int64), up to the first position that does not ascend."""
     if not segment.index_bytes:
         return np.empty(0, np.int64)
     path = os.path.join(spec.partition_path, names.segment_file(segment.base_offset, names.INDEX))
@@ -188,8 +190,8 @@ def _boundary(fs: FileSystem, spec: ProofSpec, group: Group, number: int, positi
 def _entry_before(
     fs: FileSystem, paths: dict[str, str], base_offset: int, offset: int
 ) -> tuple[IndexState, int]:
-    """Return the state after the last entry of an output at or below an offset, with the size of its batch still to be
-    added, and the position of that batch. Without an entry, these are the state and the position of the start.
+    """Return the state after the last entry of an output at or below an offset, without the size of the entry's batch,
+    and the position of that batch. Without such an entry, return the state and the position of the start.
     """
     offsets = parse_offset_index(fs.read_bytes(paths[names.INDEX]))
     n = int(np.searchsorted(offsets["relative_offset"], offset - base_offset, side="right"))
@@ -204,7 +206,7 @@ def _entry_before(
 
 
 def _batches(fs: FileSystem, path: str, size_bytes: int, position: int) -> Iterator[_Batch]:
-    """Yield batches of version 2 from `position` on by their headers. Raises _NoBoundary if there are too many."""
+    """Yield the headers of the batches of version 2 from `position` on. Raises _NoBoundary after too many batches."""
     buffer, filled, begin = np.empty(_READ_BYTES, np.uint8), 0, position
     fd = fs.open_read(path)
     try:

@@ -1,12 +1,12 @@
 """Proves one pass in several threads: the sources are divided into parts, each of which is walked beside its output.
 
-A part begins in the middle of a source and of an output, in the state that the walk over everything before it would
-have reached (boundaries.py). That state is only a guess, derived from headers and index files. It is not trusted: each
-part must end in exactly the state in which the next part began. By induction, all parts together are then the proof
-that one walk would be. Only the table of keys is shared; its contents do not depend on the order of the keys.
+A part begins in the middle of a source and of an output, in the state that the walk over everything before would have
+reached (boundaries.py). This state is only a guess, derived from headers and index files. The guess is not trusted:
+each part must end in exactly the state in which the next part began. By induction, all parts together are the proof
+that one walk would be. The parts share only the table of keys, whose contents do not depend on the order of the keys.
 
-If a guess is wrong, a part finds a violation, or the log has transactions, whose state is not guessed, then the pass is
-proven by one walk, which alone decides and raises errors.
+If a guess is wrong, if a part finds a violation, or if the log has transactions, whose state is not guessed, one walk
+proves the pass. Only that walk decides and raises errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.side_by_side import side_by_side
 
-_PARTS_PER_THREAD = 4  # so that all threads end at about the same time
+_PARTS_PER_THREAD = 4  # with several parts per thread, all threads end at about the same time
 _MIN_PART_BYTES = 1 << 20
 
 
@@ -38,7 +38,7 @@ class _OneWalk(Exception):
 
 @dataclass(frozen=True)
 class _Part:
-    """The walk over a group from one boundary to the next (None: from its start, to its end)."""
+    """The walk over a group from `start` (None: the start of the group) to `stop` (None: its end)."""
 
     group: Group
     start: Boundary | None
@@ -57,7 +57,7 @@ class _PartProof(Proof):
         raise _OneWalk
 
     def restart(self, group: Group, start: Boundary | None) -> None:
-        """Begin a part: its output is open, and the state is that of `start`."""
+        """Begin a part, in the state `start`, and open its output."""
         self.restart_state()
         first = start.output if start else 0
         self.state.output.number = group.outputs_before + first - 1
@@ -68,7 +68,7 @@ class _PartProof(Proof):
             self.output.open(self.current.paths[names.LOG], self.current.log_bytes, start.output_position)
 
     def count_part(self) -> None:
-        """Add the totals of a part."""
+        """Add the totals of the part that has ended to the sums of this thread."""
         totals = self.state.totals
         self.sums += [totals.batches_read, totals.batches_kept, totals.records_read, totals.records_kept]
 
@@ -81,9 +81,9 @@ def prove_in_parts(
     walk: Callable[[Proof, Callable[[], bool]], None],
 ) -> list[int] | None:
     """Prove the groups in `spec.threads` threads, with all keys in `keys`. Return the numbers of batches checked and
-    kept, and of records checked and kept; None: one walk must prove the groups.
+    kept, and of records checked and kept; None if one walk must prove the groups.
 
-    `walk(proof, stopped)` walks the source that is open to its end, or until it is stopped.
+    `walk(proof, stopped)` walks the open source to its end, or until `stopped()` is true.
     """
     source_bytes = sum(segment.log_bytes for group in groups for segment in group.sources)
     part_bytes = max(_MIN_PART_BYTES, source_bytes // (_PARTS_PER_THREAD * spec.threads))
@@ -106,7 +106,7 @@ def prove_in_parts(
             proofs.append(proof)
         try:
             return part, _prove(proof, part, walk, lambda: is_over)
-        except BaseException:  # one walk follows, or after a signal none: the other threads need not end their parts
+        except BaseException:  # one walk follows, or no walk after a signal: the other threads need not end their parts
             is_over = True
             raise
         finally:

@@ -1,4 +1,5 @@
-"""The proof's table of keys. The walk over the batches notes the hashes of keys; a second thread puts them into it.
+"""The proof's table of keys. The walk over the batches notes the hashes of keys; a second thread puts the hashes into
+the table.
 
 A table of millions of keys does not fit into the CPU cache, and putting keys into it depends only on their hashes:
 while the walk fills one set of notes, a thread puts the previous set.
@@ -29,11 +30,11 @@ NOT_ERASED = np.empty((2, 0), np.uint64)
 
 
 class Keys:
-    """A table of at most `memory_bytes`, also while it grows; `put` takes the notes in the order of offsets.
+    """A table of at most `memory_bytes`, even while it grows; `put` takes the notes in the order of offsets.
 
-    Keys are hashed under `secret`, the same one for all tables whose entries are compared or merged. `slots` and `used`
-    are those of the previous pass, if there was one. `erased`: see Notes. With `spill`, a full table is passed to it
-    and then emptied, so the caller has to merge several entries per key.
+    Keys are hashed under `secret`, which is the same for all tables whose entries are compared or merged. `slots` and
+    `used` are from the previous pass, if there was one. `erased`: see Notes. If `spill` is given, a full table is
+    passed to this function and then emptied, so the caller has to merge several entries per key.
     """
 
     def __init__(
@@ -65,18 +66,18 @@ class Keys:
 
     @property
     def slots(self) -> np.ndarray:
-        """The table, including the keys put last."""
+        """The slots of the table, after all keys that were put are in it."""
         self._wait()
         return self._slots
 
     @property
     def used(self) -> int:
-        """The number of keys in the table, including those put last."""
+        """The number of keys in the table, after all keys that were put are in it."""
         self._wait()
         return self._used
 
     def expect(self, keys: int) -> None:
-        """Grow the table in one step for about this number of keys. A wrong number is harmless."""
+        """Grow the table in one step to room for about `keys` keys. A wrong number is harmless."""
         self._expected = keys
 
     def take_memory(self, n_bytes: int) -> None:
@@ -85,7 +86,7 @@ class Keys:
         self._max_slots = max(left, len(self._slots) // kernels.SLOT_WORDS)
 
     def put(self, n: int, records: int = 0) -> None:
-        """Put the first `n` notes into the table; the next notes have room for `records` of them.
+        """Put the first `n` notes into the table, and provide new notes with room for `records` keys.
 
         Raises KeytailError if the table cannot grow enough.
         """
@@ -106,8 +107,8 @@ class Keys:
             self._notes[0] = self._room_for(records)
 
     def put_now(self, notes: Notes, n: int) -> None:
-        """Put the first `n` of the `notes`, in any order of offsets, and return when they are put; any thread may call
-        it. Raises KeytailError if the table cannot grow enough.
+        """Put the first `n` of the `notes` into the table, in any order of offsets, and wait until this is done. Any
+        thread may call this method. Raises KeytailError if the table cannot grow enough.
         """
         if not n:
             return
@@ -137,7 +138,8 @@ class Keys:
             self._used = 0
 
     def first_unjustified(self) -> tuple[int, int]:
-        """Return the lowest offset of a missing latest record, or -1, and 1 if an older record of its key was retained.
+        """Return the lowest offset of a missing latest record, or -1, and 1 if an older record of the same key was
+        retained.
         """
         self._wait()
         return kernels.first_unjustified(self._slots)
@@ -175,8 +177,8 @@ class Keys:
 
 
 class KeysOfPart(Keys):
-    """The notes of one thread, which are put into a table that all threads share. The table's own methods are not
-    called until all of them have ended.
+    """The notes of one thread, which are put into a table that all threads share. The methods of the shared table are
+    not called until all threads have ended.
     """
 
     def __init__(self, shared: Keys) -> None:
@@ -185,10 +187,10 @@ class KeysOfPart(Keys):
         self._notes = [self._room_for(_NOTES)]
 
     def expect(self, keys: int) -> None:
-        """Do nothing: the shared table expects them."""
+        """Do nothing: the shared table has been prepared for the number of keys."""
 
     def put(self, n: int, records: int = 0) -> None:
-        """Put the first `n` notes into the shared table; the next notes have room for `records` of them."""
+        """Put the first `n` notes into the shared table, and provide new notes with room for `records` keys."""
         self._shared.put_now(self._notes[0], n)
         if self._notes[0].records.shape[1] < records:
             self._notes[0] = self._room_for(records)
@@ -198,12 +200,13 @@ class KeysOfPart(Keys):
 
 
 def table_bytes(keys: int) -> int:
-    """Return the approximate size of a table of `keys` keys. It grows by doubling, so it may have twice that size."""
+    """Return the approximate bytes of a table of `keys` keys. A table grows by doubling, so the actual size may be
+    twice as large."""
     return int(keys / _LOAD) * SLOT_BYTES
 
 
 def most_keys(memory_bytes: int) -> int:
-    """Return the number of keys that fit into the proof's table."""
+    """Return the maximum number of keys in a proof's table of `memory_bytes`."""
     return _limit_of(_most_slots(max(memory_bytes, MIN_MEMORY_BYTES)))
 
 

@@ -1,7 +1,8 @@
-"""The proof's own reader of messages of magic 0 and 1, and of what replaces them: messages, or version 2 batches.
+"""The proof's own reader of messages of magic 0 and 1, and of their replacements: messages, or batches of version 2.
 
-Both formats are described in format/LEGACY.md. It was written independently of the reader that cleaning uses, and is
-slower: it reads one message at a time. `compact/proof/prove.py` decides whether removed records may be missing.
+Both formats are described in format/LEGACY.md. This reader was written independently of the reader that cleaning uses.
+It is slower, since it reads one message at a time. `compact/proof/prove.py` decides whether removed records may be
+missing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Message:
-    """One message with the records that it contains, and its bits for codec and timestamp type.
+    """One message with its records; `attributes` has the bits for codec and timestamp type.
 
     `is_uniform`: the inner messages have the same magic, and the message has the offset of the last of them.
     """
@@ -51,7 +52,7 @@ class Message:
 
 
 def read_message(data: bytes) -> Message:
-    """Parse `data` as a message. Raises ValueError with the reason if it is not well-formed."""
+    """Return the message in `data`. Raises ValueError with the reason if `data` is not a well-formed message."""
     outer_offset, magic, attributes, timestamp_ms, key, value = next(_messages(data, whole=True))
     attributes &= v2.CODEC_MASK | v2.LOG_APPEND_TIME if magic else v2.CODEC_MASK
     codec = attributes & v2.CODEC_MASK
@@ -91,7 +92,7 @@ def _checked(message: Message) -> Message:
 
 
 def _messages(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, int, int, bytes | None, bytes | None]]:
-    """Yield (offset, magic, attributes, timestamp, key, value) of each message; a truncated last one is an error if
+    """Yield (offset, magic, attributes, timestamp, key, value) of each message; a truncated last message is an error if
     `whole`.
     """
     at = 0
@@ -129,8 +130,8 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
     """Return the offsets of the records that `batch`, the replacement of `message`, keeps. Raises ValueError if `batch`
     is invalid.
 
-    `horizon_ms` is the delete horizon that a batch with a tombstone must have, or -1 for none. Size and checksum have
-    been checked.
+    `horizon_ms` is the delete horizon that a batch with a tombstone must have, or -1 for none. The caller has checked
+    size and checksum.
     """
     base, _length, epoch, _magic, _crc, attributes, last_delta, base_time, max_time, *producer, count = (
         _HEADER.unpack_from(batch)
@@ -162,14 +163,15 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
 def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
     """Return the offsets of the records that message `output` keeps of `message`, whose bytes are `source`.
 
-    `output` keeps the magic. Raises ValueError if it is not what Kafka's cleaners before 4.0 write (LEGACY.md 5).
+    `output` has the same magic. Raises ValueError if `output` is not what Kafka's cleaners before 4.0 write (LEGACY.md
+    5).
     """
     every = {record.offset for record in message.records}
     if output == source:
         if not message.is_uniform:
             raise ValueError(
                 "the message was copied unchanged, although inner messages have another magic or its offset is not "
-                "that of the last one"
+                "that of the last inner message"
             )
         return every
     codec = message.attributes & v2.CODEC_MASK

@@ -1,7 +1,7 @@
 """The proof's independent table of transactions: every marker of the log, and the transaction index of an output.
 
-It is built in one pass over the headers of the whole log, including the segments above the rewritten ones. Neither the
-results of cleaning nor the `.txnindex` files of the sources are used.
+The table is built in one pass over the headers of the whole log, including the segments above the rewritten ones.
+Neither the results of cleaning nor the `.txnindex` files of the sources are used.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def walk_headers(
     cursor: np.ndarray,
     read: Callable[[np.ndarray], int],
 ) -> None:
-    """Call `read` with the bytes of each segment, from `cursor` on (kernels/proof/markers.py), until it has read all of
-    them.
+    """Call `read` with the bytes of each segment, from `cursor` on (kernels/proof/markers.py), until all bytes have
+    been read.
 
-    Does not read an incomplete tail of the last segment. Raises CorruptLog for damage before it.
+    An incomplete tail of the last segment is not read. Raises CorruptLog for damage before such a tail.
     """
     window = Window(fs)
     try:
@@ -161,12 +161,13 @@ def check_txn_index(
 
 
 def _problem(entry: np.void, before: int, markers: np.ndarray, output: int) -> str:
-    """Return what is wrong with an entry, or an empty string. `before` is the last offset of the previous entry."""
+    """Return what is wrong with an entry of a transaction index; "" if it is valid. `before` is the last offset of the
+    previous entry."""
     first, last = int(entry["first"]), int(entry["last"])
     if entry["version"] != 0:
         return f"has the unknown version {int(entry['version'])}"
     if last <= before:
-        return "does not follow the entry before it"
+        return "does not follow the previous entry"
     row = int(kernels.marker_at(markers, int(entry["producer"]), last))
     if row < 0 or markers[row, kernels.KIND] != kernels.ABORT or markers[row, kernels.OUTPUT] != output:
         return "has no ABORT marker in its segment"

@@ -17,7 +17,8 @@ from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
 
 
 def prove_message(proof: Proof) -> None:
-    """Prove the source's next message of magic 0 or 1. The output's next batch, if any, is in its window."""
+    """Prove the source's next message of magic 0 or 1. The output's next batch, if any, is in the window of the
+    output."""
     state, window = proof.state, proof.output
     q = int(state.output.at)
     message, source = _next_message(proof)
@@ -65,7 +66,7 @@ def prove_message(proof: Proof) -> None:
 
 
 def note_present_message(proof: Proof) -> None:
-    """Note the source's next message of magic 0 or 1, which a later pass rewrites."""
+    """Note the records of the source's next message of magic 0 or 1, which a later pass rewrites."""
     message, source = _next_message(proof)
     rules = proof.state.rules
     noted = []
@@ -86,7 +87,7 @@ def note_present_message(proof: Proof) -> None:
 
 
 def _next_message(proof: Proof) -> tuple[Message, bytes]:
-    """Return the source's next message, checked, and its bytes."""
+    """Check and return the source's next message, and its bytes."""
     state, source = proof.state, proof.source
     p = int(state.source.at)
     size = int.from_bytes(source.bytes[p + 8 : p + 12].tobytes(), "big") + 12
@@ -138,7 +139,7 @@ def _is_erased(proof: Proof, key: bytes | None) -> bool:
 
 
 def _note(proof: Proof, noted: Sequence[tuple[bytes, int, int]]) -> None:
-    """Note keys with the offset and the outcome of their records."""
+    """Note keys for the table: `noted` has the key, the offset and the outcome of each record."""
     proof.put_keys(len(noted))
     notes = proof.keys.notes
     for i, (key, offset, action) in enumerate(noted):

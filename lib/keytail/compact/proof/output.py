@@ -1,5 +1,4 @@
-"""Opens the outputs that a proof reads, one after the other, and checks that they and their indexes have no excess
-bytes.
+"""Opens the outputs that a proof reads, one after the other, and checks that outputs and indexes have no excess bytes.
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ def start_output(proof: Proof) -> None:
 
 
 def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> None:
-    """Open the file. Raises unless it has its size in the plan or, for an output, the size that was written."""
+    """Open the file in `window`. Raises an error unless the file has the size in the plan or, for an output, the size
+    that was written."""
     found = proof.fs.stat(path).size_bytes
     if found != size_bytes:
         what = f"the file has {found} bytes instead of {size_bytes}"
@@ -81,7 +81,7 @@ def _read_index(proof: Proof, file: CleanFile) -> bytes:
 
 
 def finish_output(proof: Proof) -> None:
-    """Check that the current output and its indexes have been read to the end, and its transaction index."""
+    """Check that the current output and its indexes have been read to the end; check its transaction index."""
     output = finish_log(proof)
     if output.txn_index:
         proof.ensure_markers()
@@ -138,7 +138,7 @@ def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -
 
 
 def block_at(window: Window, at: int) -> tuple[int, memoryview]:
-    """Return codec and bytes of the block of the batch at index `at`."""
+    """Return the codec and the bytes of the record block of the batch at index `at` of the window."""
     header = window.bytes
     size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
     return int(header[at + v2.ATTRIBUTES + 1]) & v2.CODEC_MASK, header[at + v2.HEADER_BYTES : at + size_bytes].data
@@ -147,7 +147,7 @@ def block_at(window: Window, at: int) -> tuple[int, memoryview]:
 def not_opened(
     window: Window, at: int, kind: type[KeytailError], remedy: str, problem: ValueError | KeytailError
 ) -> KeytailError:
-    """Return the error for a batch whose block cannot be decompressed, or which has too large a record."""
+    """Return the error for a batch whose block cannot be decompressed, or that has a record above the size limit."""
     where: dict[str, Any] = {
         "path": window.path,
         "byte_position": window.position + at,

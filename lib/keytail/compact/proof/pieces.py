@@ -32,7 +32,8 @@ class _Records:
         self._stream = RecordStream(codec, data, _count_at(window, at), _arenas())
 
     def next(self) -> tuple[np.ndarray, int, int, bool]:
-        """Return (block, its bytes, records, whether these are the last)."""
+        """Return the next records: (block, number of its bytes, number of records, whether these are the last
+        records)."""
         try:
             return self._stream.take_last()
         except (ValueError, Refused) as problem:
@@ -43,8 +44,8 @@ class _Records:
         return self._stream.last_delta
 
     def up_to(self, delta: int, most: int, room_bytes: int, *, is_last: bool) -> tuple[np.ndarray, int, int]:
-        """Return (block, its bytes, records) up to an offset delta, at most `most` records; all of the rest if
-        `is_last`.
+        """Return (block, number of its bytes, number of records) up to offset delta `delta`, with at most `most`
+        records; with all remaining records if `is_last`.
         """
         try:
             block, n_bytes, count = self._stream.take(most, room_bytes, delta)

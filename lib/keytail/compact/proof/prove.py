@@ -1,9 +1,9 @@
 """The proof before the commit: reads the outputs back and checks them against the sources that they replace.
 
-Every output batch must be a batch of the source with all or some of its records. Every removed record must be
-justified: by a later one that is retained, an expired tombstone, or an aborted transaction. The index files must be
-those that the output's bytes require. The proof shares no reader, parser, hash or table of transactions with the
-writer. It changes nothing. At the first violation, it raises an error with the position.
+Every output batch must be a batch of the source with all or some of its records. The removal of a record must be
+justified: by a later record of its key that is retained, by an expired tombstone, or by an aborted transaction. The
+index files must be those that the output's bytes require. The proof shares no reader, parser, hash or table of
+transactions with the writer. The proof changes nothing; at the first violation, it raises an error with the position.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ class ProofReport:
     records_kept: int
     keys: int
     bytes_read: int
-    so_far: ProofSoFar | None = None  # saved for the next pass, if there is one
+    so_far: ProofSoFar | None = None  # the state for the next pass, if there is one
 
 
 def prove(
     fs: FileSystem, spec: ProofSpec, so_far: ProofSoFar | None = None, part: PartOfProof | None = None
 ) -> ProofReport:
-    """Raise KeytailError unless the groups of `spec` may replace the segments that they name; CorruptLog for a corrupt
-    source.
+    """Return the figures of the proof that the groups of `spec` may replace the segments that they name. Raises
+    KeytailError if they may not, CorruptLog for a corrupt source.
 
-    If there are several passes, `so_far` is taken from the report of the previous one. A removed record is justified by
-    a record that the pass retains, or by one that is still present in later segments. The first pass reads the segments
-    of all passes, so that errors in them are found before anything is replaced; each later pass reads only its own.
+    If there are several passes, `so_far` is taken from the report of the previous pass. The removal of a record is
+    justified by a record that the pass retains, or by a record that is still present in later segments. The first pass
+    reads the segments of all passes, so that errors in any of them are found before anything is replaced; each later
+    pass reads only its own segments.
     """
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
@@ -122,7 +123,8 @@ def find_erased(fs: FileSystem, spec: ProofSpec) -> int:
 
 
 def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
-    """Do the same as `prove` for the only pass, in several threads; None if it must be done in one."""
+    """Return the report of `prove` for a cleaning with a single pass, proven in several threads; None if one thread
+    must prove it."""
     keys = Keys(max(spec.memory_bytes, MIN_MEMORY_BYTES), spec.secret)
     keys.expect(spec.expected_keys)
     try:
@@ -138,7 +140,7 @@ def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
 
 
 def groups_of(spec: ProofSpec) -> list[Group]:
-    """Return the groups with their sources, and for each output where it must end."""
+    """Return the groups with their sources and outputs, and the offset at which each output must end."""
     by_base = {segment.base_offset: segment for segment in spec.segments}
     found: list[Group] = []
     before = 0
@@ -211,7 +213,8 @@ def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
 def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> None:
     """Walk all batches of a source segment and compare them with the outputs.
 
-    If `is_present`, the segment has no output yet: its records are only noted, because they justify removals before it.
+    If `is_present`, the segment has no output yet: its records are only noted, because they justify removals of earlier
+    records.
     """
     open_checked(
         proof, proof.source, f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}", segment.log_bytes
@@ -221,7 +224,7 @@ def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> No
 
 
 def _walk(proof: Proof, stopped: Callable[[], bool] = lambda: False, *, is_present: bool = False) -> None:
-    """Walk the rest of the source that is open, unless it is stopped."""
+    """Walk the rest of the open source, until its end or until `stopped()` is true."""
     code = codes.PASSED
     while code != codes.SOURCE_DONE and not stopped():
         windows, notes = proof.windows(), proof.keys.notes
@@ -236,7 +239,8 @@ def _walk(proof: Proof, stopped: Callable[[], bool] = lambda: False, *, is_prese
 
 
 def _supply(proof: Proof, code: int, is_present: bool) -> None:
-    """Provide what a kernel requested by its return code, or raise the error for the violation that it found."""
+    """Provide what a kernel requested by its return code, or raise the error for the violation that the kernel
+    found."""
     if code == codes.SOURCE_DONE:
         return
     if code in (codes.NEED_SOURCE, codes.NEED_OUTPUT):
@@ -288,10 +292,8 @@ def put_block(block: np.ndarray, room: np.ndarray) -> np.ndarray:
 def refuse_unjustified(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, older_retained: int
 ) -> None:
-    """Raise KeytailError unless each key's latest record is retained, or was a tombstone past its horizon and no older
-    record is retained.
-
-    `offset` is that of the first violation, -1 if there is none.
+    """Raise KeytailError for the first violation, at `offset` (-1: none), of this rule: the latest record of each key
+    is retained, or it was a tombstone past its horizon and no older record is retained.
     """
     if offset < 0:
         return

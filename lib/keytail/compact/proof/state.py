@@ -1,4 +1,4 @@
-"""The specification of a proof, its state with windows and tables, and its error messages."""
+"""The specification of a proof, the state of a proof with windows and tables, and the error messages."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
     from keytail.log.replacement.replace import GroupOutput, OutputSegment
 
-_BLOCK_BYTES = 1 << 20  # Initial room for a decompressed batch; prove.py makes more for larger batches.
+_BLOCK_BYTES = 1 << 20  # Initial room for a decompressed batch; prove.py provides more for larger batches.
 
 SOURCE = {
     codes.SOURCE_CUT: "a batch is cut off by the end of the file",
     codes.SOURCE_SIZE: "a batch has an impossible size",
     codes.SOURCE_MAGIC: "a batch is not of format v2",
     codes.SOURCE_CRC: "a batch has an invalid CRC",
-    codes.SOURCE_ORDER: "a batch's offsets do not follow those of the batch before it",
-    codes.SOURCE_RECORD: "a record cannot be parsed, or its offset does not follow the one before it",
+    codes.SOURCE_ORDER: "a batch's offsets do not follow those of the previous batch",
+    codes.SOURCE_RECORD: "a record cannot be parsed, or its offset does not follow that of the previous record",
     codes.SOURCE_COUNT: "a batch's record count is not the number of its records",
 }
 _SOURCE_SLUGS = {
@@ -59,7 +59,7 @@ _OUTPUT = {
     codes.OUTPUT_SIZE: "a batch has an impossible size",
     codes.OUTPUT_MAGIC: "a batch is not of format v2",
     codes.OUTPUT_CRC: "a batch has an invalid CRC",
-    codes.OUTPUT_ORDER: "a batch's offsets do not follow those of the batch before it",
+    codes.OUTPUT_ORDER: "a batch's offsets do not follow those of the previous batch",
     codes.OUTPUT_RANGE: "a batch's offsets are outside its segment",
     codes.OUTPUT_UNKNOWN: "no batch of the source has this base offset at this place",
     codes.OUTPUT_LAST_OFFSET: "a batch's last offset differs from the source's",
@@ -95,10 +95,10 @@ class ProofSpec:
     """
 
     partition_path: str
-    # All segments of the partition, ascending: those above the rewritten ones may have markers.
+    # All segments of the partition, ascending: the segments above the rewritten ones may have markers.
     segments: Sequence[SegmentFacts]
     groups: Sequence[GroupOutput]
-    first_dirty_offset: int  # the mapped range is from here to `end_offset` (exclusive)
+    first_dirty_offset: int  # start of the mapped range, which ends before `end_offset`
     end_offset: int
     first_uncleanable_offset: int
     now_ms: int
@@ -106,21 +106,22 @@ class ProofSpec:
     index_interval_bytes: int
     drop_keyless: bool
     memory_bytes: int  # memory for the tables of keys and markers; at least 4 MiB
-    secret: bytes  # of the hash of keys, the same for all passes and parts of one cleaning
+    secret: bytes  # key of the hash of keys, the same for all passes and parts of one cleaning
     log_start_offset: int = 0
     segment_index_bytes: int = 2**31 - 1
-    # Sorted ids, the last data offset of each or -1, and epochs. None: producers are not checked.
+    # The sorted ids of active producers, their last data offsets (-1: unknown), and their epochs. None: producers are
+    # not checked.
     active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     pass_segments: tuple[int, int] | None = None  # first and end (exclusive) index of the segments that a pass replaces
     expected_keys: int = 0  # the initial size of the table of keys
     # From this offset on, no tombstone or marker may be removed because of its age.
     removal_limit_offset: int = 2**63 - 1
-    scratch_path: str | None = None  # directory of the outputs; None: that of the sources
-    threads: int = 1  # that share the proof
+    scratch_path: str | None = None  # directory of the outputs; None: the directory of the sources
+    threads: int = 1  # number of threads that share the proof
     keep_magic: bool = False  # rewritten messages of magic 0 and 1 keep their magic
-    by_file_time: bool = False  # the rules are those of format/CLEANING.md 16
-    # Of an erasure (erase/ERASE.md): the hashes under `secret` of the keys whose records are removed, uint64[2, n],
-    # sorted by the low word. Segments that no group names are unchanged.
+    by_file_time: bool = False  # tombstones and markers are removed by the rules of format/CLEANING.md 16
+    # Only for an erasure (erase/ERASE.md): the hashes under `secret` of the keys whose records are removed, uint64[2,
+    # n], sorted by the low word. Segments that no group names are unchanged.
     erased_keys: np.ndarray | None = None
 
 
@@ -139,7 +140,7 @@ class Output:
 
 @dataclass(frozen=True)
 class ProofSoFar:
-    """What one pass of a proof saves for the next: table of keys, markers, and state."""
+    """What one pass of a proof saves for the next pass: the table of keys, the markers, and the state."""
 
     slots: np.ndarray
     used: int
@@ -176,7 +177,8 @@ class Proof:
         self.producers = np.empty((3, 0), dtype=np.int64)
         if spec.active_producers is not None:
             self.producers = np.array(spec.active_producers, dtype=np.int64)
-        self.waiting: list[tuple[OutputSegment, int]] = []  # remaining outputs, and where each must end
+        # Remaining outputs, each with the offset at which it must end
+        self.waiting: list[tuple[OutputSegment, int]] = []
         self.current: Output | None = None
         clean = [segment for segment in spec.segments if segment.base_offset < spec.first_dirty_offset]
         self.file_horizon_ms = _mtime_ms(clean[-1]) - spec.delete_retention_ms if clean else 0
@@ -198,8 +200,8 @@ class Proof:
             self.keys = Keys(self._memory_bytes, spec.secret, so_far.slots, so_far.used)
             self.markers = so_far.markers
             self.keys.take_memory(self.markers.nbytes)
-            # Markers are not collected again, because some sources are replaced by now. If the previous pass has none,
-            # the log has no transactions.
+            # Markers are not collected again, because some sources have already been replaced. If the previous pass has
+            # none, the log has no transactions.
             self.state.knows_markers = 1
         else:
             erased = NOT_ERASED if spec.erased_keys is None else spec.erased_keys
@@ -209,7 +211,7 @@ class Proof:
 
     def _set_state(self, state: Any) -> None:
         self.state = state
-        # Views of the state for the steps of each window: NumPy takes microseconds for an attribute of an attribute.
+        # These views of the state are used in each step: NumPy takes microseconds for an attribute of an attribute.
         self._of_source, self._of_output, self._wanted = state.source, state.output, state.wanted
 
     def _set_rules(self) -> None:
@@ -231,7 +233,7 @@ class Proof:
         rules.erases = erases
 
     def restart_state(self) -> None:
-        """Set the state to that of the start of a proof, in which nothing is known yet."""
+        """Set the state to the initial state of a proof, in which nothing is known yet."""
         self._set_state(new_state())
         self.state.source.last_offset = self.state.output.last_offset = self.state.output.number = -1
         self._set_rules()
@@ -272,14 +274,14 @@ class Proof:
                 all_of_them.callback(item.close)
 
     def windows(self) -> Windows:
-        """Store the extent of both windows in the state, and return their bytes for the kernels."""
+        """Store the extent of both windows in the state, and return the bytes of the windows for the kernels."""
         for part, window in ((self._of_source, self.source), (self._of_output, self.output)):
             part["to"], part["is_all"] = window.filled, window.is_all
         self._of_output["position"] = self.output.position
         return Windows(self.source.bytes, self.output.bytes, self.source_block, self.output_block)
 
     def advance(self, *, is_output: bool) -> None:
-        """Move one window to its next batch, and read the bytes that a kernel requested."""
+        """Move one window to its next batch, and read the number of bytes that a kernel requested."""
         part, window = (self._of_output, self.output) if is_output else (self._of_source, self.source)
         window.advance(int(part["at"]), int(self._wanted["bytes"]))
         part["at"] = 0

@@ -1,10 +1,11 @@
 """Selects which partitions of a compaction start next, and reserves scratch space for their output.
 
-The largest partitions are started first; small ones share a bundle. A partition that does not fit beside those in
-flight waits; a partition that never fits is written in passes, alone on its file system. With a deadline, or if scratch
-space rather than the number of cores limits how many partitions run at a time, those with the largest expected gain per
-second are first: this reclaims most by the deadline, and frees space as early as possible. With a deadline, a partition
-that waits for space is not overtaken by others: small ones could keep a large one waiting until the deadline.
+The largest partitions are started first; small partitions share a bundle. A partition waits while it does not fit
+beside the partitions in flight; a partition that never fits is written in passes, alone on its file system. With a
+deadline, or if scratch space rather than the number of cores limits how many partitions run at a time, the partitions
+with the largest expected gain per second are first: this order reclaims most by the deadline, and frees space as early
+as possible. With a deadline, a partition that waits for space is not overtaken by others: small partitions could keep a
+large one waiting until the deadline.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from keytail.errors import KeytailError
 from keytail.run.memory import map_memory_bytes
 from keytail.run.storage import ScratchSpace
 
-# Size at which a bundle is full: small enough to repeat after a kill, large compared with the 0.1 s of a Spark job.
+# Size at which a bundle is full: small enough to repeat after a kill, and large enough that the 0.1 s of a Spark job do
+# not matter.
 BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
 # Without Spark jobs, a bundle only saves rewrites of checkpoints; this number of bundles per core keeps all cores busy.
 _BUNDLES_PER_CORE = 8
-# Maximum number of bundles in flight. Each uses a driver thread and two sockets; a process usually has 1,024
-# descriptors.
+# Maximum number of bundles in flight. Each bundle uses a driver thread and two sockets; a process usually may have
+# 1,024 descriptors.
 MAX_BUNDLES = 256
 # Maximum number of bundles of prepared partitions in flight. Their commits mostly wait for directories to be synced,
 # and a file system syncs many directories together.
@@ -47,7 +49,7 @@ class BundleSize:
 
     @classmethod
     def of(cls, partitions: int, parallel: int, *, jobs_cost: bool) -> BundleSize:
-        """Return the size for `partitions`, of which `parallel` can be cleaned at a time."""
+        """Return the bundle size for `partitions` partitions, of which `parallel` can be cleaned at a time."""
         least = -(-_in_flight(parallel) // MAX_BUNDLES)
         if jobs_cost:
             return cls(least, max(BUNDLE_PARTITIONS, least))
@@ -55,7 +57,8 @@ class BundleSize:
 
 
 def bundles_in_flight(partitions: int, parallel: int) -> int:
-    """Return the maximum number of bundles in flight: one per task that can run, and a quarter more to be installed."""
+    """Return the maximum number of bundles in flight: one for each task that can run at a time, and a quarter more to
+    be installed."""
     return min(_in_flight(parallel), partitions, MAX_BUNDLES)
 
 
@@ -75,7 +78,8 @@ def _in_flight(parallel: int) -> int:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Partitions that run together: all were prepared, or none was. `needs`: the reserved bytes, by device number."""
+    """Partitions that run together; either all of them were prepared, or none was. `needs`: the reserved bytes, by
+    device number."""
 
     tasks: list[CleaningTask]
     needs: Mapping[int, int]
@@ -87,9 +91,9 @@ class Bundle:
 
 
 class Waiting:
-    """The partitions that have not started, largest first or, `by_gain`, by expected gain per second.
+    """The partitions that have not started, largest first or, with `by_gain`, by descending expected gain per second.
 
-    `in_order`: a partition that has to wait for space is not overtaken by others on its file system.
+    With `in_order`, a partition that has to wait for space is not overtaken by other partitions on its file system.
     """
 
     def __init__(
@@ -114,8 +118,8 @@ class Waiting:
         return bool(self._prepared or self._tasks)
 
     def take(self) -> Bundle | None:
-        """Return a bundle of one large partition or several small ones, with its space reserved; None if there is no
-        room. Prepared partitions are first: their commits take seconds and free space.
+        """Return a bundle of one large or several small partitions, with its space reserved; None if there is no room.
+        Prepared partitions are first, because their commits take seconds and free space.
         """
         return self.take_prepared() or self._reserved(self._fitting() or self._in_passes())
 
@@ -134,7 +138,7 @@ class Waiting:
         return tasks
 
     def refusal(self, task: CleaningTask) -> KeytailError:
-        """Return why a partition cannot be rewritten even when it is alone."""
+        """Return the error for a partition that cannot be rewritten even when no other partition is in flight."""
         return refusal_alone(task, self._space, self._keeper)
 
     def _reserved(self, bundle: Bundle | None) -> Bundle | None:
@@ -219,7 +223,8 @@ class Waiting:
         return Bundle(tasks, needs)
 
     def _in_passes(self) -> Bundle | None:
-        """Return a bundle of one partition for passes, with all space of its file system if none is reserved there."""
+        """Return a bundle of one partition that is written in passes, with all space of its file system; None if space
+        is reserved on each such file system."""
         for place, (need, task) in enumerate(self._tasks):
             # A preparation has one pass: a second would begin only when the output of the first is in place.
             if task.is_preparation:
@@ -235,7 +240,8 @@ class Waiting:
         return None
 
     def _needs(self, task: CleaningTask, need: int, before: Mapping[int, int]) -> dict[int, int]:
-        """Return the needed bytes by device, including `before`, the needs of the tasks before this one."""
+        """Return the needed bytes by device: `need` and the bytes of a backup for this task, added to `before`, the
+        needs of earlier tasks."""
         needs = dict(before)
         device = _device_of(self._space, task)
         needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
@@ -280,7 +286,8 @@ def bytes_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None =
 
 
 def refusal_alone(task: CleaningTask, space: ScratchSpace, keeper: Keeper | None = None) -> KeytailError:
-    """Return why the partition cannot be rewritten, or prepared in one pass, even when it is alone."""
+    """Return the error for a partition that cannot be rewritten, or prepared in one pass, even when no other partition
+    is in flight."""
     if keeper is not None and not _has_room_for_copies(task, space, keeper):
         return keeper.refusal(task)
     need = scratch_bytes(task) if task.is_preparation else _least_bytes(task)

@@ -50,13 +50,14 @@ class Compaction:
     """One run over many partitions, with its output in `destination`.
 
     Partitions run in bundles (bundles.py), one Spark job each. The groups of a bundle are installed, then its
-    checkpoints move together, in one replacement of each log dir's checkpoint file. If a run is killed before that, the
-    next run cleans those partitions again. Bundles of prepared partitions need no job, so more of them are in flight. A
-    partition that does not fit into the scratch space is written in passes, alone on its file system: one job per pass,
-    whose groups are installed before the next pass. The partition's checkpoint moves after the last pass.
+    checkpoints move together, in one replacement of each log dir's checkpoint file. If a run is killed before the
+    checkpoints of a bundle move, the next run cleans the partitions of that bundle again. Bundles of prepared
+    partitions need no job, so more of them are in flight. A partition that does not fit into the scratch space is
+    written in passes, alone on its file system: one job per pass, whose groups are installed before the next pass. The
+    partition's checkpoint moves after the last pass.
 
-    A `ledger` is notified of each bundle before the bundle begins and after its last commit; a bundle does not begin if
-    the ledger cannot be written. `deadline_s`: see `Stop`.
+    The ledger is written before a bundle begins and after the bundle's last commit; a bundle does not begin if the
+    ledger cannot be written. `deadline_s`: see `Stop`.
     """
 
     def __init__(

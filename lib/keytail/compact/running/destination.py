@@ -1,5 +1,5 @@
-"""Declares what a compaction requires of the destination of its output, which replaces the segments, is put into the
-target of a run out of place, or stays beside the segments for a later run.
+"""Declares what a compaction requires of the destination of its output. The output replaces the segments, is put into
+the target of a run out of place, or remains beside the segments for a later run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from keytail.run.rows import ResultRow
 
 
 class Installation(Protocol):
-    """One partition, over all its passes. `task` is the task of the latest pass; `row` has the results so far; if
-    `problem` is set, the partition has failed. The methods are called in this order, `fail` at any time.
+    """The installation of one partition's output, over all passes. `task` is the task of the latest pass; `row` has the
+    results so far; if `problem` is set, the partition has failed. The methods are called in the order of their
+    declaration, `fail` at any time.
     """
 
     task: CleaningTask
@@ -28,15 +29,15 @@ class Installation(Protocol):
         """The base offsets of the segments that have been installed so far."""
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Put the output of one pass into the destination, durably. Raises KeytailError or OSError, after which `fail`
-        is called; Interrupted when `is_stopped` returns true."""
+        """Put the output of one pass into the destination, durably. Raises Interrupted when `is_stopped` returns true,
+        and other KeytailErrors or OSError; the caller then calls `fail`."""
 
     @property
     def result(self) -> CleaningResult:
         """The result of the last pass."""
 
     def remove_unneeded(self) -> None:
-        """Remove all scratch files of a finished partition, also those of lost attempts."""
+        """Remove all scratch files of a finished partition, including those of lost attempts."""
 
     def warnings(self) -> Iterator[str]:
         """Return the warnings about a finished partition."""
@@ -49,9 +50,9 @@ class Installation(Protocol):
 
 
 class Destination(Protocol):
-    """Where the output of a run goes. `clean` is the function that a task runs; `keeper`, if not None, backs up files
-    that are replaced. `shared_storage` asserts that no broker can access log dirs on a network file system. `phase` is
-    the name of an installation in the run's progress.
+    """The destination of the output of a run. `clean` is the function that a task runs; `keeper`, if not None, backs up
+    files that are replaced. `shared_storage` asserts that no broker can access log dirs on a network file system.
+    `phase` is the name of an installation in the run's progress.
     """
 
     @property
@@ -70,4 +71,4 @@ class Destination(Protocol):
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
         """Set the first dirty offsets of the next rounds for partitions whose last pass is installed, if this kind of
-        run moves checkpoints; yield the partitions for which that failed, with the reason."""
+        run moves checkpoints; yield each partition for which this failed, with the reason."""

@@ -45,7 +45,7 @@ class TaskRunner:
 
     def run(self, bundle: Sequence[CleaningTask], name: str) -> list[Outcome[CleaningResult]]:
         """Return the outcomes of the tasks, in their order. `name` is the name of the job."""
-        if bundle[0].prepared is not None:  # then all tasks of the bundle are prepared ones
+        if bundle[0].prepared is not None:  # then all partitions of the bundle are prepared
             return [Outcome(task.prepared.result if task.prepared else None, None) for task in bundle]
         if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # then the bundle has one task
             return [self._fan_out(task) for task in bundle]
@@ -58,8 +58,8 @@ class TaskRunner:
         )
 
     def in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
-        """Run a task whose keys do not fit into its memory, as a fan-out if the engine supports fan-outs, or else as
-        far as the keys fit; return the outcome.
+        """Return the outcome of compacting a partition whose keys do not fit into the memory of one task: by a fan-out
+        if the engine supports fan-outs, else by one task as far as the keys fit.
         """
         name = planned_row(task).name
         if self.engine.session is None:
@@ -95,7 +95,7 @@ class Installer:
     stop: Stop
 
     def rolled(self, task: CleaningTask) -> tuple[CleaningTask, KeytailError | None]:
-        """Roll the active segment if that is due. Return the task with the new segment, or the unchanged task and the
+        """Roll the active segment if a roll is due. Return the task with the new segment, or the unchanged task and the
         problem.
         """
         if task.roll != "due":
@@ -136,7 +136,8 @@ class Installer:
         return started
 
     def _install(self, item: Installation, outcome: Outcome[CleaningResult]) -> None:
-        """Install the result and run the next passes until none is left. An error ends the partition."""
+        """Install the result of a pass, and run and install the next passes until none is left. An error ends the
+        partition."""
         try:
             while True:
                 if self.stop.asked and item.task.continues:
@@ -161,7 +162,7 @@ class Installer:
         if outcome.trace:
             self.events.on_trace(outcome.trace)
         result = value_of(outcome)
-        if task.prepared is not None:  # no task has run; the files have been compared with their record
+        if task.prepared is not None:  # no task has run; the prepared files have been compared with their record
             return result
         refuse_unseen(self.destination.fs, task.scratch_path, sorted(written(result)), outcome.host)
         remove_unneeded(self.destination.fs, task, result)

@@ -56,8 +56,8 @@ class Replacing:
     _replace_s: float = 0.0
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Replace group by group; a stop takes effect between two groups. If there are several passes, remove the
-        scratch files that no later pass needs."""
+        """Replace the segments group by group; a stop takes effect between two groups. If there are several passes,
+        remove the scratch files that no later pass needs."""
         if self.keeper is not None:
             self.keeper.keep(self.task, result)
         self._results.append(result)
@@ -76,7 +76,7 @@ class Replacing:
 
     @property
     def _groups(self) -> list[GroupOutput]:
-        """The groups of all passes; those that are not installed yet are last."""
+        """The groups of all passes; the groups that are not installed yet are last."""
         return [group for result in self._results for group in result.groups]
 
     @property
@@ -130,7 +130,8 @@ class Replacing:
         )
 
     def _still_prepared(self) -> frozenset[str]:
-        """Return the files that the next run may commit: those of a preparation, if no group of it is in place."""
+        """Return the names of the files that the next run may commit: the files of a preparation of which no group is
+        in place, else none."""
         prepared = self.task.prepared
         return prepared.files if prepared is not None and len(self._waiting) == len(self._groups) else frozenset()
 
@@ -141,7 +142,7 @@ class Replacing:
         return warnings_of(self.row.name, self.result)
 
     def _how_far(self) -> str:
-        """Return the text about how many groups are done. The number of groups of further passes is unknown."""
+        """Return a text such as "2 of 5 groups done". The number of groups of further passes is unknown."""
         groups, continues = len(self._groups), self.result.rest is not None
         return f"{groups - len(self._waiting)} of {'at least ' if continues else ''}{groups + continues} groups done"
 
@@ -158,7 +159,7 @@ class Replacing:
 @dataclass(frozen=True)
 class InPlace:
     """The destination of a run that replaces segments with the outputs of its tasks. `hosted` has the partitions of
-    each log dir: a checkpoint retains only their entries.
+    each log dir: a checkpoint file retains only the entries of these partitions.
     """
 
     fs: FileSystem
@@ -172,7 +173,8 @@ class InPlace:
         return Replacing(self.fs, self.keeper, task, row)
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
-        """Replace the checkpoint file of each log dir once; yield the partitions for which that failed."""
+        """Replace the checkpoint file of each log dir once; yield the partitions for which this failed, with the
+        reason."""
         by_log_dir: dict[str, list[Installation]] = {}
         for item in done:
             by_log_dir.setdefault(os.path.dirname(item.task.partition_path), []).append(item)
@@ -251,11 +253,11 @@ def remove_unneeded(
     fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
 ) -> int:
     """Remove the scratch files of task attempts that were lost with their executor, or that a duplicate attempt
-    overtook: Spark reports neither. The files of `result` are retained and, with `again`, the saved state with which
-    the task can run again. Return the number of removed files.
+    overtook: Spark does not report such attempts. The files of `result` are retained and, with `again`, the saved state
+    with which the task can run again. Return the number of removed files.
 
-    An attempt that still runs loses its files and fails, or writes more files, which are removed when the partition is
-    done. The names of files differ by attempt.
+    An attempt that is still running loses its files and fails, or writes more files, which are removed when the
+    partition is done. Each attempt has its own names of files.
     """
     kept = set() if result is None else written(result)
     if result is not None and task.prepared is not None:

@@ -32,9 +32,8 @@ class Schedule:
     begun: int = 0  # number of bundles that have begun
 
     def next_bundle(self) -> Bundle | None:
-        """Wait for room, then return a bundle with its space reserved; None if no partition is left.
-
-        Also creates the rows of partitions that cannot be rewritten even alone.
+        """Wait for room, then return a bundle with its space reserved; None if no partition is left. Also creates the
+        rows of partitions that cannot be rewritten even when no other partition is.
         """
         with self.changed:
             while self.waiting and not self.stop.asked:
@@ -56,8 +55,8 @@ class Schedule:
         return None
 
     def next_prepared(self) -> Bundle | None:
-        """Return a bundle of prepared partitions, or None if none can begin now. `next_bundle`, which other threads
-        call, returns the rest.
+        """Return a bundle of prepared partitions, or None if no such bundle can begin now. `next_bundle`, which other
+        threads call, returns the other partitions.
         """
         with self.changed:
             if self.stop.asked or self.stop.lock_lost is not None or self._is_past_deadline():
@@ -67,13 +66,13 @@ class Schedule:
             return bundle
 
     def begin(self) -> int:
-        """Return the number of the next bundle, counted from 1."""
+        """Count the bundle that begins, and return its number, from 1."""
         with self.changed:
             self.begun += 1
             return self.begun
 
     def cleaned(self, bundle: Bundle) -> None:
-        """Let the next bundle begin while this one is installed."""
+        """Note that the tasks of `bundle` have ended, so that the next bundle can begin while this one is installed."""
         with self.changed:
             self.cleaning -= bundle.cleans
             self.changed.notify_all()

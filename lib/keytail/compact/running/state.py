@@ -45,8 +45,8 @@ SILENT = Events()
 class Stop:
     """Whether a run has to stop, and why. Any thread may set a field; nothing resets it.
 
-    Once `asked`, only groups that are being installed are finished. `deadline_s` is the time.monotonic() from which on
-    no bundle and no pass begins. No bundle begins after a lock is lost, either.
+    Once `asked` is true, only groups that are already being installed are finished. `deadline_s` is the
+    time.monotonic() from which on no bundle and no pass begins. After a lock is lost, no bundle begins.
     """
 
     deadline_s: float | None = None
@@ -70,7 +70,7 @@ class Stop:
 @dataclass
 class Rows:
     """The rows of the partitions that have ended, and the tasks of those that have begun, by path. `lock` is the lock
-    of the run, which a caller of a method may hold.
+    of the run; a caller of a method may already hold it.
     """
 
     on_row: Callable[[ResultRow], None]
@@ -79,7 +79,8 @@ class Rows:
     begun: dict[str, CleaningTask] = field(default_factory=dict)
 
     def begin(self, tasks: Iterable[CleaningTask]) -> None:
-        """Record that these partitions have begun. Called again when a task has been changed, as by a roll."""
+        """Record that the partitions of `tasks` have begun. Called again when a task has been changed, such as by a
+        roll."""
         with self.lock:
             self.begun.update((task.partition_path, task) for task in tasks)
 

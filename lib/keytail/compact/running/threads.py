@@ -1,4 +1,4 @@
-"""How many threads each task of a run gets: the cores of this host are divided among the partitions by their size.
+"""Determines how many threads each task of a run gets: the cores of this host are divided among the partitions by size.
 
 If each partition had one thread, a run could take as long as its largest partition alone. So the share of the cores
 that a partition gets is its share of all bytes, and all partitions end at about the same time.
@@ -14,8 +14,8 @@ from keytail.run.engine import Engine
 from keytail.run.memory import physical_bytes
 from keytail.run.watching import HERE
 
-THREAD_BYTES = 512 << 20  # the memory of a task without its map, and of each further thread
-MIN_BYTES_PER_THREAD = 16 << 20  # with fewer, starting threads takes a noticeable part of the time
+THREAD_BYTES = 512 << 20  # memory of each thread of a task, without the task's map
+MIN_BYTES_PER_THREAD = 16 << 20  # with fewer bytes per thread, starting threads takes a noticeable part of the time
 
 
 def with_threads(tasks: Sequence[CleaningTask], engine: Engine) -> list[CleaningTask]:

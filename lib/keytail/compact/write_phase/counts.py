@@ -18,7 +18,7 @@ class Counts:
     large_batches: int = 0
 
     def and_more(self, later: Counts) -> Counts:
-        """Return the counts plus those of what follows."""
+        """Return the sum of these counts and `later`."""
         first_keyless = self.first_keyless_offset if self.keyless else later.first_keyless_offset
         return Counts(
             self.records_read + later.records_read,

@@ -1,8 +1,8 @@
 """The write phase in several threads: chunks are decided, rebuilt and compressed side by side, and appended in order.
 
-What a decision depends on is known before: the survivors, the transactions, the producers, and, since the log was read
-for the map, where each chunk is and how many records precede it. Only the writer, which divides the output into
-segments, needs the order.
+Everything that a decision depends on is known before the write phase: the survivors, the transactions, the producers,
+and, since the log was read for the map, where each chunk is and how many records precede it. Only the writer, which
+divides the output into segments, needs the order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from keytail.log.writer import Appends
 
 @dataclass
 class _Rewritten:
-    """What remains of a span, in the order to be appended, and its counts; without `source`, a segment ends."""
+    """The surviving batches of a span, in the order in which they are appended, and the counts of the span. An item
+    without `source` ends a segment."""
 
     number: int
     parts: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
@@ -39,8 +40,8 @@ class _Rewritten:
 class RewriterInThreads:
     """Rewrites segments as a Rewriter does, in one thread for each of `rewriters`, which have readers of their own.
 
-    Segments must be rewritten in ascending order, each once. They are read ahead of the one that is rewritten, up to
-    before segment `end`, in the `spans` of the map phase. Close it at the end.
+    Segments must be rewritten in ascending order, each once. Segments below number `end` are read ahead, in the `spans`
+    of the map phase. The caller must call `close` at the end.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class RewriterInThreads:
             self._coming.close()
 
     def _items(self, first: int) -> Generator[Span, None, None]:
-        """Yield the spans of each segment, and an empty one at its end."""
+        """Yield the spans of each segment from number `first` on, and an empty span at the end of each segment."""
         at = bisect_left(self._spans, first, key=lambda span: span[0])
         for number in range(first, self._end):
             while at < len(self._spans) and self._spans[at][0] == number:
@@ -81,7 +82,7 @@ class RewriterInThreads:
             yield number, 0, 0, 0, 0
 
     def _rewrite(self, span: Span) -> _Rewritten:
-        """Rewrite a span, in a thread."""
+        """Rewrite a span in a thread; return its surviving batches and counts."""
         number, start, end, *_ = span
         done = _Rewritten(number)
         if start == end:

@@ -1,8 +1,8 @@
-"""Selects which groups are written in one pass: as many as fit into the scratch space, and at least one.
+"""Selects the groups that are written in one pass: as many as fit into the scratch space, and at least one.
 
 Output boundaries do not depend on the passes: a pass ends only where an output ends and a source begins. With grouping
-"measured", that is known only when the next output has begun; it is then discarded, and becomes the first output of the
-next pass.
+"measured", the end of an output is known only when the next output has begun; that next output is then discarded, and
+becomes the first output of the next pass.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from keytail.compact.write_phase.counts import Counts
 from keytail.log.partition import SegmentFacts
 from keytail.log.writer import Appends, OutputWriter, Source
 
-# Closing an index file adds an entry that the source may not have had.
+# Room for the entries that are added when index files are closed, and that the sources may not have had.
 _MARGIN_BYTES = 1 << 20
-# The state saved between passes takes this much even with few keys.
+# Size that the state saved between passes has even with few keys.
 _UNCOUNTED_BYTES = 8 << 20
 
 
@@ -34,11 +34,12 @@ class Rewrites(Protocol):
         """Append to `writer` the survivors of segment `number` of the partition."""
 
     def close(self) -> None:
-        """End what runs ahead."""
+        """End all threads that read ahead."""
 
 
 def source_bytes(segment: SegmentFacts) -> int:
-    """Return the approximate maximum that rewriting a segment writes: its log and its indexes."""
+    """Return the approximate maximum number of bytes that rewriting a segment writes: the size of its log and its
+    indexes."""
     return segment.log_bytes + (segment.index_bytes or 0) + (segment.time_index_bytes or 0)
 
 
@@ -46,7 +47,7 @@ def scratch_bytes(task: CleaningTask) -> int:
     """Return an upper bound of the bytes that cleaning writes in one pass: everything that is left below the first
     uncleanable offset.
 
-    Out of place, there is only one pass, because nothing is replaced, and everything else is copied.
+    Out of place, there is only one pass, because nothing is replaced; the bytes of copied files are included.
     """
     if task.out_of_place is not None:
         if not task.out_of_place.is_local:
@@ -58,7 +59,7 @@ def scratch_bytes(task: CleaningTask) -> int:
 
 def least_scratch_bytes(task: CleaningTask) -> int:
     """Return an upper bound of the space for the largest remaining group and the state saved for the next pass: with
-    less no pass can be written.
+    less space no pass can be written.
     """
     if task.out_of_place is not None:
         return scratch_bytes(task)
@@ -74,10 +75,9 @@ def least_scratch_bytes(task: CleaningTask) -> int:
 
 
 def _saved_bytes(task: CleaningTask) -> int:
-    """Return an upper bound of what is still to be written for the next pass: the map with one bit per record and
-    batch, and the tables of two proofs.
-
-    There are no more keys than offsets in the dirty section. A map memory of 0 means that it is not known yet.
+    """Return an upper bound of the bytes of state that are still to be written for the next pass: the map with one bit
+    per record and batch, and the tables of two proofs. The dirty section has at most as many keys as offsets. A map
+    memory of 0 means that the map memory is not known yet.
     """
     if task.saved_state is not None:
         return max(0, task.saved_state.proof.size_bytes - _UNCOUNTED_BYTES)
@@ -101,8 +101,8 @@ def rewrite_groups(
 ) -> tuple[int, Counts]:
     """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the task's grouping.
 
-    Returns the number of the segment before which the pass ended for lack of space, or `numbers[1]`, and the counts up
-    to there.
+    Returns the number of the segment before which the pass ended for lack of space, or `numbers[1]`, and the counts of
+    the segments before that number.
     """
     groups = dict(kafka_groups(task, end_offset)) if task.grouping == "kafka" else {}
     number_of = {segment.base_offset: number for number, segment in enumerate(task.segments)}
@@ -149,8 +149,8 @@ def kafka_groups(task: CleaningTask, end_offset: int) -> tuple[tuple[int, int], 
 
 
 def _needed_bytes(task: CleaningTask, segment: SegmentFacts, current_bytes: int) -> int:
-    """Return an upper bound of the bytes that one more source writes. If the output then exceeds segment.bytes, the
-    source's part is copied to a new output before it is truncated in the old one.
+    """Return an upper bound of the bytes that rewriting one more source writes. If the output then exceeds
+    segment.bytes, the source's part is copied to a new output before the old output is truncated.
     """
     passes = current_bytes + segment.log_bytes > task.config.segment_bytes
     return source_bytes(segment) + (segment.log_bytes if passes else 0)
@@ -162,7 +162,7 @@ def spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
     """
     if "delete" not in task.config.cleanup_policy:
         return False
-    # A segment without bytes is ignored: it has nothing to delete, its time is that of the file, and otherwise such
-    # segments would accumulate.
+    # A segment without bytes is ignored: it has nothing to delete, and its time is that of the file. If it were not
+    # ignored, empty segments would accumulate.
     times = [segment.largest_timestamp_ms for segment in merged if segment.log_bytes]
     return bool(times) and max(times) - min(times) > task.config.segment_ms

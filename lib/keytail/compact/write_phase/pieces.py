@@ -1,6 +1,6 @@
 """Rewrites a batch one piece at a time, because it decompresses to more than the memory limit.
 
-It is opened twice: first to decide about all of its records, then to write them.
+Such a batch is opened twice: first to decide about all of its records, then to write them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from keytail.kernels.rewriting.blocks import NOT_EARLIER, REBUILT
 from keytail.limits import max_record_bytes
 from keytail.log.records.chunk import Chunk
 
-# A rebuilt block is in memory compressed, and may have at most the size of this many of the largest records.
+# A rebuilt block is kept in memory, compressed. Its maximum size is that of its source batch or, if larger, this number
+# of records of the maximum size.
 _PACKED_RECORDS = 2
 
 
 @dataclass(frozen=True)
 class FoundInPieces:
-    """The number of retained records in the pieces so far, and the timestamp of the first of them."""
+    """The numbers of retained records and retained null values in the pieces so far, and the timestamp of the first
+    retained record."""
 
     kept: int = 0
     kept_nulls: int = 0
@@ -48,8 +50,8 @@ class BlockInPieces:
         self._rebuilt = np.zeros(0, REBUILT)
 
     def add(self, rebuilt: np.ndarray, block: np.ndarray) -> None:
-        """Add the next piece: its row of REBUILT, and its records. Raises Refused if the batch becomes too
-        large to hold."""
+        """Add the next piece: `rebuilt` is its row of REBUILT, `block` are its records. Raises Refused if the batch
+        becomes too large to hold."""
         self._packed += self._compressor.compress(block.data)
         newest = self._rebuilt["max_timestamp_ms"][0] if len(self._rebuilt) else -(2**63)
         self._rebuilt = rebuilt.copy()
@@ -66,7 +68,7 @@ class BlockInPieces:
             )
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the batch as one row of REBUILT, and its block."""
+        """Return one row of REBUILT for the whole batch, and its compressed block."""
         self._packed += self._compressor.flush()
         self._rebuilt["block_start"], self._rebuilt["block_bytes"] = 0, len(self._packed)
         self._rebuilt["where"] = 1

@@ -1,8 +1,8 @@
 """The write phase: reads the segments again, deciding and writing chunk by chunk.
 
 A batch is copied whole, rebuilt, emptied or dropped, by the rules of format/CLEANING.md. In the dirty section, survivor
-bits decide, and batches without survivors are not opened. Before it, keys are looked up in the map. After the mapped
-range, all records are retained.
+bits decide, and batches without survivors are not opened. Before the dirty section, keys are looked up in the map.
+After the mapped range, all records are retained.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Rewriter:
         self._facts[row_kernels.NOW_MS] = task.now_ms
         self._facts[row_kernels.REMOVAL_LIMIT] = task.removal_limit_offset
         self._facts[row_kernels.BY_FILE_TIME] = task.by_file_time
-        # The map may treat committed data as aborted and not contain it. An unset bit is then inconclusive, and the key
-        # is looked up in the map (CLEANING.md, "Aborted data and the map").
+        # The map may treat committed data as aborted, and then does not contain its keys. An unset bit is then
+        # inconclusive, and the key is looked up in the map (CLEANING.md, "Aborted data and the map").
         self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment
         self._seed = task.hash_seed
         self._file_horizon_ms = file_horizon_ms
@@ -103,7 +103,8 @@ class Rewriter:
         self._rebuilt = np.empty(1 << 10, block_kernels.REBUILT)
         self._counters = np.zeros(4, np.int64)
         self.counts = Counts()
-        # By number; if a segment is rewritten again, its new counts replace the old ones.
+        # The counts of source segments, by number; if a segment is rewritten again, its new counts replace the old
+        # ones.
         self.sources: dict[int, SourceCounts] = {}
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
@@ -113,7 +114,8 @@ class Rewriter:
         self._rewrite_chunks(self._reader.chunks(path, segment.log_bytes), segment, (number, 0, 0), writer)
 
     def rewrite_span(self, partition_path: str, segment: SegmentFacts, span: Span, writer: Appends) -> None:
-        """Append to `writer` the survivors of a part of a segment; all counts are those of the part."""
+        """Append to `writer` the survivors of `span`, a part of a segment; the counts of the rewriter are then those of
+        the part."""
         number, start, end, records, batches = span
         self._counters[:] = 0
         self.counts, self.sources = Counts(), {number: SourceCounts(number, 0, 0)}
@@ -124,7 +126,8 @@ class Rewriter:
     def _rewrite_chunks(
         self, chunks: Iterable[Chunk], segment: SegmentFacts, before: tuple[int, int, int], writer: Appends
     ) -> None:
-        """Rewrite consecutive chunks; `before`: number of the segment, and of records and batches before them."""
+        """Rewrite consecutive chunks of a segment. `before` has the number of the segment, and the numbers of records
+        and of batches before the chunks."""
         number, first_record, batches = before
         records = first_record
         for chunk in chunks:
@@ -139,10 +142,10 @@ class Rewriter:
         self.take_counts()
 
     def close(self) -> None:
-        """Do nothing: nothing runs ahead."""
+        """Do nothing: a Rewriter has no threads."""
 
     def take_counts(self) -> None:
-        """Set the counts of records that were opened."""
+        """Set the counts of opened records in `counts`."""
         self.counts.tombstones_removed = int(self._counters[record_kernels.TOMBSTONES_EXPIRED])
         self.counts.keyless = int(self._counters[record_kernels.KEYLESS])
         self.counts.first_keyless_offset = int(self._counters[record_kernels.FIRST_KEYLESS])
@@ -154,7 +157,8 @@ class Rewriter:
     def rewrite_chunk(
         self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool, writer: Appends
     ) -> None:
-        """Append the survivors of a chunk of segment `number`, in which `records` and `batches` precede it."""
+        """Append the survivors of a chunk of segment `number`; `records` and `batches` are the numbers of records and
+        batches that precede the chunk in the segment."""
         rows = self._decide_rows(chunk, number, records, batches, file_is_old)
         found = FoundInPieces()
         for opened in self._reader.open_rows(chunk, rows.action == record_kernels.OPEN):
@@ -171,8 +175,8 @@ class Rewriter:
                 self._append(chunk, (portion.first_row, portion.end_row), rows, rebuilt, packed, number, writer)
 
     def _decide_rows(self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool) -> RowDecisions:
-        """Decide about each row as far as possible without opening its batch; `records` and `batches` precede the chunk
-        in the segment.
+        """Return the decisions about the rows, as far as they are possible without opening batches. `records` and
+        `batches` are the numbers of records and batches that precede the chunk in the segment.
         """
         table, known, facts = chunk.table, self._survivors, self._facts
         n, k = len(table), number - known.first_segment
@@ -242,7 +246,7 @@ class Rewriter:
         rows.action[part] = np.where(opened, decided, rows.action[part])
 
     def _found_in_pieces(self, found: FoundInPieces, portion: Portion, rows: RowDecisions) -> FoundInPieces:
-        """Return what is retained of a batch up to and including this piece; also set in `rows`."""
+        """Return what is retained of a batch up to and including this piece, and set the counts in `rows`."""
         row = portion.first_row
         if not portion.opened.records_before:
             found = FoundInPieces()
@@ -301,7 +305,7 @@ class Rewriter:
     def _settle_emptied_old(self, chunk: Chunk, first: int, end: int, rows: RowDecisions) -> None:
         """Drop emptied batches of magic 0 and 1 if their magic is kept (LEGACY.md 5).
 
-        Otherwise, raise Refused if there is one, because it cannot be written without a record.
+        If the magic is not kept, raise Refused for such a batch, because it cannot be written without a record.
         """
         emptied = (rows.action[first:end] == record_kernels.EMPTY) & (chunk.table["magic"][first:end] < 2)
         if self._keep_magic:
@@ -335,7 +339,8 @@ class Rewriter:
     def _build_blocks(
         self, portion: Portion, rows: RowDecisions, n_rebuilt: int, first_ms: int = block_kernels.NOT_EARLIER
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the uncompressed blocks of the portion's rebuilt rows: their REBUILT rows, and the bytes of all."""
+        """Return the uncompressed blocks of the portion's rebuilt rows: the REBUILT rows, and the bytes of all
+        blocks."""
         n, table = len(portion.records), portion.chunk.table
         needed = int(portion.records["body_bytes"].sum(dtype=np.int64)) + block_kernels.MAX_GROWTH_BYTES * n
         if len(self._blocks) < needed:
@@ -362,7 +367,8 @@ class Rewriter:
         return self._rebuilt[:n_rebuilt], self._blocks[: out[1]]
 
     def _compress(self, rebuilt: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Compress blocks with the codec of their batch at its default level, into a separate arena."""
+        """Compress the blocks `which` with the codec of their batch, at the codec's default level; return a separate
+        arena with the compressed blocks."""
         view = memoryview(self._blocks)
         starts, codecs = rebuilt["block_start"][which], rebuilt["attributes"][which] & CODEC_MASK
         ends = starts + rebuilt["block_bytes"][which]
