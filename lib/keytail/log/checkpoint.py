@@ -1,7 +1,7 @@
 """Reads the text checkpoints of log dirs and partitions as strictly as a broker does, and replaces them atomically.
 
 A broker takes a whole log dir offline for a syntax error in one of these files. Therefore a file that a broker could
-not read raises CorruptLog with the line number, and new contents are durable before they replace the file. The callers
+not read raises CorruptLog with the line number, and new contents are durable before they replace a file. The callers
 decide which offsets are correct. If the lock of the log dir is lost, LockLost is raised and nothing is written.
 """
 
@@ -43,19 +43,19 @@ class _Change:
 
 @dataclass
 class _Changing:
-    """The lock for writing one file, and the changes that are not yet written."""
+    """The lock for writing one checkpoint file, and the changes of this file that are not yet written."""
 
     writing: threading.Lock = field(default_factory=threading.Lock)
     waiting: list[_Change] = field(default_factory=list)
 
 
-# By path. Threads of one driver finish partitions of the same log dir concurrently.
+# The pending changes of files, by path: threads of one driver finish partitions of the same log dir concurrently.
 _changing: dict[str, _Changing] = {}
 
 
 def read_offsets(fs: FileSystem, path: str) -> Offsets:
-    """Return the offsets in a file by (topic, partition); none if the file is missing or empty. The last of duplicate
-    entries counts."""
+    """Return the offsets in a file by (topic, partition); {} if the file is missing or empty. Of duplicate entries, the
+    last is returned."""
     offsets: Offsets = {}
     for number, line in _lines(_read(fs, path), path):
         if plain := _PLAIN_ENTRY.fullmatch(line):
@@ -69,7 +69,7 @@ def read_offsets(fs: FileSystem, path: str) -> Offsets:
 
 
 def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
-    """Return leader epochs and their start offsets, in the file's order; none if the file is missing or empty."""
+    """Return the leader epochs and their start offsets, in the file's order; [] if the file is missing or empty."""
     data = _read(fs, path)
     if plain := _PLAIN_EPOCHS.fullmatch(data):
         numbers = list(map(int, plain[2].split()))
@@ -86,7 +86,7 @@ def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
 def write_offsets(
     fs: FileSystem, path: str, entries: Mapping[tuple[str, int], int], like: FileStat | None = None
 ) -> None:
-    """Replace the file durably (temporary file, fsync, rename, fsync of the directory) by a file with these entries.
+    """Replace the file durably (temporary file, fsync, rename, fsync of the directory) by a file with `entries`.
 
     Owner and mode are taken from `like`; by default from the file that is replaced, or from its directory if no file
     exists.
@@ -95,14 +95,14 @@ def write_offsets(
 
 
 def encode_offsets(entries: Mapping[tuple[str, int], int]) -> bytes:
-    """Return the contents of a file with these entries."""
+    """Return the contents of a checkpoint file with `entries`."""
     return _encode([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(entries.items())])
 
 
 def write_epochs(
     fs: FileSystem, path: str, entries: Iterable[tuple[int, int]], like: FileStat | None = None
 ) -> None:
-    """Do the same as `write_offsets` for leader epochs and their start offsets, in the given order."""
+    """Replace the file as `write_offsets` does, by leader epochs and their start offsets, in the given order."""
     _write(fs, path, _encode([f"{epoch} {start}" for epoch, start in entries]), like)
 
 
@@ -115,7 +115,7 @@ def update_offset(
     hosted: Collection[tuple[str, int]] | None,
     like: FileStat | None = None,
 ) -> None:
-    """Do the same as `update_offsets` for one entry."""
+    """Set one entry, or remove it if `offset` is None, as `update_offsets` does."""
     update_offsets(fs, path, {key: offset}, hosted=hosted, like=like)
 
 
@@ -127,14 +127,15 @@ def update_offsets(
     hosted: Collection[tuple[str, int]] | None,
     like: FileStat | None = None,
 ) -> None:
-    """Set these entries, by (topic, partition), and remove the entries whose offset is None, in one replacement of the
-    file.
+    """Set `entries`, by (topic, partition), and remove the entries whose offset is None, in one durable replacement of
+    the file.
 
-    Other entries are removed if their partition is not in `hosted` (None: none is removed). The file is then durable.
+    Other entries are removed if their partition is not in `hosted` (None: no other entry is removed).
 
-    May be called from several threads; the log dir's lock excludes other processes. Writing a file with many entries
-    takes long. Changes that other threads request meanwhile are collected, and the first of these threads writes all of
-    them in one step. If a write fails, the error is raised in the thread that wrote, and the next thread retries.
+    Several threads may call this function at a time; the log dir's lock excludes other processes. Writing a file with
+    many entries takes long, so changes that other threads request during a write are collected, and the first of these
+    threads writes all of them in one step. If a write fails, the error is raised in the thread that wrote, and the next
+    thread retries.
     """
     change = _Change(entries, hosted)
     file = _changing.setdefault(path, _Changing())
@@ -184,7 +185,8 @@ def _read(fs: FileSystem, path: str) -> bytes:
 
 
 def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of every entry. Makes Kafka's checks in Kafka's order; the count is checked last."""
+    """Yield the line number and the text of every entry. Kafka's checks are made in Kafka's order; the count is checked
+    last."""
     try:
         lines = _LINE_END.split(data.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -9,8 +9,9 @@ _BUFFER_BYTES = 4 << 20
 
 
 def copy_file(fs: FileSystem, source: str, target: str, like: FileStat | None) -> int:
-    """Copy a file to a new one, with its mtime and the owner and mode of `like`; return its size. The contents are then
-    durable, the name is not. Raises KeytailError if the source becomes shorter meanwhile."""
+    """Copy `source` to a new file, with the mtime of the source and the owner and mode of `like`; return its size in
+    bytes. The contents of the copy are durable, its name is not. Raises KeytailError if the source becomes shorter
+    during the copy."""
     stat = fs.stat(source)
     buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(stat.size_bytes, 1))))
     reading = fs.open_read(source)

@@ -1,15 +1,15 @@
 """The only module that accesses log dirs: all reads and all changes.
 
 The modules of `files/`, which only this module imports, carry out the operations. Every path is resolved to a
-descriptor of its directory, without following links below a log dir (`files/paths.py`), and its last name is used
-relative to this descriptor. Thus the owner of a log dir cannot redirect an operation of root to another place. New
-files and directories get the owner of an existing file or directory, and new files are never executable.
+descriptor of its directory, without following links below a log dir (`files/paths.py`), and the last name of the path
+is used relative to this descriptor. Thus the owner of a log dir cannot redirect an operation of root to another place.
+New files and directories get the owner of an existing file or directory, and new files are never executable.
 
 Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks: one for
-operations that change something, and one for all other operations. A subclass can thus record an operation, stop before
-it, drop it or make it fail. Errors are the system's own OSError with the path and a description of the operation.
-`Refused` is raised only if a new file or directory cannot be given its owner, mode or labels, or if a new directory was
-replaced before it got them. The callers decide which operations to perform, and in which order.
+operations that change something, and one for all other operations. Thus a subclass can record an operation, stop before
+the operation, drop it or make it fail. Errors are the system's own OSError with the path and a description of the
+operation. `Refused` is raised only if a new file or directory cannot be given its owner, mode or labels, or if a new
+directory was replaced before it got them. The callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -82,16 +82,18 @@ class FileSystem:
         self._path_of: dict[int, str] = {}
 
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook for every operation that changes something; `action` performs it. Returns the result of `action`."""
+        """Hook for every operation that changes something: call `action`, which performs the operation, and return its
+        result."""
         return self._with_error_details(operation, arguments, action)
 
     def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Hook for every operation that changes nothing; `action` performs it. Returns the result of `action`."""
+        """Hook for every operation that changes nothing: call `action`, which performs the operation, and return its
+        result."""
         return self._with_error_details(operation, arguments, action)
 
     def _with_error_details(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """Perform `action`, and add the operation and the path to its error: the system's errors have neither the
-        operation nor the path of a descriptor."""
+        """Return the result of `action`. If it fails, add the operation and the path to the error: the system's errors
+        have neither the operation nor the path of a descriptor."""
         try:
             return action()
         except OSError as error:
@@ -111,19 +113,21 @@ class FileSystem:
     # Reading
 
     def scan(self, path: str) -> list[DirEntry]:
-        """List a directory, unsorted, with attributes; files that are removed meanwhile are omitted."""
+        """Return the entries of a directory, unsorted, with attributes; files that are removed during the listing are
+        omitted."""
         return self._look("scan", (path,), lambda: of_directory(path, scan, READABLE_DIRECTORY))
 
     def scan_names(self, path: str) -> list[DirName]:
-        """List the names in a directory, unsorted. Does not stat files if the file system reports the type of each
-        name."""
+        """Return the names in a directory, unsorted, with file types. Files are not statted if the file system reports
+        the type of each name."""
         return self._look("scan", (path,), lambda: of_directory(path, scan_names, READABLE_DIRECTORY))
 
     def scan_sizes(self, path: str, suffix: str) -> Sizes:
-        """List a directory, with size and modification time only for regular files that end with `suffix`.
+        """Return the names in a directory, with size and modification time only for regular files that end with
+        `suffix`.
 
-        Takes a quarter of the time of `scan` if most names have other suffixes. Files that are removed meanwhile are
-        omitted.
+        This takes a quarter of the time of `scan` if most names have other suffixes. Files that are removed during the
+        listing are omitted.
         """
         return self._look(
             "scan", (path,), lambda: of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)
@@ -139,8 +143,7 @@ class FileSystem:
         return self._look("stat", (path,), lambda: existing.size(path))
 
     def exists(self, path: str) -> bool:
-        """Return whether the name exists, whatever it refers to; raise any other error, since such an error leaves this
-        undecided."""
+        """Return whether the name exists, whatever it refers to. An error that leaves this undecided is raised."""
         return self._look("exists", (path,), lambda: existing.exists(path))
 
     def unreadable(self, path: str) -> list[str]:
@@ -189,7 +192,8 @@ class FileSystem:
             self.close(fd)
 
     def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
-        """Return the contents of a small file. `whole`: raise OSError for fewer bytes than the file had at opening."""
+        """Return the contents of a small file. `whole`: raise OSError if fewer bytes can be read than the file had when
+        it was opened."""
         fd = self.open_read(path)
         try:
             size_bytes = self.fd_size(fd) if whole else 0
@@ -209,7 +213,7 @@ class FileSystem:
         return self._look("fd_stat", (fd,), lambda: os.fstat(fd).st_size)
 
     def close(self, fd: int) -> None:
-        """Close the descriptor; it is closed even if an error is raised."""
+        """Close the descriptor. The descriptor is closed even if an error is raised."""
         path = self._path_of.pop(fd, None)
         self._look("close", (path,), lambda: os.close(fd))
 
@@ -248,15 +252,16 @@ class FileSystem:
         """Create a new empty file, open for appending. Raises FileExistsError if the name exists.
 
         The file gets the owner, group, mode and access ACL (without execute bits) and security label of `like`. Raises
-        Refused, and leaves no file, if that is not permitted. In a user's directory, root gives a file only to that
-        user: if `like` belongs to another user, only the mode of `like` is used.
+        Refused, and leaves no file, if the system does not permit this. In a user's directory, root gives a file only
+        to that user: if `like` belongs to another user, only the mode of `like` is used.
         """
         return self._change("create", (path,), lambda: self._create(path, like))
 
     def mkdir(self, path: str, like: FileStat) -> None:
         """Create a directory with owner, group, mode, access ACL and security label of the directory `like`.
 
-        Raises Refused if that is not permitted, or if another process replaced the directory before it got its owner.
+        Raises Refused if the system does not permit this, or if another process replaced the directory before it got
+        its owner.
         """
         self._change("mkdir", (path,), lambda: in_directory(path, lambda at, name: new.mkdir(path, at, name, like)))
 
@@ -285,7 +290,7 @@ class FileSystem:
         self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
 
     def fsync(self, fd: int) -> None:
-        """Make contents and metadata of an open file durable, but not its name."""
+        """Make the contents and the metadata of an open file durable, but not the file's name."""
         self._change("fsync", (fd,), lambda: os.fsync(fd))
 
     def fsync_dir(self, path: str) -> None:
@@ -312,7 +317,7 @@ class FileSystem:
         self._change("set_mtime_ns", (path, mtime_ns), lambda: existing.set_mtime_ns(path, mtime_ns))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
-        """Create a file with these contents, durable except for its name. On failure the file is removed."""
+        """Create a file with the contents `data`, durable except for its name. On failure the file is removed."""
         fd = self.create(path, like)
         try:
             try:
@@ -326,9 +331,9 @@ class FileSystem:
             raise
 
     def put_file(self, path: str, data: Any, like: FileStat | None, temporary: str) -> None:
-        """Replace `path` by a file with these contents: durable as `temporary` first, then renamed.
+        """Replace `path` by a file with the contents `data`, which are first durable under the name `temporary`.
 
-        On failure `path` is unchanged and `temporary` is removed. The name is not durable yet.
+        On failure `path` is unchanged and `temporary` is removed. The new name is not made durable.
         """
         self.write_file(temporary, data, like)
         try:
@@ -376,12 +381,12 @@ class FileSystem:
         return done
 
     def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:
-        """Make one system call, which may write only a part of `view`, by default at the end; return the number of
-        bytes."""
+        """Write with one system call, which may write only a part of `view`, at `position` or by default at the end of
+        the file; return the number of bytes written."""
         return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
 
     def _read_some(self, fd: int, view: memoryview, position: int) -> int:
-        """Make one system call, which may fill only a part of `view`; return the number of bytes."""
+        """Read with one system call, which may fill only a part of `view`; return the number of bytes read."""
         return os.preadv(fd, [view], position)
 
 

@@ -44,7 +44,7 @@ class ImportRecord:
 
 
 def parse_record(data: bytes) -> ImportRecord:
-    """Parse the output of `ImportRecord.encode`. Raises ValueError for any other data."""
+    """Return the record that `ImportRecord.encode` encoded as `data`. Raises ValueError for any other data."""
     try:
         fields = parse_object(data)
         if fields["version"] != _VERSION or fields["progress"] not in ("begun", "done"):

@@ -36,7 +36,7 @@ def unchanged(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], *, is_last: bool = True
 ) -> Iterator[None]:
     """Raise Refused before or after the block if a segment is not the file that was listed: a running broker may have
-    cleaned or removed it. The active segment, which is the last segment if `is_last`, may have grown."""
+    cleaned or removed the segment. The active segment, which is the last segment if `is_last`, may have grown."""
     _refuse_changed(fs, partition_path, segments, is_last)
     try:
         yield
@@ -68,8 +68,8 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
 
 
 def whole_bytes(fs: FileSystem, path: str, base_offset: int, end_offset: int) -> int:
-    """Return the byte position where the complete batches of the active segment end: a broker that is writing, or that
-    crashed, may leave an incomplete batch.
+    """Return the byte position at which the complete batches of the active segment end: a broker that is writing, or
+    that crashed, may leave an incomplete batch after them.
 
     Raises CorruptLog if the complete batches end before `end_offset`, which existed when the segment was listed.
     """

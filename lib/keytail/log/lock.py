@@ -1,6 +1,6 @@
 """Holds the locks on Kafka's `.lock` files, so that no broker starts on the log dirs and no other run changes them.
 
-Uses open-file-description locks, which conflict with Java's locks and, unlike those of `lockf`, are not lost when
+The locks are open-file-description locks, which conflict with Java's locks and, unlike `lockf` locks, are not lost when
 another descriptor of the file is closed. The locks protect against processes on the same host only; on storage that
 other hosts mount, the caller must prevent concurrent use. Where the system lacks such locks, `lockf` is used.
 
@@ -44,7 +44,8 @@ class LockLost(Refused):
 
 @contextlib.contextmanager
 def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL, name: LockName = names.LOCK) -> Iterator[None]:
-    """Hold the locks of all log dirs, or of none. Raises Refused if a log dir is already locked.
+    """Hold the locks of all log dirs during the block. Raises Refused, and holds no lock, if a log dir is already
+    locked.
 
     `name` is the name of the lock file: Kafka's, or keytail's own, which ensures that only one run at a time prepares
     compactions in a log dir beside its broker (compact/prepared/PREPARED.md).
@@ -64,7 +65,7 @@ def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL, name: LockName = names
 
 def refuse_lost(fs: FileSystem, path: str) -> None:
     """Raise LockLost if this process holds a lock of the log dir that is `path` or contains it, and the name of the
-    lock file no longer refers to the locked file. To be called right before a change is committed."""
+    lock file no longer refers to the locked file. Call this function right before a change is committed."""
     for fd, lock_path in _holding(os.path.abspath(path)) or _holding(os.path.realpath(path)):
         if _is_at(fs, fd, lock_path):
             continue
@@ -88,9 +89,9 @@ def _holding(path: str) -> list[tuple[int, str]]:
 
 
 def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Return whether any process, usually a broker, holds the lock now. Does not take the lock or create the file.
-
-    Also returns True if this cannot be determined, for lack of permission to open the file or of support by the system.
+    """Return whether any process, usually a broker, holds Kafka's lock of the log dir now; neither take the lock nor
+    create the file. Also return True if this cannot be determined, for lack of permission to open the file or of
+    support by the system.
     """
     return _is_locked(os.path.join(log_dir, names.LOCK), fs) is not False
 
@@ -110,7 +111,7 @@ def refuse_other_run(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> None:
 
 def can_detect_holder(log_dir: str, fs: FileSystem = LOCAL) -> bool:
     """Return whether the system can report whether files of this directory are locked; True if there is no file with
-    which to test that. Creates no file."""
+    which to test this. No file is created."""
     candidates = (os.path.join(log_dir, name) for name in (names.LOCK, names.META_PROPERTIES, names.CLEAN_SHUTDOWN))
     path = next((candidate for candidate in candidates if fs.exists(candidate)), None)
     return path is None or _is_locked(path, fs) is not None
@@ -123,8 +124,8 @@ def _is_locked(path: str, fs: FileSystem) -> bool | None:
 
 
 def _holder_pid(path: str, fs: FileSystem) -> int | None:
-    """Return the pid that the kernel reports for the lock, `_OF_A_DESCRIPTION` for a lock of keytail; `_NOBODY` if the
-    file is not locked or does not exist; None if this cannot be determined."""
+    """Return the pid that the kernel reports for the lock, `_OF_A_DESCRIPTION` for a lock of keytail, `_NOBODY` if the
+    file is not locked or does not exist, and None if this cannot be determined."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:
@@ -168,7 +169,8 @@ def _hold_log_dir(log_dir: str, given: Sequence[str], fs: FileSystem, name: Lock
 
 
 def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
-    """Return a descriptor of the locked file, which is still named `path`: a stopping broker unlinks its lock file."""
+    """Lock the file `path`, and return its descriptor. The name is checked after locking, because a stopping broker
+    unlinks its lock file."""
     for _ in range(_ATTEMPTS):
         like = fs.stat(log_dir)
         if not fs.exists(path):
@@ -225,7 +227,8 @@ def _is_at(fs: FileSystem, fd: int, path: str) -> bool:
 
 
 def _try_lock(fd: int) -> str | None:
-    """Try to take the lock; return None on success, and a description of the holder if another process has the lock."""
+    """Try to take the lock of an open file; return None on success, or a description of the process that has the
+    lock."""
     wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         if hasattr(fcntl, "F_OFD_SETLK"):
@@ -240,7 +243,8 @@ def _try_lock(fd: int) -> str | None:
 
 
 def _holder(fd: int, wanted: bytes) -> str:
-    """Describe the holder of the lock. The kernel reports a process for a lock of Java, none for a lock of keytail."""
+    """Describe the holder of the lock. The kernel reports a process for a lock of Java, but no process for a lock of
+    keytail."""
     if not hasattr(fcntl, "F_OFD_GETLK"):
         return "a running broker or another keytail run"
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))

@@ -31,7 +31,8 @@ _Named: TypeAlias = tuple[DirName, PartitionDir | None]
 
 
 def survey_log_dirs(fs: FileSystem, log_dirs: Sequence[str]) -> list[LogDirFacts]:
-    """List log dirs, read their checkpoints and check them together as the log dirs of one broker.
+    """Return the facts of log dirs: list them, read their checkpoints, and check them together as the log dirs of one
+    broker.
 
     Raises UsageProblem for a path that is not a log dir.
     """
@@ -84,7 +85,7 @@ def _list_log_dir(fs: FileSystem, path: str) -> list[_Named]:
 
 
 def _is_partition(fs: FileSystem, path: str, entry: DirName, parsed: PartitionDir | None) -> bool:
-    """Return whether this is a partition directory, by its name and its contents: other directories may have such
+    """Return whether an entry is a partition directory, by its name and its contents: other directories may have such
     names, for example `gtk-2`."""
     if not entry.is_dir or parsed is None or parsed.kind != "normal":
         return False

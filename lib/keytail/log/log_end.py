@@ -23,7 +23,7 @@ assert _INDEX_ENTRY.size == OFFSET_ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of the whole batches of a log file: offset and byte position."""
+    """The end of the whole batches of a log file: the next offset, and the byte position."""
 
     next_offset: int
     end_position: int
@@ -32,11 +32,12 @@ class LogEnd:
 
 
 def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
-    """Find the end of a log file by reading headers from the position of its last index entry to the end of the file.
+    """Return the end of a log file, found by reading headers from the position of its last index entry to the end of
+    the file.
 
     The index (by default that of this log) only saves reading: if no batch begins at the position of its last entry, or
-    the batches from there on end below the entry's offset, headers are read from the start of the file. `tail_bytes`
-    includes an incomplete last batch, and bytes that are not a batch.
+    the batches from that position on end below the entry's offset, headers are read from the start of the file.
+    `tail_bytes` includes an incomplete last batch, and bytes that are not a batch.
     """
     if index_path is None:
         index_path = os.path.join(os.path.dirname(log_path), names.segment_file(base_offset, names.INDEX))
@@ -54,7 +55,7 @@ def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | N
 
 
 def _last_index_entry(fs: FileSystem, path: str) -> tuple[int, int] | None:
-    """Return relative offset and position of the last entry, or None if there is none."""
+    """Return the relative offset and the position of the last entry of an offset index, or None if there is none."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:

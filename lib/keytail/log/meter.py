@@ -34,7 +34,7 @@ def metered() -> Iterator[Meter]:
 
 @contextmanager
 def during(phase: str) -> Iterator[None]:
-    """Record that the task is in this phase during the block, if its progress is shown."""
+    """Record that the task is in `phase` during the block, if its progress is shown."""
     meter = _meter.get()
     if meter is None:
         yield

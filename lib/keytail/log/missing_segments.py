@@ -31,7 +31,8 @@ def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
             f"the segment with base offset {offset} is missing: {name} exists, but its .log does not",
             path=facts.path,
             remedy="Restore the .log from a backup. Or stop the broker, move the partition's directory out of the log "
-            "dir, and start the broker, which fetches it from another replica. `keytail verify` describes the gap."
+            "dir, and start the broker, which fetches the partition from another replica. `keytail verify` describes "
+            "the gap."
             f"{lookalike} To give up the missing records, remove all files that begin with {name.partition('.')[0]}",
             slug="segment-missing",
         )
@@ -53,8 +54,8 @@ def _is_missing(fs: FileSystem, facts: PartitionFacts, offset: int, name: str) -
 
 
 def _is_interrupted_roll(fs: FileSystem, facts: PartitionFacts, offset: int) -> bool:
-    """Return whether the index files at `offset` are those of a segment that was about to be created at the log end:
-    they are empty, and no checkpoint has a higher offset. A starting broker removes such index files."""
+    """Return whether the index files at `offset` belong to a segment that was about to be created at the log end: they
+    are empty, and no checkpoint has a higher offset. A starting broker removes such index files."""
     if offset != facts.log_end_offset or max(facts.recovery_point, facts.high_watermark or 0) > offset:
         return False
     paths = [os.path.join(facts.path, names.segment_file(offset, suffix)) for suffix in names.INDEX_SUFFIXES]
@@ -66,9 +67,9 @@ def _is_of_a_stop(fs: FileSystem, path: str, offset: int, before: int, following
     written when the broker stopped. `before` and `following` are the base offsets of the segments around the gap.
 
     A broker that stops writes a snapshot at the log end. If the leader removes the next offsets by compaction before
-    the broker starts again, the broker, as a follower, copies a gap from that offset on, and may roll. Then the segment
-    before the gap was closed later than the snapshot was written, and no producer in the snapshot at `following` has
-    appended from `offset` on.
+    the broker starts again, the broker, as a follower, copies a gap from that offset on, and may roll. In that case the
+    segment before the gap was closed later than the snapshot was written, and no producer in the snapshot at
+    `following` has appended from `offset` on.
     """
     from keytail.format.producers import parse_snapshot  # noqa: PLC0415 (brings in the kernels, which few plans need)
 

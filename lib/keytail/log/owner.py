@@ -28,11 +28,12 @@ class Owner(NamedTuple):
 
 
 def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[str] = ()) -> None:
-    """If started as root, make the whole process work as the user that owns `log_dirs`, and print a message about this.
+    """If the process was started as root, make the whole process work as the user that owns `log_dirs`, and print a
+    message about this.
 
     Nothing changes for a process of another user, or if root owns the log dirs. `also_read` are directories that are
     only read; they may also belong to root. Raises UsageProblem if one of `log_dirs` does not exist, and Refused if
-    there are several owners, if the owner changes meanwhile, or if the owner cannot read a directory.
+    there are several owners, if the owner changes during the call, or if the owner cannot read a directory.
     """
     if not acting_user.is_root():
         return
@@ -65,15 +66,15 @@ def no_such_log_dir(path: str) -> UsageProblem:
     return UsageProblem(
         "no such log dir",
         path=path,
-        remedy="Check whether it is mounted, and compare it with the broker's log.dirs",
+        remedy="Check whether the directory is mounted, and compare its path with the broker's log.dirs",
         slug="no-such-log-dir",
     )
 
 
 def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
-    """Do the same as `work_as_owner` for files that are read. The process works as the owner of a file's directory,
-    since that user could put a link there, or, in a directory of root, which other users may share, as the owner of the
-    file."""
+    """If the process was started as root, make it work as the owner of files that are read. The process works as the
+    owner of a file's directory, since that user could put a link there, or, in a directory of root, which other users
+    may share, as the owner of the file."""
     if not acting_user.is_root():
         return
     found = [owner for path in paths for owner in _owner_of_file(fs, path)]
@@ -90,8 +91,8 @@ def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
 
 
 def one_owner(changed: Iterable[Owner], read: Iterable[Owner]) -> Owner | None:
-    """Return the user other than root that owns all of `changed`, and all of `read` except items of root; None if root
-    owns all items. Raises Refused if there are several such users."""
+    """Return the user, other than root, that owns all items of `changed` and all items of `read` except those of root;
+    None if root owns all items. Raises Refused if there are several such users."""
     changed = list(changed)
     others = [owner for owner in (*changed, *read) if owner.uid != 0]
     for owner in changed if others else ():

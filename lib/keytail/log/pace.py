@@ -14,7 +14,8 @@ _BURST_S = 0.1
 
 
 class Pace:
-    """A rate limit. Call `spend` after bytes were processed, from any thread: it sleeps as long as the limit requires.
+    """A rate limit. Any thread calls `spend` after it has processed bytes; `spend` sleeps as long as the limit
+    requires.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Pace:
 
 
 class PacedFileSystem(FileSystem):
-    """The real file system with a rate limit for reading and writing; reads from the page cache count, too."""
+    """The real file system with a rate limit for reading and writing; reads from the page cache are limited, too."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Collects the facts of a partition directory that planning needs: listing, sizes, last index entries. Reads only
-a few headers of the logs. `log_dirs.py` lists the log dirs and reads their checkpoints.
+"""Collects the facts of a partition directory that planning needs: listing, sizes, last index entries. Only a few
+headers of the logs are read. `log_dirs.py` lists the log dirs and reads their checkpoints.
 
 For states that keytail does not process, the facts have `problems`: sentences for a report. Nothing is changed.
 """
@@ -42,7 +42,8 @@ class SegmentFacts(NamedTuple):
     index_bytes: int | None
     time_index_bytes: int | None
     txn_index_bytes: int | None
-    largest_timestamp_ms: int  # the last timestamp in the time index; the log's mtime if that is missing or negative
+    # Last timestamp in the time index; the log's mtime if that timestamp is missing or negative
+    largest_timestamp_ms: int
     first_batch_timestamp_ms: int  # max timestamp of the first batch; -1 if there is none
 
 
@@ -132,8 +133,8 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
 
 
 def refuse_unreadable(fs: FileSystem, path: str) -> None:
-    """Raise Refused if this process is not allowed to read a file of the partition directory `path`: its contents are
-    then unknown, which is different from damaged or lost."""
+    """Raise Refused if this process is not allowed to read a file of the partition directory `path`: unreadable
+    contents are unknown, not damaged or lost."""
     closed = [name for name in fs.unreadable(path) if names.parse_file_name(name).kind != "other"]
     if not closed:
         return
@@ -170,11 +171,11 @@ def refuse_damaged_end(facts: PartitionFacts) -> None:
 
 
 def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts | None:
-    """Do the same as `survey_partition` with a listing of the logs only: all index sizes are None, and the modification
-    time of a file is used as its largest timestamp.
+    """Return the facts of one partition from a listing of the logs only: all index sizes are None, and the modification
+    time of a log is used as its largest timestamp.
 
     Such a listing takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers
-    to resolve; `survey_partition` then returns the details.
+    to resolve; `survey_partition` returns the details of such a partition.
     """
     if entry.problems:
         return None
@@ -327,8 +328,8 @@ def max_timestamp_ms(header: bytes) -> int:
 
 
 def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: int) -> None:
-    """Raise Refused if size or mtime of a segment differs from the plan: this host sees other files, or another process
-    writes to the segment."""
+    """Raise Refused if size or mtime of a segment differs from the plan: in that case this host sees other files, or
+    another process writes to the segment."""
     facts = fs.stat(log_path) if fs.exists(log_path) else None
     if facts is None or (facts.size_bytes, facts.mtime_ns) != (log_bytes, log_mtime_ns):
         seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"

@@ -1,4 +1,4 @@
-"""Computes the state of one producer, as a broker keeps it, after each of its batches. Nothing is refused here.
+"""Computes the state that a broker keeps of one producer after each of the producer's batches. Nothing is refused here.
 
 Both replay (producers.py) and append (log/append/live_producers.py) follow these rules, which are described in
 format/SNAPSHOT.md, "Replay".
@@ -40,7 +40,8 @@ NOTHING_SENT = SentBatch(NO_SEQUENCE, NO_SEQUENCE, -1, -1)
 
 @dataclass(frozen=True)
 class Producer:
-    """The state of a producer id; -1 means "none". `sent` are its latest batches with this epoch, in log order."""
+    """The state of a producer id; -1 means "none". `sent` has the latest batches of the producer with the epoch
+    `epoch`, in log order."""
 
     epoch: int = -1
     timestamp_ms: int = -1
@@ -78,8 +79,8 @@ class Producer:
         return self.sent[-1] if self.sent else NOTHING_SENT
 
     def after_data(self, row: np.void, keep: int = 1) -> Producer:
-        """Return the state after a data batch, which may open a transaction. `sent` then has at most the latest `keep`
-        batches."""
+        """Return the state after a data batch, which may open a transaction. In the new state, `sent` has at most the
+        latest `keep` batches."""
         batch = SentBatch.of(row)
         opens = self.txn_first_offset < 0 and row["attributes"] & TRANSACTIONAL
         epoch = int(row["producer_epoch"])

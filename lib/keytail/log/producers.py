@@ -54,8 +54,8 @@ class ProducerStates:
             self.states[producer_id] = producer
 
     def earliest_unsettled(self, high_watermark: int) -> tuple[int, int] | None:
-        """Return first offset and producer id of the earliest transaction that is open, or that ended with a marker not
-        below the high watermark (the producer id is then -1); None if there is none."""
+        """Return the first offset and the producer id of the earliest transaction that is open, or that ended with a
+        marker not below the high watermark (with producer id -1); None if there is no such transaction."""
         unsettled = [(s.txn_first_offset, i) for i, s in self.states.items() if s.txn_first_offset >= 0]
         unsettled += [(first, -1) for first, marker in self.completed if marker >= high_watermark]
         return min(unsettled, default=None)
@@ -84,7 +84,7 @@ def _rows_that_count(rows: np.ndarray) -> np.ndarray:
 def newest_snapshot(
     fs: FileSystem, partition_path: str, snapshots: Sequence[int], log_end_offset: int
 ) -> tuple[int, list[ProducerEntry]] | None:
-    """Return offset and entries of the latest valid snapshot at or below `log_end_offset`, or None."""
+    """Return the offset and the entries of the latest valid snapshot at or below `log_end_offset`, or None."""
     for offset in sorted(snapshots, reverse=True):
         if offset <= log_end_offset:
             path = os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT))
@@ -92,12 +92,12 @@ def newest_snapshot(
             try:
                 return offset, parse_snapshot(data)
             except ValueError:
-                continue  # a broker deletes a damaged snapshot and uses the snapshot before it
+                continue  # a broker deletes a damaged snapshot and uses the previous one
     return None
 
 
 class Log(Protocol):
-    """The fields of PartitionFacts and of tasks on which loading a log depends."""
+    """The fields of PartitionFacts, and of tasks, that `load_producers` uses."""
 
     @property
     def segments(self) -> Sequence[SegmentFacts]: ...
@@ -124,8 +124,8 @@ def load_producers(
     expiration_ms: int,
     now_ms: int,
 ) -> ProducerStates:
-    """Return the state that a broker would have after loading the log at `now_ms`. Without a `reader`, this creates a
-    reader only if batches must be read: if the latest snapshot is at the log end, allocating a reader's buffers would
+    """Return the state that a broker would have after loading the log at `now_ms`. Without a `reader`, a reader is
+    created only if batches must be read: if the latest snapshot is at the log end, allocating a reader's buffers would
     take longer than everything else."""
     segments, log_end_offset = log.segments, log.log_end_offset
     found = newest_snapshot(fs, partition_path, log.snapshots, log_end_offset)
@@ -183,8 +183,8 @@ def first_unstable(
 
 
 def _batch_at_or_after(reader: SegmentReader, facts: PartitionFacts, offset: int) -> int:
-    """Return the base offset of the first batch that does not end below `offset`, as a broker's look-up does; `offset`
-    if there is none."""
+    """Return the base offset of the first batch that ends at or above `offset`, as a broker's look-up does; return
+    `offset` if there is no such batch."""
     for number, segment in enumerate(facts.segments):
         is_last = number + 1 == len(facts.segments)
         if is_last or facts.segments[number + 1].base_offset > offset:

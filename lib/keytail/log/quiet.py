@@ -2,8 +2,8 @@
 
 A broker serves most fetches from the page cache. A preparation reads each segment several times, and would replace the
 pages that the broker's consumers need by pages of old segments. Therefore, pages that were not cached before a read are
-dropped after it, and pages of written files are dropped once the files are durable. Each pass then reads from the disk
-again.
+dropped after the read, and pages of written files are dropped once the files are durable. Each pass then reads from the
+disk again.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ _IDLE_CLASS = 3 << 13
 
 
 class QuietFileSystem(PacedFileSystem):
-    """The real file system, which keeps the page cache as it was; with a rate limit if there is a `pace`."""
+    """The real file system, with reads and writes that leave the page cache as it was; with a rate limit if there is a
+    `pace`."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace or Pace(_UNLIMITED))
-        self._cached: dict[int, np.ndarray] = {}  # by descriptor: the pages that were cached before the first read
+        self._cached: dict[int, np.ndarray] = {}  # pages that were cached before the first read, by descriptor
 
     def read_into(self, fd: int, buffer: Any, position: int) -> int:
         before = self._cached.get(fd)
         if before is None:
-            # For the whole file, because the system may read ahead in spite of the advice below, if an earlier reader
-            # marked a page for that: pages of the next read would then count as cached before it.
+            # The whole file is examined, because the system may read ahead in spite of the advice below, if an earlier
+            # reader marked a page for read-ahead: such pages would count as cached before the next read.
             before = self._cached[fd] = cached_pages(fd, 0, os.fstat(fd).st_size)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         count = super().read_into(fd, buffer, position)
-        # Pages that were read ahead are in blocks, which are dropped only as a whole; a block may begin earlier.
+        # Pages that were read ahead are in blocks, which are dropped only as a whole; a block may begin before
+        # `position`.
         first = max(0, position // PAGE_BYTES - _MAX_BLOCK_PAGES)
         end = -(-(position + count) // PAGE_BYTES)
         _drop(fd, first * PAGE_BYTES, ~before[first:end])
@@ -60,7 +62,8 @@ class QuietFileSystem(PacedFileSystem):
 
 
 def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
-    """Return for each page that contains some of these bytes of a file whether it is in the page cache (bool array).
+    """Return for each page with some of the `size_bytes` bytes from `position` on whether it is in the page cache (bool
+    array).
 
     Pages beyond the end of the file are not cached. All pages count as cached if the system does not report cached
     pages: mincore(2) reports them only to users who may write to the file.
@@ -73,7 +76,7 @@ def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
         return found.astype(bool)
     within = -(-(end - start) // PAGE_BYTES)
     with mmap.mmap(fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start) as mapping:
-        view = np.frombuffer(mapping, np.uint8)  # only its address is used: its bytes are not read
+        view = np.frombuffer(mapping, np.uint8)  # only the address of the view is used: its bytes are not read
         status = ctypes.CDLL(None, use_errno=True).mincore(
             ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(end - start), ctypes.c_void_p(found.ctypes.data)
         )
@@ -84,7 +87,7 @@ def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
 
 
 def _drop(fd: int, start: int, pages: np.ndarray) -> None:
-    """Drop these pages (bool) of a file, from byte `start` on, from the page cache."""
+    """Drop the pages of a file that `pages` (bool, from byte `start` on) selects from the page cache."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], pages, [False])).astype(np.int8)))
     for first, end in edges.reshape(-1, 2):
         length = int(end - first) * PAGE_BYTES

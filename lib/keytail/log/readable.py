@@ -28,8 +28,9 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
     begins; the age of that transaction at `now_ms` is reported.
 
     Raises Refused if there is no high watermark and `log_end` is not set, and if segments are being replaced or a
-    replacement was interrupted: the listed segments may then not be the whole log. Raises CorruptLog if the log ends
-    before its high watermark, or if it ends with bytes that are not a batch although the broker stopped cleanly.
+    replacement was interrupted: in these states the listed segments may not be the whole log. Raises CorruptLog if the
+    log ends before its high watermark, or if it ends with bytes that are not a batch although the broker stopped
+    cleanly.
     """
     _refuse_half_replaced(facts)
     notes = []
@@ -66,7 +67,7 @@ def _refuse_half_replaced(facts: PartitionFacts) -> None:
         raise Refused(
             "a replacement of segments is in progress or was interrupted: segments may be missing",
             path=os.path.join(facts.path, swaps[0]),
-            remedy="If a broker is running, try again. If none is, start a broker or run `keytail compact --execute` "
+            remedy="If a broker is running, try again. If not, start a broker or run `keytail compact --execute` "
             "on this partition: both finish the replacement",
             slug="unfinished-replacement",
         )

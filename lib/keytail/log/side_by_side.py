@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from keytail.threads import Threads
 
-# The interval at which a waiting thread checks whether all has ended: a signal may interrupt the call that wakes it.
+# The interval at which a waiting thread checks whether the work has ended: a signal may interrupt the call that wakes
+# the thread.
 _WAKE_S = 1.0
 
 T = TypeVar("T")
@@ -19,13 +20,13 @@ R = TypeVar("R")
 
 
 def items_in_flight(threads: int) -> int:
-    """Return how many items `side_by_side` takes before the result of the first of them is no longer in use."""
+    """Return how many items `side_by_side` may have taken whose results are not ready, or still in use."""
     return 2 * threads
 
 
 def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], threads: int) -> Generator[R, None, None]:
-    """Yield `work(item)` for each item, in order. `threads` threads, one of which is the caller's, call `work`; they
-    take items one at a time. The caller's thread works while the next result is not ready.
+    """Yield `work(item)` for each item, in order. `threads` threads, one of which is the caller's, call `work`; each
+    thread takes one item at a time. The caller's thread works while the next result is not ready.
 
     An error of the generator, or of `work`, is raised in place of the item's result. An item is taken only after the
     result of the item `items_in_flight(threads)` before it is no longer in use, so that the two items may share memory.
@@ -49,7 +50,8 @@ def side_by_side(items: Generator[T, None, None], work: Callable[[T], R], thread
                 has_ended = True
                 return
             except BaseException as problem:  # raised by the caller, in place of the item
-                coming.append(future)  # before `has_ended`: then the caller's thread waits for all that is coming
+                # Before `has_ended`, so that the caller's thread waits for all futures in `coming`
+                coming.append(future)
                 has_ended = True
                 _fail(future, problem)
                 return

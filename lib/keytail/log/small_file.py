@@ -10,8 +10,9 @@ from keytail.log.lock import refuse_lost
 
 
 def replace_file(fs: FileSystem, path: str, data: bytes, like: FileStat) -> None:
-    """Write the file under a temporary name, then rename it to `path`, replacing an existing file; each step is durable
-    before the next. Raises LockLost, with nothing changed, if this process no longer holds the lock of the log dir."""
+    """Write a file under a temporary name, then rename the file to `path`, replacing an existing file; each step is
+    durable before the next. Raises LockLost, with nothing changed, if this process no longer holds the lock of the log
+    dir."""
     directory = os.path.dirname(path)
     refuse_lost(fs, directory)
     temporary = path + names.TEMPORARY

@@ -62,8 +62,9 @@ def sorted_entries(entries: np.ndarray, log_start_offset: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Transactions:
     """The result of the pass over the log. `entries` are the correct index entries. The arrays `interval_...` describe
-    aborted data, sorted by producer id and first offset; `marker_...` all markers, by offset, and whether each is
-    unneeded; `kept_...` the retained entries, by marker offset, and their numbers in `entries`."""
+    aborted data, sorted by producer id and first offset. The arrays `marker_...` have the offsets of all markers,
+    ascending, and whether each is unneeded. The arrays `kept_...` have the marker offsets of the retained entries,
+    ascending, and the numbers of these in `entries`."""
 
     entries: np.ndarray
     interval_producer: np.ndarray
@@ -120,7 +121,7 @@ class TransactionTracker:
         return np.array(numbers, np.int64)[inverse]
 
     def follow(self, table: np.ndarray) -> np.ndarray:
-        """Process the next batches of the log; return for each (bool) whether it is aborted data or an unneeded
+        """Process the next batches of the log; return for each batch (bool) whether it is aborted data or an unneeded
         marker."""
         discard = np.zeros(len(table), np.uint8)
         self._named_offsets.record(table)
@@ -164,8 +165,8 @@ class TransactionTracker:
         )
 
     def _right_entries(self, aborts: np.ndarray) -> np.ndarray:
-        """Return the entries of these ABORT markers, sorted by first offset: unchanged where the log does not
-        contradict them (format/CLEANING.md, "Where the indexes are wrong")."""
+        """Return the entries of the ABORT markers `aborts`, sorted by first offset. Entries that the log does not
+        contradict are unchanged (format/CLEANING.md, "Where the indexes are wrong")."""
         known, marker, data = self._entries, aborts[:, kernels.MARKER], aborts[:, kernels.DATA]
         entry_of = np.full(len(aborts), -1)
         if len(aborts):
@@ -175,7 +176,7 @@ class TransactionTracker:
             can_be &= (aborts[at, kernels.BEHIND] < first) & (first <= data[at])
             can_be &= ~self._named_offsets.are_occupied(first, known["producer_id"])
             which = np.flatnonzero(can_be)[::-1]
-            entry_of[at[which]] = which  # of several entries of a marker, the first counts
+            entry_of[at[which]] = which  # of several entries of a marker, the first is used
         is_known = entry_of >= 0
         known_of = np.zeros(len(aborts), NATIVE_ENTRY)
         known_of[is_known] = known[entry_of[is_known]]

@@ -1,7 +1,7 @@
 """Reads a file through a window that moves over it, in reused buffers, for readers of batches of any size.
 
 The size of a window is limited by the size of the file, whatever size a batch declares. While a window is processed, a
-thread reads the bytes after it. The caller interprets the bytes.
+thread reads the bytes after the window. The caller interprets the bytes.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Window:
         self._coming = self._reader.submit(self._fs.read_into, self._fd, room, next_position)
 
     def _raise_shorter(self, position: int) -> None:
-        """Raise KeytailError; `position` is where the file ends now."""
+        """Raise KeytailError for a file that became shorter; `position` is its current end."""
         raise KeytailError(
             "the file became shorter while it was read",
             path=self.path,

@@ -28,7 +28,8 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of an output: `segment_bytes` for its log, `index_bytes` for each index; and the index interval."""
+    """The limits of an output: `segment_bytes` is the maximum size of its log, `index_bytes` the maximum size of each
+    index. `index_interval_bytes` is the index interval."""
 
     segment_bytes: int
     index_bytes: int
@@ -37,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Source:
-    """A source segment; an output gets the modification time of its last source."""
+    """A source segment. An output gets the modification time of its last source."""
 
     base_offset: int
     mtime_ms: int
@@ -96,11 +97,12 @@ class SegmentWriter:
         return fd
 
     def _close(self, fd: int) -> None:
-        self._open.discard(fd)  # done first, because closing releases the descriptor even if it raises an error
+        self._open.discard(fd)  # before the close, which releases the descriptor even if it raises an error
         self._fs.close(fd)
 
     def append(self, data: np.ndarray, table: np.ndarray) -> int:
-        """Append whole batches (`table` rows over `data`) until a limit is reached; return how many were appended.
+        """Append whole batches (`table` rows over `data`) until a limit is reached; return how many batches were
+        appended.
 
         Sets the rows' positions in this segment. An empty segment takes a batch of any size.
         """
@@ -210,7 +212,8 @@ class OutputWriter:
         self._groups: list[tuple[list[int], list[OutputSegment]]] = []
         self._made: dict[str, None] = {}  # paths in the order of creation
         self._closed_bytes = 0  # bytes of all files of closed outputs
-        self._before = (0, 0, 0, 0)  # the counters below, and closed bytes, at the start of the current group
+        # Values of the counters below and of `_closed_bytes` at the start of the current group
+        self._before = (0, 0, 0, 0)
         self.splits = 0
         self.size_bytes = 0
         self.records = 0
@@ -227,7 +230,7 @@ class OutputWriter:
 
     @property
     def complete_groups(self) -> int:
-        """The number of groups to which nothing will be added."""
+        """The number of groups that are complete: nothing will be added to them."""
         return len(self._groups) - self._shares_source
 
     @property
@@ -270,9 +273,9 @@ class OutputWriter:
             data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
             table = table[taken:]
             if len(table):
-                # If no bytes came from the sources before this one, a split at it leaves an output of 0 bytes. Such a
-                # split is made only if nothing of this source fits: a split inside it would then leave sources between
-                # two outputs (SWAP.md, state 56).
+                # If no bytes came from earlier sources, a split at the start of this source leaves an output of 0
+                # bytes. Such a split is made only if nothing of this source fits: a split inside the source would in
+                # that case leave sources between two outputs (SWAP.md, state 56).
                 if self._mark is not None and (self._mark.size_bytes or not self._current.size_bytes):
                     self._split_at_source()
                 else:
@@ -286,7 +289,8 @@ class OutputWriter:
         self._made.update(dict.fromkeys(new.made))
         rest: list[tuple[np.ndarray, np.ndarray]] = []
         for data, table in old.since(mark):
-            # Alone, batches may need more time index entries: batches before them may have had larger timestamps.
+            # In an output of their own, batches may need more time index entries: earlier batches may have had larger
+            # timestamps.
             taken = 0 if rest else new.append(data, table)
             if taken < len(table):
                 done = int(table["size_bytes"][:taken].sum(dtype=np.int64))
@@ -312,7 +316,8 @@ class OutputWriter:
         self._before = (self.splits, self.size_bytes, self.records, self._closed_bytes)
 
     def drop_group(self) -> int:
-        """Remove the files of the current group; return the base offset of its first source, where to start again."""
+        """Remove the files of the current group; return the base offset of its first source, from which the next pass
+        starts again."""
         assert self._current is not None
         first = self._sources[0].base_offset
         self._current.abandon()
@@ -356,8 +361,8 @@ class OutputWriter:
         return tuple(GroupOutput(tuple(bases), tuple(segments)) for bases, segments in self._groups)
 
     def discard(self) -> None:
-        """Remove every created file as far as possible. Errors are suppressed: the error that led to this call is the
-        one to report."""
+        """Remove every created file as far as possible. Errors are suppressed, so that the error that led to this call
+        is reported."""
         for writer in (self._current, self._coming):
             if writer is not None:
                 writer.abandon()

@@ -1,7 +1,7 @@
 """The segment to which batches are appended: its log, the two indexes that grow with it, and its transaction index.
 
-rolling.py decides which batches are appended to it; this module writes and indexes a set of batches, and closes the
-segment as a broker does. APPEND.md specifies when each file is created, and what is durable when.
+rolling.py decides which batches are appended to the segment; this module writes and indexes a set of batches, and
+closes the segment as a broker does. APPEND.md specifies when each file is created, and what is durable when.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class ActiveSegment:
             self._transactions.append(transaction)
 
     def flush(self) -> None:
-        """Make log and indexes durable, but not their names. Missing indexes of an empty segment are created."""
+        """Make the contents of log and indexes durable, but not the names of these files. Missing indexes of an empty
+        segment are created."""
         self._fs.fsync(self._fd)
         for index in self.open_indexes():
             index.flush()
@@ -121,7 +122,8 @@ class ActiveSegment:
         self.is_dirty = False
 
     def close(self) -> None:
-        """End appends: write the closing entry, truncate all files to their contents, make everything durable.
+        """Close the segment: write the closing entry of the time index, truncate all files to their contents, and make
+        them durable.
 
         The log is made durable first, so that no durable index points beyond it.
         """

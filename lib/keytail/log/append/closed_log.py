@@ -26,7 +26,7 @@ def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> Partition
     if facts.segments:
         _refuse_unless_closed(fs, facts)
     elif facts.snapshots or facts.leftovers:
-        _refuse(path, "it has no segments, but files of a former segment", "Use an empty directory")
+        _refuse(path, "the directory has no segments, but files of a former segment", "Use an empty directory")
     return facts
 
 
@@ -58,17 +58,17 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
     # No snapshot is needed if all batches are below the log start offset.
     is_without = end <= facts.log_start_offset and end not in facts.snapshots
     if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
-        what = f"there is no valid producer snapshot at the log end offset {end}, or there is one above it"
+        what = f"there is no valid producer snapshot at the log end offset {end}, or there is a snapshot above it"
         _refuse(facts.path, what, remedy)
     if facts.log_start_offset > end:
         _refuse(facts.path, f"the log end offset {end} is below the log start offset {facts.log_start_offset}", remedy)
 
 
 def unclosed_indexes(fs: FileSystem, partition_path: str, segment: SegmentFacts) -> str:
-    """Return why the indexes of the last segment are not as a broker leaves them when it stops or rolls (trimmed, with
-    the entry that closes the time index); "" if they are, or if the segment is empty.
+    """Return why the indexes of the last segment differ from what a broker leaves when it stops or rolls: trimmed
+    indexes, with the entry that closes the time index. Return "" if they do not differ, or if the segment is empty.
 
-    Reads the log from the last entry of the offset index on, and checks the batches there.
+    Only the log from the last entry of the offset index on is read, and its batches are checked.
     """
     if segment.log_bytes == 0:
         return ""

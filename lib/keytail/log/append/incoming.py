@@ -1,6 +1,6 @@
 """Reads and checks sets of batches to be appended; for a leader, assigns offsets and epochs. No file is touched.
 
-APPEND.md beside this file specifies what a leader and a follower refuse, and what neither checks.
+APPEND.md beside this file specifies what a leader and a follower refuse, and what neither of them checks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Incoming:
 
     @property
     def as_one_row(self) -> np.ndarray:
-        """The set as one row, from which a roll is decided if the set is appended as a whole."""
+        """The whole set as one row of BATCH_TABLE: whether a set that is appended as a whole needs a roll is decided
+        from this row."""
         row = self.table[-1:].copy()
         row["size_bytes"] = len(self.data)
         row["max_timestamp_ms"] = self.table["max_timestamp_ms"].max()
@@ -47,8 +48,9 @@ class Incoming:
 def as_leader(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int, config: AppendConfig, now_ms: int
 ) -> Incoming:
-    """Return a copy of the batches with offsets from `next_offset` on, each checked like a producer's request.
-    Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a leader refuses."""
+    """Return a copy of the batches with new offsets from `next_offset` on; each batch is checked like a producer's
+    request. Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a leader
+    refuses."""
     raw = np.array(np.frombuffer(data, np.uint8))
     stamping.stamp(raw, len(raw), next_offset, leader_epoch)
     incoming = _read(raw, next_offset)
@@ -74,8 +76,9 @@ def as_leader(
 def as_follower(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int | None, config: AppendConfig
 ) -> Incoming | None:
-    """Return a copy of the batches before the first with an epoch above `leader_epoch`; None if there is no such batch.
-    Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a follower refuses."""
+    """Return a copy of the batches before the first batch with an epoch above `leader_epoch`; None if the copy would be
+    empty. Raises CorruptLog for bytes that are not whole, valid batches, and Refused for batches that a follower
+    refuses."""
     incoming = _read(np.array(np.frombuffer(data, np.uint8)), next_offset)
     table = incoming.table
     _refuse_any(table["leader_epoch"] < 0, "it has no leader epoch", table)

@@ -61,7 +61,7 @@ def plan_entries(table: np.ndarray, base_offset: int, state: IndexState, interva
 
 
 def plan_until_full(table: np.ndarray, base_offset: int, state: IndexState, interval_bytes: int) -> IndexPlan:
-    """Return the plan of `plan_entries` for the batches up to the first that fills an index; at least for one batch."""
+    """Return the plan of `plan_entries` for the batches up to and including the first batch that fills an index."""
     plan = plan_entries(table, base_offset, state, interval_bytes)
     if plan.rows == len(table) and not plan.state.is_full:
         return plan

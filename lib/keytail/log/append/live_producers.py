@@ -1,4 +1,5 @@
-"""A broker's state of each producer while it appends: which batches it refuses, and which transactions end.
+"""The state that a broker keeps of each producer while it appends: it determines which batches are refused, and which
+transactions end.
 
 `check_set` returns the changes that a set of batches would make; `take` applies them. The rules are in APPEND.md,
 "Producers"; format/SNAPSHOT.md specifies what a snapshot contains of this state.
@@ -28,7 +29,7 @@ class CheckedSet:
     """The changes that batches make: `producers` by id, `open_transactions`, and new entries of the transaction index.
 
     Only the first `rows` batches are included. On a leader, further batches may follow: if `duplicate` is set, the next
-    batch was sent before, and `duplicate` describes it in the log.
+    batch was sent before, and `duplicate` describes that batch in the log.
     """
 
     rows: int
@@ -55,8 +56,8 @@ class LiveProducers:
         return [self.producers[producer_id].entry(producer_id) for producer_id in hash_order(list(self.producers))]
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
-        """Return the changes that these batches make. On a leader, each batch is a separate set and is checked; on
-        a follower, all are one set.
+        """Return the changes that these batches make. On a leader, each batch is a separate set and is checked; on a
+        follower, all batches are one set.
 
         Raises Refused for batches that a broker refuses.
         """
@@ -91,8 +92,8 @@ class _Change:
         return CheckedSet(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
-        """Sort the producers as a broker does, which collects those of a set in a hash table and adds new ones in the
-        order of that table; return this object.
+        """Sort the producers as a broker does, and return this object. A broker collects the producers of a set in a
+        hash table, and adds new producers in the order of that table.
         """
         order = hash_order(list(self._after), in_front=True)
         self._after = {producer_id: self._after[producer_id] for producer_id in order}
@@ -124,7 +125,8 @@ class _Change:
                     ended.append((producer_id, producer.txn_first_offset, row))
                 producer = producer.after_marker(row)
             self._after[producer_id] = producer
-        # A broker looks after the whole set for other open transactions, including any that begin after the marker.
+        # A broker looks for other open transactions after the whole set, so transactions that begin after the marker
+        # are included.
         for producer_id, first_offset, row in ended:
             marker = int(row["base_offset"])
             if row["control_type"] == ControlType.ABORT:
@@ -185,7 +187,7 @@ def _refuse(row: np.void, what: str) -> NoReturn:
 # HashMap. A table begins with 16 buckets and doubles when it, or one of its buckets, contains too many ids. The bits of
 # an id determine its bucket, and within a bucket ids are in insertion order.
 _FIRST_BUCKETS = 16
-_MAX_IDS_PER_BUCKET = 8  # with one more id, a table of fewer than 64 buckets is doubled
+_MAX_IDS_PER_BUCKET = 8  # with one more id in a bucket, a table of fewer than 64 buckets is doubled
 _MAX_DOUBLED_BUCKETS = 64
 
 

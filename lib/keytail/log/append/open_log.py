@@ -25,7 +25,8 @@ from keytail.log.partition import PartitionFacts
 
 
 class OpenLog:
-    """An open log: its segments, leader epochs, producers and end. Call `begin` or `load` first."""
+    """An open log: its segments, leader epochs, producers and log end offset. Call `begin` or `load` before other
+    methods."""
 
     def __init__(
         self, fs: FileSystem, facts: PartitionFacts, config: AppendConfig, rng: random.Random, now_ms: int
@@ -65,11 +66,12 @@ class OpenLog:
         return self.segments.active
 
     def rolls_before(self, table: np.ndarray, now_ms: int) -> bool:
-        """Return whether the active segment ends before the first of these batches (BATCH_TABLE rows)."""
+        """Return whether the active segment must end before the first batch of `table` (BATCH_TABLE rows) is
+        appended."""
         return batches_before_roll(self.active.roll_state, table, self.config, now_ms) == 0
 
     def append_each(self, taken: Incoming, checked_set: CheckedSet, now_ms: int) -> None:
-        """Append the batches of `taken` that `checked_set` includes, in runs each of which fits into a segment."""
+        """Append the batches of `taken` that `checked_set` includes, in runs that each fit into a segment."""
         table = taken.table[: checked_set.rows]
         self.epochs.add(table)
         done = 0
@@ -87,7 +89,8 @@ class OpenLog:
             )
             run = run.rows(0, plan.rows)
             done += plan.rows
-            # A snapshot at the next roll contains the producers at that point, so they are updated with each run.
+            # A snapshot at the next roll contains the producers as of that roll, so the producers are updated with each
+            # run.
             part = checked_set if plan.rows == len(table) else self.producers.check_set(run.table, as_leader=True)
             segment.append(run.data, run.table, plan)
             self._settle(run.table, part)
@@ -110,7 +113,7 @@ class OpenLog:
             self.roll(int(same.table["base_offset"][0]), now_ms)
 
     def _settle(self, table: np.ndarray, checked_set: CheckedSet) -> None:
-        """Update log end offset, producers and transaction index after a set was appended."""
+        """Update the log end offset, the producers and the transaction index after a set was appended."""
         self.log_end_offset = int(table["last_offset"][-1]) + 1
         self.producers.take(checked_set, self.log_end_offset)
         self.active.append_aborted(checked_set.aborted)
@@ -133,7 +136,7 @@ class OpenLog:
             self.recovery_point, self.last_flush_ms = offset, now_ms
 
     def close(self) -> None:
-        """Close as a broker's clean shutdown does, durably."""
+        """Close the log as a broker's clean shutdown does, durably."""
         self.segments.close()
         self.producers.take_snapshot()
         self._fs.fsync_dir(self.path)

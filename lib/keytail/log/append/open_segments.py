@@ -19,7 +19,8 @@ from keytail.log.partition import SegmentFacts
 
 
 class OpenSegments:
-    """The segments' base offsets, ascending, and the active segment. Call `create` or `reopen` first."""
+    """The base offsets of the segments, ascending, and the active segment. Call `create` or `reopen` before other
+    methods."""
 
     def __init__(
         self, fs: FileSystem, directory: str, config: AppendConfig, like: FileStat, rng: random.Random
@@ -62,7 +63,7 @@ class OpenSegments:
     def roll(self, base_offset: int, now_ms: int) -> bool:
         """Close the active segment durably and create the next segment; return whether a segment was created.
 
-        Returns False if the active segment already has that base offset: such a segment is empty, and is reset. The
+        If the active segment already has that base offset, it is empty; it is reset, and False is returned. The
         caller makes the name of the new segment durable.
         """
         active = self.active
@@ -73,13 +74,15 @@ class OpenSegments:
             path = self._path(base_offset, suffix)
             if self._fs.exists(path):
                 self._fs.unlink(path)
-        # The segment must be durable before the next one exists: a broker that truncates it deletes later segments.
+        # The segment must be durable before the next segment exists: a broker that truncates a segment deletes all
+        # later segments.
         active.close()
         self.create(base_offset, now_ms)
         return True
 
     def floor(self, offset: int) -> tuple[int, OffsetEntry]:
-        """Return the base offset of the segment where a read of `offset` begins, and the index entry to begin at."""
+        """Return the base offset of the segment in which a read of `offset` begins, and the index entry at which the
+        read begins."""
         number = bisect_right(self.bases, offset) - 1
         base = self.bases[number]
         path = self._path(base, names.INDEX)
@@ -94,7 +97,7 @@ class OpenSegments:
             self.active.flush()
 
     def close(self) -> None:
-        """Close the active segment; its contents are durable, new file names are not."""
+        """Close the active segment and make its contents durable; the caller makes new file names durable."""
         self.active.close()
         self._active = None
 

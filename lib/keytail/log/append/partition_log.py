@@ -35,7 +35,7 @@ DEFAULTS = AppendConfig()
 class Appended:
     """The offsets and number of the appended batches; if there are none, `last_offset` is `first_offset` - 1.
 
-    `duplicates` are the batches that their producer had sent before, as they are in the log.
+    `duplicates` describes the batches that their producer had sent before, as these are in the log.
     """
 
     first_offset: int
@@ -102,10 +102,11 @@ class PartitionLog:
     # Appending
 
     def append(self, batches: bytes | np.ndarray, *, leader_epoch: int, now_ms: int) -> Appended:
-        """Append whole batches as a leader: each is a separate set, and gets the next offsets and the leader epoch.
+        """Append whole batches as a leader: each batch is a separate set, and gets the next offsets and the leader
+        epoch.
 
         The batches' own offsets are ignored. Markers are treated as sent by a transaction coordinator. Raises Refused
-        or CorruptLog if a leader would refuse a batch. No batch was then appended, except the batches before a
+        or CorruptLog if a leader would refuse a batch; in this case no batch was appended, except for batches before a
         duplicate.
         """
         self._refuse_if_broken()
@@ -134,11 +135,11 @@ class PartitionLog:
     def append_as_follower(
         self, batches: bytes | np.ndarray, *, now_ms: int, leader_epoch: int | None = None
     ) -> Appended:
-        """Append whole batches as a follower: one set, with the leader's offsets, to one segment.
+        """Append whole batches as a follower: as one set, with the leader's offsets, to one segment.
 
         The batches must begin at or above the log end offset. The first batch with an epoch above `leader_epoch`, and
-        all later batches, are omitted. Raises Refused or CorruptLog if a follower would refuse a batch; then nothing
-        was written.
+        all later batches, are omitted. Raises Refused or CorruptLog if a follower would refuse a batch; in this case
+        nothing was written.
         """
         self._refuse_if_broken()
         taken = incoming.as_follower(batches, self.log_end_offset, leader_epoch, self.config)
@@ -153,7 +154,8 @@ class PartitionLog:
         return Appended(first, self.log_end_offset - 1, len(taken.table))
 
     def _ensure_indexes(self) -> None:
-        """Create the indexes of a new segment, as a broker does at the latest when it checks whether they are full."""
+        """Create the indexes of a new segment. A broker creates them, at the latest, when it checks whether they are
+        full."""
         self._effects(lambda: self._log.active.open_indexes())  # noqa: PLW0108
 
     def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
@@ -187,7 +189,7 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        """The offset below which everything is durable."""
+        """The recovery point: all batches below this offset are durable."""
         return self._log.recovery_point
 
     @property
@@ -205,8 +207,8 @@ class PartitionLog:
         return tuple(self._log.epochs.entries)
 
     def floor(self, offset: int) -> tuple[int, OffsetEntry]:
-        """Return the base offset of the segment where a read of `offset` begins, and the index entry to begin at.
-        Raises Refused for an offset that is not in the log."""
+        """Return the base offset of the segment in which a read of `offset` begins, and the index entry at which the
+        read begins. Raises Refused for an offset that is not in the log."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
             held = f"{self.log_start_offset} to {self.log_end_offset - 1}"
             what = f"offset out of range: the log contains offsets {held}"
@@ -216,7 +218,8 @@ class PartitionLog:
         return self._log.segments.floor(offset)
 
     def roll(self, *, now_ms: int) -> int:
-        """Close the active segment and create a segment at the log end offset; return its base offset."""
+        """Close the active segment and create a segment at the log end offset; return the base offset of the new
+        segment."""
         self._refuse_if_broken()
         self._effects(lambda: self._log.roll(self.log_end_offset, now_ms))
         return self._log.segments.bases[-1]
@@ -224,7 +227,8 @@ class PartitionLog:
     # Durability
 
     def flush_if_due(self, now_ms: int) -> bool:
-        """Flush if `flush.messages` or `flush.ms` require it; return whether they do. Every append calls this."""
+        """Flush if `flush.messages` or `flush.ms` require a flush, and return whether they do. Every append calls this
+        method."""
         self._refuse_if_broken()
         due = is_flush_due(self.log_end_offset, self.recovery_point, self._log.last_flush_ms, now_ms, self.config)
         if due:
@@ -232,14 +236,15 @@ class PartitionLog:
         return due
 
     def flush(self, *, now_ms: int) -> None:
-        """Make everything up to the log end offset durable; this offset becomes the recovery point."""
+        """Make all batches durable; the log end offset becomes the recovery point."""
         self._refuse_if_broken()
         self._effects(lambda: self._log.flush(now_ms))
 
     # The end
 
     def close(self) -> Closed:
-        """Close as a broker's clean shutdown does, durably; return the entries for the log dir's checkpoints."""
+        """Close the log as a broker's clean shutdown does, durably; return the entries for the log dir's
+        checkpoints."""
         self._refuse_if_broken()
         self._effects(self._log.close)
         starts_late = self.log_start_offset > self._log.segments.bases[0]
@@ -271,7 +276,7 @@ class PartitionLog:
             raise KeytailError(
                 "an operation on this log failed before it was complete; the log accepts no more batches",
                 path=self.path,
-                remedy="Recover it with a broker or with `keytail rebuild-index --truncate`, then open it again",
+                remedy="Recover the log with a broker or with `keytail rebuild-index --truncate`, then open it again",
                 slug="log-operation-failed",
             )
         _ = self._log.active

@@ -59,8 +59,8 @@ class ProducerState:
         return state
 
     def check_set(self, table: np.ndarray, *, as_leader: bool) -> CheckedSet:
-        """Return the changes that these batches (BATCH_TABLE rows) make. Raises Refused for batches that a broker
-        refuses."""
+        """Return the changes that the batches of `table` (BATCH_TABLE rows) make. Raises Refused for batches that a
+        broker refuses."""
         return self._producers.check_set(table, as_leader=as_leader)
 
     def take(self, checked_set: CheckedSet, end: int) -> None:

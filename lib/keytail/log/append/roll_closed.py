@@ -1,6 +1,6 @@
 """Rolls the active segment of a log that was closed cleanly, without opening the log for appends.
 
-Afterwards the files are those of a broker that has rolled, by `segment.ms` for instance, and then stopped: an empty
+After `roll`, the files are those of a broker that has rolled, by `segment.ms` for instance, and then stopped: an empty
 segment at the log end offset with empty indexes. The closed segment, the producer snapshot at the log end, which the
 broker wrote when it stopped, and the leader epochs are unchanged. compact/ROLL_ACTIVE.md describes each state on disk.
 """
@@ -33,8 +33,8 @@ def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:
 
 
 def roll(fs: FileSystem, partition_path: str, active: SegmentFacts, base_offset: int) -> SegmentFacts:
-    """Make the active segment durable, create an empty segment at `base_offset`, the log end offset, and return its
-    facts.
+    """Make the active segment durable, and create an empty segment at `base_offset`, the log end offset; return the
+    facts of the new segment.
 
     Call this only if `why_not_closed` returned "". Raises Refused if the `.log` has changed since it was surveyed.
     After an OSError, the new files are removed as far as possible.
@@ -42,7 +42,8 @@ def roll(fs: FileSystem, partition_path: str, active: SegmentFacts, base_offset:
     log_path = _path(partition_path, active.base_offset, names.LOG)
     refuse_lost(fs, partition_path)
     refuse_changed(fs, log_path, active.log_bytes, active.log_mtime_ns)
-    # The active segment must be durable before the new one exists: a broker that truncates it deletes later segments.
+    # The active segment must be durable before a new one exists: a broker that truncates a segment deletes later
+    # segments.
     for suffix in names.SEGMENT_SUFFIXES:
         path = _path(partition_path, active.base_offset, suffix)
         if fs.exists(path):
@@ -66,7 +67,8 @@ def _fsync(fs: FileSystem, path: str) -> None:
 
 
 def _remove_empty_segment(fs: FileSystem, partition_path: str, base_offset: int) -> None:
-    """Remove the `.log` first: a broker that starts removes index files without a log."""
+    """Remove the files of an empty segment, the `.log` first: a broker that starts removes index files without a
+    log."""
     for suffix in (names.LOG, names.INDEX, names.TIME_INDEX):
         path = _path(partition_path, base_offset, suffix)
         with contextlib.suppress(OSError):

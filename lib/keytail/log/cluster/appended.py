@@ -2,8 +2,8 @@
 
 A batch was appended no later than its segment was modified, and usually at about the largest timestamp of the segment.
 Either time alone misleads: a copied file has a new modification time, and a client may set arbitrary timestamps. The
-earlier of the two is used. Imported batches, whose offsets are in the partition's import record, are no evidence. The
-outputs of a compaction have the modification time of their sources. Nothing is changed, and a broker may be running.
+earlier of the two times is used. Imported batches, whose offsets are in the partition's import record, are no evidence.
+The outputs of a compaction have the modification time of their sources. Nothing is changed, so a broker may be running.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keytail.log.partition import last_time_entry, max_timestamp_ms
 
 @dataclass(frozen=True)
 class Appended:
-    """The last batch of a segment, and a time in ms: a broker appended the batch at that time or later."""
+    """The path of a segment, and a time in ms: a broker appended the segment's last batch at that time or later."""
 
     path: str
     time_ms: int
@@ -63,7 +63,7 @@ def _last_appended(fs: FileSystem, partition_path: str, time_ms: int) -> Appende
         facts = fs.stat(log_path)
         modified_ms = facts.mtime_ns // 1_000_000
         if modified_ms <= time_ms:
-            return None  # the segments before it were modified earlier
+            return None  # earlier segments were modified earlier
         end = log_end(fs, log_path, base_offset) if facts.size_bytes else None
         if end is not None and end.last_position >= 0:  # a segment without a whole batch may have been truncated
             return _evidence(fs, log_path, end, modified_ms, time_ms, names.IMPORT_RECORD in listed)

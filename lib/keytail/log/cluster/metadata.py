@@ -1,8 +1,8 @@
 """Reads the cluster metadata of a log dir: topics and configs, from the latest snapshot and the log after it.
 
-Nothing is changed, and a broker may be running. If the metadata cannot be read to the end, Refused is raised, with
-place and reason. The last records may not be committed by the cluster yet; therefore `Values` contains every possible
-value of a config. `config/` decides which config applies.
+Nothing is changed, so a broker may be running. If the metadata cannot be read to the end, Refused is raised, with place
+and reason. The last records may not be committed by the cluster yet; therefore `Values` contains every possible value
+of a config. `config/` decides which config applies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from keytail.log.records.chunk import SegmentReader
 
 METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
-# Brokers apply committed records only. At most this many records at the end may be uncommitted and be truncated.
+# Brokers apply committed records only. This is the maximum number of records at the end of the log that may be
+# uncommitted, and may be truncated.
 UNCOMMITTED_RECORDS = 1000
 _CHUNK_BYTES = 1 << 20
 _ATTEMPTS = 3
@@ -52,18 +53,20 @@ class ClusterMetadata:
     cluster_configs: Mapping[str, Values]  # dynamic defaults of all brokers
     broker_configs: Mapping[str, Values]  # dynamic configs of the requested broker
     as_of_offset: int  # offset of the last record read; -1 if there is none
-    as_of_ms: int  # when that record was written
-    as_of_epoch: int = -1  # leader epoch of that record; -1 if there is none
+    as_of_ms: int  # time at which the record at `as_of_offset` was written
+    as_of_epoch: int = -1  # leader epoch of the record at `as_of_offset`; -1 if there is none
     features: Mapping[str, int] = field(default_factory=dict)  # levels by name, including metadata.version
     # For topics with uncertain settings, the reason, by topic name.
     uncertain_topics: Mapping[str, str] = field(default_factory=dict)
-    broker_epochs: Mapping[int, int] = field(default_factory=dict)  # of the latest registration of each broker
+    # Epoch of the latest registration of each broker, by its id
+    broker_epochs: Mapping[int, int] = field(default_factory=dict)
     unknown_types: tuple[int, ...] = ()  # types of records that were skipped because they are unknown
     voters: tuple[int, ...] = ()  # ids of the quorum's voters; empty if no record has them
 
 
 def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
-    """Return the directory of the metadata log, or None. Raises Refused if there are several: no broker would start."""
+    """Return the directory of the metadata log, or None. Raises Refused if there are several, because no broker would
+    start."""
     paths = [os.path.join(log_dir, METADATA_DIR) for log_dir in dict.fromkeys(log_dirs)]
     found = [path for path in paths if fs.exists(path)]
     if len(found) > 1:
@@ -94,7 +97,7 @@ def read_metadata(
     """Return the metadata after all records in the directory `path`, with the configs of broker `broker`.
 
     Raises Refused, with place and reason, if anything is missing or cannot be read. If a running broker changes the
-    directory meanwhile, the directory is read again. `torn_tail`: the log may end with an incomplete batch.
+    directory during the reading, the directory is read again. `torn_tail`: the log may end with an incomplete batch.
     """
     try:
         listing = _list(fs, path)
@@ -114,7 +117,7 @@ def read_metadata(
 
 def _unreadable(path: str, problem: KeytailError | OSError) -> Refused:
     remedy = (
-        "If a broker is running, try again. If none is, start and stop it once: it repairs its metadata log or "
+        "If a broker is running, try again. If not, start and stop the broker once: it repairs its metadata log or "
         "reports why it cannot"
     )
     if isinstance(problem, KeytailError):
@@ -196,7 +199,7 @@ def _read(
 
 
 def _refuse_uncertain_broker(replay: Replay, path: str, broker: int) -> None:
-    """Raise Refused if settings of the broker are uncertain, because they are the defaults of every topic."""
+    """Raise Refused if settings of the broker are uncertain, because these settings are the defaults of every topic."""
     for name, why in replay.newer(ResourceType.BROKER).items():
         if name in ("", str(broker)):
             whose = f"broker {name}" if name else "all brokers"
@@ -261,7 +264,8 @@ def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -
 def _load_log(
     reader: SegmentReader, listing: _Listing, start_offset: int, replay: Replay, torn_tail: bool
 ) -> tuple[int, _Batch | None]:
-    """Replay the log from `start_offset` on; return the offset after the last record, and the batch of that record."""
+    """Replay the log from `start_offset` on; return the offset after the last record, and the batch of the last record
+    (None if the log has no records there)."""
     segments = _segments_from(listing, start_offset)
     next_offset, last = segments[0][0], None
     uncommitted: deque[_Batch] = deque()
@@ -288,7 +292,7 @@ def _load_log(
 
 
 def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int], ...]:
-    """Return the segments from the segment that contains `start_offset` on."""
+    """Return (base offset, size) of each segment from the one that contains `start_offset` on."""
     first = sum(base <= start_offset for base, _ in listing.segments) - 1
     if not listing.segments:
         raise CorruptLog(
@@ -350,7 +354,7 @@ def _batch(path: str, row: np.void, block: bytes) -> _Batch:
 
 
 def _replay(batch: _Batch, replay: Replay, *, settled: bool) -> None:
-    """Apply the records of the batch; of a control batch only the voters."""
+    """Apply the records of the batch to `replay`; from a control batch, apply only the voters."""
     if batch.control:
         for record in batch.records:
             replay.voters = parse_voters(record.key, record.value) or replay.voters

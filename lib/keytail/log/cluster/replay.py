@@ -1,7 +1,7 @@
 """Applies records of the metadata log, as a broker does, to obtain topics and configs.
 
 A batch is applied as a whole, and a KRaft transaction is applied when it ends. Records at the end of the log may be
-uncommitted: they may be truncated later. For a config that such records change, the earlier values are kept too,
+uncommitted: they may be truncated later. For a config that uncommitted records change, the earlier values are kept too,
 because a broker may use any of them. `metadata.py` reads the records; contradictory records raise ValueError.
 """
 
@@ -36,9 +36,9 @@ Resource: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic that exists: its id, and by partition the ids of the brokers with a replica, and of those whose replica
-    is certainly in sync: before and after each change that may be uncommitted. If all records are committed,
-    `last_in_sync` has the brokers in sync, `eligible` other brokers that have all committed records, and
+    """A topic that exists. By partition number, `replicas` has the ids of the brokers with a replica, before and after
+    each change that may be uncommitted; `in_sync` has the brokers whose replica is certainly in sync. If all records
+    are committed, `last_in_sync` has the brokers in sync, `eligible` other brokers that have all committed records, and
     `leader_epochs` the latest leader epoch.
     """
 
@@ -73,7 +73,7 @@ class Replay:
         self._features: dict[str, int] = {}
         self._broker_epochs: dict[int, int] = {}
         self._unknown_types: set[int] = set()
-        self.voters: tuple[int, ...] = ()  # of the quorum, by the latest control record that lists them
+        self.voters: tuple[int, ...] = ()  # ids of the quorum's voters, from the latest control record that lists them
         self._transaction: list[MetadataRecord] | None = None
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
@@ -166,7 +166,7 @@ class Replay:
                 resource = (record.resource_type, record.resource_name)
                 before.setdefault((resource, record.name), self._configs.get(resource, {}).get(record.name))
                 self._configure(resource, record)
-        self._newer |= newer  # a topic's first settings may precede the record that creates it
+        self._newer |= newer  # a topic's first settings may precede the record that creates the topic
         if settled:
             return
         for (resource, name), value in before.items():
@@ -176,7 +176,7 @@ class Replay:
 
     def _apply_newer(self, newer: NewerRecord) -> dict[Resource, str]:
         """Apply a record of a newer version only as far as topics and partitions are concerned; return the resource
-        whose other settings are then uncertain, with the reason."""
+        whose other settings are therefore uncertain, with the reason."""
         record = newer.record
         resource = self._resource_of(record)
         if isinstance(record, TopicRecord):

@@ -15,7 +15,7 @@ ACCESS_ACL = "system.posix_acl_access"
 SECURITY_LABELS = ("security.selinux", "security.SMACK64")
 KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
 
-# Errors of file systems without extended attributes, or whose extended attributes cannot be read.
+# Errors that file systems return if they have no extended attributes, or if these cannot be read.
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
 
 
@@ -45,7 +45,7 @@ class DirName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """The attributes of a path, including those that a file which replaces it must get."""
+    """The attributes of a file or directory, including the attributes that a replacement of it must get."""
 
     path: str
     size_bytes: int
@@ -63,8 +63,8 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The names in a directory, unsorted: `sized` regular files with their size in bytes and modification time in ns;
-    `regular` files, for which size and time were not requested; and all `others`."""
+    """The names in a directory, unsorted: `sized` are regular files with their size in bytes and modification time in
+    ns; `regular` are regular files for which size and time were not requested; `others` are all other names."""
 
     sized: list[tuple[str, int, int]]
     regular: list[str]

@@ -15,7 +15,7 @@ from keytail.log.files.paths import DIRECTORY, open_directory, split, symbolic_l
 T = TypeVar("T")
 
 # Limit for a file that is read as a whole. The index of a log of 2^31 bytes with an entry every 100 bytes is less than
-# half as large.
+# half as large as this limit.
 MAX_SMALL_BYTES = 1 << 29
 
 # Without O_NONBLOCK, opening a FIFO waits for the other end.
@@ -24,8 +24,8 @@ READ_AND_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 def in_directory(path: str, act: Callable[[int, str], T]) -> T:
-    """Call `act` with a descriptor of the directory that contains `path`, and the last name of `path`; return its
-    result."""
+    """Call `act` with a descriptor of the directory that contains `path`, and the last name of `path`; return the
+    result of `act`."""
     directory, name = split(path)
     at = open_directory(directory)
     try:
@@ -35,7 +35,7 @@ def in_directory(path: str, act: Callable[[int, str], T]) -> T:
 
 
 def of_directory(path: str, act: Callable[[int], T], flags: int = DIRECTORY) -> T:
-    """Call `act` with a descriptor of the directory `path`; return its result."""
+    """Call `act` with a descriptor of the directory `path`; return the result of `act`."""
     fd = open_directory(path, flags)
     try:
         return act(fd)
@@ -56,7 +56,8 @@ def stat(path: str) -> FileStat:
 
 
 def _stat(path: str, at: int, name: str) -> FileStat:
-    """Return the attributes, read through /proc: a descriptor that supports them directly needs read permission."""
+    """Return the attributes of `path`, read through /proc: a descriptor that can be asked for them directly needs read
+    permission."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         facts = os.fstat(fd)
@@ -86,7 +87,7 @@ def unreadable(fd: int) -> list[str]:
     """Return the names of the regular files in the open directory that may not be read, sorted."""
     with os.scandir(fd) as entries:
         closed = [entry for entry in entries if not os.access(entry.name, os.R_OK, dir_fd=fd, effective_ids=True)]
-        # A name that was removed meanwhile, or a dangling link, is not accessible either.
+        # A name that has just been removed, or a dangling link, is also not accessible, but is not reported.
         return sorted(entry.name for entry in closed if entry.is_file(follow_symlinks=False) and _is_there(fd, entry))
 
 
@@ -136,8 +137,8 @@ def set_mtime_ns(path: str, mtime_ns: int) -> None:
 
 
 def _in_two_directories(source: str, target: str, act: Callable[[int, str, int, str], T]) -> T:
-    """Call `act` with a descriptor of the directory and the last name of each path; return its result. A directory that
-    contains both is opened once."""
+    """Call `act` with a descriptor of the directory and the last name of each path; return the result of `act`. A
+    directory that contains both paths is opened once."""
     (directory, name), (new_directory, new_name) = split(source), split(target)
     if directory == new_directory:
         return in_directory(source, lambda at, _: act(at, name, at, new_name))
@@ -161,8 +162,8 @@ def link(source: str, target: str) -> None:
 
 
 def read_all(fd: int) -> bytes:
-    """Return the whole contents. Raises OSError if the file has more than MAX_SMALL_BYTES: a sparse file needs no disk
-    space, but could fill the memory."""
+    """Return the whole contents of an open file. Raises OSError if the file has more than MAX_SMALL_BYTES: a sparse
+    file needs no disk space, but could fill the memory."""
     portions: list[bytes] = []
     size_bytes = os.fstat(fd).st_size
     while size_bytes <= MAX_SMALL_BYTES and (portion := os.read(fd, 1 << 20)):

@@ -66,7 +66,7 @@ def create(path: str, at: int, name: str, like: FileStat | None) -> int:
 
 
 def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
-    """Return `like` with the owner that a new file in `directory` gets: the directory's owner, unless it is root.
+    """Return `like` with the owner that a new file in `directory` gets: the directory's owner, unless that is root.
     In a user's directory, root gives the file to that user, never to a third user, and never with the labels of a third
     user's file.
 

@@ -58,14 +58,14 @@ def open_directory(path: str, flags: int = DIRECTORY) -> int:
     Raises SymbolicLink for a link that is not followed, NotADirectoryError for any other file.
     """
     encoded = os.fsencode(path)
-    if b"\0" in encoded:  # in C, the path would end there
+    if b"\0" in encoded:  # in C, the path would end at the null byte
         raise ValueError("embedded null byte")
     while True:
         fd: int = _system_call(_OPENAT2, _AT_FDCWD, encoded, _HOW[flags], _HOW_BYTES)
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        # The path contains a link, or there is no openat2, or a container forbids it.
+        # The path contains a link, or the kernel has no openat2, or a container forbids openat2.
         if number in (errno.ELOOP, errno.ENOSYS, errno.EPERM):
             return _walk(path, flags)
         if number != errno.EINTR:
@@ -73,7 +73,8 @@ def open_directory(path: str, flags: int = DIRECTORY) -> int:
 
 
 def _walk(path: str, flags: int) -> int:
-    """Do the same as `open_directory`, name by name: for paths with links, and for kernels without openat2."""
+    """Return what `open_directory` returns, but walk the path name by name: for paths with links, and for kernels
+    without openat2."""
     at = os.open("/" if path.startswith("/") else ".", DIRECTORY)
     try:
         waiting, links = path.split("/")[::-1], 0
@@ -105,7 +106,7 @@ def _walk(path: str, flags: int) -> int:
 
 
 def _may_follow(link: os.stat_result, directory_fd: int) -> bool:
-    """Return whether the link in this directory can be trusted to lead where the caller intended.
+    """Return whether a link in the directory `directory_fd` can be trusted to lead where the caller intended.
 
     A link in a log dir is never trusted. For root, link and directory must both belong to root: the owner of a
     directory can replace a link at any moment. For other users the system checks permissions; the link must not belong

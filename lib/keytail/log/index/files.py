@@ -1,7 +1,7 @@
 """Looks up entries in the index files of one segment in place, and appends to them while the segment is active.
 
-format/INDEX.md defines the meaning of the entries, when a batch gets one, and what a look-up may conclude from them.
-`sanity_check` checks a file by itself; whether its entries match the log is not checked here.
+format/INDEX.md defines the meaning of the entries, when a batch gets one, and what a look-up may conclude from the
+entries. `sanity_check` checks a file by itself; whether its entries match the log is not checked here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from keytail.log.index.presized import REBUILD, PresizedIndex
 
 
 class OffsetEntry(NamedTuple):
-    """A batch begins at byte `position`; `offset` is in that batch, or in a later batch before the next entry
-    (format/INDEX.md). `slot` is -1 before the first entry."""
+    """An entry of an offset index: a batch begins at byte `position`, and `offset` is in that batch or in a later batch
+    before the next entry (format/INDEX.md). `slot` is -1 before the first entry."""
 
     slot: int
     offset: int
@@ -35,7 +35,8 @@ class OffsetEntry(NamedTuple):
 
 
 class TimeEntry(NamedTuple):
-    """No batch up to the batch that ends with `offset` has a larger timestamp. `slot` is -1 before the first entry."""
+    """An entry of a time index: up to the batch that ends with `offset`, no batch has a timestamp above `timestamp_ms`.
+    `slot` is -1 before the first entry."""
 
     slot: int
     timestamp_ms: int
@@ -123,7 +124,7 @@ class TimeIndex(PresizedIndex):
         return self._count >= self._max_entries - 1
 
     def maybe_append(self, timestamp_ms: int, offset: int, *, closing: bool = False) -> bool:
-        """Write the entry if its timestamp is above that of the last entry; return whether it was written.
+        """Write an entry if its timestamp is above that of the last entry; return whether the entry was written.
 
         Raises KeytailError if the timestamp or offset is below that of the last entry, or if the index is full; the
         `closing` entry of the segment may use the last slot.
@@ -171,7 +172,7 @@ class TransactionIndex:
     """The `.txnindex` of the segment with `base_offset`: the transactions whose ABORT marker is in the segment.
 
     The file is read as a whole, since it is small and never presized. The file is created with the first entry, with
-    the attributes of `like`; without `like` the index is for look-ups only.
+    the attributes of `like`; without `like` the index can only be used for look-ups.
     """
 
     def __init__(self, fs: FileSystem, path: str, base_offset: int, like: FileStat | None = None) -> None:
@@ -197,7 +198,8 @@ class TransactionIndex:
         return int(last["last_offset"][0]) if end else -1
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Append an entry to the file. Raises KeytailError unless the marker is above that of the last entry."""
+        """Append an entry to the file. Raises KeytailError unless the entry's marker is above the marker of the last
+        entry."""
         last_offset = self.last_offset
         if aborted.last_offset <= last_offset:
             self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)

@@ -15,8 +15,8 @@ from keytail.kernels import index as kernels
 class SegmentIndexer:
     """Collects the index entries of the segment with `base_offset`: add every batch once, in order, then call `close`.
 
-    With `part`, it indexes a part of the segment, whose first batch is assumed to get an offset entry; the indexer of
-    the preceding batches later joins it. An indexer is small enough to be sent to another host.
+    With `part`, the indexer is for a part of the segment, whose first batch is assumed to get an offset entry; later,
+    the indexer of the preceding batches joins the part. An indexer is small enough to be sent to another host.
     """
 
     stored_fields = ("_base", "_interval", "_max_offset_entries", "_max_time_entries", "_state", "_offsets", "_times")
@@ -35,7 +35,7 @@ class SegmentIndexer:
         self._times: list[np.ndarray] = []
 
     def add(self, table: np.ndarray) -> int:
-        """Add batches (BATCH_TABLE rows) of the segment until an index is full; return how many were added."""
+        """Add batches (BATCH_TABLE rows) of the segment until an index is full; return how many batches were added."""
         n = len(table)
         offsets, times = np.empty((n, 2), np.int64), np.empty((n, 2), np.int64)
         out = np.zeros(4, np.int64)
@@ -57,7 +57,7 @@ class SegmentIndexer:
 
     @property
     def size_bytes(self) -> int:
-        """The size of both index files if they were closed now."""
+        """The total size in bytes that both index files would have if they were closed now."""
         offsets, times = int(self._state[kernels.OFFSET_ENTRIES]), int(self._state[kernels.TIME_ENTRIES])
         return offsets * OFFSET_ENTRY.itemsize + (times + 1) * TIME_ENTRY.itemsize
 
@@ -73,14 +73,14 @@ class SegmentIndexer:
         return -1 if last is None else int(last[1])
 
     def meets(self, part: SegmentIndexer) -> bool:
-        """Return whether the last offset entry so far is also in `part`; then both have the same entries after this
-        entry."""
+        """Return whether the last offset entry so far is also in `part`; if so, both indexers have the same entries
+        after that entry."""
         positions = _joined(part._offsets)[:, 1]
         at = np.searchsorted(positions, self.last_entry_position)
         return bool(at < len(positions) and positions[at] == self.last_entry_position)
 
     def join(self, part: SegmentIndexer) -> None:
-        """Continue with the entries of `part` after the last entry so far, and with the state of `part`.
+        """Add the entries of `part` that follow the last entry so far, and take over the state of `part`.
 
         The first batch of `part` must follow all batches so far and get an entry (`next_gets_entry`), or the last
         offset entry so far must be in `part` (`meets`).
@@ -90,7 +90,7 @@ class SegmentIndexer:
         # The part does not know the preceding batches: only its time entries above the largest time so far count.
         largest, largest_offset = (int(self._state[i]) for i in (kernels.MAX_TIMESTAMP, kernels.MAX_TIMESTAMP_OFFSET))
         later = times[times[:, 0] > largest]
-        # A largest time without an entry gets one with the next offset entry, unless the time is exceeded by then.
+        # A largest time without an entry gets one with the next offset entry, unless a larger time precedes that entry.
         waits = len(offsets) and largest > self._state[kernels.LAST_TIME_ENTRY]
         if waits and not (len(later) and later[0, 1] <= offsets[0, 0]):
             later = np.concatenate([[[largest, largest_offset - self._base]], later])

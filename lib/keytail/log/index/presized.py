@@ -48,8 +48,8 @@ class PresizedIndex:
     def open(cls, fs: FileSystem, path: str, base_offset: int, *, active: bool = False) -> Self:
         """Open the file for look-ups: all whole entries are mapped, without validation.
 
-        `active`: a broker may be writing to the segment. The zeros after the entries are then left out, and the file
-        is read, not mapped, since the broker truncates it when the segment is closed.
+        `active`: a broker may be writing to the segment. In this case the zeros after the entries are left out, and the
+        file is read, not mapped, since the broker truncates the file when the segment is closed.
         """
         index = cls(fs, path, base_offset)
         fd = fs.open_read(path)
@@ -70,8 +70,8 @@ class PresizedIndex:
         and mode of `like`.
 
         The full size is `segment.index.bytes`, rounded down to whole entries; the zeros after the entries take no
-        space. The name of a new file is not durable yet. Raises CorruptLog if the file cannot be continued, because it
-        was not trimmed (zeros cannot be distinguished from entries) or fails `sanity_check`.
+        space. The name of a new file is not durable yet. Raises CorruptLog if the file cannot be continued, because the
+        file was not trimmed (zeros cannot be distinguished from entries) or fails `sanity_check`.
         """
         index = cls(fs, path, base_offset)
         if not fs.exists(path):
@@ -152,7 +152,7 @@ class PresizedIndex:
         self._close_file()
 
     def close(self) -> None:
-        """Close the file as it is; the file of an active segment keeps its full size."""
+        """Close the file without a change; the file of an active segment keeps its full size."""
         self._map(0)
         self._count = self._max_entries = 0
         if self._fd >= 0:
@@ -180,7 +180,8 @@ class PresizedIndex:
         self._corrupt(f"{text} after {self._spell(slot - 1)}" if slot else text, slot * self._layout.size)
 
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
-        """Return for each entry but the first whether its second field cannot follow that of the previous entry."""
+        """Return for each entry but the first whether its second field cannot follow the second field of the previous
+        entry."""
         raise NotImplementedError
 
     def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -199,7 +200,7 @@ class PresizedIndex:
         item = bytearray(self._layout.size)
 
         def is_zero(slot: int) -> bool:
-            item[:] = bytes(len(item))  # bytes that the broker truncated meanwhile were unused
+            item[:] = bytes(len(item))  # bytes that the broker has just truncated were unused
             self._fs.read_into(fd, item, slot * len(item))
             return not any(item)
 

@@ -48,7 +48,7 @@ class _Buffers:
 
 
 class SegmentReader:
-    """Reads segments into its own buffers, two sets in turn unless more are kept; use one reader per task."""
+    """Reads segments into its own buffers, by default two sets in turn (`keep_valid`); use one reader per task."""
 
     def __init__(
         self, fs: FileSystem, chunk_bytes: int = CHUNK_BYTES, arena_bytes: int = ARENA_BYTES
@@ -60,7 +60,7 @@ class SegmentReader:
         self._opener = BlockOpener(arena_bytes)
 
     def keep_valid(self, chunks: int) -> None:
-        """Keep the latest chunks valid, this many at a time. No chunk may be in use when this is called."""
+        """From now on, keep the latest `chunks` chunks valid. No chunk may be in use when this is called."""
         del self._buffers[chunks:]
         self._buffers += [_Buffers(self._chunk_bytes) for _ in range(chunks - len(self._buffers))]
 
@@ -73,12 +73,13 @@ class SegmentReader:
         return BlockOpener(self._arena_bytes)
 
     def chunks(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Chunk]:
-        """Iterate like `chunks_without_prefetch`, but prefetch and check the next chunk in a thread."""
+        """Yield the chunks that `chunks_without_prefetch` yields, but read and check the next chunk in a thread."""
         chunks = self.chunks_without_prefetch(path, log_bytes, start=start, torn_tail=torn_tail)
         return prefetched(chunks) if self.is_longer_than_a_chunk(log_bytes - start) else chunks
 
     def is_longer_than_a_chunk(self, n_bytes: int) -> bool:
-        """Return whether prefetching saves time: starting a thread takes as long as processing a tenth of a chunk."""
+        """Return whether `n_bytes` is more than a chunk, so that prefetching saves time: starting a thread takes as
+        long as processing a tenth of a chunk."""
         return n_bytes > self._chunk_bytes
 
     def chunks_without_prefetch(
@@ -87,7 +88,7 @@ class SegmentReader:
         """Yield chunks of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
 
         Raises CorruptLog at the first byte that is not a valid batch, and at an incomplete last batch. With `torn_tail`
-        the chunks end there instead: a broker would truncate the rest of the log at its next startup.
+        the chunks end at that byte without an error: a broker would truncate the rest of the log at its next startup.
         """
         if start >= log_bytes:
             return
@@ -134,7 +135,7 @@ class SegmentReader:
                 break
             if needed == 0 or position + needed > log_bytes:
                 break
-            wanted = needed  # the batch is larger than a chunk
+            wanted = needed  # read more, because the batch is larger than a chunk
         rows, consumed = int(out[kernels.ROWS]), int(out[kernels.CONSUMED])
         old_problem: LegacyProblem | None = None
         if (buffers.rows["magic"][:rows] < 2).any():
@@ -169,19 +170,19 @@ class SegmentReader:
             buffers.rows = np.empty(len(buffers.rows) * 8, BATCH_TABLE)
 
     def open_rows(self, chunk: Chunk, wanted: np.ndarray) -> Iterator[OpenedRows]:
-        """Do the same as `BlockOpener.open_rows`."""
+        """Yield what `BlockOpener.open_rows` yields, with the opener of this reader."""
         return self._opener.open_rows(chunk, wanted)
 
     def reopen(self, chunk: Chunk, opened: OpenedRows) -> Iterator[OpenedRows]:
-        """Do the same as `BlockOpener.reopen`."""
+        """Yield what `BlockOpener.reopen` yields, with the opener of this reader."""
         return self._opener.reopen(chunk, opened)
 
 
 def _complete_old(
     path: str, buffers: _Buffers, rows: int, consumed: int, position: int, last_offset: int
 ) -> tuple[int, int, LegacyProblem | None]:
-    """Check and complete the rows of magic 0 and 1; return how many rows and bytes are valid, and the problem after
-    them."""
+    """Check and complete the rows of magic 0 and 1; return how many rows and bytes are valid, and the problem after the
+    valid rows, or None."""
     try:
         summarize_rows(buffers.raw[:consumed], position, buffers.rows[:rows], last_offset, max_record_bytes())
     except LegacyProblem as problem:

@@ -1,6 +1,6 @@
-"""Summarizes the contents of one segment for reports; no decision depends on it.
+"""Summarizes the contents of one segment for reports; no decision depends on the summary.
 
-Reads the whole `.log` and checks it, as every reader of chunks does.
+The whole `.log` is read and checked, as by every reader of chunks.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class SegmentContents:
 
 
 def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: SegmentReader) -> SegmentContents:
-    """Summarize the segment that begins at `base_offset`. Raises CorruptLog if the bytes of the file are not a valid
-    log, OSError if they cannot be read."""
+    """Return a summary of the segment that begins at `base_offset`. Raises CorruptLog if the bytes of the file are not
+    a valid log, OSError if the file cannot be read."""
     path = os.path.join(partition_path, names.segment_file(base_offset, names.LOG))
     log_bytes = fs.stat(path).size_bytes
     digest, scanner = file_digest(), RecordScanner()

@@ -11,8 +11,8 @@ from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
 from keytail.log.records.chunk import Chunk, OpenedRows
 
-# Maximum number of keys in a portion: as many as a chunk has with records of 64 bytes. Smaller portions take longer:
-# waking the thread that looks up the keys takes as long as thousands of look-ups.
+# Maximum number of keys in a portion: a chunk with records of 64 bytes has about as many keys. Smaller portions take
+# longer: waking the thread that looks up the keys takes as long as thousands of look-ups.
 _KEYS = 1 << 17
 
 
@@ -29,8 +29,8 @@ class KeyPortion:
 
     `low` and `high` are the halves of each hash. `ordinals[i]` is `first_ordinal` of the record's row plus the record's
     number in the batch; or -1 if the record does not belong in the map, because it has no key or is below the start
-    offset. `keyless` is the number of records without a key from the start offset on; the first of them is at
-    `first_keyless_offset`. The portion after the next one overwrites the arrays.
+    offset. `keyless` is the number of records without a key from the start offset on; the first of these records is at
+    `first_keyless_offset`. The arrays are overwritten by the portion after the next one.
     """
 
     chunk: Chunk
@@ -76,7 +76,8 @@ class KeyPortion:
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """All hashed keys of one chunk, as in KeyPortion, and `nulls`, a bit for each batch: whether it has a null value.
+    """All hashed keys of one chunk, as in KeyPortion. `nulls` has one bit for each batch, which is set if the batch has
+    a null value.
     """
 
     low: np.ndarray

@@ -21,7 +21,7 @@ from keytail.kernels.opening.decoders import Decoders
 from keytail.limits import max_record_bytes
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES, WHOLE_BLOCK_RECORDS, Piece, pieces
 
-# Decompressed bytes opened at a time: they stay in the cache until they are walked and copied.
+# Number of decompressed bytes opened at a time: so many bytes stay in the CPU cache until they are walked and copied.
 ARENA_BYTES = 4 << 20
 
 _RECORD_ERRORS = {
@@ -70,9 +70,9 @@ class OpenedRows:
 
     For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position of the
     row's block in the chunk's `raw` or in `arena`, and the size of the block, in bytes. A block that is too large for
-    memory is returned in pieces, each as an OpenedRows of that row alone. `table` is then the table of the chunk with
-    the record count and last offset of the piece in that row. `records_before` is the number of records in earlier
-    pieces; more pieces follow unless `is_end`.
+    memory is returned in pieces, each as an OpenedRows of that row alone. For a piece, `table` is the table of the
+    chunk with the record count and last offset of the piece in that row. `records_before` is the number of records in
+    earlier pieces; more pieces follow unless `is_end`.
     """
 
     first: int
@@ -199,7 +199,7 @@ class BlockOpener:
                 if row == end:
                     break
                 # The block is of an old format, damaged, not in plain framing, or too large for the rest of the arena:
-                # it is opened into an empty one, or by itself.
+                # such a block is opened into an empty arena, or by itself.
                 block, is_large = None, False
                 if used - floor <= self._arena_bytes // 2:
                     try:

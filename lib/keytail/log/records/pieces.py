@@ -45,8 +45,8 @@ class Piece:
 class RecordStream:
     """The records of one block, returned in consecutive parts in two arenas in turn.
 
-    `arenas` are two arrays of uint8, replaced by larger arrays as needed. A part is valid until the second `take` after
-    it.
+    `arenas` are two arrays of uint8, replaced by larger arrays as needed. A returned part is valid until `take` has
+    been called twice more.
     """
 
     def __init__(self, codec: int, data: Buffer, records: int, arenas: list[np.ndarray]) -> None:
@@ -96,15 +96,15 @@ class RecordStream:
         return arena, end, count
 
     def rest(self) -> tuple[np.ndarray, int]:
-        """Return the arena and the number of bytes of the last `take`, extended by the available bytes after them; by
-        at least one byte if any remain."""
+        """Return the arena, and the number of bytes of the last `take` plus the available bytes that follow; if any
+        bytes remain, at least one is available."""
         self._fill(self._filled + 1 if self._used == self._filled else self._filled)
         self._used = self._filled
         return self._arenas[0], self._filled
 
     def take_last(self) -> tuple[np.ndarray, int, int, bool]:
-        """Return a part as `take` does, and whether it is the last. The last part has all remaining bytes and counts
-        all remaining records, even if the two disagree."""
+        """Return a part as `take` does, and whether it is the last part. The last part has all remaining bytes and
+        counts all remaining records, even if the two disagree."""
         block, n_bytes, count = self.take(PIECE_RECORDS, PIECE_BYTES)
         is_last = not self.left or not count
         if is_last:
@@ -121,8 +121,8 @@ class RecordStream:
         return len(self._part) - self._part_at
 
     def _has(self, n_bytes: int) -> bool:
-        """Return whether the block has this many bytes from the next record on. Bytes beyond the arena are skipped, so
-        nothing can be taken afterwards."""
+        """Return whether the block has `n_bytes` bytes from the next record on. Bytes beyond the arena are skipped, so
+        nothing can be taken after this call."""
         n = self._filled
         while n < n_bytes and (available := self._peek()):
             n, self._part_at = n + available, len(self._part)

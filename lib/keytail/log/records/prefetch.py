@@ -25,5 +25,5 @@ def prefetched(items: Generator[T, None, None]) -> Iterator[T]:
                 coming = thread.submit(next, items, end)
                 yield item  # type: ignore[misc]
                 item = coming.result()
-        finally:  # in the thread, which may still run the generator if a signal has ended the wait for it
+        finally:  # close in the thread, which may still run the generator if a signal has ended the wait
             thread.submit(items.close).result()

@@ -74,7 +74,8 @@ class RecordScanner:
     ) -> Iterator[Portion]:
         """Yield portions that cover all rows of `opened`, in order. Raises CorruptLog if records cannot be parsed.
 
-        In rows with a `first_bit` (int64 per row, else -1), only records whose bit is set are included.
+        `first_bit` (int64 for each row) is -1 or the number in `bits` of the row's first record; in rows with such a
+        number, only records whose bit is set are included.
         """
         row, chunk = opened.first, opened.of(chunk)
         first_bit = np.full(len(chunk.table), -1, np.int64) if first_bit is None else opened.from_here(first_bit)

@@ -1,7 +1,7 @@
 """Divides a partition's log into slices for many tasks: byte ranges of segments. The offset indexes provide the
 positions of batches, at which slices can begin.
 
-Every batch is read exactly once: a slice ends where the next one begins, and reading a slice fails if its last batch
+Every batch is read exactly once: a slice ends where the next slice begins, and reading a slice fails if its last batch
 does not end at that byte.
 """
 
@@ -112,7 +112,8 @@ def _slice_bounds(
         return whole
     offsets, positions = _index(fs, partition_path, segment, n_bytes)
     first = int(np.searchsorted(offsets, from_offset, side="right")) - 1
-    # The entry of the first batch that ends at or above the end may cover offsets below the end; the next does not.
+    # The entry of the first batch that ends at or above the end may cover offsets below the end; the next entry does
+    # not.
     end_slot = int(np.searchsorted(offsets, end_offset)) + 1
     slots = [first] if first >= 0 else []
     last = int(positions[end_slot]) if end_slot < len(positions) else n_bytes

@@ -1,6 +1,7 @@
 """Caches the names in a partition directory while segments are replaced: listed once, then updated with every change.
 
-If the directory were listed for each replacement, the time would grow with the square of the number of segments.
+If the directory were listed for each replacement, the time of a run would grow with the square of the number of
+segments.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _UNFINISHED = ("cleaned", "swap", "deleted")
 class Directory:
     """A partition directory and the names in it. During replacements only this object changes names, in one thread.
 
-    Call `refresh` before each replacement and `keep` after it; do not use the object after an error. `refresh` raises
+    Call `refresh` before and `keep` after each replacement; do not use the object after an error. `refresh` raises
     Refused for a file with a Kafka name that is not regular, or with a name with which no broker starts.
     """
 
@@ -160,5 +161,5 @@ def refuse_fatal(files: Iterable[FileName], path: str) -> None:
 
 
 def logs(files: Iterable[FileName], kind: str) -> set[int]:
-    """Return the base offsets of the `.log` files of this kind."""
+    """Return the base offsets of the `.log` files among `files` whose kind is `kind`."""
     return {f.base_offset for f in files if f.kind == kind and f.suffix == names.LOG and f.base_offset is not None}

@@ -1,7 +1,7 @@
 """Unlinks large files at once and frees their blocks and cached pages later, in other threads.
 
 An unlinked file keeps its blocks and pages as long as it is open. Freeing a gigabyte of cached pages takes a fifth of a
-second, during which the next group can be replaced. Names on disk change in the same order as without the thread. Small
+second, during which the next group can be replaced. Names on disk change in the same order as without a thread. Small
 files are freed at once: a thread would not save time.
 """
 
@@ -16,7 +16,7 @@ LARGE_BYTES = 8 << 20  # minimum size of a large file; freeing 8 MiB takes about
 
 
 class Freeing:
-    """A context manager that defers the freeing of large files; all are freed when the block ends."""
+    """A context manager that defers the freeing of large files. All files are freed when the block ends."""
 
     def __init__(self, fs: FileSystem, threads: int = 1) -> None:
         self._fs = fs
@@ -35,7 +35,7 @@ class Freeing:
                 item.result()
 
     def unlink(self, path: str) -> None:
-        """Remove the name of a file immediately."""
+        """Remove the name of a file immediately; free a large file later."""
         fd = None
         try:
             if self._fs.stat(path).size_bytes >= LARGE_BYTES:

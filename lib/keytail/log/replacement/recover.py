@@ -22,7 +22,8 @@ from keytail.log.replacement.swap import NEEDED, finish
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A replacement that recovery finishes: the base offsets of its `.log.swap` files, and the end of its offset range.
+    """A committed replacement that recovery finishes: the base offsets of its `.log.swap` files, and the end of its
+    offset range.
     """
 
     bases: tuple[int, ...]
@@ -33,11 +34,11 @@ def recover(fs: FileSystem, partition_path: str, keep: Collection[str] = ()) -> 
     """Resolve the leftovers of an interrupted replacement by keytail or Kafka; return one sentence for each action
     taken.
 
-    Scratch files of all runs are removed, except `keep`, so call this before tasks write. Every `.swap` that a
-    `.cleaned` file makes void is removed; every other `.swap` gets its final name, then `.deleted` files are removed.
-    If this process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog, before anything is
-    changed, if a broker would lose data or not start; and LockLost, with nothing changed, if this process no longer
-    holds the lock of the log dir.
+    Scratch files of all runs are removed, except `keep`, so recovery must precede the tasks that write such files.
+    Every `.swap` that a `.cleaned` file makes void is removed; every other `.swap` gets its final name, then `.deleted`
+    files are removed. If this process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog,
+    before anything is changed, if a broker would lose data or not start; and LockLost, with nothing changed, if this
+    process no longer holds the lock of the log dir.
     """
     refuse_lost(fs, partition_path)
     files = named_files(fs, partition_path)
@@ -69,8 +70,8 @@ def remove_scratch(fs: FileSystem, path: str, run_id: str, keep: Collection[str]
 
 
 def remove_lost_scratch(fs: FileSystem, path: str, run_id: str, keep: Collection[str] = ()) -> int:
-    """Do the same as `remove_scratch` for tasks that were lost or stopped. Errors are suppressed: the next run removes
-    the files."""
+    """Remove the scratch files of a run as `remove_scratch` does, after tasks were lost or stopped; return the number
+    of removed files. Errors are suppressed, because the next run removes the files."""
     with contextlib.suppress(OSError, LockLost):
         return remove_scratch(fs, path, run_id, keep)
     return 0
@@ -98,7 +99,7 @@ def _is_log_swap(file: FileName) -> bool:
 
 
 def _void(files: list[FileName]) -> set[str]:
-    """Return the names of the `.swap` files at or above the lowest `.cleaned` file: they belong to a replacement that
+    """Return the names of the `.swap` files at or above the lowest `.cleaned` file, which belong to a replacement that
     was not committed."""
     cleaned = [file.base_offset for file in files if file.kind == "cleaned" and file.base_offset is not None]
     if not cleaned:
@@ -111,7 +112,7 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
     """Return the replacements to finish, in ascending order.
 
     Each replacement is finished within its own offset range. A broker treats all `.log.swap` files as one range and
-    deletes everything in between, which is correct only for the outputs of one replacement.
+    deletes all other segments in that range, which is correct only for the outputs of one replacement.
     """
     found: list[_Left] = []
     live, deleted, void = logs(files, "live"), logs(files, "deleted"), _void(files)
@@ -132,8 +133,8 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
 
 
 def _refuse_half_renamed(path: str, live: set[int], deleted: set[int], before: _Left, base: int) -> None:
-    """Raise Refused if a broker was killed while it renamed outputs, which it does in any order: an output with its
-    final name may then look like a source between two outputs."""
+    """Raise Refused if a broker was killed while it renamed outputs. A broker renames outputs in any order, so an
+    output with its final name may look like a source between two outputs."""
     first = before.bases[0]
     between = [log for log in live if before.end <= log < base]
     if between and first not in live and first not in deleted:
@@ -164,8 +165,8 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
     """Remove void `.swap` files, durably, before the `.cleaned` file that makes them void. The `.log.swap` files are
-    removed last, because a broker before 3.0 removes other `.swap` files only together with the `.log.swap`. Returns
-    what was done."""
+    removed last, because a broker before 3.0 removes other `.swap` files only together with the `.log.swap`. Return a
+    sentence for each action."""
     done = []
     void = [file for file in files if file.name in _void(files)]
     for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
@@ -215,8 +216,8 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
 
 def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
     """Rename `.swap` files of indexes whose log already has its final name, and of snapshots. Index files without a log
-    are removed, and so are indexes that a broker before 3.0 has rebuilt: they may not match the current log. Returns
-    what was done."""
+    are removed, and so are indexes that a broker before 3.0 has rebuilt: they may not match the current log. Return a
+    sentence for each action."""
     done = []
     files = named_files(fs, path)
     present = {file.name for file in files}

@@ -70,14 +70,14 @@ def commit_group(
     unlink: Callable[[str], None] | None = None,
     directory: Directory | None = None,
 ) -> None:
-    """Replace the group's sources by its outputs. Unlinking the guard (SWAP.md) is the commit.
+    """Replace the sources of `group` by its outputs. Unlinking the guard (SWAP.md) is the commit.
 
     An output after the first that has the base offset of a source begins a new part. The parts are committed one after
     the other, each with all its outputs at once. The scratch files must be durable and proven. Raises KeytailError or
     Refused, before anything is changed, if the directory or a scratch file is not as expected; and, before the next
     part begins, if the lock of the log dir is lost. A later OSError leaves a state that `recover` resolves. `unlink`
-    removes the `.deleted` files of sources; by default the `unlink` of `fs` does. For many groups of one partition pass
-    the same `directory`: it is listed for the first group only.
+    removes the `.deleted` files of sources; by default the `unlink` of `fs` does. For many groups of one partition,
+    pass the same `directory`, which is listed for the first group only.
     """
     directory = directory or Directory(fs, partition_path)
     ends = _check_before(directory, group)
@@ -90,8 +90,9 @@ def commit_group(
 def parts(group: GroupOutput) -> list[GroupOutput]:
     """Divide the group at every output that begins where a source begins; return the parts.
 
-    Offsets do not overlap, so the outputs below such an output come only from the sources below it. In each part, no
-    output after the first begins where a source does; by this, a recovery recognises which outputs belong together.
+    Offsets do not overlap, so the outputs below such an output come only from the sources below that output. In each
+    part, no output after the first begins where a source does; by this, a recovery recognises which outputs belong
+    together.
     """
     starts = [out.base_offset for out in group.segments if out.base_offset in group.source_bases]
     return [
@@ -133,7 +134,7 @@ def _commit_part(
 def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
     """Check all preconditions, and return the next offset of each output by its base offset.
 
-    Called before the guard is created: from then on only a recovery can undo the replacement.
+    Called before the guard is created, after which only a recovery can undo the replacement.
     """
     fs, path = directory.fs, directory.path
     directory.refresh()

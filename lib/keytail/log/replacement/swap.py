@@ -22,9 +22,9 @@ def finish(
 ) -> None:
     """Complete a replacement whose `.log.swap` files are committed; `replaced` are the base offsets of the sources.
 
-    A recovery by a broker or by keytail knows only the outputs, and retains sources at or above `end`. Therefore those
-    sources are removed in ascending order, one by one: a tombstone in a later source must not be removed before the
-    records that it deletes.
+    A recovery by a broker or by keytail knows only the outputs, and retains sources at or above `end`. Therefore
+    sources at or above `end` are removed in ascending order, one by one: a tombstone in a later source must not be
+    removed before the records that it deletes.
     """
     bases = sorted({*outputs, *replaced})
     _set_sources_aside(directory, bases, outputs, end)
@@ -55,15 +55,15 @@ def _set_sources_aside(directory: Directory, bases: Sequence[int], outputs: Sequ
         if base not in late:
             set_aside(directory, base, names.SEGMENT_SUFFIXES)
     directory.fsync()
-    for base in late:  # the log is renamed first: while it is live, its indexes must be live, too
+    for base in late:  # the log is renamed first: while a log is live, its indexes must be live, too
         set_aside(directory, base, (names.LOG,))
         directory.fsync()
         set_aside(directory, base, names.INDEX_SUFFIXES)
 
 
 def set_aside(directory: Directory, base: int, suffixes: Iterable[str]) -> None:
-    """Rename files of a source to `.deleted`. If the `.deleted` file already exists, an interrupted run has given the
-    live name to the output: that name is removed."""
+    """Rename files of a source to `.deleted`. If a `.deleted` file already exists, an interrupted run has given the
+    live name to the output; in this case the live name is removed."""
     for suffix in suffixes:
         live = names.segment_file(base, suffix)
         if live + names.DELETED in directory and live in directory:
@@ -95,7 +95,8 @@ def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
                     raise
                 for name in given:
                     directory.unlink(name)
-                # Durably: beside a final `.log`, recovery would treat index files as rebuilt by a broker.
+                # The removal must be durable: beside a final `.log`, recovery would treat index files as rebuilt by a
+                # broker.
                 directory.fsync()
                 return False
         given.append(live)
@@ -122,7 +123,7 @@ def _rename_to_final_names(directory: Directory, outputs: Sequence[int]) -> None
     """Rename the `.swap` files, on a file system without hard links. A broker before 3.0 that starts between the
     renames leaves `.index.swap` files (SWAP.md)."""
     # In ascending order: a broker deletes everything between the remaining `.log.swap` files, so files with final names
-    # must always be below them.
+    # must always be below these `.log.swap` files.
     for base in outputs:
         _promote(directory, names.segment_file(base, names.LOG + names.SWAP))
         directory.fsync()
