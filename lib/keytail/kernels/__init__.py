@@ -9,7 +9,7 @@ def _import_numba() -> None:
 
     Numba reads `.numba_config.yaml` from the current directory. If the current directory is a log dir, the owner of the
     log dir could make this process write files or run without its kernels. During the import Numba finds no YAML
-    parser; afterwards the name of its configuration file is empty, so a reload reads none.
+    parser; afterwards the name of its configuration file is empty, so that a reload reads no file.
     """
     if "numba" in sys.modules:
         return
@@ -18,7 +18,7 @@ def _import_numba() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Numba warns that it has no parser
-            import numba.core.config  # noqa: PLC0415 (with the above)
+            import numba.core.config  # noqa: PLC0415 (imported while there is no YAML parser)
     finally:
         del sys.modules["yaml"]
         if parser is not None:

@@ -24,8 +24,8 @@ def _put(a, i, value, n):
 def stamp(raw, n, offset, leader_epoch):
     """Assign consecutive offsets, from `offset` on, and `leader_epoch` to the batches of magic 2 in `raw[:n]`.
 
-    Does not check the batches: bytes that are not such a batch may be changed, too. The next reader refuses invalid
-    batches. The checksum of magic 2 covers neither field.
+    The batches are not checked: bytes that are not a batch of magic 2 may be changed, too. The next reader refuses
+    invalid batches. The checksum of magic 2 covers neither the offset nor the epoch.
     """
     p = 0
     while n - p >= v2.HEADER_BYTES:
@@ -40,7 +40,7 @@ def stamp(raw, n, offset, leader_epoch):
 
 @kernel
 def count(raw, n):
-    """Return how many batches begin in `raw[:n]`, by their lengths alone."""
+    """Return how many batches begin in `raw[:n]`; only the length fields are read."""
     p = 0
     batches = 0
     while n - p >= _MIN_BYTES:
@@ -56,7 +56,7 @@ def count(raw, n):
 def set_append_time(raw, table, now_ms):
     """Set the timestamp of all records in the batches of `table` to `now_ms`, and update the checksums.
 
-    The first batch is at `raw[0]`. Call this only for batches whose checksum has just been verified.
+    The first batch is at `raw[0]`. Call this kernel only for batches whose checksum has just been verified.
     """
     p = 0
     for i in range(len(table)):

@@ -85,7 +85,8 @@ def _small_varint(a, p, end):
 
 @njit(forceinline=True)
 def _read_control(a, p, end, row):
-    """Read type and coordinator epoch of an uncompressed control batch from its first record (BATCH.md, "Control")."""
+    """Set type and coordinator epoch of an uncompressed control batch in `row`, from its first record (BATCH.md,
+    "Control")."""
     p = _skip_varint(a, p, end, 5)
     if p < 0:
         return

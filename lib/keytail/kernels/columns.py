@@ -1,7 +1,7 @@
 """Gathers spans of many records into contiguous columns: the bytes, and the offset of each value.
 
-The buffers have the layout of Arrow's large binaries and lists, so a caller can pass them on without a copy. The spans
-were checked when the records were walked (`records.py`).
+The buffers have the layout of Arrow's large binaries and lists, so that a caller can pass them to Arrow without a copy.
+The spans were checked when the records were walked (`records.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def _copy(target, at, source, start, size):
 
 @kernel
 def gather(raw, arena, in_arena, starts, sizes, offsets, data):
-    """Copy spans one after the other into `data` (uint8), which has room for all of them.
+    """Copy the spans one after the other into `data` (uint8), which has room for all spans.
 
-    `in_arena` (bool) selects the array that contains a span; a size below 0 is a null. `offsets` (int64, one more than
-    spans) receives where each span begins in `data`.
+    `in_arena` (bool) selects the array that contains a span; a size below 0 is a null. `offsets` (int64, one element
+    more than spans) receives the position in `data` at which each span begins.
     """
     at = np.int64(0)
     for i in range(len(starts)):
@@ -64,8 +64,8 @@ def header_spans(
 ):
     """Write the spans of all headers of the blocks `starts` .. `ends`; return the number of headers.
 
-    `offsets` (int64, one more than blocks) receives the number of each block's first header. The last five arrays are
-    filled as far as they reach; if they are empty, headers are only counted.
+    `offsets` (int64, one element more than blocks) receives the number of each block's first header. The last five
+    arrays are filled up to their length; if these arrays are empty, headers are only counted.
     """
     at = np.int64(0)
     for i in range(len(starts)):

@@ -6,8 +6,8 @@ import fcntl
 import os
 import time
 
-# How long to wait for another process that is compiling the same kernel. Compiling takes seconds, on a busy machine
-# tens of seconds.
+# Maximum time to wait for another process that is compiling the same kernel. Compiling takes seconds, or tens of
+# seconds on a busy machine.
 MAX_WAIT_SECONDS = 60.0
 _RETRY_SECONDS = 0.05
 
@@ -16,7 +16,7 @@ class CompileLock:
     """The lock of one kernel among processes. The lock only saves time: if it cannot be taken, each process compiles.
 
     Numba's `global_compiler_lock` covers only the threads of one process. This lock belongs to the process, not to the
-    open file: a forked process does not inherit it, and it ends with the process.
+    open file: a forked process does not inherit the lock, and the lock ends with the process.
     """
 
     _can_wait = True  # shared by all locks, so that a process times out only once
@@ -26,8 +26,8 @@ class CompileLock:
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock; return whether this call took it: False if this process has it already, cannot get it, or
-        timed out."""
+        """Take the lock; return whether this call took it. Returns False if this process already has the lock, cannot
+        get it, or timed out."""
         if self._fd is not None:
             return False
         try:

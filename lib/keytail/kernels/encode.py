@@ -1,8 +1,8 @@
 """Splits columns of records into batches of version 2 and writes them.
 
-Three steps on the same columns: `check_records` refuses records that do not fit into any batch, so `write_blocks` makes
-no checks; `put_headers` writes the 61 bytes in front of each block, which may have been compressed before. The layout
-is defined in `format/BATCH.md`; section 6 of that page defines where a batch ends.
+There are three steps on the same columns: `check_records` refuses records that do not fit into any batch, so
+`write_blocks` makes no checks; `put_headers` writes the 61 bytes in front of each block, which may have been compressed
+in between. The layout is defined in `format/BATCH.md`; section 6 of that page defines where a batch ends.
 
 A byte column is a tuple (data uint8, offsets int64, valid bool), headers are (offsets int64, keys, values), with empty
 offsets if no record has headers.
@@ -31,8 +31,8 @@ NEGATIVE_TIMESTAMP = 7
 RECORD_TOO_LARGE = 8
 
 
-# The helpers avoid branches: with an `and` in the first of them, checking a record took 46 ns instead of 4. Numba seems
-# to count references to the array arguments of a helper that branches, at every call.
+# The helpers avoid branches: with an `and` in the first helper, checking a record took 46 ns instead of 4 ns. Numba
+# seems to count references to the array arguments of a helper that branches, at every call.
 
 
 @njit(forceinline=True)
@@ -48,7 +48,7 @@ def _size(offsets, valid, i):
 
 @njit(forceinline=True)
 def _field_bytes(size):
-    """Return the number of bytes of a value of this size (-1: null) and of the size in front of it."""
+    """Return the number of bytes of a field: of the varint with its size, and of a value of that size (-1: null)."""
     return varint_bytes(size) + max(size, np.int64(0))
 
 
@@ -95,7 +95,7 @@ def _check_headers(offsets, key_data, key_offsets, key_valid, value_data, value_
 
 @kernel
 def check_records(timestamps, keys, values, headers, most_bytes):
-    """Return (code, row that it refers to, bytes of the largest batch that holds one record alone).
+    """Return (code, row with the error, bytes of the largest batch that contains a single record).
 
     No record may need a batch of more than `most_bytes`. The offsets of a null must be inside the data, too.
     """

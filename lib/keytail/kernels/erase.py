@@ -17,7 +17,7 @@ from keytail.kernels.native import xxh3_128
 class KeyTable(NamedTuple):
     """Hashes of keys: the words `low` and `high` (uint64[n]), sorted by the low word, and then by the high word.
 
-    `starts` (int64[2**bits + 1]) has the index of the first hash whose upper `bits` bits are at least its own index;
+    `starts` (int64[2**bits + 1]) has at index i the index of the first hash whose upper `bits` bits are at least i;
     `shift` (uint64) is 64 - bits.
     """
 
@@ -38,7 +38,7 @@ def hash_keys(data, ends, seed, low, high):
 
 @register_jitable
 def _index_of(table, low, high):
-    """Return the index of a hash, -1: none."""
+    """Return the index of a hash in the table, or -1 if the table does not contain it."""
     part = np.int64(low >> table.shift)
     for i in range(table.starts[part], table.starts[part + 1]):
         if table.low[i] == low and table.high[i] == high:
@@ -48,9 +48,10 @@ def _index_of(table, low, high):
 
 @kernel
 def mark_erased(low, high, ordinals, table, erased, found):
-    """Set `erased[ordinal]` (uint8) for each record whose key is in the table, and `found[index]` (bool) for its key.
+    """Set `erased[ordinal]` (uint8) for each record whose key is in the table, and `found[index]` (bool) for that key.
 
-    `ordinals` (int64) are those of `scan_keys`: a record with -1 has no key. Returns the number of records marked.
+    `ordinals` (int64) are the results of `scan_keys`, with -1 for a record without a key. Returns the number of marked
+    records.
     """
     n = 0
     for i in range(ordinals.shape[0]):

@@ -119,7 +119,8 @@ def hash_128(array, start, n, seed):
 
 
 def hash_128_python(data: bytes, seed: int) -> tuple[int, int]:
-    """Return `hash_128` of `data`, for callers outside kernels (slow: NumPy scalars)."""
+    """Return `hash_128` of `data`, for callers outside kernels; this is slow, because it computes with NumPy
+    scalars."""
     with np.errstate(over="ignore"):
         low, high = hash_128(np.frombuffer(data, dtype=np.uint8), 0, len(data), np.uint64(seed))
     return int(low), int(high)

@@ -2,8 +2,8 @@
 
 A key run is three arrays of one length: the two words of the keys' hashes, and ordinals; if records are counted, a
 fourth array contains how many records each item represents. A shard is a range of the low word's upper half. Keys that
-are read from one table in slot order must be put into the next table in another order: in slot order, all of them would
-belong to the first slots of a table that is still small, and each search would pass all of them.
+are read from one table in slot order must be put into the next table in another order: in slot order, all keys would
+belong to the first slots of a table that is still small, and each search would pass all of these keys.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _PREFETCH_DISTANCE = 16
 
 @kernel
 def number_records(records, n, first_ordinal, is_put, from_offset, puts, probes, keyless):
-    """Set `puts[i]` or `probes[i]` to the ordinal of record i and the other to -1; both to -1 if it has no key.
+    """Set `puts[i]` or `probes[i]` to the ordinal of record i and the other to -1; set both to -1 if the record has no
+    key.
 
     A record is to be put if `is_put[row]` is set for its row and its offset is at or above `from_offset`; the other
-    records are to be probed. `keyless` is int64[4]: the number of records to be put that have no key, and the first
-    such offset; then the same for those to be probed.
+    records are to be probed. `keyless` is int64[4]: the number of keyless records to be put, and the first offset of
+    these; then the same for the records to be probed.
     """
     previous = np.int64(-1)
     k = np.int64(0)
@@ -73,7 +74,7 @@ def gather(low, high, ordinals, n, start, to_low, to_high, to_ordinals, filled):
 def drain(slots, counts, start, to_low, to_high, to_ordinals, to_times, filled):
     """Append the used slots of an offset map from slot `start` on to a run, and free them; return (next slot, filled).
 
-    If the map has `counts`, they are moved to `to_times`.
+    If the map has `counts`, the counts are moved to `to_times`.
     """
     room = to_low.shape[0]
     counting = counts.shape[0] != 0
@@ -119,7 +120,7 @@ def split(low, high, ordinals, times, n, shards, starts, to_low, to_high, to_ord
 
 @kernel
 def split_entries(entries, shards, starts, out):
-    """Group the used slots of a proof's table by shard, as `split` groups keys; `out` has room for all of them."""
+    """Group the used slots of a proof's table by shard, as `split` groups keys; `out` has room for all entries."""
     starts[:] = 0
     for i in range(0, entries.shape[0], SLOT_WORDS):
         if entries[i + 2] != 0:
@@ -156,8 +157,8 @@ def merge_entries(slots, used, limit, entries, start):
     """Merge entries of the proof's table, from number `start` on, into the table of a shard; return (next, slots used).
 
     An entry is the latest record of its key in one part of the log, its outcome, and whether the part keeps an older
-    record. The parts may come in any order: in the end the table contains the same for the whole log. A record that is
-    PRESENT may come a second time, with its outcome. Stops before a new key once `used` has reached `limit`.
+    record. The parts may come in any order: the final table for the whole log is the same. A record that is
+    PRESENT may come a second time, with its outcome. The kernel stops before a new key once `used` has reached `limit`.
     """
     clear = ~np.uint64(FLAGS)
     actions = np.uint64(3)

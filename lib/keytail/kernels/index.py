@@ -15,9 +15,9 @@ def index_rows(
 ):
     """Append the entries of rows `table[:n]` to `offsets` (int64[m, 2]) and `times` (int64[m, 2]), m >= n.
 
-    Stops before a row whose entry has no room in its index. `state` is int64[6] (new segment: 0, -1, base offset, -1,
-    0, 0). `out` is int64[3]: entries written to `offsets` and `times`, and rows done. Entries are (relative offset,
-    position) and (timestamp, relative offset).
+    The kernel stops before a row whose entry has no room in its index. `state` is int64[6] (new segment: 0, -1, base
+    offset, -1, 0, 0). `out` is int64[3]: entries written to `offsets` and `times`, and rows done. Entries are (relative
+    offset, position) and (timestamp, relative offset).
     """
     written = 0
     timed = 0

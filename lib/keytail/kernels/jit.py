@@ -5,12 +5,12 @@ sources, the versions that affect the generated code, and the choice of native o
 
 Compiled code runs with all rights of this process. A folder or file of the cache is therefore used only if it belongs
 to root or to the user that started this process, and nobody else may write to it; each file is checked by the
-descriptor that it is read from. If not, one warning is printed, and each process compiles the kernels itself. A cache
-that this user may not write to, as in an image, is still read.
+descriptor that it is read from. If one is not trusted, one warning is printed, and each process compiles the kernels
+itself. A cache that this user may not write to, such as in an image, is still read.
 
 A process that needs a kernel which another process is compiling waits up to 60 s for the kernel's file, if the cache is
-writable, instead of compiling it too. Waiting only saves time: each compiled signature has a file name of its own, even
-if two processes compile at once.
+writable, instead of compiling the kernel too. Waiting only saves time: each compiled signature has a file name of its
+own, even if two processes compile at once.
 
 Numba loads from the folder only code that was compiled for the same CPU name and features, or for the values of
 NUMBA_CPU_NAME and NUMBA_CPU_FEATURES.
@@ -46,7 +46,7 @@ from keytail.acting_user import as_caller
 from keytail.kernels import native
 from keytail.kernels.compile_lock import CompileLock
 
-UNTRUSTED: list[str] = []  # the first folder or file that others may have written, if any
+UNTRUSTED: list[str] = []  # the first folder or file that other users may have written, if any
 _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -72,8 +72,8 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversabl
 
 
 def _cache_folder() -> tuple[str | None, bool, str]:
-    """Return a folder for the processes of this user, or None; whether this process can write to it; and the reason if
-    not."""
+    """Return a cache folder for the processes of this user, or None; whether this process can write to the folder; and
+    the reason if it cannot."""
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
@@ -105,9 +105,10 @@ def _is_trusted_folder(path: str) -> bool:
 
 
 def _is_trusted(path: str, facts: os.stat_result) -> bool:
-    """Return whether only root or the user that started this process can have written to `path`; else warn once.
+    """Return whether only root or the user that started this process can have written to `path`; if not, print a
+    warning, once.
 
-    The real user counts: a process that acts for the owner of log dirs must not run that user's code as its own.
+    The real user is decisive: a process that acts for the owner of log dirs must not run that user's code as its own.
     """
     if facts.st_uid in (0, os.getuid()) and not facts.st_mode & _OF_OTHERS:
         return True
@@ -137,9 +138,9 @@ def _read(path: str) -> bytes:
 class _TrustedFiles(caching.IndexDataCacheFile):
     """Reads cache files as Numba does, but only trusted files: reading a file executes code in it.
 
-    Numba numbers the files of a kernel's signatures by an index that another process may be replacing. Two signatures
-    then get one name, and a call may use the code for arguments of other types. Random names prevent that; a process
-    that replaces the index with an older index only makes other processes compile again.
+    Numba numbers the files of a kernel's signatures by an index that another process may be replacing. In that case two
+    signatures would get the same name, and a call might use the code for arguments of other types. Random names prevent
+    this; a process that replaces the index with an older index only makes other processes compile again.
     """
 
     def _data_name(self, number: int) -> str:
@@ -199,7 +200,8 @@ class _TrustedCache(caching.FunctionCache):
 
     @as_caller()
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the cached code; None makes Numba compile, under the kernel's lock until `end_of_compiling`."""
+        """Return the cached code, or None, after which Numba compiles under the kernel's lock, until
+        `end_of_compiling`."""
         found = super().load_overload(sig, target_context)
         if found is None and self._enabled and self._lock.acquire():
             found = super().load_overload(sig, target_context)  # another process may have saved the code
@@ -247,17 +249,18 @@ class _ReadOnlyCache(_TrustedCache):
 
 
 CACHE_FOLDER, IS_WRITABLE, WHY_NOT_WRITABLE = _cache_folder()
-# All kernels of the imported modules, except those that are always inlined into others.
+# All kernels of the imported modules, except kernels that are always inlined into others.
 KERNELS: list[Any] = []
 
 
 def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = False, **options: Any) -> Any:
-    """Compile a function, with `@kernel` or `@kernel(inline="always")`: `numba.njit` without the GIL, with a cache.
+    """Return the compiled function; used as `@kernel` or `@kernel(inline="always")`: `numba.njit` without the GIL, with
+    a cache.
 
     The error model is NumPy's. Without `allocates` a kernel creates no arrays, and references to its array arguments
-    are not counted: counting them in each call between functions takes more time than a small batch does. Numba then
-    refuses to compile a kernel that allocates. Never use `parallel=True`: its thread pool does not survive the fork of
-    a Spark worker.
+    are not counted: counting them in each call between functions takes more time than a small batch does. Without
+    `allocates`, Numba refuses to compile a kernel that allocates. Never use `parallel=True`: its thread pool does not
+    survive the fork of a Spark worker.
     """
     if function is None:
         return lambda wrapped: kernel(wrapped, allocates=allocates, **options)
@@ -280,7 +283,8 @@ def _give_cache(made: Any) -> None:
     made.compile = _in_one_piece(type(made).compile.__get__(made), None)
     if CACHE_FOLDER is None:
         return
-    # Numba reads this setting once, here; it is restored so that other users of Numba in this process keep theirs.
+    # Numba reads this setting only in `enable_caching`; afterwards the setting is restored for other users of Numba in
+    # this process.
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = CACHE_FOLDER
     try:
@@ -293,8 +297,8 @@ def _give_cache(made: Any) -> None:
 
 
 def _in_one_piece(compile_for: Callable[[Any], Any], cache: _TrustedCache | None) -> Callable[[Any], Any]:
-    """Wrap Numba's `compile`, which loads code, or compiles and saves it: no signal interrupts it, and the kernel's
-    lock is released afterwards."""
+    """Return a wrapper of Numba's `compile`, which loads code, or compiles and saves it: no signal interrupts the
+    wrapped call, and the kernel's lock is released after it."""
 
     @functools.wraps(compile_for)
     def compile_(sig: Any) -> Any:

@@ -68,11 +68,11 @@ def scan_keys(
 ):  # fmt: skip
     """Write hashes (uint64 `low`, `high`) and ordinals (int64) of the keys of opened rows `row_from` .. `row_to`.
 
-    Scans whole batches, and stops before a batch that might not fit into the rest of `low`. The ordinal of a record
-    without a key or below `from_offset` is -1, and the hash of a record without a key is 0. `first_ordinal[row]` is the
-    ordinal of the row's first record. `keyless` (int64[2]) counts the records at or above `from_offset` without a key,
-    and has the first such offset. The bit `first_batch` + row of `nulls` is set if the row has a null value. `out` is
-    as in `scan_records`.
+    Whole batches are scanned; the scan stops before a batch that might not fit into the rest of `low`. The ordinal of a
+    record without a key or below `from_offset` is -1, and the hash of a record without a key is 0. `first_ordinal[row]`
+    is the ordinal of the row's first record. `keyless` (int64[2]) receives the number of records at or above
+    `from_offset` without a key, and the first offset of these records. The bit `first_batch` + row of `nulls` is set if
+    the row has a null value. `out` is as in `scan_records`.
     """
     n = np.int64(0)
     row = row_from
@@ -88,7 +88,7 @@ def scan_keys(
                 break
             start = block_start[row]
             end = start + block_bytes[row]
-            # One call for each array: choosing one of them first takes longer than a small batch.
+            # There is one call for each array: choosing an array before a single call takes longer than a small batch.
             if where[row] == IN_RAW:
                 code, has_null = _scan_batch(
                     raw, start, end, batch.base_offset, batch.last_offset, count, from_offset, seed,

@@ -1,4 +1,5 @@
-"""Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans both; writes such messages.
+"""Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans all formats; writes messages of
+magic 0 and 1.
 
 The layout is defined in `format/LEGACY.md`. Every length is checked against the available bytes before it is used;
 kernels return codes, which `format/legacy.py` turns into reasons. That module also decompresses the messages.
@@ -30,12 +31,12 @@ OUT_OF_RANGE = 88
 PREFIX_BYTES = 12  # offset and size
 MIN_V0, MIN_V1 = 14, 22  # smallest size of a message after the prefix
 # Maximum bytes by which a record of version 2 is longer than its message: varints of their largest size (37 bytes with
-# the attributes) against the fixed fields of magic 0 (26 bytes).
+# the attributes) replace the fixed fields of magic 0 (26 bytes).
 MAX_GROWTH_BYTES = 11
 _MAX_OFFSET_DELTA = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1  # no message can have this offset, as in batches.py
 
-# Maximum bytes by which a message is longer than its record's body: 34 bytes of fields against 3 (two sizes, no
+# Maximum bytes by which a message is longer than its record's body: 34 bytes of fields replace 3 bytes (two sizes, no
 # headers).
 MAX_MESSAGE_GROWTH_BYTES = 31
 
@@ -47,7 +48,8 @@ _CRC_TABLES = crc_tables(0xEDB88320)
 _LOW_BYTE = np.uint64(0xFF)
 
 
-# Unsigned positions avoid the check for Python's negative ones: twice as fast here, and six times as fast in copying.
+# Unsigned positions avoid the check for Python's negative positions, which makes this function twice, and copying six
+# times, as fast.
 @njit(forceinline=True)
 def _le32(a, p):
     return (
@@ -119,7 +121,7 @@ def _check_message(a, p, end):
 
 @kernel
 def check_message(a, p, end, out):
-    """Check message `a[p:end]`: set `out[CODE]`, and for a valid message key and value spans in `out[1:5]`."""
+    """Check message `a[p:end]`; set `out[CODE]` and, for a valid message, the spans of key and value in `out[1:5]`."""
     out[CODE] = _check_message(a, p, end)
     if out[CODE] == OK:
         _, out[1], out[2], out[3], out[4] = _fields(a, p, end)
@@ -155,8 +157,8 @@ def _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, 
 def check_plain(raw, chunk_position, table, out):
     """Check all uncompressed messages of magic 0 and 1 among the rows of `table` and complete their rows.
 
-    `raw[0]` is byte `chunk_position` of the file. `out` is int64[OUT_SIZE]: a code, the row that it refers to, and how
-    many rows are wrappers (compressed), which are not changed.
+    `raw[0]` is byte `chunk_position` of the file. `out` is int64[OUT_SIZE]: a code, the row with the error, and the
+    number of wrappers (compressed messages), whose rows are not changed.
     """
     out[:] = 0
     for row in range(table.shape[0]):
@@ -194,7 +196,8 @@ def transcode_plain(raw, chunk_position, table, row_from, row_to, where, start, 
     """Write the records of the wanted uncompressed messages among rows `row_from` .. `row_to` into `arena[used:]`.
 
     A row is wanted if its `where` is not CLOSED; `where` becomes IN_ARENA, and `start` and `size` give the bytes. Rows
-    must have passed `check_plain`. Stops before a row that might not fit; returns (next row, bytes used).
+    must have passed `check_plain`. The kernel stops before a row that might not fit, and returns (next row, bytes
+    used).
     """
     for row in range(row_from, row_to):
         batch = table[row]
@@ -226,8 +229,8 @@ def _timestamp(a, p, append_time, wrapper_timestamp):
 def walk_messages(a, n, append_time, wrapper_timestamp, out):
     """Check the messages of a decompressed wrapper `a[:n]`. An incomplete last message is ignored.
 
-    `out` is int64[OUT_SIZE]: a code and the byte that it refers to; the number of messages, the first and last of their
-    offset fields, the timestamp of the first message, and the magics of the messages.
+    `out` is int64[OUT_SIZE]: a code and the byte position of the error; the number of messages, the first and last of
+    their offset fields, the timestamp of the first message, and the magics of the messages.
     """
     out[:] = 0
     p = np.int64(0)

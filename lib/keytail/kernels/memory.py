@@ -10,7 +10,7 @@ _HUGE_PAGE_BYTES = 2 << 20
 
 
 def zeros(n: int, dtype: np.dtype) -> np.ndarray:
-    """Return `n` zeroed items, in huge pages if the kernel provides them: with small pages most probes miss the TLB."""
+    """Return an array of `n` zeros, in huge pages if Linux provides them: with small pages most probes miss the TLB."""
     n_bytes = n * dtype.itemsize
     if n_bytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(n, dtype)

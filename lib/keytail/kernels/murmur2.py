@@ -1,6 +1,6 @@
 """Computes the partition of a key as Kafka's producer does: `toPositive(murmur2(key)) % partitions`.
 
-Murmur2 of 32 bits over little-endian words, with Kafka's seed.
+The hash is Murmur2 of 32 bits over little-endian words, with Kafka's seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _M = np.uint32(0x5BD1E995)
 @njit
 def murmur2(data, start, n):
     """Return the uint32 hash of `data[start:start + n]`."""
-    # Numba widens uint32 products to 64 bits: every step truncates them to 32.
+    # Numba widens uint32 products to 64 bits, so every step truncates them to 32 bits.
     h = np.uint32(_SEED ^ np.uint32(n))
     p = start
     end = start + (n & ~3)
@@ -68,7 +68,7 @@ def partition_of_keys(data, offsets, nulls, n_partitions):
     if len(offsets) != len(nulls) + 1 or offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
         raise ValueError("invalid offsets: one more than keys is needed, and they must ascend inside the data")
     out = np.empty(len(nulls), np.int32)
-    # Always read-only, so that one compiled kernel serves both kinds of arrays.
+    # The views are always read-only, so that one compiled kernel serves read-only and writable arrays.
     views = [np.ascontiguousarray(array, dtype).view() for array, dtype in
              ((data, np.uint8), (offsets, np.int64), (nulls, np.bool_))]
     for view in views:

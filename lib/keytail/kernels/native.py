@@ -1,7 +1,7 @@
 """CRC-32C and the 128-bit key hash for kernels: C functions of the crc32c and xxhash wheels, or fallbacks.
 
-Every function here can be called from any kernel and from Python, and reads exactly the bytes it is given. The wheels
-do not guarantee their C exports: each is looked up, called and compared with the wheel's Python binding before a kernel
+Every function here can be called from any kernel and from Python, and reads exactly the given bytes. The wheels do not
+guarantee their C exports: each export is looked up, called and compared with the wheel's Python binding before a kernel
 uses it; an export that is missing or differs is replaced by the function in `fallback.py`.
 """
 
@@ -47,7 +47,8 @@ def _library(wheel, module_name: str) -> ctypes.CDLL | None:
 
 
 def _native_crc() -> tuple[str, int] | None:
-    """Return name and address of the wheel's fastest CRC function that agrees with its Python binding, or None."""
+    """Return the name and the address of the wheel's fastest CRC function that agrees with its Python binding, or
+    None."""
     library = _library(_crc32c_wheel, "_crc32c")
     if library is None:
         return None
@@ -73,7 +74,8 @@ def _native_crc() -> tuple[str, int] | None:
 
 
 def _native_hash() -> tuple[str, int] | None:
-    """Return name and address of the wheel's seeded XXH3-128 if it agrees with its Python binding, else None."""
+    """Return the name and the address of the wheel's seeded XXH3-128 if it agrees with its Python binding, else
+    None."""
     # The C calling convention returns two words in registers, as declared below, only on these architectures.
     if platform.machine().lower() not in {"x86_64", "amd64", "aarch64", "arm64"} or os.name != "posix":
         return None
@@ -222,12 +224,14 @@ def _call_multiply_add(typingctx, high, low, a, b):
 
 
 def copy_bytes(target, at, source, start, n):
-    """Set `target[at:at + n] = source[start:start + n]`, for spans that do not overlap; both contiguous uint8."""
+    """Set `target[at:at + n] = source[start:start + n]`, for spans that do not overlap; both arrays are contiguous
+    uint8."""
     target[at : at + n] = source[start : start + n]
 
 
 def equal_bytes(a, a_start, b, b_start, n):
-    """Return whether the `n` bytes from `a[a_start]` and from `b[b_start]` on are equal; both contiguous uint8."""
+    """Return whether the `n` bytes from `a[a_start]` and from `b[b_start]` on are equal; both arrays are contiguous
+    uint8."""
     return bytes(a[a_start : a_start + n]) == bytes(b[b_start : b_start + n])
 
 
@@ -292,5 +296,5 @@ def _overload_prefetch(array, index):
 
 
 def file_digest() -> _xxhash_wheel.xxh3_128:
-    """Return a running XXH3-128 of a file's bytes: call `update(buffer)`, then `hexdigest()`."""
+    """Return a new XXH3-128 digest for the bytes of a file: call its `update(buffer)`, then `hexdigest()`."""
     return _xxhash_wheel.xxh3_128()

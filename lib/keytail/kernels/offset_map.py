@@ -3,7 +3,7 @@
 A slot is free while its `value` is 0; used slots contain ordinal + 1. The home slot increases with the hash's high
 word, so that rehashing into a larger table is one nearly sequential sweep.
 
-The array `counts` (uint32, one item per slot, or empty) has the number of records of the slot's key that were put. A
+The array `counts` (uint32, one item per slot, or empty) has the number of records that were put with the slot's key. A
 count that has reached MAX_COUNTED does not increase further.
 """
 
@@ -18,8 +18,8 @@ from keytail.kernels.native import prefetch
 SLOT = np.dtype([("low", "u8"), ("high", "u8"), ("value", "i8")])
 MAX_COUNTED = 2**32 - 1
 SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records per key
-_PREFETCH_DISTANCE = 16  # probes in flight, whose work takes about as long as one access to memory
-# A search in a table that is nearly full often ends in the next cache line, this many slots after its home.
+_PREFETCH_DISTANCE = 16  # number of probes in flight, whose work takes about as long as one access to memory
+# Distance in slots of the next cache line, in which a search in a nearly full table often ends.
 _NEXT_LINE = 2
 
 
@@ -30,7 +30,8 @@ def _home(high, capacity):
 
 @njit(inline="always")
 def _find(slots, low, high, capacity):
-    """Return the slot with the hash, or the free slot where it belongs; -1 if neither exists (a full table)."""
+    """Return the slot with the hash, or the free slot in which the hash belongs; -1 if neither exists (a full
+    table)."""
     slot = _home(high, capacity)
     for _ in range(capacity):
         entry = slots[np.uint64(slot)]  # an index that could be negative costs a comparison
@@ -55,7 +56,8 @@ def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
     Item i counts as `times[i]` records (uint32), or as one record if `times` is empty. If `counts` is empty, nothing is
     counted.
 
-    Stops before an item when `used` has reached `limit`, even if its key is already present (CLEANING.md, "Full map").
+    The kernel stops before an item when `used` has reached `limit`, even if its key is already present (CLEANING.md,
+    "Full map").
     """
     capacity = slots.shape[0]
     counting = counts.shape[0] != 0
@@ -102,7 +104,7 @@ def _may_be_present(present, low, mask):
 
 @kernel
 def get_all(slots, present, low, high, wanted, n, found):
-    """Set `found[i]` to the ordinal of hash i, or to -1 if it is absent or `wanted[i]` is below 0.
+    """Set `found[i]` to the ordinal of hash i, or to -1 if the hash is absent or `wanted[i]` is below 0.
 
     `present` is the result of `note_present` for the slots. These bits save searches: in a full table, a search for an
     absent hash visits a dozen slots, and most hashes of a clean section are absent.
@@ -137,7 +139,8 @@ def rehash(old, old_counts, new, new_counts):
 
 @kernel
 def sum_by_size(counts, keys, records):
-    """Count the keys with 1, 2, 3 to 4, 5 to 8 ... records, and their records (`keys`, `records`: int64[SIZES]).
+    """Add up the number of keys with 1, 2, 3 to 4, 5 to 8 ... records, and the number of their records (`keys`,
+    `records`: int64[SIZES]).
 
     The count of a free slot is 0.
     """
@@ -155,7 +158,7 @@ def sum_by_size(counts, keys, records):
 
 @kernel
 def most_counted(slots, counts, top):
-    """Write count and ordinal of the keys with the most records, at least 2, to `top` (int64[n, 2]).
+    """Write the count and the ordinal of the keys with the most records, each at least 2, to `top` (int64[n, 2]).
 
     Among equal counts, the higher ordinal comes first. Returns the number of rows filled.
     """
@@ -192,7 +195,8 @@ def mark_survivors(slots, segment_starts, first_segment, bits):
 
 @kernel
 def check_slots(slots, out):
-    """Set `out` to the numbers of used slots, of slots not reachable by probing from their home, and of duplicates."""
+    """Set `out` to the number of used slots, of used slots not reachable by probing from their home slot, and of
+    duplicates."""
     capacity = slots.shape[0]
     out[:] = 0
     for i in range(capacity):

@@ -18,10 +18,10 @@ def whole_records(data, end, most, up_to_delta, out):
     """Count the whole records in `data[:end]`: at most `most`, and none from the first record with a delta above
     `up_to_delta` on.
 
-    `out`: the position after the last of these records, their number, the offset delta of the first record, the largest
-    offset delta (-1: unreadable), and the size of the next record: 0 if it is not a record, or if `most` or the delta
-    ended the count; at least 1 if bytes are missing. Other errors in a record are not reported here, but by the code
-    that walks it; a record without a length also ends the count.
+    `out` receives the position after the last of these records, their number, the offset delta of the first record, the
+    largest offset delta (-1: unreadable), and the size of the next record. This size is 0 if there is no valid record,
+    or if `most` or the delta ended the count; it is at least 1 if bytes are missing. A record without a length also
+    ends the count. Other errors in a record are reported by the code that walks the record.
     """
     p, n, wanted = np.int64(0), np.int64(0), np.int64(0)
     first_delta, largest_delta = np.int64(-1), np.int64(-1)

@@ -32,7 +32,7 @@ RECORD_TABLE = np.dtype(
     align=True,
 )
 
-# The location of a batch's record block: column `where` of an opened chunk.
+# Values of the array `where` of an opened chunk: the location of each batch's record block.
 CLOSED, IN_RAW, IN_ARENA = -1, 0, 1
 
 # Codes in `out[2]` of `scan_records`.
@@ -143,7 +143,7 @@ def _minimal(value, length):
 
 @njit
 def scan_headers(a, p, end, count):
-    """Return (position after `count` headers, canonical, code)."""
+    """Return (position after `count` headers, whether they are canonical, code)."""
     canonical = True
     for _ in range(count):
         n, q = read_varint(a, p, end)
@@ -167,8 +167,8 @@ def scan_headers(a, p, end, count):
 
 
 class Walked(NamedTuple):
-    """The parts of a record in the bytes `a`: a length of -1 is null. `stop` is its end; if `code` is not OK, the
-    record is malformed, and nothing else is meaningful."""
+    """The parts of a record in the bytes `a`; a length of -1 means null. `stop` is the end of the record; if `code` is
+    not OK, the record is malformed, and the other fields have no meaning."""
 
     code: int
     stop: int
@@ -190,7 +190,7 @@ def _malformed(code):
 
 @njit(forceinline=True)
 def walk_record(a, p, end):
-    """Return the Walked record at `p`, with every length checked."""
+    """Return the record at `p` as a Walked, after a check of every length."""
     length, q = read_varint(a, p, end)
     if q < 0:
         return _malformed(PREMATURE_END if p >= end else VARINT_INVALID)
@@ -302,9 +302,9 @@ def scan_records(
 ):
     """Fill `records` (RECORD_TABLE) with the records of opened rows `row_from` .. `row_to`, whole batches at a time.
 
-    For a row with a `first_bit` of 0 or more, only the records whose bit in `bits` is set are taken and checked: use
-    this for blocks that were checked completely before. Stops before the first batch that might not fit. `out` is
-    int64[4]: next row, records of whole batches written, a code, and the row that it refers to.
+    For a row with a `first_bit` of 0 or more, only the records whose bit in `bits` is set are taken and checked: only
+    blocks that were checked completely before may be scanned in this way. The kernel stops before the first batch that
+    might not fit. `out` is int64[4]: next row, records of whole batches written, a code, and the row with the error.
     """
     n = np.int64(0)
     row = row_from
@@ -361,8 +361,8 @@ def hash_keys(raw, arena, where, records, n, seed, low, high):
 def number_records(records, n, first_ordinal, from_offset, ordinals, keyless):
     """Set `ordinals[i]` to the ordinal of record i, or to -1 if it has no key or is below `from_offset`.
 
-    `first_ordinal[row]` is the ordinal of the row's first record. `keyless` is int64[2]: how many records at or above
-    `from_offset` have no key, and the first such offset.
+    `first_ordinal[row]` is the ordinal of the row's first record. `keyless` is int64[2]: the number of records at or
+    above `from_offset` that have no key, and the first offset of these.
     """
     previous = np.int64(-1)
     k = np.int64(0)

@@ -14,10 +14,10 @@ from keytail.kernels.rewriting.headers import put_header
 (
     ROW,  # the next row of the chunk
     RECORD,  # the next record of the portion
-    LIMIT,  # bytes of the block above which no further row joins the open batch
-    MAX_RECORDS,  # the same for its records
-    SOURCES,  # rows in the open batch; 0: there is none
-    USED,  # bytes in its block
+    LIMIT,  # size of the open batch's block above which no further row joins the batch
+    MAX_RECORDS,  # number of records above which no further row joins the open batch
+    SOURCES,  # rows in the open batch; 0: no batch is open
+    USED,  # bytes in the block of the open batch
     RECORDS,
     BASE_OFFSET,
     LAST_OFFSET,
@@ -35,12 +35,12 @@ _MAX_OFFSET_DELTA = 2**31 - 1
 
 @kernel
 def encode_rows(raw, arena, where, records, n, table, wanted, joins, end_row, block, state):
-    """Add rows of the chunk, from `state[ROW]` to before `end_row`, to the open batch; return why it stopped.
+    """Add rows of the chunk, from `state[ROW]` to before `end_row`, to the open batch; return the reason for stopping.
 
     DONE: all rows are added. CLOSE: the next row is not part of the open batch. COPY: no batch is open, and the next
-    row is not `wanted`. `records[:n]` are those of the wanted rows of the portion. `joins[i]`: by their headers, rows
-    i - 1 and i may be one batch. A row with a timestamp below -1 becomes unwanted. `block` needs room for all bodies
-    and `blocks.MAX_GROWTH_BYTES` per record, after the bytes that are used.
+    row is not `wanted`. `records[:n]` are the records of the wanted rows of the portion. `joins[i]`: whether the
+    headers of rows i - 1 and i allow them to become one batch. A row with a timestamp below -1 becomes unwanted.
+    `block` needs room for all bodies and `blocks.MAX_GROWTH_BYTES` per record, after the bytes that are used.
     """
     row, i = state[ROW], state[RECORD]
     code = DONE

@@ -1,6 +1,6 @@
 """Finds batches after damage, checks their records, and determines which of them fit together.
 
-The array is a whole segment file. A candidate is checked by its header first and then by its checksum; the rules are in
+`raw` is a whole segment file. The header of a candidate is checked first, and then the checksum; the rules are in
 salvage/SALVAGE.md. Positions are bytes of the file.
 """
 
@@ -30,7 +30,7 @@ FOUND, CHECKED_BYTES = 0, 1
 def _is_header(raw, p, size, most_span):
     """Return whether a broker can have written this header of version 2.
 
-    Few bytes pass this check, which saves slow checksums.
+    Few byte sequences pass this check, which saves slow checksums.
     """
     span, count = np.int64(be32(raw, p + v2.LAST_OFFSET_DELTA)), np.int64(be32(raw, p + v2.RECORD_COUNT))
     codec = raw[p + v2.ATTRIBUTES + 1] & v2.CODEC_MASK
@@ -86,8 +86,9 @@ def _batch_bytes(raw, p, n, low, high, out, scratch):
 
 @njit(inline="always")
 def _may_be_batch(raw, p, left, most_high_bits):
-    """Return whether a batch may begin at `p`. A cheap check for every byte: magic, high byte of the offset, length."""
-    q = np.uint64(p)  # unsigned avoids the check for Python's negative positions
+    """Return whether a batch may begin at `p`. This is a cheap check for every byte: of magic, high byte of the offset,
+    and length."""
+    q = np.uint64(p)  # an unsigned position avoids the check for Python's negative positions
     if raw[q + np.uint64(16)] > 2 or raw[q] > most_high_bits:
         return False
     size = (
@@ -101,7 +102,8 @@ def _may_be_batch(raw, p, left, most_high_bits):
 
 @njit
 def _end_by_header(raw, p, n, low, high, out, scratch):
-    """Return where the damaged batch at `p` ends by its own header, if a batch or the end of file follows; else -1."""
+    """Return the end of the damaged batch at `p` according to its own header, if a batch or the end of the file
+    follows; else -1."""
     if n - p < _MIN_BYTES:
         return np.int64(-1)
     size = np.int64(be32(raw, p + v2.BATCH_LENGTH)) + v2.LENGTH_PREFIX_BYTES
@@ -117,9 +119,9 @@ def next_batch(raw, p, low, high, most_checked_bytes, out):
     """Find the next batch after damage at `p`, and store its position in `out[FOUND]` (the length of `raw`: none).
 
     The length in the damaged header is trusted if a batch or the end of the file follows at that place, unless a chain
-    of valid batches in between leads exactly to that place: then that chain's first batch is the result. `out` is
-    int64[2]; `out[CHECKED_BYTES]` is increased by the bytes whose checksum was computed, and the search ends when that
-    number exceeds `most_checked_bytes`.
+    of valid batches in between leads exactly to that place: in that case the chain's first batch is the result. `out`
+    is int64[2]; `out[CHECKED_BYTES]` is increased by the bytes whose checksum was computed, and the search ends when
+    that number exceeds `most_checked_bytes`.
     """
     n = np.int64(raw.shape[0])
     scratch = np.zeros(6, np.int64)
@@ -183,9 +185,9 @@ def _best_below(scores, rows, rank):
 def best_chain(base, last, below, touching, ranks, first_offset, keep):
     """Mark in `keep` (uint8) a longest chain of batches, in file order, whose offsets increase without overlap.
 
-    Among the longest chains, prefer steps that pass over one batch with as many offsets as are missing: its base offset
-    is wrong, and not that of its neighbour. Avoid steps that pass over batches although no offset is missing between
-    the two ends of the step: the batches in between then have no offsets left.
+    Among the longest chains, prefer steps that pass over one batch with as many offsets as are missing: in such a chain
+    the base offset of the omitted batch is wrong, and not that of its neighbour. Avoid steps that pass over batches
+    although no offset is missing between the two ends of the step: no offsets are left for the batches in between.
 
     Dynamic programming in O(n log n): `scores` is a Fenwick tree of the best score by rank of `last`. `ranks`: index of
     each `last` among its distinct values; `below`: how many of these values are below each `base`; `touching`: 1 if the

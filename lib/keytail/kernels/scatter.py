@@ -1,7 +1,7 @@
 """Distributes rows of columns to the places reserved for their partitions, in their order within each partition.
 
 `partitions` (int32) has the partition of each row; rows below 0 are skipped. The arrays of counts and places have one
-entry per partition. Offsets must ascend inside their data: the caller has checked that.
+entry per partition. Offsets must ascend inside their data; the caller has checked this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def count_rows(partitions, offsets, rows, sizes):
 
 @kernel
 def scatter_words(partitions, values, words, at):
-    """Copy each value to `words[at[partition]]`, both int64; `at` is advanced."""
+    """Copy each value to `words[at[partition]]` (both arrays int64), and advance `at`."""
     for i in range(len(partitions)):
         p = partitions[i]
         if p >= 0:
@@ -45,7 +45,7 @@ def scatter_ends(partitions, offsets, words, at, filled):
 def scatter_bytes(partitions, data, valid, offsets, target, valid_at, data_at):
     """Copy each value's bytes to `target[data_at[partition]:]`, and its validity to `target[valid_at[partition]]`.
 
-    Both positions are advanced.
+    Both `valid_at` and `data_at` are advanced.
     """
     for i in range(len(partitions)):
         p = partitions[i]

@@ -1,7 +1,7 @@
-"""Groups items by shard, in their order: count, sum up, place each item, move the starts back.
+"""Groups items by shard, in their order, in four steps: count, sum up, place each item, move the starts back.
 
-`starts` is int64[shards + 1]. Count the items of shard s in `starts[s + 1]`; after `sum_up`, `starts[s]` is where the
-next item of s is placed; after `move_back`, shard s has the items `starts[s]` .. `starts[s + 1]`.
+`starts` is int64[shards + 1]. Count the items of shard s in `starts[s + 1]`; after `sum_up`, the next item of shard s
+is placed at `starts[s]`; after `move_back`, shard s has the items `starts[s]` .. `starts[s + 1]`.
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ ABORT, COMMIT = 0, 1
 
 NO_OFFSET = 2**63 - 1
 
-# Columns of the int64 state, one row per producer. ENTRY: the entry of its open aborted transaction, or -1; SEEN: 1 if
-# data of that transaction was seen; COMMITTED: 1 if data of another open transaction was seen; FIRST_DATA: first
-# remaining data of the open transaction.
+# Columns of the int64 state, one row per producer. ENTRY: the entry of the producer's open aborted transaction, or -1;
+# SEEN: 1 if data of that transaction was seen; COMMITTED: 1 if data of another open transaction was seen; FIRST_DATA:
+# first remaining data of the open transaction.
 ENTRY, SEEN, COMMITTED, FIRST_DATA, LAST_MARKER = 0, 1, 2, 3, 4
 
 # Positions of `cursor`. EARLIEST: earliest first data of the transactions that ended since the last ABORT marker.
 NEXT_ENTRY, MARKERS, ABORTS, EARLIEST = 0, 1, 2, 3
 
 # Columns of `aborts`, one row per ABORT marker. DATA: base offset of the transaction's first remaining data; BEHIND:
-# its producer's previous marker, or -1; SINCE: earliest first data of the transactions that ended after the previous
-# ABORT marker, including this one. DATA and SINCE are NO_OFFSET if there is none.
+# the previous marker of the marker's producer, or -1; SINCE: earliest first data of the transactions that ended after
+# the previous ABORT marker, including this marker's transaction. DATA and SINCE are NO_OFFSET without such data.
 MARKER, PRODUCER, DATA, BEHIND, SINCE, OF_ENTRY, KEPT, ABORT_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
 
 
@@ -34,10 +34,11 @@ def track(table, producers, log_start_offset, entry_first, entry_producer, state
     """Follow the rows of `table` in order.
 
     `producers[row]` is the number of the row's producer id if the batch is transactional or control. Entries of the
-    transaction indexes come in the order of their first offsets; they decide what is discarded. The function writes
-    `discard[row]`; per control batch `markers` (base offset, discard); per ABORT marker `aborts`, with what the log
-    itself contains of its transaction, the entry that it ended (-1: none), and whether the marker is retained. `cursor`
-    is int64[4]. Data that ends below `log_start_offset` does not count as first data: its marker may have been removed.
+    transaction indexes come in the order of their first offsets; the entries decide what is discarded. The function
+    writes `discard[row]`; per control batch `markers` (base offset, discard); per ABORT marker `aborts`, with what the
+    log itself contains of its transaction, the entry that it ended (-1: none), and whether the marker is retained.
+    `cursor` is int64[4]. Data that ends below `log_start_offset` does not count as first data, because the marker of
+    such data may have been removed.
     """
     n_entries = entry_first.shape[0]
     for i in range(table.shape[0]):
@@ -93,7 +94,7 @@ def track(table, producers, log_start_offset, entry_first, entry_producer, state
 
 @kernel
 def aborted_rows(table, producer_ids, first_offsets, end_offsets, aborted):
-    """Set `aborted[row]` for transactional data of a producer within one of its aborted intervals.
+    """Set `aborted[row]` for transactional data of a producer within one of the producer's aborted intervals.
 
     The intervals are sorted by producer id and first offset; an interval contains data that reaches the first offset
     and begins below the end offset.

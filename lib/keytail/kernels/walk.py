@@ -1,7 +1,7 @@
 """The reader of batch headers and records (format/BATCH.md) that the proof and the inspection use.
 
 This reader is separate from the reader that cleaning uses, so that one mistake cannot affect both. Every read is
-bounded by `end`; for a record that does not fit the position is -1.
+bounded by `end`; for a record that does not fit, the returned position is -1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _inlined = register_jitable(forceinline=True)
 def byte_at(a, p):
     """Return byte `p` as uint64; `p` is at or above 0.
 
-    For a signed index Numba adds a branch at each byte, because -1 would be the last byte; without the branch, LLVM
+    For a signed index Numba adds a branch at each byte, because index -1 means the last byte; without the branch, LLVM
     makes one load of several bytes.
     """
     return np.uint64(a[np.uint64(p)])
@@ -128,7 +128,8 @@ def read_varlong(a, p, end):
 
 @_inlined
 def read_span(a, p, end):
-    """Return (start, length, position after it) of bytes with a varint length in front; a negative length is a null."""
+    """Return (start, length, position after the bytes) of bytes with a varint length in front; a negative length is a
+    null."""
     length, p = read_varint(a, p, end)
     if p < 0 or length > end - p:
         return np.int64(0), np.int64(0), np.int64(-1)
@@ -169,7 +170,7 @@ NO_RECORD = Record(0, 0, 0, 0, 0, 0, 0, -1)
 
 @_inlined
 def read_record(a, p, end):
-    """Return the Record at byte `p`, with its headers checked."""
+    """Return the record at byte `p`, after a check of its headers; NO_RECORD if it is malformed."""
     length, p = read_varint(a, p, end)
     if p < 0 or length < 1 or length > end - p:
         return NO_RECORD
@@ -197,7 +198,8 @@ def read_record(a, p, end):
 
 @register_jitable
 def same_headers(a, p, a_end, b, q, b_end):
-    """Return whether the second of two checked header blocks equals the first, or the first written minimally."""
+    """Return whether the header block `b[q:b_end]` equals `a[p:a_end]`, or what `a[p:a_end]` becomes when it is written
+    with minimal varints."""
     if a_end - p == b_end - q and same_bytes(a, p, b, q, a_end - p):
         return True
     count, p = read_varint(a, p, a_end)

@@ -37,7 +37,7 @@ OTHER_CONTROL, OTHER_CONTROL_TYPE, OTHER_KEY, PLACE_KINDS = range(4)
     OTHER_TRANSACTIONAL,
     DIFFERENCES,
 ) = range(9)
-COMMON = DIFFERENCES  # one more counter, of records that at least two replicas have
+COMMON = DIFFERENCES  # index of one more counter, for records that at least two replicas have
 _NOTHING = np.int64(2**63 - 1)
 
 
@@ -141,9 +141,10 @@ def merge(entries, cursor, end, log_starts, end_offset, gaps, counts, examples, 
     one replica lacks.
 
     Replica r has `entries[cursor[r]:end[r]]`, in ascending offsets. An entry of another key at the same offset is
-    another record. For a missing record, `missing_at` receives the first entry that has it, and `missing_in` the mask
-    of replicas that should have it and do not. `counts` and `examples` (two entries each, the first examples of a kind)
-    cover the differences above; `in_span[k]` becomes 1 if two replicas share a record within `spans[k]` (from, to).
+    another record. For a missing record, `missing_at` receives the index of its first entry, and `missing_in` the mask
+    of the replicas that should have the record and do not. `counts` and `examples` (two entries each, the first
+    examples of a kind) are for the differences between records; `in_span[k]` becomes 1 if two replicas share a record
+    within `spans[k]` (from, to).
     """
     replicas = cursor.shape[0]
     missing = np.int64(0)

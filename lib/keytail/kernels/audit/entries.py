@@ -1,4 +1,4 @@
-"""Packs records into rows of eight words (entries); groups the entries, and the places of their offsets, by shard.
+"""Packs records into rows of eight words (entries); groups the entries, and short forms of them (places), by shard.
 
 `entries` is int64[n, WORDS]: the entries of each replica in log order, one replica after the other. A set of replicas
 is a bit mask. The possible differences and their reasons are described in audit/AUDIT.md.
@@ -54,7 +54,7 @@ def _normal_headers(target, source, p, end):
 
 @kernel
 def pack_records(raw, arena, where, records, n, table, from_offset, seed, scratch, entries, filled):
-    """Append the records at or above `from_offset` to `entries`; return how many entries it then contains.
+    """Append the records at or above `from_offset` to `entries`; return the new number of entries.
 
     `scratch` (uint8) has room for the longest record body. Headers are hashed as a cleaner would write them.
     """

@@ -39,14 +39,15 @@ F_KIND, F_PRODUCER, F_FIRST, F_OFFSET, F_ABORTED, F_COMMITTED, F_REPLICAS, FOUND
 
 @njit
 def _fate(markers, producer, offset):
-    """Return how the transaction with this offset ended, or -1, by the sorted `markers` (producer, offset, kind)."""
+    """Return how the producer's transaction with this offset ended, or -1. `markers` (producer, offset, kind) are
+    sorted."""
     row = next_marker(markers, producer, offset)
     return markers[row, 2] if row >= 0 else np.int64(-1)
 
 
 @njit
 def _slot(slots, keys, low, high):
-    """Return the slot of the key, or the free slot for it; `slots` contain indexes of `keys` + 1 (0: free)."""
+    """Return the slot of the key, or the free slot for the key; `slots` contain indexes of `keys` + 1 (0: free)."""
     mask = slots.shape[0] - 1
     i = np.int64(mixed(low)) & mask
     while slots[i] != 0 and (keys[slots[i] - 1, 0] != low or keys[slots[i] - 1, 1] != high):
@@ -76,7 +77,8 @@ def index_keys(entries, missing_at, slots, keys):
 
 @kernel
 def first_removable(entries, begin, end, replica, slots):
-    """Return the first offset that no cleaner of the replica can have reached; the largest number if there is none.
+    """Return the first offset that no cleaner of the replica can have reached; the largest number if there is no such
+    offset.
 
     At this offset the replica has a record without a key, or any replica has a record whose key has an older record in
     this replica: a cleaner would have removed the record without a key, or the older record. Records in transactions
@@ -103,7 +105,7 @@ def first_removable(entries, begin, end, replica, slots):
 
 @njit
 def _place(slots, entries, i):
-    """Return the slot of the key of entry `i`, or the free slot for it; `slots` contain indexes + 1 (0: free)."""
+    """Return the slot of the key of entry `i`, or the free slot for the key; `slots` contain indexes + 1 (0: free)."""
     mask = slots.shape[0] - 1
     at = np.int64(mixed(entries[i, LOW])) & mask
     while slots[at] != 0:
@@ -116,7 +118,8 @@ def _place(slots, entries, i):
 
 @njit
 def _add(slots, entries, i):
-    """Add entry `i` to the table unless it contains an entry of the same key; return whether it does."""
+    """Add entry `i` to the table, unless an entry of the same key is in the table; return whether the entry was
+    added."""
     at = _place(slots, entries, i)
     if slots[at] != 0:
         return True
@@ -130,8 +133,9 @@ def note_keys(entries, begin, end, end_offset, last, markers, slots, keys, newes
 
     `newest[key, replica]` is the last offset in that replica; `oldest[key]` is the first offset in any replica. For
     both limits of each replica (`last`, int64[2, replicas], inclusive), `later[limit, key, replica]` is the last offset
-    in that replica, `anywhere` that in any replica, and `tombstones` that of the last tombstone in any replica below
-    `end_offset`. The caller initialises all to -1, `oldest` to the largest number.
+    up to the limit in that replica, `anywhere` the last offset in any replica, and `tombstones` the offset of the last
+    tombstone in any replica below `end_offset`. The caller initialises all arrays to -1, `oldest` to the largest
+    number.
     """
     replicas = begin.shape[0]
     for r in range(replicas):
@@ -164,7 +168,7 @@ def _by_cleaning(offset, is_all_seen, newest, later, anywhere, tombstone):
     `newest` is the last record of the key in the replica. Of the records below the offset that the cleaner reached,
     `later` is the last record in the replica, `anywhere` the last record in any replica, and `tombstone` the last
     tombstone in any replica. A later record above that offset explains the removal only if a tombstone of the key may
-    have removed the record before: one was found, or the audit may have missed one. If the later record is also
+    have removed the record before: a tombstone was found, or the audit may have missed one. If the later record is also
     missing, the replica has lost it, unless an older record shows that the cleaner did not reach it.
     """
     if later > offset or (newest > offset and (tombstone >= offset or not is_all_seen)):
@@ -181,10 +185,11 @@ def judge(
     entries, missing_at, missing_in, replicas, end_offset, limits, last, gaps, markers, slots, keys, newest, oldest,
     later, anywhere, tombstones, verdicts, early,
 ):  # fmt: skip
-    """Determine why each missing record is missing: the most serious reason of all replicas that lack it.
+    """Determine the reason why each missing record is missing: the most serious reason of all replicas that lack the
+    record.
 
     `limits` (int64[2, replicas]; rows KNOWN and POSSIBLE) are the offsets below which cleaning may have removed
-    records. The arrays shared with `note_keys` (`last`, `markers` to `tombstones`) are described there. `early[m]` is 1
+    records. `last` and the arrays from `markers` to `tombstones` are those of `note_keys`. `early[m]` is 1
     for a tombstone that one replica has removed while another still has older records of its key.
     """
     for m in range(missing_at.shape[0]):

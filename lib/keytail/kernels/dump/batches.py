@@ -23,11 +23,12 @@ _UP_TO_MAGIC = 17
 
 @kernel(allocates=True)
 def index_any(raw, n, position, table, valid, out):
-    """Fill `table` (BATCH_TABLE rows) and `valid` (bool) with the batches of `raw[:n]`, which is at byte `position`.
+    """Fill `table` (BATCH_TABLE rows) and `valid` (bool) with the batches of `raw[:n]`, whose first byte is byte
+    `position`.
 
     `valid`: the batch is large enough for its header, and its checksum is correct. The missing bytes of an incomplete
     header are read as zeros. `out` is int64[4]: rows, bytes consumed, a code, and the size of a batch that is not
-    whole. Stops when 17 bytes or fewer are left, as Kafka's reader of segment files does.
+    whole. The kernel stops when 17 bytes or fewer are left, as Kafka's reader of segment files does.
     """
     rows = 0
     p = np.int64(0)

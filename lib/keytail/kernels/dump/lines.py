@@ -1,7 +1,8 @@
-"""Writes rows of columns as lines of text, one template per kind of row: for output of millions of lines.
+"""Writes rows of columns as lines of text, with one template per kind of row, for output of millions of lines.
 
 A template is an array of operations, each of which appends something to the line: a literal, a number of a column, or
-the bytes of a span unchanged, as text, or as JSON. Rows have two levels, as batches and their records do.
+the bytes of a span unchanged, as text, or as JSON. Rows have two levels: parents and children, such as batches and
+their records.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TEXT = 4  # span a, decoded as UTF-8 as Java does it: malformed bytes become U+F
 JSON = 5  # name (literal b) and value of span a: null, a string, or base64 under <name>_base64
 HEADER_KEYS = 6  # span a, a block of headers: [k1,k2]
 JSON_HEADERS = 7  # span a, a block of headers: objects of `key` and `value`, as with JSON
-JSON_HEADER_KEYS = 8  # as JSON_HEADERS, without the values
+JSON_HEADER_KEYS = 8  # like JSON_HEADERS, but without the values
 
 # The array that contains a span.
 IN_RAW, IN_ARENA, IN_EXTRA = 0, 1, 2
@@ -163,7 +164,7 @@ def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers
 
 
 def fixed_bytes(ops: np.ndarray, literal_ends: np.ndarray) -> int:
-    """Return the maximum number of bytes that these operations write in a line, without its spans."""
+    """Return the maximum number of bytes that the operations `ops` write in a line, without the line's spans."""
     lengths = np.diff(literal_ends)
     longest = int(lengths.max(initial=0))
     most = 0

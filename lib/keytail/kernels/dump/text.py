@@ -1,6 +1,7 @@
 """Writes numbers, text and JSON as bytes into a buffer: the parts of lines (`lines.py`).
 
-Every function appends at `p` and returns the position after that; the caller has ensured that there is room.
+Every function writes at position `p` and returns the position after the written bytes; the caller has ensured that
+there is room.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from numba.extending import register_jitable
 
 from keytail.kernels.native import copy_bytes
 
-# Inlined by LLVM whatever their size: a call with an array argument counts references, and a line has 20 calls.
+# LLVM inlines these functions whatever their size: a call with an array argument counts references, and a line has 20
+# calls.
 inlined = register_jitable(forceinline=True)
 
 NUMBER_BYTES = 20
@@ -114,7 +116,8 @@ def _ascii_bytes(a, p, end):
 
 @inlined
 def _has_zero(word):
-    """Return non-zero if any of the eight bytes is zero: the high bit of each such byte, and of a byte 1 after it."""
+    """Return a number that is not 0 if a byte of `word` is 0: the high bits of such bytes, and of bytes of value 1
+    above them."""
     return (word - _LOW_BITS) & ~word & _HIGH_BITS
 
 
@@ -135,7 +138,7 @@ def _word(a, p):
 
 @inlined
 def _is_plain(a, start, end):
-    """Return whether all bytes are ASCII that JSON need not escape; reads eight at a time."""
+    """Return whether all bytes are ASCII that JSON need not escape; eight bytes are read at a time."""
     special = np.uint64(0)
     p, stop = np.uint64(start), np.uint64(end)
     while p + np.uint64(8) <= stop:
@@ -187,7 +190,8 @@ def put_text(out, p, a, start, end):
 
 @inlined
 def _json_string(out, p, a, start, end):
-    """Write the bytes as a JSON string with quotes; return the position after it, or -1 if they are not UTF-8."""
+    """Write the bytes as a JSON string with quotes; return the position after the string, or -1 if the bytes are not
+    UTF-8."""
     out[p] = 34
     p += 1
     if _is_plain(a, start, end):

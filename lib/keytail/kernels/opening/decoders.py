@@ -1,8 +1,8 @@
 """C functions inside the wheels that `format/compression.py` uses, which kernels call by address.
 
 Compiled code contains neither the names nor the addresses of the functions, so that it can be cached. An address is 0
-if a wheel does not export the function (or `KEYTAIL_NATIVE=0`). The wheels do not guarantee their exports: each library
-is checked before use, zstd and lz4 against the wheel's own binding, ISA-L against Python's `zlib`.
+if a wheel does not export the function, or with `KEYTAIL_NATIVE=0`. The wheels do not guarantee their exports: each
+library is checked before use, zstd and lz4 against the wheel's own binding, ISA-L against Python's `zlib`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def _unlz4_agrees(library: ctypes.CDLL) -> bool:
 
 
 def _inflate_agrees(library: ctypes.CDLL) -> bool:
-    """Return whether the library agrees with zlib, and the fields of its state are at the expected positions."""
+    """Return whether the library agrees with zlib, and whether the fields of its state are at the expected
+    positions."""
     if not all(_address(library, name) for name in ("isal_inflate_init", "isal_inflate_stateless", "crc32_gzip_refl")):
         return False
     packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -146,7 +147,8 @@ class Decoders:
 
 @intrinsic
 def call_address(typingctx, address, arguments):
-    """Call the C function at `address` with integers (also pointers), each in its own register; return an int64.
+    """Call the C function at `address` with integers or pointers, each in its own register; return its result as an
+    int64.
 
     The upper half of the result is undefined if the function returns a C int: convert the result with `np.int32`.
     """
@@ -163,7 +165,7 @@ def call_address(typingctx, address, arguments):
 
 @intrinsic
 def address_of(typingctx, array, index):
-    """Return the address of element `index`."""
+    """Return the address of element `index` of an array."""
 
     def codegen(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

@@ -1,4 +1,5 @@
-"""Decompresses the record blocks of many batches in one call, if they are as Kafka's producers write them.
+"""Decompresses the record blocks of many batches in one call, if the blocks have the framing that Kafka's producers
+write.
 
 For a block that has another framing, does not fit, or is damaged, the functions return NOT_PLAIN;
 `format/compression.py` then decompresses the block or reports what is wrong with it.
@@ -35,12 +36,12 @@ from keytail.kernels.opening.snappy import unsnappy
 from keytail.kernels.records import CLOSED, IN_ARENA, IN_RAW
 
 _GZIP_HEADER_BYTES, _GZIP_TRAILER_BYTES = 10, 8
-_ZSTD_MAX_WINDOW_LOG = 23  # Kafka's producers use far smaller windows; its reader accepts larger windows
+_ZSTD_MAX_WINDOW_LOG = 23  # Kafka's producers use far smaller windows; Kafka's reader accepts larger windows
 
 
 @njit
 def _unzstd(tools, data, start, n, out, at, room):
-    """Decompress one frame, which is all of `data[start:start + n]`; return the number of bytes, or NOT_PLAIN."""
+    """Decompress one zstd frame, which is all of `data[start:start + n]`; return the number of bytes, or NOT_PLAIN."""
     if tools[ZSTD_DECOMPRESS] == 0 or n < 9 or le_32(data, start) != 0xFD2FB528:
         return NOT_PLAIN
     end = start + n
@@ -74,7 +75,8 @@ def _unzstd(tools, data, start, n, out, at, room):
 
 @njit
 def _unlz4(tools, data, start, n, out, at, room):
-    """Decompress a frame of independent blocks without checksums and content size, as Kafka writes it."""
+    """Decompress an lz4 frame of independent blocks without checksums and content size; return the number of bytes, or
+    NOT_PLAIN."""
     if tools[LZ4_DECOMPRESS] == 0 or n < 11 or le_32(data, start) != 0x184D2204:
         return NOT_PLAIN
     flags, block, check = data[start + 4], data[start + 5], data[start + 6]
@@ -110,7 +112,8 @@ def _unlz4(tools, data, start, n, out, at, room):
 
 @njit
 def _gunzip(tools, data, start, n, out, at, room):
-    """Decompress one member without optional header fields and with nothing after it."""
+    """Decompress one gzip member without optional header fields, with nothing after it; return the number of bytes, or
+    NOT_PLAIN."""
     header = _GZIP_HEADER_BYTES
     if tools[INFLATE] == 0 or n < header + _GZIP_TRAILER_BYTES + 1 or room > 0x7FFFFFFF:
         return NOT_PLAIN
@@ -154,10 +157,10 @@ def decompress_plain(tools, codec, data, start, n, out, at):
 
 @kernel
 def lay_out(table, wanted, position, where, start, size):
-    """Set where each row's block is before decompression: `where`, and its bytes in the chunk (`start`, `size`).
+    """Set `where` of each row, and `start` and `size`, the position and the bytes of the row's block in the chunk.
 
-    Returns how many of the wanted rows are compressed, and how many are of magic 0 or 1. `position` is the position of
-    the chunk's first byte in the file.
+    The block of a wanted row is not decompressed yet. Returns how many wanted rows are compressed, and how many are of
+    magic 0 or 1. `position` is the position of the chunk's first byte in the file.
     """
     packed = old = 0
     for i in range(table.shape[0]):
@@ -176,8 +179,8 @@ def lay_out(table, wanted, position, where, start, size):
 def open_blocks(tools, raw, table, row_from, arena, used, where, start, size):
     """Decompress the compressed blocks of rows that are IN_RAW to `arena[used:]`; return (next row, bytes used).
 
-    Stops before a block that is of magic 0 or 1, not plain, or does not fit. `where`, `start` and `size` are updated
-    for the blocks before it.
+    The kernel stops before a block that is of magic 0 or 1, not plain, or too large. `where`, `start` and `size` are
+    updated for the decompressed blocks.
     """
     row = row_from
     while row < table.shape[0]:

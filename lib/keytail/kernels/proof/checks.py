@@ -69,7 +69,7 @@ def _has_its_checksum(data, p, size):
 
 @register_jitable
 def check_source(source, p, size, state):
-    """Check magic, checksum, order and record count of a source batch."""
+    """Check magic, checksum, order and record count of a source batch; return PASSED or a violation."""
     base = be_64(source, p)
     if source[p + v2.MAGIC] != 2:
         return fail(state, SOURCE_MAGIC, p, base)
@@ -85,9 +85,9 @@ def check_source(source, p, size, state):
 
 @register_jitable
 def check_output(output, p, size, is_copy, indexes, state):
-    """Check an output batch and the index entries due for it.
+    """Check an output batch and the index entries due for it; return PASSED or a violation.
 
-    `is_copy`: its bytes equal those of its source, whose checksum is then right for both if it is for one.
+    `is_copy`: the batch has the same bytes as its source batch, so that its checksum need not be computed again.
     """
     base = be_64(output, p)
     magic = output[p + v2.MAGIC]
@@ -97,7 +97,7 @@ def check_output(output, p, size, is_copy, indexes, state):
         has_records = be_32(output, p + v2.RECORD_COUNT) != 0
         if not is_copy and not _has_its_checksum(output, p, size):
             return fail(state, OUTPUT_CRC, p, base)
-    elif state.rules.keep_magic != 0 and magic < 2:  # its checksum is compared when its source is known
+    elif state.rules.keep_magic != 0 and magic < 2:  # the checksum is compared when the source message is known
         last, max_timestamp = base, be_64(output, p + 18) if magic == 1 else np.int64(-1)
     else:
         return fail(state, OUTPUT_MAGIC, p, base)
@@ -114,7 +114,7 @@ def check_output(output, p, size, is_copy, indexes, state):
 
 @register_jitable
 def _check_index(p, size, last, max_timestamp, indexes, state):
-    """Compare the index entries due for this batch (format/INDEX.md) with the next ones of the files."""
+    """Compare the index entries due for this batch (format/INDEX.md) with the next entries of the index files."""
     due = state.indexes
     if max_timestamp > due.max_timestamp:
         due.max_timestamp = max_timestamp
@@ -159,7 +159,7 @@ def close_time_index(times, state):
 
 @register_jitable
 def check_fields(source, p, output, q, q_size, state):
-    """Check the header fields that every rewrite preserves, and those of an emptied batch."""
+    """Check the header fields that every rewrite preserves, and the fields of an emptied batch."""
     base = be_64(source, p)
     if be_32(output, q + v2.LAST_OFFSET_DELTA) != be_32(source, p + v2.LAST_OFFSET_DELTA):
         return fail(state, OUTPUT_LAST_OFFSET, q, base)
@@ -218,7 +218,7 @@ def check_kept(source, output, state):
         return PASSED
     if batch.kept_count == 0:
         return PASSED
-    if attributes & v2.CONTROL:  # a control batch has one marker: all or nothing
+    if attributes & v2.CONTROL:  # a control batch has one marker, which is retained or removed
         if batch.kept_count < count:
             return fail(state, OUTPUT_COUNT, q, base)
         nulls = nulls or batch.meaning == UNNEEDED

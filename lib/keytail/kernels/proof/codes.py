@@ -1,4 +1,4 @@
-"""Codes that the kernels of the proof return: what they need, or what is wrong."""
+"""Codes that the kernels of the proof return: what a kernel needs, or which violation it found."""
 
 from __future__ import annotations
 

@@ -2,20 +2,20 @@
 
 The bytes of a key are little-endian words of 7 bytes, the last one filled up with zero bytes. Each of the 16 words of a
 block is multiplied by a coefficient of its own, and the products are added; before each further block, the sum is
-multiplied by another coefficient. In the end the length, multiplied by a third coefficient, is added. The hash is two
+multiplied by another coefficient. At the end the length, multiplied by a third coefficient, is added. The hash is two
 such sums, with independent coefficients, each mixed so that its bits can select a slot.
 
-The probability of a collision: two keys of one length differ in a word. Given all other coefficients, the sums are
-equal for one value of that word's coefficient, or for all of them if the coefficient of sums is a root of a polynomial,
-of which there are fewer than the key has blocks. Keys of different lengths are equal for one value of the length's
-coefficient. So two different keys of up to 112 bytes (one block) have the same hash with a probability of 2**-122, and
-keys of B blocks with at most B**2 times that probability. It does not depend on the keys: they cannot be chosen to
-collide, because the secret is drawn later. Among a thousand million keys of one block, any two collide with a
-probability of 2**-63.
+The probability of a collision: two different keys of the same length differ in a word. Given all other coefficients,
+their sums are equal for one value of that word's coefficient, or for all values if the coefficient of sums is a root of
+a polynomial, which has fewer roots than the key has blocks. Keys of different lengths are equal for one value of the
+length's coefficient. So two different keys of up to 112 bytes (one block) have the same hash with a probability of
+2**-122, and keys of B blocks with at most B**2 times that probability. The probability does not depend on the keys:
+nobody can choose keys that collide, because the secret is drawn later. That any two of a thousand million keys of one
+block collide has a probability of 2**-63.
 
 The effect of a collision: the table treats two keys as one, whose latest record is the later one. If another fault has
-removed the latest record of one key, a retained record of the other key hides this. Or a correct output is refused, if
-a tombstone of one key was removed and an older record of the other key is retained.
+removed the latest record of one key, a retained record of the other key hides this. A correct output is refused if a
+tombstone of one key was removed and an older record of the other key is retained.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRIME = (1 << 61) - 1
 WORD_BYTES = 7
 BLOCK_WORDS = 16
 BLOCK_BYTES = WORD_BYTES * BLOCK_WORDS
-# Columns of the coefficients, after one for each word of a block.
+# Columns of the coefficients, after the column for each word of a block.
 _OF_LENGTH, _OF_SUM = BLOCK_WORDS, BLOCK_WORDS + 1
 COEFFICIENTS = BLOCK_WORDS + 2
 # Odd numbers without a pattern: the first digits of pi and of e.
@@ -47,7 +47,8 @@ def coefficients_of(secret: bytes) -> np.ndarray:
     """Return the coefficients of both sums (uint64[2, COEFFICIENTS], each below the prime) that a secret determines."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, not {len(secret)}")
-    drawn = hashlib.shake_256(secret).digest(16 * 2 * COEFFICIENTS)  # 128 bits each: almost no bias
+    # 128 bits for each coefficient, so that there is almost no bias
+    drawn = hashlib.shake_256(secret).digest(16 * 2 * COEFFICIENTS)
     values = [int.from_bytes(drawn[at : at + 16], "little") % PRIME for at in range(0, len(drawn), 16)]
     return np.array(values, np.uint64).reshape(2, COEFFICIENTS)
 
@@ -96,7 +97,8 @@ def _product(a, b):
 
 @_inlined
 def _mixed(remainder, shift, mix):
-    """Return a word whose upper half depends on all bits of the remainder; different remainders give different ones."""
+    """Return a word whose upper half depends on all bits of the remainder; different remainders give different
+    words."""
     return _product((remainder ^ remainder >> np.uint64(31)) << np.uint64(shift), np.uint64(mix))[1]
 
 
@@ -104,7 +106,8 @@ def _mixed(remainder, shift, mix):
 def hash_key(data, start, n, coefficients):
     """Return the hash of `data[start:start + n]` (uint8) as (low, high) uint64; the low three bits of `high` are 0.
 
-    Reads exactly these bytes. The upper half of each word, and the lower half of `low`, are fit for selecting a slot.
+    Exactly these bytes are read. The upper half of each word, and the lower half of `low`, can be used to select a
+    slot.
     """
     end = start + n
     a_high, a_low, b_high, b_low = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)

@@ -1,8 +1,8 @@
 """The proof's own table of markers: how every transaction of the log ended, and what was seen of its data.
 
-A table is int64[n, COLUMNS], sorted by producer id and offset. It is built from the markers alone in one pass over the
-headers of the whole log; the marker of transactional data is found by a search. Neither the transaction indexes nor the
-results of cleaning are used.
+A table is int64[n, COLUMNS], sorted by producer id and offset. The table is built from the markers alone in one pass
+over the headers of the whole log; the marker of transactional data is found by a search. Neither the transaction
+indexes nor the results of cleaning are used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ COLLECTED, NEED_BYTES, NEED_ROOM, CUT, BAD_SIZE, BAD_CRC, BAD_ORDER, BAD_MAGIC, 
 
 @register_jitable
 def next_header(data, cursor):
-    """Return (FOUND_ONE, size of the next batch); COLLECTED if there is none, or what is needed or wrong."""
+    """Return (code, size of the next batch); the code is FOUND_ONE, COLLECTED if no batch follows, or what is needed or
+    wrong."""
     p, to, is_all = cursor[FROM], cursor[TO], cursor[IS_ALL] != 0
     if p == to and is_all:
         return COLLECTED, np.int64(0)
@@ -45,7 +46,8 @@ def next_header(data, cursor):
 
 @kernel
 def collect(data, cursor, found):
-    """Append the markers of a segment's batches to `found`, in log order; return a code from those above."""
+    """Append the markers of a segment's batches to `found`, in log order; return COLLECTED, or a code for what is
+    needed or wrong."""
     while True:
         code, size = next_header(data, cursor)
         if code != FOUND_ONE:
@@ -101,7 +103,7 @@ def marker_at(markers, producer_id, offset):
 
 @kernel
 def note_first_data(data, cursor, markers, log_start_offset):
-    """Note in `markers` where the data of each transaction begins; `cursor` is that of `collect`.
+    """Note in `markers` where the data of each transaction begins; `cursor` is as for `collect`.
 
     Reads a segment's batches in log order; returns COLLECTED, NEED_BYTES, CUT or BAD_SIZE.
     """

@@ -26,7 +26,7 @@ COUNTS, SILENT, UNNEEDED = range(3)
 
 @register_jitable
 def is_over(source, p, state):
-    """Return whether the retention of the tombstones in the batch at `p`, or of the marker in it, has expired."""
+    """Return whether the retention of the tombstones or of the marker in the batch at `p` has expired."""
     if state.rules.by_file_time != 0:
         return state.source.is_old != 0
     has_horizon = be_16(source, p + v2.ATTRIBUTES) & v2.DELETE_HORIZON != 0
@@ -44,7 +44,7 @@ def settle(source, p, size, output, q, markers, state):
     count = be_32(source, p + v2.RECORD_COUNT)
     kept = np.int64(0) if q < 0 else be_32(output, q + v2.RECORD_COUNT)
     if attributes & v2.CONTROL == 0:
-        if last < state.rules.log_start:  # not served to consumers; Kafka treats aborted data there as committed
+        if last < state.rules.log_start:  # consumers do not get such data; Kafka treats aborted data there as committed
             return PASSED, SILENT
         row = next_marker(markers, producer, last + 1)
         if row < 0:

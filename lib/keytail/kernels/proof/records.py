@@ -60,9 +60,10 @@ def check_room(records, p, base, notes, state):
 
 @_inlined
 def walk_records(source, output, records, others, notes, state):
-    """Walk records of the source's next batch beside `others`, those of its output in their range; note their keys.
+    """Walk `records` of the source's next batch beside `others`, the records of its output in the same range of
+    offsets; note the keys.
 
-    Updates `state.batch`; returns a code. `others` are not read if the batch is whole or dropped.
+    The kernel updates `state.batch` and returns a code. `others` are not read if the batch is whole or dropped.
     """
     batch = state.batch
     p, q, is_whole = state.source.at, batch.at_output, batch.is_whole != 0
@@ -140,7 +141,8 @@ def walk_records(source, output, records, others, notes, state):
 
 @register_jitable
 def _attributes_of(data, p):
-    """Return the attributes byte of the checked record at `p`, after its length; every rewrite sets it to 0."""
+    """Return the attributes byte of the checked record at `p`, which follows the length; every rewrite sets the byte to
+    0."""
     while data[p] >= 128:
         p += 1
     return data[p + 1]
@@ -148,7 +150,7 @@ def _attributes_of(data, p):
 
 @_inlined
 def read_rewritten(data, p, end):
-    """Read a record as `read_record` does; one with attributes is malformed, too."""
+    """Return the record that `read_record` returns; a record with attributes is also treated as malformed."""
     record = read_record(data, p, end)
     if record.end >= 0 and _attributes_of(data, p) != 0:
         return NO_RECORD
@@ -239,7 +241,7 @@ def _note(notes, noted, data, record, offset, outcome):
 
 @_inlined
 def note_present(source, records, notes, state):
-    """Walk records of a batch without an output, and note those that may justify removals; return a code."""
+    """Walk records of a batch without an output, and note the records that may justify removals; return a code."""
     p, before = state.source.at, state.batch.last_offset
     base = be_64(source, p)
     last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)

@@ -45,7 +45,7 @@ from keytail.kernels.proof.state import fail
 from keytail.kernels.proof.step import decompress_block, is_compressed, next_output, pass_source, source_records
 from keytail.kernels.walk import be_16, be_32, be_64, read_record, same_bytes
 
-# Further violations; those below FIRST_OF_OUTPUT are violations at the source.
+# Further violations. Codes below FIRST_OF_OUTPUT are for violations at the source.
 LOST_BATCH, LOST_RECORD, OUTPUT_CHANGED, OUTPUT_MERGED, OUTPUT_LARGE = range(100, 105)
 FIRST_OF_OUTPUT = OUTPUT_CHANGED
 
@@ -54,7 +54,7 @@ FIRST_OF_OUTPUT = OUTPUT_CHANGED
 (
     MAX_BLOCK_BYTES,  # of merged records; -1: nothing may be merged
     MAX_BATCH_BYTES,
-    CODEC,  # of all batches that differ from their source; -1: that of the source
+    CODEC,  # codec of all batches that differ from their source; -1: the codec of the source
     IS_OPEN,
     AT,
     LEFT,  # records of the open batch that no source has had yet
@@ -63,14 +63,14 @@ FIRST_OF_OUTPUT = OUTPUT_CHANGED
     FIRST_MS,
     NEWEST_MS,
     IS_CHECKED,  # the source batch has been checked
-    END_OFFSET,  # a batch may lose its transaction if this was committed below this offset
+    END_OFFSET,  # a batch may lose its transaction if the transaction was committed below this offset
     RUN,
 ) = range(13)
 
 
 class Producers(NamedTuple):
     """`kept` (int64, sorted): base offsets of batches that must have their bytes. `forgotten` (int64, sorted): ids of
-    producers that merged batches may lose. `markers`: those of all transactions (markers.py)."""
+    producers that merged batches may lose. `markers`: the table of the markers of all transactions (markers.py)."""
 
     kept: np.ndarray
     forgotten: np.ndarray
@@ -185,7 +185,7 @@ def _pass_output(q_size, state):
 
 @_inlined
 def _place_of(number, numbers):
-    """Return the place of a number among sorted numbers (int64); -1: it is not there."""
+    """Return the index of a number among sorted numbers (int64), or -1 if the number is absent."""
     low, high = np.int64(0), np.int64(numbers.shape[0])
     while low < high:
         middle = (low + high) // 2
@@ -253,7 +253,7 @@ def _check_header(source, p, output, q, producers, state, run):
 
 @_inlined
 def _open_blocks(windows, size, q_size, is_new, tools, state, run):
-    """Decompress the block of the source batch and, once, that of the output batch; return a code."""
+    """Decompress the block of the source batch and, once, the block of the output batch; return a code."""
     source, output = windows.source, windows.output
     p, q = state.source.at, state.output.at
     if state.source.block_bytes < 0 and is_compressed(source, p):
@@ -271,7 +271,7 @@ def _open_blocks(windows, size, q_size, is_new, tools, state, run):
 
 @_inlined
 def _walk(source, output, records, others, state, run):
-    """Compare the records of the source batch with the next ones of the open batch; return a code."""
+    """Compare the records of the source batch with the next records of the open batch; return a code."""
     p, q = state.source.at, state.output.at
     base, attributes = be_64(source, p), be_16(source, p + v2.ATTRIBUTES)
     last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)
@@ -335,10 +335,10 @@ def _close(output, q, block_bytes, state, run):
 
 @kernel
 def note_producers(data, cursor, ids, latest, forgotten, newest_ms):
-    """Note the batches of producers of a segment, in log order; return a code as `collect`.
+    """Note the producers' batches of a segment, in log order; return a code, as `collect` does.
 
     `latest` is int64[n, m]: the base offsets of the last m data batches of each of `ids` (int64, sorted), the latest
-    first; -1: none. `newest_ms` (int64): the largest timestamp of each of `forgotten` (int64, sorted).
+    first, -1 if there are fewer. `newest_ms` (int64): the largest timestamp of each of `forgotten` (int64, sorted).
     """
     while True:
         code, size = next_header(data, cursor)

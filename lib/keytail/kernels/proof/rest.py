@@ -1,8 +1,7 @@
-"""Notes, for a proof, the keys of segments that are rewritten in a later pass.
-
-Their records are still on disk, so they may justify the removal of older records now. The segments are read one at a
-time and have no outputs yet; each is proven in its own pass. Codes, state, notes and markers are those of `step.py`,
-whose checks of a source are made here as well.
+"""Notes, for a proof, the keys of segments that are rewritten in a later pass. The records of these segments are still
+on disk, so they may justify the removal of older records in this pass. The segments are read one at a time and have no
+outputs yet; each is proven in its own pass. Codes, state, notes and markers are those of `step.py`, whose checks of a
+source are made here as well.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _note_batch(source, block, notes, markers, state):
         if state.knows_markers == 0:
             return NEED_MARKERS
         meaning = COUNTS if is_value(source, p, markers, state) else SILENT
-    # The last offset passed is the one before the batch: none of its records has been read.
+    # The last offset passed is the offset before the batch: no record of the batch has been read.
     state.batch.meaning, state.batch.last_offset = meaning, be_64(source, p) - 1
     records = source_records(source, block, size, state)
     if records.end < 0:
@@ -62,11 +61,12 @@ def _note_batch(source, block, notes, markers, state):
 
 @kernel
 def note_piece(source, records, notes, state):
-    """Note some records of the batch for which `note_rest` needed a block or notes; return a code as it does."""
+    """Note some records of the batch for which `note_rest` needed a block or notes; return a code, as `note_rest`
+    does."""
     return note_present(source, records, notes, state)
 
 
 @kernel
 def close_noted(source, state):
-    """Move on to the next batch after all records of one were noted."""
+    """Move to the next batch after all records of a batch were noted."""
     pass_source(source, state)

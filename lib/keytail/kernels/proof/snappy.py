@@ -1,8 +1,8 @@
 """The proof's own decoder of snappy in Kafka's framing (format/COMPRESSION.md 3).
 
-The writer's decoder (`opening/snappy.py`) is keytail's, too: if both used it, the proof would repeat its errors. The
-two share no code. For other framings, and for anything invalid, the result is NOT_SNAPPY; `format/compression.py` then
-decompresses the block by a library, or reports what is wrong with it.
+The writer's decoder (`opening/snappy.py`) is also part of keytail: if the proof used that decoder, it would repeat the
+decoder's errors. The two decoders share no code. For other framings, and for anything invalid, the result is
+NOT_SNAPPY; `format/compression.py` then decompresses the block by a library, or reports what is wrong with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keytail.kernels.native import copy_bytes
 from keytail.kernels.walk import be_32, be_64, byte_at
 
 NOT_SNAPPY = -1
-SPARE_BYTES = 16  # room that must be left after the result: short pieces are copied as two words
+SPARE_BYTES = 16  # bytes of room required after the result: short pieces are copied as two words
 _MAGIC = -0x7DACB1BEAFAFA700  # 82 "SNAPPY" 00
 _FRAME_BYTES = 16
 _LENGTH_BYTES = 4
@@ -47,7 +47,7 @@ def _move_8(target, at, source, start):
 
 @kernel
 def decode_snappy(data, start, n, out):
-    """Decompress the block `data[start:start + n]` to `out`; return its bytes, or NOT_SNAPPY.
+    """Decompress the block `data[start:start + n]` to `out`; return the number of bytes, or NOT_SNAPPY.
 
     All of `out` may be overwritten.
     """
@@ -125,7 +125,7 @@ def _decode_chunk(data, at, end, out, first):
 
 @_inlined
 def _repeat(out, to, distance, count):
-    """Append `count` bytes that begin `distance` bytes before `to`, and may continue in what is appended."""
+    """Append `count` bytes that begin `distance` bytes before `to`; the source may overlap the appended bytes."""
     done = np.int64(0)
     if distance >= 8:
         while done < count:

@@ -2,7 +2,7 @@
 
 All fields are int64, flags 0 or 1, so that `save` can pass the state on as a plain array. Kernels get a record
 (`new_state`), and the arrays that belong together as the named tuples below. No field has the name of an attribute of
-NumPy's scalars, such as `base`: outside of compiled code the attribute would be read instead.
+NumPy's scalars, such as `base`: outside of compiled code, the attribute would be read instead of the field.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ RULES = _int64s(
 # Fields of both windows: the index of the next batch, the end of the bytes, whether the file ends there, bytes of the
 # next batch's decompressed block (-1: none), and the last offset passed.
 _WINDOW = ("at", "to", "is_all", "block_bytes", "last_offset")
-# `is_old`: by the time of the file, the retention of its tombstones has expired.
+# `is_old`: whether the retention of the file's tombstones has expired, by the time of the file.
 SOURCE = _int64s(*_WINDOW, "is_old")
-# `position` is that of the window in its file; `next_base`: base offset of the next output or segment; `is_checked`:
+# `position`: position of the window in its file; `next_base`: base offset of the next output or segment; `is_checked`:
 # header and index entries of the next batch are right; `newest_ms`: the largest timestamp, not below 0, of the batches
 # that have records.
 OUTPUT = _int64s(*_WINDOW, "position", "base_offset", "number", "next_base", "is_checked", "newest_ms")
 
-# Positions in the index files of the output, and what the next entries depend on.
+# Positions in the index files of the output, and the values on which the next entries depend.
 INDEXES = _int64s(
     "index_at", "time_at", "since_last_entry", "max_timestamp", "max_timestamp_offset", "last_time_entry"
 )  # fmt: skip
 
-# The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: source and
-# output have the same bytes for it. `meaning`: see `meaning.py`. Of the records walked so far: the last offset; of the
-# retained ones among them: their number, the first and the largest timestamp, and whether one has no value.
+# The source's next batch. `at_output`: index of its output in the output window, -1: dropped. `is_whole`: the batch has
+# the same bytes in source and output. `meaning`: see `meaning.py`. `last_offset` is the last offset of the records
+# walked so far; `kept_count`, `first_ms`, `newest_ms` and `has_nulls` are the number of retained records among these,
+# their first and largest timestamp, and whether one of them has no value.
 BATCH = _int64s(
     "at_output", "is_whole", "meaning", "last_offset", "kept_count", "first_ms", "newest_ms", "has_nulls"
 )  # fmt: skip
@@ -57,7 +58,7 @@ STATE = np.dtype(
         ("indexes", INDEXES),
         ("batch", BATCH),
         ("noted", _int64s("count")),  # used columns of `Notes`
-        # What a code requests: bytes of a window, or room in the notes for records.
+        # Amounts that a code requests: bytes of a window, or room in the notes for records.
         ("wanted", _int64s("bytes", "records")),
         ("totals", _int64s("batches_read", "batches_kept", "records_read", "records_kept")),
         ("failure", _int64s("at", "offset")),  # `at`: index in the window or index file
@@ -67,7 +68,8 @@ STATE = np.dtype(
 
 
 class Windows(NamedTuple):
-    """Bytes (uint8) of source and output, and room for the decompressed block of a batch of each."""
+    """Bytes (uint8) of the windows of source and output, and room for the decompressed block of one batch of the source
+    and one of the output."""
 
     source: np.ndarray
     output: np.ndarray
@@ -83,9 +85,9 @@ class IndexFiles(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """Keys for the table of `table.py`: their hashes (uint64[2, n]: low, high), and offset and outcome of their records
-    (int64[2, n]); the `coefficients` of the hash (`key_hash.py`); and the hashes of the keys that an erasure removes
-    (uint64[2, k]: low, high), sorted by the low word."""
+    """Keys for the table of `table.py`: the hashes of the keys (uint64[2, n]: low, high), and the offsets and outcomes
+    of their records (int64[2, n]); the `coefficients` of the hash (`key_hash.py`); and the hashes of the keys that an
+    erasure removes (uint64[2, k]: low, high), sorted by the low word."""
 
     hashes: np.ndarray
     records: np.ndarray
@@ -106,7 +108,7 @@ def save(state: Any) -> np.ndarray:
 
 @register_jitable
 def fail(state, code, at, offset):
-    """Note where a violation is; return its code."""
+    """Note where a violation is; return `code`."""
     state.failure.at = at
     state.failure.offset = offset
     return code

@@ -50,9 +50,9 @@ _inlined = register_jitable(forceinline=True)
 def step(windows, indexes, notes, markers, producers, tools, state):
     """Prove as many source batches as the windows contain; return a code that is not PASSED.
 
-    Keys are noted in `notes`; the caller puts them into the table: all of them, in this order, when NEED_NOTES is
-    returned, and at the end. Plain blocks are decompressed by `tools` into the blocks of `windows`; the caller puts the
-    other ones there for NEED_SOURCE_BLOCK and NEED_OUTPUT_BLOCK.
+    Keys are noted in `notes`. When NEED_NOTES is returned, and at the end, the caller puts all noted keys into the
+    table, in their order. Plain blocks are decompressed by `tools` into the blocks of `windows`; for NEED_SOURCE_BLOCK
+    and NEED_OUTPUT_BLOCK, the caller decompresses the block.
     """
     code = PASSED
     while code == PASSED:
@@ -116,7 +116,7 @@ def _prove_batch(windows, indexes, notes, markers, producers, tools, state):
 
 @_inlined
 def next_output(output, state):
-    """Return (code, size) of the output's next batch; size 0: the output has no more."""
+    """Return (code, size) of the output's next batch; size 0: the output has no further batch."""
     q, to, is_all = state.output.at, state.output.to, state.output.is_all != 0
     if q == to and is_all:
         return PASSED, np.int64(0)
@@ -165,7 +165,8 @@ def is_compressed(data, p):
 
 @register_jitable
 def decompress_block(data, p, size, tools, block):
-    """Decompress the block of the batch at `p`; return its bytes, or a negative number if that is left to the caller.
+    """Decompress the block of the batch at `p`; return the number of bytes, or a negative number if the caller must
+    decompress the block.
     """
     codec = be_16(data, p + v2.ATTRIBUTES) & 7
     if codec == v2.SNAPPY:
@@ -206,7 +207,7 @@ def source_records(source, block, size, state):
 def _output_records(windows, q_size, state):
     """Return the records of the output batch that belongs to the source's next batch.
 
-    There are none if that batch was dropped or is byte-identical in the output.
+    The result has no records if the source's batch was dropped or is byte-identical in the output.
     """
     output, q = windows.output, state.batch.at_output
     data, at, end, n = output, np.int64(0), np.int64(0), np.int64(0)
@@ -230,14 +231,15 @@ def pass_source(source, state):
 def walk_piece(source, records, output, others, notes, state):
     """Prove some records of the source batch for which `step` needed a block or notes; return a code.
 
-    `others` are the records of its output in their range of offsets.
+    `others` are the records of the output batch in the same range of offsets.
     """
     return walk_records(source, output, records, others, notes, state)
 
 
 @kernel
 def close_batch(source, output, state):
-    """Check the header fields of a batch, all of whose records were walked, and advance by a batch; return a code."""
+    """Check the header fields of a batch after all of its records were walked, and advance by one batch; return a
+    code."""
     code = check_kept(source, output, state)
     if code != PASSED:
         return code
@@ -254,7 +256,8 @@ def close_batch(source, output, state):
 
 @kernel
 def end_of_output(output, state):
-    """Return PASSED for an output whose sources are all read; NEED_OUTPUT, or OUTPUT_UNKNOWN for an extra batch."""
+    """Return PASSED if an output whose sources are all read has ended, NEED_OUTPUT if more bytes are needed, or
+    OUTPUT_UNKNOWN for an extra batch."""
     q, to = state.output.at, state.output.to
     if q == to:
         return PASSED if state.output.is_all != 0 else NEED_OUTPUT

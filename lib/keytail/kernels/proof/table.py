@@ -1,8 +1,8 @@
 """The proof's table of keys: the latest record of each key and its outcome, in 24 bytes per slot.
 
-It has open addressing by the hash of the key (`key_hash.py`) and stores no key bytes. Offsets are put in ascending
-order; those put as PRESENT may be put a second time, with their outcome. The caller ensures that one slot is always
-free.
+The table uses open addressing by the hash of the key (`key_hash.py`) and stores no key bytes. Offsets are put in
+ascending order; an offset put as PRESENT may be put a second time, with its outcome. The caller ensures that one slot
+is always free.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ def _slot_of(high, capacity):
 
 @register_jitable
 def low_slot_of(low, capacity):
-    """Return a slot by bits that determine neither the entry's shard nor its slot in the table that it comes from."""
+    """Return the slot for a hash, by bits that determine neither the shard of an entry nor its slot in the table that
+    the entry comes from."""
     return np.int64((low & np.uint64(0xFFFFFFFF)) * np.uint64(capacity) >> np.uint64(32))
 
 
 @register_jitable(forceinline=True)
 def _put(slots, capacity, low, high, offset, outcome):
-    """Make `offset` the latest record of a key, unless a later one is known; return 1 if the key is new, else 0."""
+    """Make `offset` the latest record of a key, unless a later record is known; return 1 if the key is new, else 0."""
     clear = ~np.uint64(FLAGS)
     i = _slot_of(high, capacity)
     while True:
@@ -71,7 +72,7 @@ def _put(slots, capacity, low, high, offset, outcome):
 
 @kernel
 def put_keys(hashes, records, n, slots, used):
-    """Put the first `n` notes (`state.Notes`); return (slots used, 1 if it is full).
+    """Put the first `n` notes (`state.Notes`) into the table; return (slots used, 1 if the table is full, else 0).
 
     Slots are prefetched `_PREFETCH_DISTANCE` keys before their use.
     """
@@ -91,7 +92,7 @@ def put_keys(hashes, records, n, slots, used):
 
 @kernel
 def rehash(old, new, of_shard):
-    """Move every entry of one table into an empty one; `of_shard`: slots are determined by `low_slot_of`."""
+    """Copy every entry of a table into an empty table; `of_shard`: slots are determined by `low_slot_of`."""
     capacity = new.shape[0] // SLOT_WORDS
     for i in range(0, old.shape[0], SLOT_WORDS):
         if old[i + 2] != 0:

@@ -15,7 +15,7 @@ from keytail.kernels.rewriting.records import COPY, DROP, EMPTY
 
 @kernel
 def assembled_bytes(table, action, row_from, row_to, rebuilt, n_rebuilt):
-    """Return how many bytes `assemble` will write for these rows."""
+    """Return how many bytes `assemble` writes for rows `row_from` .. `row_to`."""
     total = np.int64(0)
     for row in range(row_from, row_to):
         if action[row] == COPY:
@@ -51,8 +51,8 @@ def assemble(
     """Write the surviving batches of rows `row_from` .. `row_to` to `target[at:]`; return (bytes, rows of `new_table`).
 
     `position` is the byte position of `target[at]` in the new segment. Copied batches keep every byte; emptied and
-    rebuilt ones follow CLEANING.md, "Rebuilt batch" and "Emptied batch"; a rebuilt batch of magic 0 or 1 that keeps its
-    magic is a wrapper message.
+    rebuilt batches follow CLEANING.md, "Rebuilt batch" and "Emptied batch"; a rebuilt batch of magic 0 or 1 that keeps
+    its magic is a wrapper message.
     """
     p = at
     rows = 0
@@ -101,7 +101,7 @@ def assemble(
                 batch.last_offset,
                 v2.HEADER_BYTES,
                 attributes,
-                np.int64(-1),  # not a literal: the function would be compiled again for it
+                np.int64(-1),  # not a literal, for which the function would be compiled again
                 batch.max_timestamp_ms,
                 np.int64(0),
             )

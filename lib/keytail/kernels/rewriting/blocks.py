@@ -18,8 +18,8 @@ NEGATIVE_TIMESTAMP = 40
 PRODUCER_FIELDS_INVALID = 41
 NOT_EARLIER = -(2**63)
 
-# Bytes of a record besides its body: length, attributes and two deltas at their longest, with room to shift; or of a
-# message.
+# Maximum bytes of a record besides its body (length, attributes and two deltas at their longest, with room to shift),
+# or of a message.
 MAX_GROWTH_BYTES = max(30, MAX_MESSAGE_GROWTH_BYTES)
 
 # One row per rebuilt batch: the header fields that differ from the source header.
@@ -43,14 +43,14 @@ REBUILT = np.dtype(
 
 @njit(forceinline=True)
 def copy(target, p, source, q, n):
-    """Copy `n` bytes between arrays that do not overlap; return the position after them."""
+    """Copy `n` bytes between arrays that do not overlap; return the position after the copied bytes."""
     copy_bytes(target, p, source, q, n)
     return p + n
 
 
 @njit(forceinline=True)
 def move_down(array, p, q, n):
-    """Move `n` bytes from `q` down to `p` in the same array; return the position after them."""
+    """Move `n` bytes from `q` down to `p` in the same array; return the position after the moved bytes."""
     for i in range(n):
         array[p + i] = array[q + i]
     return p + n
@@ -58,7 +58,8 @@ def move_down(array, p, q, n):
 
 @njit
 def _put_span(target, p, source, q, end):
-    """Copy a varint length, in its shortest form, and its bytes; return (target, source) positions after them."""
+    """Copy a varint length, in its shortest form, and as many bytes; return the positions after them in target and
+    source."""
     n, q = read_varint(source, q, end)
     n = max(n, -1)
     p = put_varint(target, p, n)
@@ -104,11 +105,11 @@ def rebuild_blocks(
 ):
     """Write the record blocks of all rows with action REBUILD to `blocks` from `block_from` on.
 
-    `horizon_ms` is set on batches that keep a null value and have no delete horizon; a negative one is not set.
-    `first_ms` is the timestamp of the first retained record if that is in an earlier piece of the batch, else
-    NOT_EARLIER. With `by_file_time` no batch has a horizon, even if its source has one (CLEANING.md 16). `blocks` must
-    have room for the bodies plus MAX_GROWTH_BYTES per record. `out` is int64[4]: rebuilt rows, bytes used, code, bad
-    row. Fields follow CLEANING.md, "Rebuilt batch"; with `keep_magic`, those of magic 0 and 1 follow LEGACY.md 5.
+    `horizon_ms`, if not negative, is set on batches that keep a null value and have no delete horizon. `first_ms` is
+    the timestamp of the first retained record if that record is in an earlier piece of the batch, else NOT_EARLIER.
+    With `by_file_time` no batch has a horizon, even if its source has one (CLEANING.md 16). `blocks` must have room for
+    the bodies plus MAX_GROWTH_BYTES per record. `out` is int64[4]: rebuilt rows, bytes used, code, bad row. Fields
+    follow CLEANING.md, "Rebuilt batch"; with `keep_magic`, the fields of magic 0 and 1 follow LEGACY.md 5.
     """
     p = block_from
     done = 0
@@ -172,8 +173,8 @@ def rebuild_blocks(
                     base_timestamp = timestamp if first_ms == NOT_EARLIER else first_ms
             max_timestamp = max(max_timestamp, timestamp)
             if keeps:
-                # As in Kafka's builder: with magic 1, inner messages have offsets relative to the first retained one,
-                # and the wrapper's append time.
+                # As in Kafka's builder: with magic 1, inner messages have offsets relative to the first retained
+                # message, and the wrapper's append time.
                 at = np.int64(record.offset) - (base_offset if batch.magic == 1 else np.int64(0))
                 if attributes & v2.LOG_APPEND_TIME:
                     timestamp = np.int64(batch.max_timestamp_ms)

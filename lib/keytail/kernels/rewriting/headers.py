@@ -18,7 +18,8 @@ def _put_be(a, p, value, n):
 
 @njit
 def put_header(a, p, batch, base_offset, last_offset, total, attributes, base_timestamp, max_timestamp, record_count):
-    """Write a header before the block `a[p + 61:p + total]`; return its CRC. `batch` gives epochs and producer."""
+    """Write a header before the block `a[p + 61:p + total]`; return the CRC. Epochs and producer are copied from
+    `batch`."""
     _put_be(a, p, base_offset, 8)
     _put_be(a, p + v2.BATCH_LENGTH, total - v2.LENGTH_PREFIX_BYTES, 4)
     _put_be(a, p + v2.LEADER_EPOCH, np.int64(batch.leader_epoch), 4)

@@ -32,7 +32,7 @@ def decide_records(
     """Set `keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records are retained").
 
     For rows decided by bits, `records` contains only the survivors. `first_ordinal[row]` is the ordinal of the row's
-    first record; `tombstones_go[row]`: the retention of its tombstones has expired.
+    first record; `tombstones_go[row]`: whether the retention of the row's tombstones has expired.
     """
     previous = np.int64(-1)
     k = np.int64(0)

@@ -1,6 +1,5 @@
-"""Decides about whole batches of a chunk before any is opened: by bits or by their headers.
-
-The rules are those of `format/CLEANING.md`; what depends on a batch's records is decided later (`records.py`).
+"""Decides about whole batches of a chunk before any batch is opened, by bits or by the batch headers. The rules are
+those of `format/CLEANING.md`; decisions that depend on a batch's records are made later (`records.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from keytail.kernels.batch_header import CONTROL, DELETE_HORIZON, TRANSACTIONAL
 from keytail.kernels.jit import kernel
 from keytail.kernels.rewriting.records import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
 
-# Facts for `decide_rows` about the round and about what precedes the chunk (int64).
+# Facts for `decide_rows` (int64) about the round and about the part of the segment before the chunk.
 (
     LATEST_OFFSET,
     FIRST_DIRTY,
@@ -55,9 +54,9 @@ def decide_rows(
 ):  # fmt: skip
     """Decide about each row of a chunk without reading records; return how many markers are removed.
 
-    `ends_a_producer`, `unneeded` (markers) and `aborted` (data) have one item per row, as do the last six, which are
-    filled. `first_bit` is the bit of the row's first record in `bits` if those decide, else -1. A bit of `null_bits` is
-    set if the batch may contain a null.
+    `ends_a_producer`, `unneeded` (markers) and `aborted` (data) have one item per row, as do the last six arrays, which
+    are filled. `first_bit` is the bit of the row's first record in `bits` if bits decide about the row, else -1. A bit
+    of `null_bits` is set if the batch may contain a null.
     """
     records, markers = facts[RECORDS], np.int64(0)
     for i in range(table.shape[0]):

@@ -52,7 +52,7 @@ def _walk_records(data, at, end, base, before, last, count, base_timestamp, larg
 
 @register_jitable
 def _check_times(count, largest, oldest, max_timestamp, attributes, state):
-    """Return 0 or a finding on the timestamps of a batch, given those of its records."""
+    """Return 0 or a finding on the timestamps of a batch, given the largest and the oldest timestamp of its records."""
     if count == 0 or attributes & v2.LOG_APPEND_TIME:
         return 0
     if oldest < -1:
@@ -120,7 +120,8 @@ def _check_index(position, base, last, index_offsets, index_positions, state):
     """Return 0 or a finding on the next offset index entry, given the batch at `position` (format/INDEX.md, 2 and 8).
 
     An entry has the position of a batch, and the last offset of that batch or of a later batch before the next entry. A
-    cleaner before 4.0 writes the last record that it retained, which may be before the batch's last offset.
+    cleaner before 4.0 writes the offset of the last record that it retained, which may be below the batch's last
+    offset.
     """
     i = state[columns.INDEX_AT]
     comes = i < index_positions.shape[0] and index_positions[i] <= position
@@ -143,7 +144,8 @@ def _check_index(position, base, last, index_offsets, index_positions, state):
 
 @register_jitable
 def _ends_with(named, base, last, state):
-    """Return whether the batch ends at the offset `named`, or its last record does. Unknown records are accepted."""
+    """Return whether `named` is the last offset of the batch, or the offset of its last record. Unknown records are
+    accepted."""
     return named == last or (base <= named < last and state[columns.LAST_RECORD] in (named, columns.UNKNOWN))
 
 
@@ -151,7 +153,7 @@ def _ends_with(named, base, last, state):
 def _check_time(base, last, max_timestamp, rose, is_append_time, times, time_offsets, state):
     """Return 0 or a finding on the next time index entry.
 
-    The offset of an entry is the batch's last offset, or that of the record with the timestamp.
+    The offset of an entry is the batch's last offset, or the offset of the record with the timestamp.
     """
     i = state[columns.TIME_AT]
     if i < times.shape[0] and time_offsets[i] <= last:
@@ -169,7 +171,7 @@ def _check_time(base, last, max_timestamp, rose, is_append_time, times, time_off
 
 @register_jitable
 def _name_record(base, times, time_offsets, state):
-    """Store the offset of the next time index entry that is not below `base`."""
+    """Store the offset of the next time index entry that is not below `base` in `state`."""
     i = state[columns.TIME_AT]
     while i < times.shape[0] and time_offsets[i] < base:
         i += 1
@@ -252,7 +254,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
             state[columns.STAGE] = _ORDER
             crc = np.int64(crc32c(window, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) if magic == 2 else np.int64(0)
             if magic == 2 and crc != be_u32(window, p + v2.CRC):
-                state[columns.STAGE] = -_ORDER  # its records are not parsed
+                state[columns.STAGE] = -_ORDER  # continue at ORDER without parsing the records
                 return codes.CRC
             if magic < 2:
                 check_message(window, p + 12, p + size, scratch)

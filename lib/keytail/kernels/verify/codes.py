@@ -1,4 +1,4 @@
-"""Codes that the kernels of `verify` return: what they need, or a finding."""
+"""Codes that the kernels of `verify` return: what a kernel needs, or a finding."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ from __future__ import annotations
     ROWS,  # how many of `rows` are in use
     RUNS,  # how many of `epochs` are in use
     WITHOUT_EPOCH,  # batches without a leader epoch, or of an old format
-    SET_IS_OPEN,  # the offset entry before INDEX_AT has an offset after the batches so far
+    SET_IS_OPEN,  # the offset entry before INDEX_AT has an offset above the batches so far
     LAST_RECORD,  # offset of the batch's last record, or UNKNOWN
     NAMED_OFFSET,  # offset in the next time entry that is not below the batch; -1: none
-    NAMED_TIMESTAMP,  # timestamp of the record at that offset; NO_SUCH_RECORD; UNKNOWN if the records were not read
+    NAMED_TIMESTAMP,  # timestamp of the record at NAMED_OFFSET; NO_SUCH_RECORD; UNKNOWN if records were not read
     STATE_SIZE,
 ) = range(25)
 UNKNOWN, NO_SUCH_RECORD = -(2**63), -(2**63) + 1

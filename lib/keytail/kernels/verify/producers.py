@@ -9,7 +9,7 @@ from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.verify import columns
 
-# Columns of `state`, int64; -1: unknown. LAST_OFFSET, OFFSET_DELTA and LAST_SEQUENCE are those of the last data batch,
+# Columns of `state`, int64; -1: unknown. LAST_OFFSET, OFFSET_DELTA and LAST_SEQUENCE are values of the last data batch,
 # OPEN_FROM is the first remaining data of an open transaction, LAST_MARKER the offset of the last marker.
 EPOCH, LAST_SEQUENCE, LAST_OFFSET, OFFSET_DELTA, OPEN_FROM, LAST_MARKER, STATE_COLUMNS = range(7)
 
@@ -24,9 +24,9 @@ _MAX_SEQUENCE = 2**31 - 1
 def follow(rows, producers, first, log_start_offset, state, markers):
     """Process `rows[first:]` (columns ROW_...) in order; return the number of `markers` written, and the next row.
 
-    `producers[row]` is the number of the row's producer. Stops after a row of data outside a transaction while its
-    producer has an open transaction; otherwise the next row is the end. Data that ends below the log start offset is
-    skipped.
+    `producers[row]` is the number of the row's producer. The kernel stops after a row of data outside a transaction
+    whose producer has an open transaction; if there is no such row, the next row is the number of rows. Data that ends
+    below the log start offset is skipped.
     """
     written = 0
     for i in range(first, rows.shape[0]):
