@@ -37,7 +37,7 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
-# Only in tables: a message of magic 0 or 1 that is rebuilt, not copied, when the magic is kept (LEGACY.md 5).
+# A bit that only tables have: a message of magic 0 or 1 is rebuilt, not copied, when the magic is kept (LEGACY.md 5).
 NOT_COPIED = 0x80
 
 NO_TIMESTAMP = -1

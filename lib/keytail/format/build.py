@@ -17,7 +17,7 @@ PlainRecord: TypeAlias = tuple[int, bytes | None, bytes | None]  # timestamp in 
 def build_batch(
     records: Sequence[PlainRecord], *, base_offset: int = 0, leader_epoch: int = 0, codec: int = NONE
 ) -> bytes:
-    """Return one version 2 batch of these records at consecutive offsets, as a producer without idempotence sends it.
+    """Return a version 2 batch of `records` at consecutive offsets, as a producer without idempotence would send it.
 
     Raises ValueError if there is no record.
     """

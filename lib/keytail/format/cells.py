@@ -5,7 +5,7 @@ number of records; 1 and 2 are the numbers of bytes of keys and of values; 3 is 
 of headers; 5 and 6 are the numbers of bytes of header keys and of header values; 7 is 0. The columns of `columns.py`
 follow: first, as words, the timestamps and the offsets of keys, values, headers, header keys and header values; then,
 for keys, values, header keys and header values, one byte per row that is 1 if the row is not null; then the bytes of
-these four in the same order; then zeros up to a whole word.
+these four columns in the same order; then zeros up to a whole word.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Divider:
         for partition in found.tolist():
             at = int(starts[partition]) // _WORD
             words[at : at + _HEAD_WORDS] = heads[partition]
-            words[int(ends[partition]) // _WORD - 1] = 0  # padding, because `_fill` may not write the last bytes
+            # Set the padding to 0, because `_fill` may not write the last bytes
+            words[int(ends[partition]) // _WORD - 1] = 0
         _fill(words, parts, partitions, columns, [starts + section for section in sections], found)
         of_bytes = words.view(np.uint8)
         return [(partition, of_bytes[starts[partition] : ends[partition]]) for partition in found.tolist()]
@@ -101,8 +102,8 @@ def opened(cell: np.ndarray) -> RecordColumns:
 
 
 def _columns(parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -> list[_Column]:
-    """Return the columns of keys, values and, if a part has headers, of header keys and values. An item of a column is
-    a part of it, with the partition of each row."""
+    """Return the columns of keys, values and, if a part has headers, of header keys and values. A column is a list with
+    one item per part: the part's column, and the partition of each row."""
     keys = [(part.keys, of) for part, of in zip(parts, partitions, strict=True)]
     columns = [keys, [(part.values, of) for part, of in zip(parts, partitions, strict=True)]]
     with_headers = [
@@ -117,7 +118,8 @@ def _columns(parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -
 
 
 def _sections(heads: np.ndarray) -> list[np.ndarray]:
-    """Return the byte position of each section of a cell, and the size in bytes: arrays with one item per head."""
+    """Return the byte positions of the sections of a cell, and last the size of the cell in bytes: arrays with one item
+    per head."""
     n, m, has_headers = heads[:, _RECORDS], heads[:, _HEADERS], heads[:, _HAS_HEADERS]
     words = [n, n + 1, n + 1, has_headers * (n + 1), has_headers * (m + 1), has_headers * (m + 1)]
     of_bytes = [n, n, m, m, *(heads[:, number] for number in
@@ -162,7 +164,7 @@ def _fill(
 
 
 def _begin(words: np.ndarray, at: np.ndarray, found: np.ndarray) -> None:
-    """Write the 0 with which offsets begin, and advance `at` to the word after it."""
+    """Write the 0 with which offsets begin, and advance `at` by one word."""
     words[at[found]] = 0
     at += 1
 

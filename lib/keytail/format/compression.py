@@ -52,8 +52,8 @@ def decompress(
     """Return the decompressed bytes of `data`, as an object that `np.frombuffer` accepts.
 
     Raises ValueError with the reason for data that Kafka's reader of that codec refuses; TooLarge for an output longer
-    than `limit_bytes`, before more than that is in memory. `data` is contiguous. `skip_header_checksum` accepts any
-    checksum of the lz4 header, since this checksum is wrong in messages of magic 0 (LEGACY.md 3).
+    than `limit_bytes`, before more than `limit_bytes` are in memory. `data` is contiguous. `skip_header_checksum`
+    accepts any checksum of the lz4 header, since this checksum is wrong in messages of magic 0 (LEGACY.md 3).
     """
     return _implementation(codec_id).decompress(data, limit_bytes, skip_header_checksum)
 
@@ -61,10 +61,10 @@ def decompress(
 def decompress_in_parts(codec_id: int, data: Buffer, part_bytes: int = PART_BYTES) -> Iterator[Buffer]:
     """Return an iterator over the decompressed bytes of `data`, in order, for blocks that are too large for memory.
 
-    The same data is accepted, and refused for the same reasons, as by `decompress`; errors are raised when they are
-    reached. `data` is contiguous. A part has at most `part_bytes`, except that snappy is decompressed one chunk at a
-    time, as in Kafka's own reader. Raises TooLarge for a chunk of more than `max_record_bytes` (and more than
-    PART_BYTES). Kafka's producers write 32 KiB chunks, but a block without the framing is one chunk.
+    The same data is accepted, and refused for the same reasons, as by `decompress`; an error is raised when the
+    iterator reaches it. `data` is contiguous. A part has at most `part_bytes`, except that snappy is decompressed one
+    chunk at a time, as in Kafka's own reader. Raises TooLarge for a chunk of more than `max_record_bytes` (and more
+    than PART_BYTES). Kafka's producers write 32 KiB chunks, but a block without the framing is one chunk.
     """
     return _implementation(codec_id).decompress_in_parts(data, part_bytes)
 

@@ -38,7 +38,7 @@ class ControlRecord:
 
 
 def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
-    """Decode key and value; versions above 0 are decoded as version 0, as in brokers."""
+    """Return the control record with this key and value; versions above 0 are decoded as version 0, as in brokers."""
     control_type = _unpack(_KEY, key, "control record key")
     if control_type not in (ControlType.ABORT, ControlType.COMMIT):
         return ControlRecord(control_type)

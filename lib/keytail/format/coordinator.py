@@ -1,6 +1,6 @@
 """Prints the records of the coordinators' topics, and control records, as text (COORDINATOR.md).
 
-In the topics, the key begins with the record type, the value with its version; one of Kafka's generated messages
+In these topics, a key begins with the record type, and a value with its version; one of Kafka's generated messages
 follows.
 """
 
@@ -78,7 +78,8 @@ def _version(data: bytes, name: str) -> int:
 
 
 def _open_members(group: dict[str, Any]) -> None:
-    """Decode subscription and assignment of each member of a consumer group; invalid data remain bytes."""
+    """Decode subscription and assignment of each member of a consumer group; data that cannot be decoded remain
+    bytes."""
     if group["protocolType"] != "consumer":
         return
     for member in group["members"]:
@@ -101,7 +102,8 @@ _MESSAGES: dict[int, tuple[str, Message]] = {
 
 
 def control_text(key: bytes | None, value: bytes | None, *, as_json: bool) -> str:
-    """Return the text that follows a control record's other fields; with `as_json` as members of a JSON object."""
+    """Return the text that follows a control record's other fields; with `as_json`, it has the form of members of a
+    JSON object."""
     try:
         kind = parse_control_record(key, value).control_type
         if kind not in _MESSAGES:

@@ -1,6 +1,6 @@
 """Decodes the records of Kafka's internal topics to text, each topic as DumpLogSegments does with one flag.
 
-COORDINATOR.md describes the topics of coordinators, and "Framed records" there the others.
+COORDINATOR.md describes the topics of coordinators and, in section "Framed records", the other topics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Decoder(Protocol):
     def topic(self) -> str: ...
 
     def text(self, key: bytes | None, value: bytes | None, offset: int) -> tuple[str | None, str | None]:
-        """Return key and payload of a record as the tool prints them; None is not printed. JSON has the type Json."""
+        """Return the key and the payload of a record as Kafka's tool prints them; None is not printed. Text that is
+        JSON has the type Json."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class FramedDecoder:
     place: str  # the words before the offset in an error
 
     def text(self, key: bytes | None, value: bytes | None, offset: int) -> tuple[None, str]:
-        """Return the payload of a record as the tool prints it."""
+        """Return None for the key, which is not printed, and the payload of a record as Kafka's tool prints it."""
         try:
             return None, self._decoded(value)
         except ValueError as reason:

@@ -66,7 +66,7 @@ class RecordColumns:
         return sum(column.data_bytes for column in columns)
 
     def rows(self, start: int, end: int) -> RecordColumns:
-        """Return the rows [start, end); their bytes are shared, not copied."""
+        """Return the rows [start, end); the bytes of keys, values and headers are shared, not copied."""
         headers = None if self.headers is None else self.headers.rows(start, end)
         return RecordColumns(
             self.timestamps_ms[start:end], self.keys.rows(start, end), self.values.rows(start, end), headers
@@ -74,7 +74,7 @@ class RecordColumns:
 
 
 def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
-    """Return a copy of the concatenated parts, of which there must be at least one."""
+    """Return a copy of the concatenated parts. There must be at least one part."""
     headers = None
     if any(part.headers is not None for part in parts):
         headers = HeadersColumn.joined([part.headers or HeadersColumn.none(len(part)) for part in parts])
@@ -170,7 +170,7 @@ def _parts(
 
 
 def _compressed(plain: np.ndarray, table: np.ndarray, encoding: Encoding, row_of_offset_0: int) -> np.ndarray:
-    """Return the batches with compressed blocks and room for their headers, and update their rows.
+    """Return the bytes of the batches with compressed blocks and room for the headers; update the rows of `table`.
 
     A batch that only compression makes longer than `max_message_bytes` is left uncompressed (BATCH.md 6).
     """

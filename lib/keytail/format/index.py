@@ -24,7 +24,8 @@ TXN_ENTRY = np.dtype(
         ("last_stable_offset", ">i8"),
     ]
 )
-MAX_RELATIVE_OFFSET = 2**31 - 1  # the limit of all offsets in a segment, as in Kafka's LogSegment
+# Maximum distance of an offset from its segment's base offset, as in Kafka's LogSegment
+MAX_RELATIVE_OFFSET = 2**31 - 1
 assert (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize, TXN_ENTRY.itemsize) == (8, 12, 34)
 
 
@@ -50,7 +51,7 @@ def encode_txn_index(entries: np.ndarray) -> bytes:
 
 
 def _parse(data: Buffer, entry: np.dtype) -> np.ndarray:
-    """Return the whole entries, floor(size / entry size) of them, as a broker does."""
+    """Return the whole entries of a file, as a broker counts them: floor(size / entry size)."""
     raw = np.frombuffer(data, np.uint8)
     whole_bytes = len(raw) // entry.itemsize * entry.itemsize
     return raw[:whole_bytes].view(entry).astype(entry.newbyteorder("="))

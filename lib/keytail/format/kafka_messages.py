@@ -22,9 +22,9 @@ def _by_number(table: str) -> Mapping[int, Definition]:
 
 
 METADATA = _by_number("METADATA")  # records of the cluster metadata log, by type
-GROUP_KEYS, GROUP_VALUES = map(_by_number, ("GROUP_KEYS", "GROUP_VALUES"))  # of `__consumer_offsets`, by record type
+GROUP_KEYS, GROUP_VALUES = map(_by_number, ("GROUP_KEYS", "GROUP_VALUES"))  # for `__consumer_offsets`
 TRANSACTION_KEYS, TRANSACTION_VALUES = map(_by_number, ("TRANSACTION_KEYS", "TRANSACTION_VALUES"))
-SHARE_KEYS, SHARE_VALUES = map(_by_number, ("SHARE_KEYS", "SHARE_VALUES"))  # of `__share_group_state`
+SHARE_KEYS, SHARE_VALUES = map(_by_number, ("SHARE_KEYS", "SHARE_VALUES"))  # for `__share_group_state`
 REMOTE_LOG = _by_number("REMOTE_LOG")  # records of `__remote_log_metadata`, by type
-# What members of a classic consumer group send, and control records of the cluster metadata log, by name.
+# By name: what members of a classic consumer group send, and control records of the cluster metadata log.
 CONSUMER_PROTOCOL, CONTROL = _TABLES["CONSUMER_PROTOCOL"], _TABLES["CONTROL"]

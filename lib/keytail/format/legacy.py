@@ -1,7 +1,7 @@
 """Reads messages of magic 0 and 1 as batches: fills their rows of the batch table, and converts records to version 2.
 
-LEGACY.md beside this file specifies the layout of the messages. Everything, including inner checksums, is checked,
-because the records are written with new checksums. The caller adds file and byte position to an error.
+LEGACY.md beside this file specifies the layout of the messages. All fields and checksums, including inner checksums,
+are checked, because the records are written with new checksums. The caller adds file and byte position to an error.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def summarize_rows(
     previous_last_offset: int = -1,
     limit_bytes: int = NO_LIMIT_BYTES,
 ) -> None:
-    """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` is byte `chunk_position` of the file.
+    """Check all rows of magic 0 and 1 and complete these rows in place; `raw[0]` is byte `chunk_position` of the file.
 
     Raises LegacyProblem for the first row that is invalid, or that begins at or below the last offset before it, and
     TooLarge for a row that decompresses to more than `limit_bytes`.
@@ -179,7 +179,7 @@ def summarize_rows(
 
 
 def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
-    """Check the message, and return its inner messages decompressed."""
+    """Check a message, and return its decompressed inner messages."""
     if start < 0 or size < kernels.PREFIX_BYTES or start + size > len(raw):
         raise ValueError(_REASONS[kernels.OUT_OF_RANGE])
     message, end = start + kernels.PREFIX_BYTES, start + size

@@ -46,7 +46,7 @@ class Json(str):
 
 @dataclass
 class Buffer:
-    """Bytes, and the position up to which they were read."""
+    """Bytes, and the position up to which the bytes were read."""
 
     data: bytes
     at: int = 0
@@ -103,7 +103,8 @@ class Message:
         return self.take(Buffer(data, start), version)
 
     def take(self, buffer: Buffer, version: int) -> dict[str, Any]:
-        """Return the same as `read`, and advance the buffer to the end of the message."""
+        """Return the fields of the next message in the buffer, as `read` does, and advance the buffer to the end of the
+        message."""
         return _structure(buffer, self.fields, version, version >= self.flexible_from)
 
     def take_untagged(self, buffer: Buffer, version: int) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def _structure(buffer: Buffer, fields: tuple[Field, ...], version: int, flexible
     tagged = _tagged(buffer, fields, version)
     if not tagged:
         return values
-    # In the schema's order and without tagged fields that have their defaults, as in Kafka's own JSON.
+    # As in Kafka's own JSON, fields are in the schema's order, without tagged fields that have their defaults.
     every = values | tagged
     return {field.name: every[field.name] for field in fields if field.name in every}
 
@@ -226,7 +227,8 @@ def _value(buffer: Buffer, field: Field, version: int, flexible: bool) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """Return compact JSON as Kafka's tools print it: bytes in base64, ids as text, only necessary escapes."""
+    """Return `value` as compact JSON, as Kafka's tools print it: bytes in base64, ids as text, only necessary
+    escapes."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, int):

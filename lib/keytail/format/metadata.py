@@ -46,8 +46,8 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """The state of a partition from this record on. `in_sync` are the replicas in sync; `eligible` are others that have
-    all committed records, so that they may become the leader if none is in sync."""
+    """The state of a partition from this record on. `in_sync` are the replicas in sync; `eligible` are other replicas
+    that have all committed records, so that they may become the leader if no replica is in sync."""
 
     topic_id: str
     partition: int
@@ -97,7 +97,7 @@ class FeatureLevelRecord:
 
 @dataclass(frozen=True, slots=True)
 class BeginTransaction:
-    """The records from here on are applied only when the transaction ends."""
+    """The records after this record are applied only when the transaction ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 
 
 def parse_record(data: bytes | None) -> MetadataRecord:
-    """Decode the value of one record of the log. Raises ValueError if Kafka could not read the record.
+    """Return the record that the value `data` encodes. Raises ValueError if Kafka could not read the record.
 
     A record whose version is newer than the latest known version is returned as a `NewerRecord`. ValueError is also
     raised if the known fields of such a record are invalid.
@@ -190,7 +190,7 @@ def take_frame(buffer: Buffer) -> tuple[int, int]:
 
 
 def _registration(buffer: Buffer, version: int) -> OtherRecord:
-    """Return a RegisterBrokerRecord, or an OtherRecord if it cannot be read: most commands do not need it."""
+    """Return a RegisterBrokerRecord, or an OtherRecord if the fields cannot be read: most commands do not need them."""
     definition = METADATA[_REGISTER_BROKER]
     try:
         fields = definition.message().take_untagged(buffer, min(version, definition.newest_version))
@@ -276,7 +276,8 @@ _VOTERS = {ControlType.LEADER_CHANGE: "LeaderChangeMessage", ControlType.KRAFT_V
 
 
 def parse_voters(key: bytes | None, value: bytes | None) -> tuple[int, ...]:
-    """Return the ids of the quorum's voters in a control record; empty if it has none, or they cannot be read."""
+    """Return the ids of the quorum's voters in a control record; empty if the record has no voters, or if they cannot
+    be read."""
     try:
         name = _VOTERS[ControlType(parse_control_record(key, value).control_type)]
         data = value or b""

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-# The suffix for the content of a file. The number before SNAPSHOT is an end offset; before the other suffixes it is a
-# base offset.
+# Suffixes for the content of a file. The number before SNAPSHOT is an end offset; the number before the other suffixes
+# is a base offset.
 LOG = ".log"
 INDEX = ".index"
 TIME_INDEX = ".timeindex"
@@ -23,11 +23,11 @@ SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 INDEX_SUFFIXES = (INDEX, TIME_INDEX, TXN_INDEX)
 CONTENT_SUFFIXES = (*SEGMENT_SUFFIXES, SNAPSHOT)
 
-# The stage of such a file in a replacement: a suffix after the whole name.
+# Stages of a segment file in a replacement: suffixes after the whole name.
 SWAP = ".swap"
 CLEANED = ".cleaned"
 DELETED = ".deleted"
-SCRATCH = ".clean"  # keytail's: brokers ignore it
+SCRATCH = ".clean"  # keytail's name: brokers ignore it
 # State that a cleaning in several passes saves for the next pass; only in scratch files.
 SURVIVORS = ".survivors"
 PROOF = ".proof"
@@ -36,7 +36,7 @@ PREPARED = ".prepared"  # the record of a prepared compaction (compact/prepared/
 
 # Names in a log dir.
 LOCK: Final = ".lock"
-PREPARE_LOCK: Final = ".keytail-prepare.lock"  # keytail's: brokers ignore it
+PREPARE_LOCK: Final = ".keytail-prepare.lock"  # keytail's name: brokers ignore it
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 META_PROPERTIES = "meta.properties"
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
@@ -52,10 +52,10 @@ TEMPORARY = ".tmp"  # appended to the name of a checkpoint that is being written
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 PARTITION_FILES = (LEADER_EPOCHS, PARTITION_METADATA)
-IMPORT_RECORD = "keytail-import"  # keytail's: brokers ignore it (import_/IMPORT.md)
+IMPORT_RECORD = "keytail-import"  # keytail's name: brokers ignore it (import_/IMPORT.md)
 OUTPUT_RECORD = "keytail-output.json"  # keytail's, for output out of place (compact/out_of_place/OUT_OF_PLACE.md)
 METADATA_SNAPSHOT = ".checkpoint"  # only in the partition of the metadata log
-QUORUM_STATE = "quorum-state"  # also only there
+QUORUM_STATE = "quorum-state"  # only in the partition of the metadata log
 
 MAX_OFFSET = 2**63 - 1
 _OFFSET_DIGITS = 20
@@ -72,7 +72,7 @@ class FileName:
     stages), "scratch" (keytail's own), "partition" (the two files without a number), "fatal" (a name that keeps a
     broker from starting, or makes it open a different file), "other" (ignored by brokers). `base_offset` is the number
     in the name; for a snapshot it is an end offset. `suffix` is one of CONTENT_SUFFIXES, in scratch files also
-    SURVIVORS, PROOF, CELLS or PREPARED; "" if there is none. `run_id` and `attempt` are those of a scratch file.
+    SURVIVORS, PROOF, CELLS or PREPARED; "" if there is none. `run_id` and `attempt` are set only for a scratch file.
     """
 
     name: str
@@ -150,7 +150,8 @@ def base_of_live(name: str) -> int | None:
 
 
 def parse_file_name(name: str) -> FileName:
-    """Classify the file `name` of a partition directory as a broker and keytail do."""
+    """Return the FileName of the file `name` of a partition directory, classified as a broker and keytail treat the
+    file."""
     if name in PARTITION_FILES:
         return FileName(name, "partition")
     if (base := base_of_live(name)) is not None:
@@ -218,7 +219,8 @@ def partition_dir(topic: str, partition: int) -> str:
 
 
 def parse_partition_dir(name: str) -> PartitionDir | None:
-    """Return the partition in directory `name` of a log dir; None if it is not the name of a partition directory.
+    """Return the partition of the directory `name` of a log dir; None if `name` is not the name of a partition
+    directory.
 
     If a log dir contains a directory for which this returns None, except REMOTE_INDEX_CACHE_DIR, a broker does not
     start. The check is stricter than a broker's, so that no other directory is taken for a partition: the topic name

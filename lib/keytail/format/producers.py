@@ -40,7 +40,7 @@ class ProducerEntry:
 
 
 def parse_snapshot(data: bytes) -> list[ProducerEntry]:
-    """Return the entries in file order (a broker writes them in the order of its hash table)."""
+    """Return the entries of a snapshot in file order, which is the order of the broker's hash table."""
     check_snapshot(data)
     return [ProducerEntry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
 

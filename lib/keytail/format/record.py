@@ -1,7 +1,7 @@
 """Decodes single records of v2 batches, in plain Python: for the metadata log and damaged batches.
 
-The layout is specified in BATCH.md, "Records". Kernels process whole batches; this module accepts and refuses the
-same bytes, but is a thousand times slower. Invalid data raises ValueError with the reason.
+The layout is specified in BATCH.md, "Records". Kernels process whole batches; this module accepts and refuses the same
+bytes as the kernels, but is a thousand times slower. Invalid data raises ValueError with the reason.
 """
 
 from __future__ import annotations

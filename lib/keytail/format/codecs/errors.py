@@ -20,7 +20,7 @@ _WINDOW_REMEDY = (
 
 
 class TooLarge(Refused):
-    """Raised for data that a broker can read, but that need more memory than allowed. They are not damaged."""
+    """Raised for data that a broker can read, but that need more memory than allowed. Such data are not damaged."""
 
     default_slug = "too-large"
 

@@ -14,7 +14,7 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM 
 _LZ4_RESERVED = 0x03
 _LZ4_STORED = 0x80000000
 _LZ4_END_MARK = bytes(4)
-_LZ4_FAST_LEVEL = 9  # for this level Kafka uses the fast compressor, for others the slow compressor
+_LZ4_FAST_LEVEL = 9  # for this level Kafka uses the fast compressor, for other levels the slow compressor
 _LZ4_MIN_SLOW_LEVEL = 3  # below this level, the library uses its fast compressor
 _LZ4_FIRST_SIZE_CODE = 4  # the code of block size 64 KiB; each following code, up to 7, means four times the size
 
@@ -76,7 +76,8 @@ def decompress(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> by
 
 
 def _lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
-    """Return the first frame of `data`, in a form that the library accepts, and the most bytes that it can contain."""
+    """Return the first frame of `data`, in a form that the library accepts, and the maximum number of bytes that it can
+    contain."""
     view = memoryview(data)
     header = bytes(view[:7])
     plain_header = _LZ4_HEADERS.get((header[4], header[5])) if len(header) == 7 else None

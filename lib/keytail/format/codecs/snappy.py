@@ -50,13 +50,13 @@ def decompress(data: Buffer, limit_bytes: int, _skip_header_checksum: bool) -> B
 
 
 def _snappy_chunks(view: memoryview) -> list[memoryview]:
-    """Return the raw snappy block of each chunk; for data without Kafka's framing, all of it as one block."""
+    """Return the raw snappy block of each chunk; data without Kafka's framing are returned as one block."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
     blocks, at, end = [], _XERIAL_HEADER_BYTES, len(view)
     while at + 4 <= end:  # an incomplete length at the end is ignored
         size = int.from_bytes(view[at : at + 4], "big")
-        if size == _XERIAL_FIRST_WORD:  # an appended frame: only these 4 bytes of its header are checked
+        if size == _XERIAL_FIRST_WORD:  # an appended frame: only the first 4 bytes of its header are checked
             if at + _XERIAL_HEADER_BYTES > end:
                 raise ValueError("snappy: data ends inside a second header")
             at += _XERIAL_HEADER_BYTES

@@ -17,7 +17,8 @@ _ZSTD_SINGLE_SEGMENT, _ZSTD_CHECKSUM = 0x20, 0x04
 
 
 class _Contexts(threading.local):
-    """The working memory of zstd, allocated once per thread: it is large, and only one call at a time can use it."""
+    """The working memory of zstd, allocated once per thread: this memory is large, and only one call at a time can use
+    it."""
 
     def __init__(self) -> None:
         self.packers: dict[int, zstandard.ZstdCompressor] = {}
@@ -50,7 +51,7 @@ def decompress(data: Buffer, limit_bytes: int, _skip_header_checksum: bool) -> b
 
 
 def _zstd_frames(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield start and end of each frame, and the most bytes that its blocks can contain."""
+    """Yield the start and the end of each frame, and the maximum number of bytes that its blocks can contain."""
     at = 0
     while at < len(view):
         word = int.from_bytes(view[at : at + 4], "little")
