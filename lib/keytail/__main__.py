@@ -2,7 +2,7 @@
 
 import sys
 
-# `python -m` puts the current directory first: files in it must not be imported instead of packages.
+# `python -m` puts the current directory first in the module path: files in it must not be imported instead of packages.
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]
 

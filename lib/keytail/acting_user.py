@@ -2,7 +2,7 @@
 
 When started as root on log dirs of another user, keytail works as that user: the process takes the effective ids and
 groups of that user, and so has no more rights to files than the owner of the log dirs. The real and saved ids remain
-root's, for two reasons: the owner can then neither signal nor trace the process; and `as_caller` can restore root's
+root's, for two reasons: the owner can neither signal nor trace such a process; and `as_caller` can restore root's
 rights to files in one thread, for files outside of log dirs that the caller has installed or names (packages, compiled
 kernels, reports). Code that omits `as_caller` fails with "Permission denied" and does no harm.
 """
@@ -51,8 +51,9 @@ _caller: User | None = None  # the user that started the process, while it works
 
 
 def user_of(uid: int, gid: int) -> User:
-    """Return the user with this id and its groups. The group id is `gid`, the group of the user's files, if the user is
-    a member of that group, or the system has no name for the user; if not, it is the user's own group.
+    """Return the user with the id `uid` and its groups. The group id is `gid`, the group of the user's files, if the
+    user is a member of that group or if the system has no name for the user; in all other cases it is the user's own
+    group.
     """
     try:
         known = pwd.getpwuid(uid)
@@ -73,7 +74,7 @@ def is_another() -> bool:
 
 
 def is_root() -> bool:
-    """Return whether this process was started with root's rights, and has them or can regain them."""
+    """Return whether this process was started with root's rights, and has these rights or can regain them."""
     return is_another() or os.geteuid() == 0
 
 
@@ -120,7 +121,8 @@ def working_as(user: User) -> Iterator[None]:
 
 
 def on_workers(task: Callable[[Iterator[Any]], Iterator[Any]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Wrap `task`, a function for mapInArrow, so that workers that run as root run it as this process's current user.
+    """Return a wrapper of `task`, a function for mapInArrow: workers that run as root run the task as this process's
+    current user.
     """
     return functools.partial(_as_user, current(), task)
 
@@ -133,8 +135,8 @@ def _as_user(user: User, task: Callable[[Iterator[Any]], Iterator[Any]], batches
 @contextlib.contextmanager
 def as_caller() -> Iterator[None]:
     """Give this thread, and no other, the caller's rights to files within the context. Does nothing if the process
-    works as the user that started it. Threads and processes that are started within the context keep these rights:
-    start none that access log dirs."""
+    works as the user that started it. Threads and processes that are started within the context keep these rights, so
+    none of them may access log dirs."""
     if _caller is None:
         yield
         return

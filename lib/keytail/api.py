@@ -88,12 +88,12 @@ def open_log_dirs(
     topics_have_no_overrides: bool = False,
     metadata_is_current: bool = False,
 ) -> LogDirs:
-    """Open the log dirs of one broker. If none are given, they are `log.dirs` of the file `config`.
+    """Open the log dirs of one broker. If no log dirs are given, those in `log.dirs` of the file `config` are opened.
 
     The other arguments are the flags of the same name, and only affect `describe` and `plan`: `config` is the path of
     the broker's server.properties, `topic_config` has settings such as `"orders:cleanup.policy=compact"`,
-    `topic_configs` is the path of a file with the settings of many topics. Without them, settings are read from the
-    metadata log in the log dirs.
+    `topic_configs` is the path of a file with the settings of many topics. Without these arguments, settings are read
+    from the metadata log in the log dirs.
 
     Raises UsageProblem if a directory is not a log dir, or a file or a setting cannot be read.
 
@@ -130,10 +130,11 @@ class LogDirs:
     def select(
         self, *, topics: str | Iterable[str] | None = None, partitions: str | Iterable[str] | None = None
     ) -> LogDirs:
-        """Return the same log dirs, restricted to these topics and partitions, instead of an earlier selection.
+        """Return the same log dirs with a new selection, of these topics and partitions; an earlier selection is
+        ignored.
 
-        `topics` are names; `partitions` are names such as `orders-0`; None does not restrict. If both are given, a
-        partition must be in both. Raises UsageProblem for a name that does not exist, and for an empty selection.
+        `topics` are names; `partitions` are names such as `orders-0`; None does not restrict. If both are given, only
+        partitions in both are selected. Raises UsageProblem for a name that does not exist, and for an empty selection.
 
             >>> logs = open_log_dirs(log_dir).select(topics="orders")
             >>> [partition.name for partition in logs.partitions()]
@@ -160,8 +161,9 @@ class LogDirs:
         count_records: bool = False,
         high_watermark: HighWatermark = "checkpoint",
     ) -> list[DescribeRow]:
-        """Return a row per partition, as `keytail describe`: its size and offsets, whether a compaction is due, and its
-        settings. With `every_setting`, these include Kafka's defaults. With `count_records`, all batches are read.
+        """Return the rows of `keytail describe`, one per partition: size and offsets, whether a compaction is due, and
+        the settings. With `every_setting`, the settings include Kafka's defaults. With `count_records`, all batches are
+        read.
 
             >>> [row] = open_log_dirs(log_dir).select(partitions="users-0").describe(count_records=True)
             >>> row.segments, row.log_start_offset, row.log_end_offset, row.records
@@ -179,8 +181,9 @@ class LogDirs:
         return self._call(lambda: describe(request))
 
     def lookup(self, position: Position, *, explain: bool = False) -> list[LookupRow]:
-        """Return a row per partition, as `keytail lookup`: the first record at or after an offset (an int) or a time (a
-        datetime with a time zone), and its position in the file. With `explain`, also the steps of the search.
+        """Return the rows of `keytail lookup`, one per partition: the first record at or after an offset (an int) or a
+        time (a datetime with a time zone), and its position in the file. With `explain`, rows also have the steps of
+        the search.
 
             >>> from datetime import datetime, timezone
             >>> logs = open_log_dirs(log_dir).select(partitions="orders-0")
@@ -206,8 +209,8 @@ class LogDirs:
         roll_active: bool = False,
         high_watermark: HighWatermark = "checkpoint",
     ) -> list[ResultRow]:
-        """Return a row per partition, as `keytail plan`: whether a compaction is due (status `would-compact`), and the
-        reason if it is not. The arguments are the flags of the same name.
+        """Return the rows of `keytail plan`, one per partition: whether a compaction is due (status `would-compact`),
+        and the reason if it is not. The arguments are the flags of the same name.
 
             >>> compacted = ["orders:cleanup.policy=compact"]
             >>> logs = open_log_dirs(log_dir, topic_config=compacted, topics_have_no_overrides=True)
@@ -263,12 +266,12 @@ class LogDirs:
 
         The columns are those of the Spark source `kafka-log` (source/SOURCE.md): `key` and `value` (binary), `topic`
         (string), `partition` (int32), `offset` (int64), `timestamp` (timestamp[us, UTC]), `timestampType` (int32), and
-        with `include_headers` `headers` (list of struct of `key` and `value`). Only `columns` are read, if given. What
-        is read is described there, too: no control records, no record above the high watermark.
+        with `include_headers` `headers` (list of struct of `key` and `value`). Only `columns` are read, if given.
+        Control records, and records above the high watermark, are not read.
 
         `start` is the first position, `end` the first position that is not read. A time stands for the first record at
-        or after it, and for the end of the partition if there is none. With a mapping, each selected partition needs a
-        position.
+        or after that time or, if there is no such record, for the end of the partition. With a mapping, each selected
+        partition needs a position.
 
         Raises UsageProblem for arguments that do not fit the log dirs, Refused for a partition that cannot be read as
         it is (for example without a high watermark), CorruptLog for damage, and MissingExtra without pyarrow.
@@ -321,7 +324,7 @@ class LogDirs:
             return record_batches(LOCAL, pieces, _schema(asked))
 
         batches = self._call(planned)
-        # Between two batches, the caller's code runs, and not as the owner of the log dirs.
+        # The caller's code, which runs between two batches, must not run as the owner of the log dirs.
         while (batch := self._call(lambda: next(batches, None))) is not None:
             yield batch
 
@@ -334,7 +337,8 @@ class LogDirs:
 
 
 def _call(paths: Sequence[str], function: Callable[[], T]) -> T:
-    """Call a function that reads these log dirs, as their owner, and convert errors of the system to KeytailError."""
+    """Return the result of `function`, which reads the log dirs `paths`. Call it as the owner of the log dirs, and
+    convert errors of the system to KeytailError."""
 
     def quietly() -> T:
         set_output_style(OutputStyle(quiet=True))

@@ -13,7 +13,7 @@ from keytail.source.options import Bound
 
 # An offset, or a time with a time zone, which stands for the offset of the first record at or after it.
 Position: TypeAlias = int | datetime
-# One position for all partitions, or one for each, by names such as "orders-0".
+# One position for all partitions, or one position for each partition, by names such as "orders-0".
 Positions: TypeAlias = Position | Mapping[str, Position]
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def chosen_names(argument: str, names: str | Iterable[str] | None) -> tuple[str,
 
 
 def bound_of(argument: str, given: Positions | None, default: int) -> Bound:
-    """Return the bound of a read for an argument, with `default` for None."""
+    """Return the bound of a read for the argument `given`; for None, the bound is the offset `default`."""
     if given is None:
         return Bound(False, default)
     if not isinstance(given, Mapping):
@@ -53,13 +53,13 @@ def bound_of(argument: str, given: Positions | None, default: int) -> Bound:
 
 
 def number_of(argument: str, position: Position) -> tuple[bool, int]:
-    """Return whether a position is a time, and its offset or its time in ms."""
+    """Return whether a position is a time, and the offset or the time in ms."""
     if isinstance(position, datetime):
         if position.tzinfo is None:
             raise invalid_argument(argument, position, "Give a datetime with a time zone")
         return True, parse_time(position.isoformat(), argument)
     try:
-        offset = operator.index(position)  # integers of NumPy, too
+        offset = operator.index(position)  # accepts integers of NumPy, too
     except TypeError:
         offset = -1
     if isinstance(position, bool) or not 0 <= offset <= LONG_MAX:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO, cast
 
 from keytail.errors import slugs_of, visible
 
-# A number with its unit, and a command in backticks, are one word, with the punctuation around them.
+# Matches a word. A number with its unit, and a command in backticks, are one word, with the punctuation around it.
 _WORD = re.compile(r"(?:`[^`\n]*`|\d[\d.,]* (?=(?:ms|min|[dhsB%]|[KMGT]iB)(?!\w))|\S)+")
 _UNKNOWN_COLUMNS = 80
 _HANG = 2  # characters by which a continued line of a terminal is indented further than the line's beginning
@@ -41,7 +41,8 @@ class OutputStyle:
         return level != "info" or not self.quiet
 
     def line(self, text: str, level: Level, now: datetime.datetime, **facts: Any) -> str:
-        """Return one line, without its line end. `facts` are fields of the JSON object; `text` contains them too."""
+        """Return one line, without its line end. `facts` are fields of the JSON object, whose values `text` contains,
+        too."""
         if not self.as_json:
             return "\n".join(map(visible, text.split("\n")))
         if slugs := slugs_of(text):
@@ -60,7 +61,7 @@ def output_style() -> OutputStyle:
 
 
 def set_output_style(how: OutputStyle) -> None:
-    """Set the output style of this run; called by the command line, before any output."""
+    """Set the output style of this run. The command line calls this function before any output."""
     _style.set(how)
 
 
@@ -75,7 +76,7 @@ def print_message(text: str, level: Level = "info", **facts: Any) -> None:
 
 
 def _columns_of(terminal: TextIO) -> int:
-    """Return the width of this terminal; another standard stream may be a file, or another terminal."""
+    """Return the width of `terminal` in columns; another standard stream may be a file, or another terminal."""
     try:
         found = int(os.environ.get("COLUMNS") or os.get_terminal_size(terminal.fileno()).columns)
     except (OSError, ValueError):
@@ -84,9 +85,9 @@ def _columns_of(terminal: TextIO) -> int:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return text for a terminal: lines end between words, and not within a name, a quantity or a command in backticks.
-    Only a single word may be wider than `width`. Continued lines are indented, so that it is visible where the next
-    message begins."""
+    """Return `text` with line breaks for a terminal: lines end between words, and not within a name, a quantity or a
+    command in backticks. Only a single word may be wider than `width`. Continued lines are indented, so that it is
+    visible where the next message begins."""
     return "\n".join(
         f"\n{indent}".join(divided(line, width, len(indent)))
         for line in text.split("\n")
@@ -95,8 +96,8 @@ def wrapped(text: str, width: int) -> str:
 
 
 def divided(line: str, width: int, indent: int) -> list[str]:
-    """Divide a line of text into lines for a terminal of `width` characters. All but the first are shorter by `indent`,
-    which they do not contain."""
+    """Divide a line of text into lines for a terminal of `width` characters. Each line but the first is shorter by
+    `indent`, but does not contain the indentation."""
     ends = line_ends(line, width, indent)
     return [line[start:end].rstrip() for start, end in itertools.pairwise((0, *ends, len(line)))]
 
@@ -113,14 +114,15 @@ def line_ends(line: str, width: int, indent: int) -> Iterator[int]:
 
 
 def hanging_indent(line: str) -> str:
-    """Return the blanks with which the continued lines of a line begin."""
+    """Return the blanks with which the continuations of `line` begin."""
     return " " * (len(line) - len(line.lstrip(" ")) + _HANG)
 
 
 def standard_error() -> TextIO:
     """Return standard error as a stream that raises no errors: after a first failure all output is discarded.
 
-    Its reader may have ended, its terminal may be closed, or the disk of its file may be full: this must not end a run.
+    The reader of standard error may have ended, its terminal may be closed, or the disk of its file may be full: none
+    of this may end a run.
     """
     return cast(TextIO, Unfailing.of(sys.stderr))
 
@@ -162,7 +164,8 @@ class Unfailing:
         return problem
 
     def give_up(self, problem: OSError) -> None:
-        """Discard all further output. The descriptor is redirected too: the flush at process exit would fail."""
+        """Discard all further output. The descriptor is redirected, too, because the flush at process exit would
+        fail."""
         self._problem = self._problem or problem
         with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

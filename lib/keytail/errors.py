@@ -1,4 +1,5 @@
-"""Defines the few classes of errors that keytail raises. Each error has the problem, its place and a remedy.
+"""Defines the few classes of errors that keytail raises. An error has the problem, the place of the problem and a
+remedy.
 
 The class determines the status of the partition's row: `CorruptLog` gives `corrupt`, `Refused` gives `refused`, any
 other `KeytailError` gives `failed`. `UsageProblem` ends the run with exit status 2.
@@ -81,7 +82,7 @@ _VISIBLE = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     for code in _UNSEEN
 }
-# For whole lines, which keep their line ends and tabs; in JSON lines, only JSON's own escapes are valid.
+# Escapes for whole lines, which keep their line ends and tabs; in JSON lines, only JSON's own escapes are valid.
 _VISIBLE_IN_LINES = {code: text for code, text in _VISIBLE.items() if chr(code) not in "\n\t"}
 _VISIBLE_IN_JSON = {code: json.dumps(chr(code))[1:-1] for code in _VISIBLE_IN_LINES} | {0x7F: "\\u007f"}
 
@@ -89,7 +90,8 @@ _VISIBLE_IN_JSON = {code: json.dumps(chr(code))[1:-1] for code in _VISIBLE_IN_LI
 def visible(text: str) -> str:
     """Return `text` as one line for a terminal, with unsafe characters escaped: file names may contain any character.
     """
-    return text if text.isprintable() else text.translate(_VISIBLE)  # translate is slow, and tables have many cells
+    # Translate is called only if necessary: it is slow, and tables have many cells
+    return text if text.isprintable() else text.translate(_VISIBLE)
 
 
 def visible_lines(text: str, *, as_json: bool = False) -> str:
@@ -145,14 +147,14 @@ NO_ERROR = ErrorText()
 
 
 def joined(texts: Iterable[str]) -> ErrorText:
-    """Return the non-empty messages as one message, separated by semicolons."""
+    """Return the non-empty messages of `texts` as one message, separated by semicolons."""
     texts = [text for text in texts if text]
     return ErrorText("; ".join(texts), (slug for text in texts for slug in slugs_of(text)))
 
 
 def stored(text: str) -> str:
-    """Return the text of a message for a file or table without a field for slugs. Words in brackets that are not slugs
-    are escaped."""
+    """Return the text of a message for a file or table without a field for slugs. Words in brackets that look like
+    slugs, but are not slugs, are escaped."""
     return _IN_BRACKETS.sub(lambda found: found[0] if found[1] in slugs_of(text) else f" \\{found[0][1:]}", text)
 
 
@@ -216,7 +218,7 @@ class KeytailError(Exception):
         return ErrorText(text, [self.slug]) if text.endswith(f" [{self.slug}]") else refusal(text, slug=self.slug)
 
     def __reduce__(self) -> tuple:
-        # The default pickling would lose keyword-only arguments; Spark workers send these errors to the driver.
+        # Spark workers send these errors to the driver; the default pickling would lose keyword-only arguments.
         return (_rebuild, (type(self), self.what, self.path, self.byte_position, self.offset, self.remedy, self.slug))
 
 
@@ -252,7 +254,7 @@ class UnsafeFile(OSError):
 
 
 class SymbolicLink(UnsafeFile):
-    """A symbolic link below a log dir, or one that another user may have placed."""
+    """A symbolic link that is not followed: it is below a log dir, or another user may have created it."""
 
     slug = "symbolic-link"
     remedy = (
@@ -265,7 +267,7 @@ class NotRegular(UnsafeFile):
     """A directory, FIFO, socket or device where a regular file is expected."""
 
     slug = "not-a-regular-file"
-    remedy = "Find out what created it, move it elsewhere, then run again"
+    remedy = "Find out what created the file, move it elsewhere, then run again"
 
 
 class ForeignFile(UnsafeFile):
@@ -316,7 +318,8 @@ def out_of_memory() -> KeytailError:
 
 
 def explained(problem: KeytailError | OSError | MemoryError) -> KeytailError:
-    """Convert an error of any of these types to a KeytailError, with place, remedy and slug as far as known."""
+    """Return a KeytailError for an error of any of these types, with place, remedy and slug as far as they are
+    known."""
     if isinstance(problem, MemoryError):
         return out_of_memory()
     return of_system(problem) if isinstance(problem, OSError) else problem

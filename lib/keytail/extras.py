@@ -15,7 +15,7 @@ from importlib import metadata
 from keytail.acting_user import as_caller
 from keytail.errors import UsageProblem
 
-# The names of modules that differ from the names of their packages, by package.
+# Names of modules that differ from the name of their package, by package.
 _MODULES = {"delta-spark": "delta"}
 
 
@@ -36,7 +36,7 @@ class Extra:
 
     @as_caller()
     def missing(self) -> list[str]:
-        """Return the packages that are not installed. Imports none of them."""
+        """Return the packages of the extra that are not installed. No package is imported."""
         return [name for name in self.packages if importlib.util.find_spec(_MODULES.get(name, name)) is None]
 
 

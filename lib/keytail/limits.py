@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-# An environment variable, so that every process of a run has it; Spark's executors get it through `spark.executorEnv`.
+# The limit is an environment variable, so that every process of a run has it; Spark's executors get the variable
+# through `spark.executorEnv`.
 MAX_RECORD_VARIABLE = "KEYTAIL_MAX_RECORD_BYTES"
 MAX_RECORD_BYTES = 64 << 20
 

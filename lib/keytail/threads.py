@@ -20,7 +20,8 @@ R = TypeVar("R")
 
 
 def inheriting(function: Callable[P, R]) -> Callable[P, R]:
-    """Return `function` with the context variables of the caller, to be called once, by a new thread."""
+    """Return a function that calls `function` with the context variables of the caller. It may be called once, by a new
+    thread."""
     return partial(contextvars.copy_context().run, function)
 
 

@@ -1,4 +1,4 @@
-"""Serializes the results of tasks, and the state that one pass saves for the next.
+"""Serializes the results of tasks, and the state that one pass saves for the next pass.
 
 The serialized bytes may come from another process or from another user's directory, and cannot choose code to run:
 values consist of numbers, text, containers, arrays, and instances of keytail's own data classes. The modules of these
@@ -58,7 +58,8 @@ def from_parts(parts: Sequence[Any]) -> Any:
 
 
 def sizes_of(parts: Sequence[memoryview]) -> bytes:
-    """Return the bytes that precede the parts when they are written one after the other: their number and sizes."""
+    """Return the bytes that precede the parts when these are written one after the other: the number and the sizes of
+    the parts."""
     return b"".join(_SIZE.pack(number) for number in (len(parts), *(part.nbytes for part in parts)))
 
 
@@ -88,7 +89,8 @@ def from_bytes(data: Any) -> Any:
 
 
 class _Writer:
-    """Encodes a value. `parts` are its arrays; `classes` has the name and the fields of each class in it."""
+    """Encodes a value. `parts` are the arrays in the value; `classes` has the name and the fields of each class in
+    it."""
 
     def __init__(self) -> None:
         self.parts: list[memoryview] = []
@@ -200,7 +202,8 @@ def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
 
 
 def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
-    """Return an instance with these values; only the constructors of KeytailError and ErrorText are called."""
+    """Return an instance of `kind` with these values; of all constructors, only those of KeytailError and ErrorText are
+    called."""
     if len(values) != len(fields):
         raise ValueError(f"{len(values)} values for the {len(fields)} fields of {kind.__name__}")
     if issubclass(kind, Enum):
@@ -220,7 +223,7 @@ def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
 
 
 def _tuples(descr: Any) -> Any:
-    """Convert lists of a dtype's description, as read from JSON, back to tuples where NumPy requires them."""
+    """Return a dtype's description, as read from JSON, with tuples in place of lists where NumPy requires them."""
     if isinstance(descr, str):
         return descr
     return [tuple(_tuples(part) if isinstance(part, list) and at == 1 else _shape(part) for at, part in enumerate(item))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Versions of CPython, ascending. Older versions lack features that keytail uses; newer ones may work with new wheels.
+# Versions of CPython, ascending. Older versions lack features that keytail uses; newer versions may work with new
+# wheels.
 PYTHONS = ("3.11", "3.12", "3.13")
 
 # Releases of Java that Spark 4.2 supports, each with its first usable version. Before 25.0.3 Java's default collector
