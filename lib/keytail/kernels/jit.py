@@ -283,8 +283,8 @@ def _give_cache(made: Any) -> None:
     made.compile = _in_one_piece(type(made).compile.__get__(made), None)
     if CACHE_FOLDER is None:
         return
-    # Numba reads this setting only in `enable_caching`; afterwards the setting is restored for other users of Numba in
-    # this process.
+    # Numba reads this setting only while the cache is created; afterwards the setting is restored for other users of
+    # Numba in this process.
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = CACHE_FOLDER
     try:
