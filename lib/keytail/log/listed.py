@@ -61,8 +61,8 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
             raise Refused(
                 f"on host {os.uname().nodename}, the segment is not the file that was listed",
                 path=path,
-                remedy="A running broker may have cleaned or removed it, or this host may have other files there. Run "
-                "again, or use a copy of the log dir",
+                remedy="A running broker may have cleaned or removed the segment, or this host may have other files in "
+                "this directory. Run again, or use a copy of the log dir",
                 slug="segment-changed",
             )
 

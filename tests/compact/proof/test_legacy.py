@@ -453,7 +453,7 @@ def test_a_wrapper_around_another_magic_must_be_rebuilt(tmp_path):
     case.prove(tmp_path)
     [output] = case.outputs
     output.batches = [mixed]
-    what = "inner messages have another magic or its offset is not that of the last one"
+    what = "inner messages have another magic or its offset is not that of the last inner message"
     with pytest.raises(KeytailError, match=what):
         case.prove(tmp_path)
 

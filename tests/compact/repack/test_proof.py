@@ -355,7 +355,7 @@ MUTATIONS: list[tuple[Callable[[Case], None], str, int | None, int | None]] = [
     (_wrong_crc, "invalid CRC", 0, 0),
     (_cut, "cut off by the end of the file", 6, None),
     (_other_order, "has this base offset at this place", 3, 10),
-    (_twice, "do not follow those of the batch before it", 6, 12),
+    (_twice, "do not follow those of the previous batch", 6, 12),
 ]
 
 

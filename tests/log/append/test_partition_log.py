@@ -388,7 +388,7 @@ NOT_CLOSED = {
     "leftover": ("00000000000000000000.log.swap", b"", "a replacement of segments was interrupted"),
     "scratch": ("00000000000000000000.log.cleaned", b"", "left from an unfinished operation"),
     "damaged snapshot": ("00000000000000000002.snapshot", b"!", "no valid producer snapshot at the log end offset 2"),
-    "snapshot above the log end": ("00000000000000000009.snapshot", b"", "or there is one above it"),
+    "snapshot above the log end": ("00000000000000000009.snapshot", b"", "or there is a snapshot above it"),
     "damaged epochs": ("leader-epoch-checkpoint", b"?", "cannot append to this log"),
 }
 

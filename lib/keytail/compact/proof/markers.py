@@ -27,7 +27,7 @@ _PROBLEMS = {
     kernels.CUT: "a batch is cut off by the end of the file",
     kernels.BAD_SIZE: "a batch has an impossible size",
     kernels.BAD_CRC: "a control batch has an invalid CRC",
-    kernels.BAD_ORDER: "a batch's offsets do not follow those of the batch before it",
+    kernels.BAD_ORDER: "a batch's offsets do not follow those of the previous batch",
     kernels.BAD_MAGIC: "a batch has an unknown format",
 }
 _SLUGS = {kernels.CUT: "incomplete-batch", kernels.BAD_CRC: "invalid-crc"}

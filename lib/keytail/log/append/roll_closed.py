@@ -26,10 +26,12 @@ def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
     if found is None or found[0] != end or max(facts.snapshots) != end:
         name = names.segment_file(end, names.SNAPSHOT)
-        what = f"the producer snapshot at the log end offset, {name}, is missing or damaged, or there is one above it"
+        what = f"the producer snapshot at the log end offset, {name}, is missing or damaged, or a newer snapshot exists"
         return f"{what}: run `keytail rebuild-index --execute`, or start the broker and stop it cleanly"
     why = unclosed_indexes(fs, facts.path, facts.segments[-1])
-    return why and f"its indexes are not as a broker leaves them: {why}; run `keytail rebuild-index --execute`"
+    return why and (
+        f"the indexes of the segment are not as a broker leaves them: {why}; run `keytail rebuild-index --execute`"
+    )
 
 
 def roll(fs: FileSystem, partition_path: str, active: SegmentFacts, base_offset: int) -> SegmentFacts:
