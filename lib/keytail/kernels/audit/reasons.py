@@ -118,8 +118,7 @@ def _place(slots, entries, i):
 
 @njit
 def _add(slots, entries, i):
-    """Add entry `i` to the table, unless an entry of the same key is in the table; return whether the entry was
-    added."""
+    """Return whether the table has an entry of the same key as entry `i`; if the table has none, add entry `i`."""
     at = _place(slots, entries, i)
     if slots[at] != 0:
         return True
