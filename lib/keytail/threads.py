@@ -20,8 +20,8 @@ R = TypeVar("R")
 
 
 def inheriting(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that calls `function` with the context variables of the caller. It may be called once, by a new
-    thread."""
+    """Return a function that calls `function` with the context variables of the caller. The returned function may be
+    called once, by a new thread."""
     return partial(contextvars.copy_context().run, function)
 
 

@@ -1,5 +1,5 @@
-"""The input and the output of one pass over one partition. Both are small and picklable; the input is the same for
-every attempt."""
+"""The input and the output of one pass over one partition. Input and output are small and picklable; the input is the
+same for every attempt."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Prints the records of the coordinators' topics, and control records, as text (COORDINATOR.md).
 
-In these topics, a key begins with the record type, and a value with its version; one of Kafka's generated messages
-follows.
+In the coordinators' topics, a key begins with the record type, and a value with its version; a message follows, in one
+of the formats that Kafka generates.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _message(definition: Definition) -> Message:
     return definition.message()
 
 
-@lru_cache(maxsize=1 << 14)  # keys of these topics recur
+@lru_cache(maxsize=1 << 14)  # keys of the coordinators' topics recur
 def _key_text(decoder: CoordinatorDecoder, record_type: int, key: bytes) -> Json:
     data = _message(decoder.keys[record_type]).read(key, 0, 2)
     return Json(f'{{"type":"{record_type}","data":{to_json(data)}}}')

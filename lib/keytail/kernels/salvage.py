@@ -86,8 +86,8 @@ def _batch_bytes(raw, p, n, low, high, out, scratch):
 
 @njit(inline="always")
 def _may_be_batch(raw, p, left, most_high_bits):
-    """Return whether a batch may begin at `p`. This is a cheap check for every byte: of magic, high byte of the offset,
-    and length."""
+    """Return whether a batch may begin at `p`. Only the magic, the high byte of the offset, and the length are checked,
+    which is cheap enough for every byte."""
     q = np.uint64(p)  # an unsigned position avoids the check for Python's negative positions
     if raw[q + np.uint64(16)] > 2 or raw[q] > most_high_bits:
         return False

@@ -126,8 +126,8 @@ class FileSystem:
         """Return the names in a directory, with size and modification time only for regular files that end with
         `suffix`.
 
-        This takes a quarter of the time of `scan` if most names have other suffixes. Files that are removed during the
-        listing are omitted.
+        A call takes a quarter of the time of `scan` if most names have other suffixes. Files that are removed during
+        the listing are omitted.
         """
         return self._look(
             "scan", (path,), lambda: of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)

@@ -33,7 +33,7 @@ assert _TIME_INDEX_ENTRY.size == TIME_ENTRY.itemsize
 
 
 class SegmentFacts(NamedTuple):
-    """One segment as listed. The size of an index that does not exist is None. This is a NamedTuple because plans
+    """One segment as listed. The size of an index that does not exist is None. The class is a NamedTuple because plans
     create millions of objects, and creating a dataclass takes three times as long."""
 
     base_offset: int

@@ -122,8 +122,8 @@ def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]
 
 
 def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
-    """Return the start and the end of the slice in bytes. They are positions in the offset index, so that adjacent
-    slices meet.
+    """Return the start and the end of the slice in bytes. Both are positions that the offset index contains, so that
+    adjacent slices meet.
 
     The only slice of a segment is the whole segment. `bounds` does not check that batches begin at these positions.
     Raises CorruptLog if the index is not sorted.

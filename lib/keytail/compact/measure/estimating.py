@@ -35,8 +35,8 @@ def estimate_partition(
 ) -> Measurement:
     """Return an estimate from `draws` draws, or a measurement if there are at most `measured_bytes` to clean.
 
-    It is assumed that the keys of the dirty section fit into the map of the compaction, or that the compaction uses a
-    fan-out. Raises what reading the log raises, and Refused if no estimate is possible.
+    The estimate assumes that the keys of the dirty section fit into the map of the compaction, or that the compaction
+    uses a fan-out. Raises what reading the log raises, and Refused if no estimate is possible.
     """
     _, end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)
     section = task.segments[:end]

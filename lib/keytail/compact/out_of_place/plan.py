@@ -168,7 +168,7 @@ def _why_left_out(planned: Planned, log_dir: LogDirFacts, name: str) -> ErrorTex
 
 
 def _unusable(there: TargetEntry) -> KeytailError | None:
-    """Return the error if the target's copy of the partition must not be replaced, else None."""
+    """Return the error that forbids replacing the target's copy of the partition; None if the copy may be replaced."""
     if there.problem is not None:
         return there.problem
     if there.is_done and (differs := there.differences()):

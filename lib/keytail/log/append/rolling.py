@@ -88,8 +88,8 @@ class RollState:
 def batches_before_roll(roll_state: RollState, table: np.ndarray, config: AppendConfig, now_ms: int) -> int:
     """Return how many batches (BATCH_TABLE rows), each appended separately, fit into the segment before it must end.
 
-    0 means that the segment ends before the first batch. Indexes that these batches would fill are not considered. A
-    set that is appended as a whole is one row, with its size, its largest timestamp and its last offset.
+    A result of 0 means that the segment ends before the first batch. Indexes that the batches would fill are not
+    considered. A set that is appended as a whole is one row, with its size, its largest timestamp and its last offset.
     """
     if roll_state.indexes_full:
         return 0

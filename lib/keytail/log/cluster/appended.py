@@ -1,9 +1,10 @@
 """Finds a batch that a broker appended after a given time, as evidence that the brokers ran after that time.
 
 A batch was appended no later than its segment was modified, and usually at about the largest timestamp of the segment.
-Either time alone misleads: a copied file has a new modification time, and a client may set arbitrary timestamps. The
-earlier of the two times is used. Imported batches, whose offsets are in the partition's import record, are no evidence.
-The outputs of a compaction have the modification time of their sources. Nothing is changed, so a broker may be running.
+Either time alone misleads: a copied file has a new modification time, and a client may set arbitrary timestamps. So the
+earlier of the two is used: the segment's modification time or its largest timestamp. Imported batches, whose offsets
+are in the partition's import record, are no evidence. The outputs of a compaction have the modification time of their
+sources. Nothing is changed, so a broker may be running.
 """
 
 from __future__ import annotations

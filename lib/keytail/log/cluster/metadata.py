@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from keytail.log.records.chunk import SegmentReader
 
 METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
-# Brokers apply committed records only. This is the maximum number of records at the end of the log that may be
-# uncommitted, and may be truncated.
+# The maximum number of records at the end of the metadata log that may be uncommitted, and may be truncated. Brokers
+# apply committed records only.
 UNCOMMITTED_RECORDS = 1000
 _CHUNK_BYTES = 1 << 20
 _ATTEMPTS = 3
