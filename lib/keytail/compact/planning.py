@@ -1,6 +1,6 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
-Planning changes nothing. It reads more than batch headers only above the latest producer snapshot, to find open
+Planning changes nothing. Planning reads more than batch headers only above the latest producer snapshot, to find open
 transactions. compact/plan.py makes the decisions; the first steps of an executing run are in compact/steps.py.
 """
 

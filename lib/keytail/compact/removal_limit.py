@@ -29,8 +29,8 @@ def cleaned_to(facts: PartitionFacts) -> int:
     """Return the offset below which a replica has been cleaned: below this offset, the replica has only the latest
     record of each key.
 
-    This offset is the entry in `cleaner-offset-checkpoint`. Without an entry, or with an entry outside the log, as
-    after a truncation, only the offsets below the first segment count as cleaned.
+    The offset to which a replica has been cleaned is the entry in `cleaner-offset-checkpoint`. Without an entry, or
+    with an entry outside the log, as after a truncation, only the offsets below the first segment count as cleaned.
     """
     first = facts.segments[0].base_offset
     checkpoint = facts.cleaner_checkpoint

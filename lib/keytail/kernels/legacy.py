@@ -2,7 +2,7 @@
 magic 0 and 1.
 
 The layout is defined in `format/LEGACY.md`. Every length is checked against the available bytes before it is used;
-kernels return codes, which `format/legacy.py` turns into reasons. That module also decompresses the messages.
+kernels return codes, which `format/legacy.py` turns into reasons. `format/legacy.py` also decompresses the messages.
 """
 
 from __future__ import annotations

@@ -130,7 +130,8 @@ def update_offsets(
     """Set `entries`, by (topic, partition), and remove the entries whose offset is None, in one durable replacement of
     the file.
 
-    Other entries are removed if their partition is not in `hosted` (None: no other entry is removed).
+    An entry in the file that `entries` does not contain is removed if its partition is not in `hosted` (None: all such
+    entries are kept).
 
     Several threads may call this function at a time; the log dir's lock excludes other processes. Writing a file with
     many entries takes long, so changes that other threads request during a write are collected, and the first of these

@@ -119,8 +119,8 @@ class BitsWriter:
 def load_survivors(
     fs: FileSystem, task: CleaningTask, shards: Sequence[ShardBits], slices: Sequence[SliceFacts], part: tuple[int, int]
 ) -> Survivors:
-    """Return the survivors of the segments with the numbers `part` (first, end). Their bits decide about all records of
-    these segments, and their map is empty.
+    """Return the survivors of the segments with the numbers `part` (first, end). The bits of these survivors decide
+    about all records of the segments, and the map of the survivors is empty.
     """
     first, end = part
     survivors = Survivors(OffsetMap(0), first, latest_offset=task.first_uncleanable_offset - 1)

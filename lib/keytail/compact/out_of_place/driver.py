@@ -50,8 +50,8 @@ _COPIED_BYTES_PER_S = 400e6
 
 
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Return a row for each chosen partition: what `--execute` would do. Neither source nor target is changed or
-    locked.
+    """Return a row for each chosen partition: what `--execute` would do. Planning changes or locks neither the source
+    nor the target.
     """
     with contextlib.ExitStack() as run:
         Steps(request, fs, run).submitted_session()

@@ -50,7 +50,7 @@ class StoreProblem(KeytailError):
 @dataclass(frozen=True)
 class Store:
     """A folder in an object store, given as a URI for `pyarrow.fs.FileSystem.from_uri`. A Store is small and picklable.
-    Its URI may contain a secret; its printed form does not.
+    The URI of a store may contain a secret; the printed form of a store does not.
     """
 
     uri: str

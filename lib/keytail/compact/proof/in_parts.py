@@ -1,9 +1,10 @@
 """Proves one pass in several threads: the sources are divided into parts, each of which is walked beside its output.
 
 A part begins in the middle of a source and of an output, in the state that the walk over everything before would have
-reached (boundaries.py). This state is only a guess, derived from headers and index files. The guess is not trusted:
-each part must end in exactly the state in which the next part began. By induction, all parts together are the proof
-that one walk would be. The parts share only the table of keys, whose contents do not depend on the order of the keys.
+reached (boundaries.py). The state with which a part begins is only a guess, derived from headers and index files. The
+guess is not trusted: each part must end in exactly the state in which the next part began. By induction, all parts
+together are the proof that one walk would be. The parts share only the table of keys, whose contents do not depend on
+the order of the keys.
 
 If a guess is wrong, if a part finds a violation, or if the log has transactions, whose state is not guessed, one walk
 proves the pass. Only that walk decides and raises errors.

@@ -1,8 +1,8 @@
 """The proof's own reader of messages of magic 0 and 1, and of their replacements: messages, or batches of version 2.
 
-Both formats are described in format/LEGACY.md. This reader was written independently of the reader that cleaning uses.
-The proof's reader is slower, since it reads one message at a time. `compact/proof/prove.py` decides whether removed
-records may be missing.
+Both formats are described in format/LEGACY.md. The proof's reader was written independently of the reader that cleaning
+uses. The proof reads one message at a time, and is therefore slower. `compact/proof/prove.py` decides whether
+removed records may be missing.
 """
 
 from __future__ import annotations

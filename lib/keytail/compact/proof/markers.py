@@ -1,7 +1,7 @@
 """The proof's independent table of transactions: every marker of the log, and the transaction index of an output.
 
 The table is built in one pass over the headers of the whole log, including the segments above the rewritten ones.
-Neither the results of cleaning nor the `.txnindex` files of the sources are used.
+The proof uses neither the results of cleaning nor the `.txnindex` files of the sources.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _BUNDLES_PER_CORE = 8
 # Maximum number of bundles in flight. Each bundle uses a driver thread and two sockets; a process usually may have
 # 1,024 descriptors.
 MAX_BUNDLES = 256
-# Maximum number of bundles of prepared partitions in flight. Their commits mostly wait for directories to be synced,
-# and a file system syncs many directories together.
+# Maximum number of bundles of prepared partitions in flight. Commits of prepared partitions mostly wait for directories
+# to be synced, and a file system syncs many directories together.
 MAX_COMMITS = 16
 # Maximum number of prepared partitions in a bundle: after a kill, up to this number per bundle is cleaned again.
 _COMMITS_PER_BUNDLE = 16

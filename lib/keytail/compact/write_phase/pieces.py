@@ -1,6 +1,7 @@
 """Rewrites a batch one piece at a time, because it decompresses to more than the memory limit.
 
-Such a batch is opened twice: first to decide about all of its records, then to write them.
+A batch that is rewritten in pieces is opened twice: first to decide about all of its records, then to write the
+retained records.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from keytail.kernels.rewriting.blocks import NOT_EARLIER, REBUILT
 from keytail.limits import max_record_bytes
 from keytail.log.records.chunk import Chunk
 
-# A rebuilt block is kept in memory, compressed. Its maximum size is that of its source batch or, if larger, this number
-# of records of the maximum size.
+# A rebuilt block is kept in memory, compressed. The maximum size of a rebuilt block is that of its source batch or, if
+# larger, the size of this number of records of the maximum size.
 _PACKED_RECORDS = 2
 
 

@@ -20,7 +20,8 @@ _WINDOW_REMEDY = (
 
 
 class TooLarge(Refused):
-    """Raised for data that a broker can read, but that need more memory than allowed. Such data are not damaged."""
+    """Raised for data that a broker can read, but that need more memory than allowed. Data that are too large are not
+    damaged."""
 
     default_slug = "too-large"
 

@@ -1,8 +1,8 @@
 """The proof's own table of markers: how every transaction of the log ended, and what was seen of its data.
 
 A table is int64[n, COLUMNS], sorted by producer id and offset. The table is built from the markers alone in one pass
-over the headers of the whole log; the marker of transactional data is found by a search. Neither the transaction
-indexes nor the results of cleaning are used.
+over the headers of the whole log; the marker of transactional data is found by a search. The proof of markers uses
+neither the transaction indexes nor the results of cleaning.
 """
 
 from __future__ import annotations

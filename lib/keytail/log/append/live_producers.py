@@ -183,9 +183,9 @@ def _refuse(row: np.void, what: str) -> NoReturn:
     )
 
 
-# The order in which a broker writes a snapshot is that of its hash table (APPEND.md, "Producers"). That table is Java's
-# HashMap. A table begins with 16 buckets and doubles when it, or one of its buckets, contains too many ids. The bits of
-# an id determine its bucket, and within a bucket ids are in insertion order.
+# The order in which a broker writes a snapshot is that of its hash table (APPEND.md, "Producers"), which is Java's
+# HashMap. Such a table begins with 16 buckets and doubles when it, or one of its buckets, contains too many ids. The
+# bits of an id determine its bucket, and within a bucket ids are in insertion order.
 _FIRST_BUCKETS = 16
 _MAX_IDS_PER_BUCKET = 8  # with one more id in a bucket, a table of fewer than 64 buckets is doubled
 _MAX_DOUBLED_BUCKETS = 64

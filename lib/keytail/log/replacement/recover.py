@@ -122,8 +122,8 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
         base = file.base_offset
         assert base is not None
         end = _swap_end(fs, path, base)
-        # This output continues the previous one. Any other output begins at its first source, which exists until the
-        # output has its final name.
+        # An output whose base offset is neither live nor deleted continues the previous output. Any other output begins
+        # at its first source, which exists until the output has its final name.
         if found and base not in live and base not in deleted:
             _refuse_half_renamed(path, live, deleted, found[-1], base)
             found[-1] = _Left((*found[-1].bases, base), max(found[-1].end, end))

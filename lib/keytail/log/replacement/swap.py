@@ -77,8 +77,8 @@ def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
     changed, on a file system without hard links.
 
     A broker that finds both names removes the final names within the offset range of the outputs and renames the
-    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. Such files are copied, because
-    renaming a link to a file over another link to it has no effect.
+    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. Files outside of that range
+    are copied, because renaming a link to a file over another link to it has no effect.
     """
     given: list[str] = []
     for file in _swap_files(directory, outputs):
