@@ -225,7 +225,7 @@ def untrim_index(log_dir: Path) -> None:
         (lower_high_watermark, "not rolled: the high watermark is 499, and the log end offset is 500"),
         (stop_uncleanly, "not rolled: the broker was not stopped cleanly"),
         (remove_snapshot, f"not rolled: the producer snapshot at the log end offset, {END:020d}.snapshot, is missing"),
-        (untrim_index, "not rolled: the indexes of the segment are not as a broker leaves them: 00000000000000000400.time"),
+        (untrim_index, "not rolled: the indexes of the segment are not as a broker leaves them: "),
     ],
 )
 def test_if_the_segment_is_not_rolled_the_others_are_compacted_and_the_row_reports_why(
