@@ -295,7 +295,8 @@ def plan_beside_a_broker(
     for _ in range(ATTEMPTS - 1):
         if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):
             break
-        # Perhaps a running broker's cleaner is at work. If it is not, the files remain, and the row reports them.
+        # Perhaps a running broker's cleaner is at work. If not, the `.swap` files remain, and the row reports these
+        # files.
         time.sleep(_RENAMING_S)
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     return planned

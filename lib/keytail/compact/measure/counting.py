@@ -81,7 +81,8 @@ class CountingWriter(OutputWriter):
 
 
 class CountingRewriter(Rewriter):
-    """A Rewriter that counts the retained tombstones. For this it opens batches that a compaction copies unopened."""
+    """A Rewriter that counts the retained tombstones. To count them, the class opens batches that a compaction copies
+    unopened."""
 
     def __init__(self, task: CleaningTask, *arguments: Any, **named: Any) -> None:
         super().__init__(task, *arguments, **named)

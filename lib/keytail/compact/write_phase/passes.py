@@ -162,7 +162,7 @@ def spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
     """
     if "delete" not in task.config.cleanup_policy:
         return False
-    # A segment without bytes is ignored: it has nothing to delete, and its time is that of the file. If it were not
-    # ignored, empty segments would accumulate.
+    # A segment without bytes is ignored: it has nothing to delete, and its time is that of the file. If segments
+    # without bytes were not ignored, they would accumulate.
     times = [segment.largest_timestamp_ms for segment in merged if segment.log_bytes]
     return bool(times) and max(times) - min(times) > task.config.segment_ms
