@@ -283,8 +283,8 @@ def _watched_temporary_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """Return an empty directory. pytest's own fixture looks for a free number among the directories of all tests before,
-    which takes longer the more there are.
+    """Return an empty directory. pytest's own fixture looks for a free number among the directories of all earlier
+    tests, which takes longer the more there are.
     """
     name = re.sub(r"\W", "_", request.node.name)[:30]
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=tmp_path_factory.getbasetemp()))
