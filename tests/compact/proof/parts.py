@@ -40,8 +40,8 @@ class Parts:
     _states: list[str] = field(default_factory=lambda: ["guessed", "walked"])
 
     def prove(self, fs: FileSystem, spec: ProofSpec) -> ProofReport:
-        """Prove in one walk, and in parts by a drawn number of threads, once with guessed states at their boundaries, once
-        with those of a walk. Fails if parts pass although one walk fails, or if their report differs.
+        """Prove in one walk, and in parts by a drawn number of threads, once with guessed states at their boundaries,
+        once with those of a walk. Fails if parts pass although one walk fails, or if their report differs.
         """
         error, report = None, None
         try:
