@@ -57,7 +57,7 @@ def function_of(command: Command) -> Callable[..., None]:
             acting_user.give_back()
         raise typer.Exit(end_of_output(status, changes=_changes_log_dirs(flags)))
 
-    function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]  # unknown to mypy
     function.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return function
 
