@@ -188,7 +188,7 @@ def make_rewriter(
     findings: Findings,
     *,
     bits_from_offset: int | None = None,
-    kind: type[R] = Rewriter,  # type: ignore[assignment]
+    kind: type[R] = Rewriter,  # type: ignore[assignment]  # the default of R
 ) -> R:
     """Return the rewriter. `bits_from_offset`: the offset from which bits decide; default: the first dirty offset."""
     return kind(
