@@ -7,7 +7,7 @@ AIRFLOW := .venv-airflow
 # Some images set this to remain small. Each of the many processes of the tests would then compile all its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser bundle help venv airflow-venv test drawn check kernels archives lint demo bench bench-report fuzz crash hostile mutants soak versions image release reference golden clean
+.PHONY: browser bundle engine help venv airflow-venv test drawn check kernels archives lint demo bench bench-report fuzz crash hostile mutants soak versions image release reference golden clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -111,6 +111,10 @@ ENGINE ?= docker
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' lib/keytail/__init__.py)
 image:  ## build an image for executors; ENGINE=podman or buildah; ARGS='--build-arg UID=1001' and others of conf/Dockerfile
 	$(ENGINE) build -f conf/Dockerfile -t keytail:$(VERSION) --build-arg VERSION=$(VERSION) $(ARGS) .
+
+engine:  ## install buildah and debootstrap, by which the image is tested without a daemon or a registry (Debian, as root)
+	apt-get -o Acquire::Retries=3 update -qq && DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -y -qq \
+		--no-install-recommends buildah debootstrap >/dev/null
 
 release: venv  ## build and check the wheel, the sdist and the image of this commit, in build/; refuses uncommitted files
 	$(BIN)/python -m tests.release

@@ -12,6 +12,7 @@ import functools
 import gc
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -278,6 +279,15 @@ sys.addaudithook(watch)
 @pytest.fixture(scope="session", autouse=True)
 def _watched_temporary_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
     watch.temporary = os.path.realpath(tmp_path_factory.getbasetemp()) + os.sep
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Return an empty directory. pytest's own fixture looks for a free number among the directories of all earlier
+    tests, which takes longer the more there are.
+    """
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 The version is that of lib/keytail/__init__.py, and its section of CHANGES.md becomes the notes. The sdist is built from
 the tracked files alone, and the wheel from the sdist. The wheel is installed in a new environment, which compacts and
-verifies the log dir of a broker. With docker, podman or buildah, the image is built and started, too. Nothing is
+verifies the log dir of a broker. With docker, podman or buildah, the image is built and does the same. Nothing is
 published, and nothing is tagged.
 """
 
@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email import message_from_bytes
 from pathlib import Path
@@ -191,8 +192,11 @@ def engine() -> str | None:
     return None
 
 
-def _image(source: Path, version: str) -> str:
-    """Build the image and start it. Returns a line about it; loud if there is none."""
+def image(source: Path, version: str, folder: Path) -> str:
+    """Build the image, and compact and verify the log dir of a broker with it, in `folder`.
+
+    Returns a line about the image, or a loud one if no engine works here.
+    """
     name = engine()
     if name is None:
         return (
@@ -200,11 +204,25 @@ def _image(source: Path, version: str) -> str:
             "in this commit on a host with one of them"
         )
     run(["make", "image", f"ENGINE={name}"], source)
-    if name != "buildah":  # which runs no images
-        printed = run([name, "run", "--rm", "--entrypoint", "keytail", f"keytail:{version}", "--version"], source)
-        if printed != f"keytail {version}\n":
+    with _keytail_of(name, f"keytail:{version}", folder) as keytail:
+        if (printed := run([*keytail, "--version"], folder)) != f"keytail {version}\n":
             raise Failed(f"the image prints {printed!r}")
+        compact_golden([*keytail, "compact"], [*keytail, "verify"], folder)
     return f"image: keytail:{version}, in the store of {name}"
+
+
+@contextmanager
+def _keytail_of(engine: str, image: str, folder: Path) -> Iterator[list[str]]:
+    """Yield the command line that runs the image's keytail on `folder`, as the owner of the folder."""
+    options = ["--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{folder}:{folder}"]
+    if engine != "buildah":
+        yield [engine, "run", "--rm", *options, "--entrypoint", "keytail", image]
+        return
+    container = run([engine, "from", image], folder).strip()
+    try:
+        yield [engine, "run", *options, container, "--", "keytail"]
+    finally:
+        run([engine, "rm", container], folder)
 
 
 def release(root: Path, out: Path, version: str = __version__) -> None:
@@ -231,8 +249,9 @@ def release(root: Path, out: Path, version: str = __version__) -> None:
         if (printed := run([command, "--version"], work)) != f"keytail {version}\n":
             raise Failed(f"the installed wheel prints {printed!r}")
         compact_golden([command, "compact"], [command, "verify"], work / "clean")
-        _step("build the image")
-        about_image = _image(source, version)
+        _step("build the image, compact and verify the log dir of a broker with it")
+        (work / "image").mkdir()
+        about_image = image(source, version, work / "image")
         shutil.copytree(work / "built", out)
     (out / "NOTES.md").write_text(f"# keytail {version}\n\n{section}")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())]

@@ -172,7 +172,7 @@ def test_a_version_that_was_released_from_another_commit_is_refused(checkout: Pa
 def test_a_missing_engine_is_reported_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("ENGINE", raising=False)
-    assert release._image(tmp_path, "1").startswith("IMAGE: NOT BUILT")
+    assert release.image(tmp_path, "1", tmp_path).startswith("IMAGE: NOT BUILT")
     for name, status in (("docker", 1), ("podman", 0), ("buildah", 0)):  # a client without a daemon, and two engines
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
         (tmp_path / name).chmod(0o755)

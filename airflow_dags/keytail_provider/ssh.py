@@ -29,13 +29,15 @@ class OverSsh:
         self._output = output
         self._killed = False
         try:
-            self._client: Any = hook.get_conn()
-            transport = self._client.get_transport()
-            if isinstance(transport.sock, socket.socket):
-                transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_MS)
-            self._channel: Any = transport.open_session()
-            self._channel.set_combine_stderr(output is None)
-            self._channel.exec_command(line)
+            with contextlib.ExitStack() as until_started:
+                self._client: Any = until_started.enter_context(hook.get_conn())
+                transport = self._client.get_transport()
+                if isinstance(transport.sock, socket.socket):
+                    transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_MS)
+                self._channel: Any = transport.open_session()
+                self._channel.set_combine_stderr(output is None)
+                self._channel.exec_command(line)
+                until_started.pop_all()
         except (paramiko.SSHException, OSError, EOFError) as problem:
             text = f"the Connection {ssh_conn_id}: {problem or type(problem).__name__}"
             raise NotStarted(NOT_REACHED, text) from None

@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -158,6 +159,7 @@ def ledgers(events: list[dict[str, Any]]) -> dict[str, Any]:
 def over_ssh(odd: list[str], much: list[str], loop: str, folder: str) -> dict[str, Any]:
     """Return results of commands over the Connection ssh_b1."""
     sys.path.insert(0, os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    import paramiko
     from airflow.sdk.exceptions import AirflowNotFoundException
 
     from keytail_provider.brokers import Host
@@ -176,6 +178,11 @@ def over_ssh(odd: list[str], much: list[str], loop: str, folder: str) -> dict[st
     made["timeout"] = [ended.exit_status, ended.last_lines.splitlines()]
     ended = run(["true"], Host(ssh_conn_id="ssh_unknown"))
     made["wrong key"] = [ended.exit_status, ended.last_lines]
+    before = threading.enumerate()
+    ended = run(["refused"], host)
+    more: list[Any] = [one for one in threading.enumerate() if one not in before]
+    left = [str(one) for one in more if isinstance(one, paramiko.Transport) and one.is_active()]
+    made["not started"] = [ended.exit_status, ended.last_lines, left]
     try:
         run(["true"], Host(ssh_conn_id="ssh_none"))
     except AirflowNotFoundException as problem:

@@ -2,7 +2,7 @@
 
 `python ssh_server.py KEYS` (of Airflow's environment, which has paramiko) writes the private key and the host key to
 the file KEYS, prints its port, and runs until its standard input ends. A command gets what is sent to its input; when
-the connection ends, so does that input.
+the connection ends, so does that input. A command with the word `refused` is not started.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Server(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED if kind == "session" else paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        if b"refused" in command:
+            return False
         start(run, channel, command.decode())
         return True
 

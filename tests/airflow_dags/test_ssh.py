@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
 
 def test_commands_over_ssh_have_the_results_of_local_ones(ask: Ask, ssh: dict[str, str], tmp_path: Path) -> None:
     """This includes commands that are stopped, and those whose task is killed. A host that refuses the key is retried,
-    as with ssh(1).
+    as with ssh(1). A connection on which the command cannot be started is closed.
     """
     fields = json.loads(ssh["AIRFLOW_CONN_SSH_B1"])
     unknown = json.dumps({**fields, "login": "root"})
@@ -29,5 +29,6 @@ def test_commands_over_ssh_have_the_results_of_local_ones(ask: Ask, ssh: dict[st
     assert found["timeout"] == [124, ["up", "not finished after 3 s: stopped", "told"]]
     assert found["wrong key"][0] == 255
     assert "the Connection ssh_unknown: Authentication" in found["wrong key"][1]
+    assert found["not started"] == [255, "the Connection ssh_b1: Channel closed.", []]
     assert "there is no Connection ssh_none, or it cannot be read now" in found["no Connection"]
     assert found["killed"] == "told\n"

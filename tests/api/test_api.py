@@ -61,6 +61,14 @@ def test_names_and_signatures_are_those_that_were_promised() -> None:
     assert interface() == RECORDED.read_text()
 
 
+def test_all_other_names_are_private() -> None:
+    """Each name of the package, and of its classes, is exported or begins with an underscore."""
+    public = [name for name in vars(api) if not name.startswith("_")]
+    assert sorted(public) == sorted(api.__all__)
+    modules = [path.name for path in Path(api.__file__).parent.glob("*.py")]
+    assert modules and all(name.startswith("_") for name in modules)
+
+
 def test_every_public_name_has_a_description() -> None:
     for name in api.__all__:
         item = getattr(api, name)
@@ -72,17 +80,20 @@ def test_every_public_name_has_a_description() -> None:
 
 
 def test_the_examples_of_the_docstrings_are_true(log_dir: Path) -> None:
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    found = doctest.DocTestFinder().find(api, "api", extraglobs={"log_dir": str(log_dir)})
-    failed = {test.name: runner.run(test).failed for test in found if test.examples}
+    runner, failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), {}
+    for name, item in {"api": api, **{name: getattr(api, name) for name in ("LogDirs", "open_log_dirs")}}.items():
+        names = {**vars(api), "log_dir": str(log_dir)}
+        for test in doctest.DocTestFinder().find(item, name, globs=names):
+            if test.examples:
+                failed[test.name] = runner.run(test).failed
     assert failed == dict.fromkeys(failed, 0)
-    assert {"api", "api.open_log_dirs", *(f"api.LogDirs.{name}" for name in _methods())} == failed.keys()
+    assert {"api", "open_log_dirs", *(f"LogDirs.{name}" for name in _methods())} == failed.keys()
 
 
 def test_the_code_of_the_guide_prints_what_the_page_shows(
     log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(api.__file__).parent / "guide/notebook.md").read_text()
+    page = (Path(api.__file__).parents[1] / "guide/notebook.md").read_text()
     [code], [shown] = (re.findall(rf"^```{kind}\n(.*?)^```$", page, re.M | re.S) for kind in ("python", "text"))
     exec(compile(code, "notebook.md", "exec"), {"log_dir": str(log_dir)})
     assert capsys.readouterr().out == shown
@@ -261,7 +272,7 @@ def test_an_error_of_the_system_is_an_error_of_keytail(
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/x")
 
-    monkeypatch.setattr("keytail.api.select_partitions", fail)
+    monkeypatch.setattr("keytail.api._log_dirs.select_partitions", fail)
     with pytest.raises(api.KeytailError) as raised:
         logs.partitions()
     assert (raised.value.slug, raised.value.path) == ("permission-denied", "/x")
@@ -277,7 +288,7 @@ def test_the_callers_code_does_not_run_as_the_owner(logs: api.LogDirs, monkeypat
         yield
         inside.pop()
 
-    monkeypatch.setattr("keytail.api.working_as", working_as)
+    monkeypatch.setattr("keytail.api._log_dirs.working_as", working_as)
     for _ in logs.read_batches(columns=["offset"]):
         assert not inside
 

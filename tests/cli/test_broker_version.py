@@ -11,6 +11,7 @@ import pytest
 
 from keytail.cli.configuration import read_configuration
 from keytail.config.broker_version import parse_broker_version
+from keytail.config.producer_expiration import NEVER_MS
 from tests.command_line import Run, rows_of
 from tests.no_spark import without_spark
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
@@ -117,14 +118,15 @@ def test_the_report_shows_the_version_and_no_horizons(run: Run, logs: Path, tmp_
 @pytest.mark.parametrize(
     ("version", "given", "expiration_ms"),
     [
-        (None, (), 86_400_000),
-        ("3.1", ("transactional.id.expiration.ms=5",), 86_400_000),
-        ("2.8", (), 604_800_000),
-        ("2.8", ("transactional.id.expiration.ms=5",), 5),
+        (None, (), NEVER_MS),
+        ("3.4", ("transactional.id.expiration.ms=5",), NEVER_MS),
+        ("3.4", ("producer.id.expiration.ms=7",), 7),
+        ("2.8", (), NEVER_MS),
+        ("3.3", ("transactional.id.expiration.ms=5",), 5),
         ("2.8", ("transactional.id.expiration.ms=5", "producer.id.expiration.ms=7"), 7),
     ],
 )
-def test_before_kafka_3_1_producers_expire_with_transactional_ids(
+def test_before_kafka_3_4_producers_expire_with_transactional_ids(
     version: str | None, given: tuple[str, ...], expiration_ms: int
 ) -> None:
     """Producer expiration determines whether a producer's last batch is retained after it was emptied."""

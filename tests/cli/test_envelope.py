@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keytail.cli import rows as show
-from keytail.cli.envelope import EnvelopeError
+from keytail.cli.envelope import EnvelopeError, now_ms
 from keytail.cli.stopping import Stopped
 from keytail.doctor.command import CheckRow
 from keytail.errors import KeytailError
@@ -41,12 +41,46 @@ def failed(run: Run, log_dir: Path, command: str = "describe", *more: str) -> di
 
 
 def test_wrong_usage_is_an_object_with_its_slug(run: Run, log_dir: Path) -> None:
+    before_ms = now_ms()
     made = failed(run, log_dir, "describe", "--quiet", "--verbose")
+    assert before_ms <= made["start_ms"] <= made["end_ms"] <= now_ms()
     assert (made["exit_status"], made["command"], made["rows"]) == (2, "describe", [])
     assert made["error"] == {
         "slug": "conflicting-flags", "message": "--quiet and --verbose cannot be combined",
         "remedy": "Give only one of them",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("compact", "--nosuch", *V1), "No such option: --nosuch. Did you mean --now?"),
+        (("compact", "--output=json-v1", "--log-dirs"), "Option '--log-dirs' requires an argument."),
+        (("compact", *V1, "--now", "soon"), "Invalid value for '--now'"),
+        (("export", "--output", "table", *V1), "Missing option '--to'"),
+        (("compact", *V1, "--output", "json", "--nosuch"), ""),
+        (("compact", "--output=json", "--nosuch"), ""),
+        (("compact", "--nosuch", "--output"), ""),
+        (("dump", "--nosuch", *V1), ""),
+        (("nosuch", *V1), ""),
+        (("export",), ""),
+    ],
+)
+def test_an_error_of_the_syntax_is_an_object_if_it_is_requested(
+    run: Run, words: tuple[str, ...], message: str
+) -> None:
+    before_ms, done, after_ms = now_ms(), run(*words), now_ms()
+    assert done.exit_code == 2
+    assert "Error" in done.stderr
+    if not message:
+        assert done.stdout == ""
+        return
+    made = json.loads(done.stdout)
+    assert (made["command"], made["exit_status"], made["rows"], made["run_id"]) == (words[0], 2, [], None)
+    assert made["error"].pop("message").startswith(f"the command line is invalid: {message}")
+    remedy = f"Run `keytail {words[0]} -h`, which lists the flags"
+    assert made["error"] == {"slug": "invalid-command-line", "remedy": remedy}
+    assert before_ms <= made["start_ms"] <= made["end_ms"] <= after_ms
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from keytail.compact.map_phase import reading
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import NO_REMOVAL_LIMIT
 from keytail.compact.write_phase import rewrite
+from keytail.config.producer_expiration import NEVER_MS
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.producers import ProducerEntry, encode_snapshot
@@ -276,6 +277,39 @@ def test_an_expired_producer_protects_no_batch(tmp_path):
         result = clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0, snapshots=snapshots))
         batches = decode_log(read(path, files_of(result, ".log")[0].name))
         assert [(b.base_offset, b.record_count) for b in batches] == [(0, 0)] * kept + [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("case", range(draws(40)))
+def test_if_no_producer_expires_a_round_retains_all_that_any_expiration_retains(case, tmp_path):
+    """The law for an unknown producer.id.expiration.ms. What is retained in addition is at most one emptied batch of
+    each producer."""
+    rng = random.Random(SEED * 1000 + case)
+    log = random_log(rng, NOW)
+    path = str(tmp_path / "t-0")
+    facts = write_log(path, log.segments)
+    if len(facts) < 2:
+        return
+    ages_ms = {pid: rng.choice([0, 10, 1000]) for pid in log.producers}
+    entries = [snapshot_entry(pid, *state, NOW - ages_ms[pid]) for pid, state in log.producers.items()]
+    snapshots = write_snapshot(path, log, entries)
+
+    def batches(expiration_ms):
+        task = task_for(
+            path, log, facts, NOW, first_dirty=log.segments[0].base_offset, snapshots=snapshots, drop_keyless=True,
+            config={"producer_id_expiration_ms": expiration_ms}, attempt=str(expiration_ms),
+        )  # fmt: skip
+        made = files_of(clean_partition(LOCAL, task), ".log")
+        found = [batch for file in made.values() for batch in decode_log(read(path, file.name))]
+        return {batch.base_offset: {**vars(batch), "position": 0} for batch in found}
+
+    expiration_ms = rng.choice([1, 11, 10**6])
+    known, unknown = batches(expiration_ms), batches(NEVER_MS)
+    assert {offset: batch for offset, batch in unknown.items() if offset in known} == known
+    more = [batch for offset, batch in unknown.items() if offset not in known]
+    producers = [batch["producer_id"] for batch in more]
+    assert all(batch["record_count"] == 0 for batch in more)
+    assert len(set(producers)) == len(producers)
+    assert all(ages_ms[pid] >= expiration_ms for pid in producers)
 
 
 def test_the_proof_finds_a_rewriter_that_ignores_a_producer(tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def compact(facts: PartitionFacts, fs: FileSystem = LOCAL, **given: Any) -> Clea
     fields = {name: given.pop(name) for name in list(given) if name in CleaningTask.__dataclass_fields__}
     config = CompactionConfig(**{"cleanup_policy": frozenset({"compact"}), "index_interval_bytes": 0, **given})
     assert refusals(facts, config, "", NOW) == []
-    unstable = first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=NOW)
+    unstable = first_unstable(fs, facts, now_ms=NOW)
     selection = select(facts, config, NOW, unstable=unstable)
     if not selection.eligible:
         return None

@@ -295,7 +295,7 @@ class LogDir:
         if facts.problems:
             raise Refused("; ".join(facts.problems))
         assert facts.leftovers == ()
-        unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
+        unstable = first_unstable(fs, facts, now_ms=NOW)
 
         def decide_on(facts: PartitionFacts) -> Decision:
             selection = select(facts, self.config, NOW, unstable=unstable, force=True)

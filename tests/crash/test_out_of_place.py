@@ -130,7 +130,8 @@ def make_again(root: Path) -> None:
     before.rmdir()
 
 
-@pytest.mark.parametrize("make", [pytest.param(make_first, marks=pytest.mark.long), make_again])
+@pytest.mark.long
+@pytest.mark.parametrize("make", [make_first, make_again])
 def test_after_every_stop_and_fault_the_source_is_unchanged_and_the_next_run_completes(
     make: Any,
     fast_dir: Path,  # noqa: F811

@@ -136,7 +136,7 @@ class InTwoSteps(LogDir):
                 facts = survey_partition(fs, listing, entry)
         if facts.problems:
             raise Refused("; ".join(facts.problems))
-        unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
+        unstable = first_unstable(fs, facts, now_ms=NOW)
         selection = select(facts, self.config, NOW, unstable=unstable, force=True)
         decision = Decision("would-compact" if selection.eligible else "clean", NO_ERROR, selection)
         planned = Planned(facts, self.config, decision, settings_known=True)

@@ -1,4 +1,4 @@
-"""The worked change of the page CONTRIBUTING is in the files that the page names."""
+"""The worked change of the page CONTRIBUTING is in the files that the page names, and exceptions have their reasons."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def test_the_named_limits_and_targets_exist() -> None:
     targets = set(re.findall(r"`?make ([a-z]+)", text))
     assert {"check", "test", "release", "reference"} <= targets
     assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_each_exception_to_a_check_has_its_reason() -> None:
+    without = re.compile(r"^.*# (?:noqa(?:: [A-Z0-9, ]+)?|type: ignore(?:\[[a-z, -]+\])?)$", re.MULTILINE)
+    paths = [path for home in ("lib", "airflow_dags") for path in (ROOT / home).rglob("*.py")]
+    assert [line for path in paths for line in without.findall(path.read_text())] == []

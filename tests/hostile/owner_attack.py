@@ -12,13 +12,14 @@ import os
 import random
 import signal
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 OWNER = 52_001
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_NEW_MOUNTS, _RECURSIVE, _PRIVATE = 0x20000, 0x4000, 0x40000  # CLONE_NEWNS, MS_REC, MS_PRIVATE
 _IN_ACCESS, _IN_OPEN, _IN_CLOEXEC, _IN_NONBLOCK = 0x1, 0x20, 0o2000000, 0o4000
 
 # Names that keytail or a broker creates in a log dir or a partition directory, or looks for there.
@@ -33,6 +34,30 @@ OF_PARTITION = (
     "00000000000000000000.txnindex", "leader-epoch-checkpoint", "leader-epoch-checkpoint.tmp", "partition.metadata",
     "00000000000000000150.snapshot",
 )  # fmt: skip
+
+
+@contextmanager
+def invisible_to_others(folder: Path) -> Iterator[None]:
+    """Mount an empty tmpfs on `folder`, which only this thread and the processes that it starts can see: a process that
+    reads all files of the machine would be recorded by `Watch`. Only root may call this. The working directory remains.
+    """
+    here, outer = os.getcwd(), os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_LIBC.unshare(_NEW_MOUNTS))
+        try:
+            _check(_LIBC.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None))
+            _check(_LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"mode=755"))
+            yield
+        finally:
+            _check(_LIBC.setns(outer, _NEW_MOUNTS))
+            os.chdir(here)
+    finally:
+        os.close(outer)
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def exchange(item: Path, other: Path) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.chance import SEED
-from tests.hostile.owner_attack import OWNER, Attacker, Watch
+from tests.hostile.owner_attack import OWNER, Attacker, Watch, invisible_to_others
 from tests.interop.broker_story import KEYTAIL
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.log_dirs import random_records, write_log_dir
@@ -38,10 +38,20 @@ def test_no_file_outside_the_log_dirs_is_changed_or_read(fast_dir: Path) -> None
     while number < ATTACKS or (not done and number < ATTACKS + 5):  # in some attacks, the owner prevents every command
         here = fast_dir / str(number)
         here.mkdir(mode=0o755)
-        done += one_attack(f"{SEED}/{number}", here)
-        shutil.rmtree(here)
+        with invisible_to_others(here):
+            done += one_attack(f"{SEED}/{number}", here)
         number += 1
     assert done, f"seed {SEED}: no command of {number} attacks completed"
+
+
+def test_only_the_test_and_its_processes_see_the_attacked_files(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as before:
+        before.submit(int).result()  # the thread has started, with the mounts that all other processes see
+        with invisible_to_others(tmp_path):
+            (tmp_path / "file").touch()
+            assert subprocess.check_output(["ls", tmp_path]) == b"file\n"
+            assert before.submit(os.listdir, tmp_path).result() == []
+    assert os.listdir(tmp_path) == []
 
 
 def one_attack(seed: str, here: Path) -> int:
@@ -69,7 +79,7 @@ def one_attack(seed: str, here: Path) -> int:
         attacker.end()
     seen = watch.seen()
     watch.close()
-    assert not seen, f"seed {seed}: {seen[:5]}"
+    assert not seen, f"seed {seed}: {len(seen)} events, {seen[:50]}"
     assert everything(outside) == before, f"seed {seed}: files outside the log dirs have changed"
     message += [path.read_bytes() for path in of_root.rglob("*") if path.is_file()]
     message += [path.read_bytes() for path in here.rglob("*") if _is_in(path, log_dir, backups) and _is_file(path)]

@@ -333,7 +333,7 @@ def keytail_choice(
     assert facts.leftovers == ()
     assert facts.log_end_offset == now.log_end_offset
     config = compaction_config(now)
-    unstable = first_unstable(LOCAL, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now.now_ms)
+    unstable = first_unstable(LOCAL, facts, now_ms=now.now_ms)
     return facts, select(facts, config, now.now_ms, unstable=unstable, force=force)
 
 

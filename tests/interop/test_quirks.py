@@ -143,7 +143,7 @@ class Pair:
         """Return the selection, and the result of the round or None if there was nothing to clean."""
         facts = survey(self.ours)
         config = compaction_config(now)
-        unstable = first_unstable(LOCAL, facts, expiration_ms=self.expiration_ms, now_ms=now.now_ms)
+        unstable = first_unstable(LOCAL, facts, now_ms=now.now_ms)
         selection = select(facts, config, now.now_ms, unstable=unstable)
         choice = {name: getattr(selection, name) for name in CHOICE}
         if not selection.cleanable_bytes:
@@ -954,7 +954,7 @@ def test_replay_after_a_crash_starts_with_the_batch_that_contains_the_log_start_
     pair.copies(now)
     (pair.ours / ".kafka_cleanshutdown").unlink()
     facts = survey(pair.ours)
-    unstable = first_unstable(LOCAL, facts, expiration_ms=pair.expiration_ms, now_ms=NOW)
+    unstable = first_unstable(LOCAL, facts, now_ms=NOW)
     theirs = kafka.cleanable(pair.theirs / "t-0", checkpoint=2, clean=False, **pair.opening(now))
     assert theirs.first_uncleanable_offset == 1
     assert unstable is not None and unstable.offset == theirs.last_stable_offset

@@ -162,7 +162,7 @@ def test_the_state_is_that_of_a_broker_that_loads_the_log(
         LOCAL, SegmentReader(LOCAL), str(path), facts, expiration_ms=expiration_ms, now_ms=NOW,
     )  # fmt: skip
     assert found_states.entries() == sorted(entries_of(loaded.known), key=lambda entry: entry.producer_id)
-    unstable = first_unstable(LOCAL, facts, expiration_ms=expiration_ms, now_ms=NOW)
+    unstable = first_unstable(LOCAL, facts, now_ms=NOW)
     limit = end if facts.high_watermark is None else facts.high_watermark
     expected = loaded.first_unstable(limit)
     if expected is not None and expected < log_start:
@@ -195,7 +195,7 @@ def test_without_snapshots_no_producer_is_known_after_a_clean_stop_and_all_after
             LOCAL, SegmentReader(LOCAL), facts.path, facts, expiration_ms=1, now_ms=NOW + HOUR_MS,
         )  # fmt: skip
         assert sorted(found.states) == known  # replayed producers do not expire
-        unstable = first_unstable(LOCAL, facts, expiration_ms=1, now_ms=NOW + 5)
+        unstable = first_unstable(LOCAL, facts, now_ms=NOW + 5)
         assert (unstable is None) is clean_shutdown
         if unstable:
             assert unstable.offset == 1
@@ -228,7 +228,7 @@ def test_a_transaction_is_settled_when_its_marker_is_below_the_high_watermark(
     facts = partition(
         tmp_path, LOG, {}, 4, high_watermark=high_watermark, log_start_offset=log_start, clean_shutdown=False
     )
-    found = first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW)
+    found = first_unstable(LOCAL, facts, now_ms=NOW)
     if log_start:  # replay begins there and does not read batches before it
         assert found is None or found.offset >= log_start
     else:
@@ -243,7 +243,7 @@ def test_an_open_transaction_that_began_below_the_log_start_begins_at_the_next_b
     known = {1: reference.Producer(0, [(0, 2, 2)], NOW, txn_first_offset=0)}
     segments = {0: batch("txn", 0, count=3), 4: batch("none", 4, count=2)}
     facts = partition(tmp_path, segments, {6: encode_snapshot(entries_of(known))}, 6, log_start_offset=log_start)
-    found = first_unstable(LOCAL, facts, expiration_ms=1, now_ms=NOW + HOUR_MS)
+    found = first_unstable(LOCAL, facts, now_ms=NOW + HOUR_MS)
     assert found is not None and found.offset == offset
 
 
@@ -252,11 +252,11 @@ def test_replay_starts_with_the_batch_that_contains_the_log_start(tmp_path: Path
     snapshot."""
     segments = {0: batch("txn", 0, count=3), 3: batch("none", 3), 4: b""}
     facts = partition(tmp_path, segments, {}, 4, log_start_offset=1, clean_shutdown=False)
-    found = first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW)
+    found = first_unstable(LOCAL, facts, now_ms=NOW)
     assert found is not None and found.offset == 0
 
 
 def test_an_incomplete_last_batch_after_a_crash_ends_the_replay(tmp_path: Path) -> None:
     segments = {0: batch("txn", 0), 1: batch("COMMIT", 1) + batch("txn", 2)[:-1]}
     facts = partition(tmp_path, segments, {}, 2, clean_shutdown=False)
-    assert first_unstable(LOCAL, facts, expiration_ms=HOUR_MS, now_ms=NOW) is None
+    assert first_unstable(LOCAL, facts, now_ms=NOW) is None

@@ -35,9 +35,11 @@ _ENVELOPE = """\
 ## The object of `--output json-v1`
 
 Standard output is one object, even if the command ends before it has rows: after an error, wrong usage or a signal.
-Only an error of the command line's syntax (an unknown flag, a value that is not a number) prints nothing there, as
-with `--output json`; its exit status is 2. A signal in the first second of a run, before its handlers are installed,
-also prints nothing: it ends the process. `dump`, whose `--output json` is a stream of lines, has no such object.
+This includes errors of the command line's syntax (an unknown flag, a missing value, a value that is not a number) if
+the last `--output` among the arguments is `json-v1`. Only an unknown command, or a wrong flag before the command,
+prints nothing there, as with `--output json`; its exit status is 2. A signal in the first second of a run, before its
+handlers are installed, also prints nothing: it ends the process. `dump`, whose `--output json` is a stream of lines,
+has no such object.
 """
 _SCHEMAS = """\
 A program first checks `version`, then `exit_status`. New fields do not change the version. If `error` is `null`, the

@@ -84,6 +84,7 @@ def test_a_changed_row_does_not_fit(name: str) -> None:
     assert rows, f"no row of {name} is recorded"
     assert fits(name, rows)
     whole = {"version": 1, "keytail": "1.2.3", "command": name, "run_id": None, "exit_status": 0, "error": None}
+    whole |= {"start_ms": 1, "end_ms": 2}
     assert fits(name, {**whole, "rows": rows})
     row = rows[0]
     wrong = [{**row, "more": 1}, {key: value for key, value in row.items() if key != next(iter(row))}]

@@ -38,6 +38,7 @@ def repack(cluster: Cluster, number: int) -> dict[str, object]:
     """Repack on a stopped broker, and return the row of the topic."""
     config = cluster.brokers[number].work_dir / "server.properties"
     settings = [word for text in KNOWN for word in ("--topic-config", f"{TOPIC}:{text}")]
+    settings += ["--topic-config", "producer.id.expiration.ms=86400000"]  # unknown with ZooKeeper: it may be dynamic
     flags = ("--topic", TOPIC, "--repack", "--forget-producers", "--compression", "zstd", "--replicas-in-sync")
     [row] = keytail("compact", "--config", config, *settings, *flags, "--execute")
     return row

@@ -12,10 +12,11 @@ from keytail.cli.flags import FromFlags
 from keytail.config.broker_version import BrokerVersion
 from keytail.config.compaction import CompactionConfig
 from keytail.config.files import parse_server_properties
+from keytail.config.kafka_version import METADATA_VERSION
 from keytail.config.message_format import MessageFormat, message_format
+from keytail.config.producer_expiration import Expiration, producer_expiration
 from keytail.config.resolve import (
     CLEANUP_POLICY,
-    DEFAULT_SOURCE,
     LOG_DIRS,
     USED,
     CommandLine,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 NO_METADATA = "no metadata log here"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 _MAX_RESOLVED = 64
-# Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
-PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,19 @@ class Configuration:
         return found
 
     def _compaction_config(self, resolved: Resolved) -> CompactionConfig:
-        config = CompactionConfig.from_values(resolved.values())
-        if self.by_file_time and resolved.settings[PRODUCER_EXPIRATION].source == DEFAULT_SOURCE:
-            expiration_ms = resolved.settings[TRANSACTION_EXPIRATION].value
-            assert isinstance(expiration_ms, int)
-            config = replace(config, producer_id_expiration_ms=expiration_ms)
-        return config
+        # If it is unknown when producers expire, none is taken for expired, and the last batch of each is retained.
+        expiration_ms = self._producer_expiration(resolved).ms
+        return replace(CompactionConfig.from_values(resolved.values()), producer_id_expiration_ms=expiration_ms)
+
+    def producer_expiration(self, topic: str) -> Expiration:
+        """Return after which idle time brokers forget producers, or why this is uncertain."""
+        return self._producer_expiration(self.of(topic))
+
+    def _producer_expiration(self, resolved: Resolved) -> Expiration:
+        mode = self.cluster.mode if self.cluster is not None else "unknown"
+        metadata = self.cluster.metadata if self.cluster is not None else None
+        level = metadata.features.get(METADATA_VERSION, 0) if metadata is not None else None
+        return producer_expiration(resolved, self.broker_version, mode, level)
 
     def why_unknown(self, topic: str) -> str:
         """Return why the metadata log does not have the settings of a topic."""

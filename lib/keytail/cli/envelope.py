@@ -7,13 +7,15 @@ new field does not change the version; removing a field, or changing its meaning
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from keytail import __version__
 from keytail.cli.rows import write_json
-from keytail.errors import KeytailError, explained
+from keytail.errors import KeytailError, UsageProblem, explained
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Envelope:
         "id of a run that changes files, as in the ledger; the part after `-` is its id for `undo`. With `--prepare`, "
         "the id that `prepared` lists. `null` for dry runs, and for commands whose runs have no id",
     ]
+    start_ms: Annotated[int, "when the command began"]
+    end_ms: Annotated[int, "when this object was printed"]
     exit_status: Annotated[int, "exit status of the process"]
     error: Annotated[EnvelopeError | None, "the error or signal that ended the run; errors of partitions are in `rows`"]
     rows: Annotated[tuple[dict[str, Any], ...], "the rows of `--output json`; empty if none were known"]
@@ -47,9 +51,38 @@ def error_of(problem: KeytailError | OSError | MemoryError) -> EnvelopeError:
     return EnvelopeError(known.slug, known.what_and_where, known.remedy or "")
 
 
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def print_envelope(
-    command: str, run_id: str | None, exit_status: int, rows: Sequence[Any], error: EnvelopeError | None = None
+    command: str,
+    run_id: str | None,
+    start_ms: int,
+    exit_status: int,
+    rows: Sequence[Any],
+    error: EnvelopeError | None = None,
 ) -> None:
     """Print the object of `--output json-v1` on standard output."""
-    head = Envelope(1, __version__, command, run_id, exit_status, error, ())
+    head = Envelope(1, __version__, command, run_id, start_ms, now_ms(), exit_status, error, ())
     write_json(rows, sys.stdout, {item.name: getattr(head, item.name) for item in fields(head) if item.name != "rows"})
+
+
+def print_syntax_error(command: str, message: str) -> None:
+    """Print the object for a command line that the parser of flags has refused with the message."""
+    problem = UsageProblem(
+        f"the command line is invalid: {message}",
+        remedy=f"Run `keytail {command} -h`, which lists the flags",
+        slug="invalid-command-line",
+    )
+    print_envelope(command, None, now_ms(), 2, (), error_of(problem))
+
+
+def last_output(arguments: Sequence[str]) -> str:
+    """Return the value of the last --output among arguments that may be invalid; "" without one."""
+    found = ""
+    for argument, following in pairwise([*arguments, ""]):
+        flag, _, value = argument.partition("=")
+        if flag == "--output":
+            found = value or following
+    return found

@@ -188,7 +188,7 @@ def make_rewriter(
     findings: Findings,
     *,
     bits_from_offset: int | None = None,
-    kind: type[R] = Rewriter,  # type: ignore[assignment]
+    kind: type[R] = Rewriter,  # type: ignore[assignment]  # the default of R
 ) -> R:
     """Return the rewriter of the task. `bits_from_offset`: the offset from which bits decide whether a record is
     retained; default: the first dirty offset."""

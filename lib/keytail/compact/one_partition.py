@@ -37,7 +37,7 @@ def compact(
     reasons = refusals(facts, config, NO_ERROR, now_ms)
     if reasons:
         raise Refused(reasons[0], path=facts.path, remedy="Nothing was changed", slug="unsafe-to-compact")
-    unstable = first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
+    unstable = first_unstable(fs, facts, now_ms=now_ms)
     selection = select(facts, config, now_ms, unstable=unstable)
     if not selection.eligible:
         return None

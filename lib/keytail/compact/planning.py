@@ -310,4 +310,4 @@ def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionCon
         return None
     from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
 
-    return first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
+    return first_unstable(fs, facts, now_ms=now_ms)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _FIRST = (0, 11)
 _FIRST_WITH_HORIZONS = (3, 1)
+_FIRST_WITH_PRODUCER_EXPIRATION = (3, 4)
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class BrokerVersion:
         """Whether the cleaner of this version removes tombstones and markers by the modification time of their file,
         and writes no delete horizons (CLEANING.md 16)."""
         return (self.major, self.minor) < _FIRST_WITH_HORIZONS
+
+    @property
+    def expires_producers_with_transactional_ids(self) -> bool:
+        """Whether producers expire by `transactional.id.expiration.ms`, because this version has no setting for them.
+        """
+        return (self.major, self.minor) < _FIRST_WITH_PRODUCER_EXPIRATION
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}{self.patch}"

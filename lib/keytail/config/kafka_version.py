@@ -20,6 +20,8 @@ _FIRST_LEVELS: tuple[tuple[int, Version], ...] = (
 )  # fmt: skip
 # From this level on a cluster cannot be reverted to ZooKeeper.
 WITHOUT_ZOOKEEPER = next(level for level, version in _FIRST_LEVELS if version == (4, 0))
+# From this level on all brokers have producer.id.expiration.ms.
+WITH_PRODUCER_EXPIRATION = next(level for level, version in _FIRST_LEVELS if version == (3, 4))
 SNAPSHOT_VERSION = 1
 
 

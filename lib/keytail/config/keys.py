@@ -170,7 +170,7 @@ BROKER_KEYS = (
     _broker("producer.id.expiration.ms", "int", 86_400_000, "idle time after which a producer id expires",
             minimum=1, safer="larger"),
     _broker("transactional.id.expiration.ms", "int", 604_800_000,
-            "idle time after which a producer id expires, with --broker-version below 3.1", minimum=1, safer="larger"),
+            "idle time after which a producer id expires, before Kafka 3.4", minimum=1, safer="larger"),
     _broker("producer.id.expiration.check.interval.ms", "int", 600_000, "interval of checks for expired producer ids",
             minimum=1),
     _broker("log.initial.task.delay.ms", "long", 30_000, "delay of background tasks", minimum=0),

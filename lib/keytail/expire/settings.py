@@ -15,7 +15,7 @@ _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
 def unknown_retention(configuration: Configuration, resolved: Resolved) -> ErrorText:
     """Return why the retention settings of the topic are not certain, with the remedy; empty if they are certain."""
     policy = None if resolved.unknown([CLEANUP_POLICY]) else resolved.value(CLEANUP_POLICY)
-    wanted = settings_of_retention(policy)  # type: ignore[arg-type]
+    wanted = settings_of_retention(policy)  # type: ignore[arg-type]  # a list
     return (
         _internal(configuration, resolved, wanted)
         or configuration.unknown(resolved.topic, wanted)

@@ -80,7 +80,12 @@ def read_state(path: str, spark: Any = None) -> TableState | None:
 
 
 def _commits(folder: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield version and `commitInfo` of the commits of a table, latest first; nothing without a table."""
+    """Yield version and `commitInfo` of the commits of a table, latest first; nothing without a table.
+
+    `commitInfo` does not depend on checkpoints, column mapping, deletion vectors or the protocol version, which Spark
+    checks before it writes. The package deltalake is not used: the extra of export does not install it, it loads the
+    whole table instead of usually one file, and it refuses tables with features that only Spark supports.
+    """
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -75,7 +75,7 @@ def records_of(frame: Any, source: Source) -> Any:
     ).drop("file", "row", "file_number")
 
 
-def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noqa: N803
+def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noqa: N803 (its usual name)
     if len(uris) <= 1:
         return records.withColumn("file_number", F.lit(0).cast("bigint"))
     # Spark lists files with file:///, but `_metadata.file_path` of a row may begin with file:/.
@@ -207,23 +207,23 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _binary(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
+def _binary(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803 (its usual name)
     return F.col(_quoted(name)).cast("binary")
 
 
-def _headers(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
+def _headers(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803 (its usual name)
     return F.transform(
         F.col(_quoted(name)),
         lambda pair: F.struct(pair["key"].cast("binary").alias("key"), pair["value"].cast("binary").alias("value")),
     )
 
 
-def _timestamp(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
+def _timestamp(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803 (its usual name)
     column = F.col(_quoted(name))
     return F.unix_millis(column) if types[name] == "timestamp" else column.cast("bigint")
 
 
-def _partition(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
+def _partition(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803 (its usual name)
     # A cast of numbers beyond int would wrap to existing partitions.
     beyond = F.col(_quoted(name)).cast("bigint").between(-(2**31), 2**31 - 1)
     return F.when(F.col(_quoted(name)).isNull() | beyond, F.col(_quoted(name)).cast("int")).otherwise(F.lit(-1))

@@ -14,7 +14,7 @@ def _import_numba() -> None:
     if "numba" in sys.modules:
         return
     parser = sys.modules.get("yaml")
-    sys.modules["yaml"] = None  # type: ignore[assignment]
+    sys.modules["yaml"] = None  # type: ignore[assignment]  # makes its import fail
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Numba warns that it has no parser

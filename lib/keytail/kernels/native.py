@@ -264,35 +264,35 @@ def _overload_crc32c(array, start, n):
     _require_bytes(array)
     if CRC_FUNCTION is None:
         return lambda array, start, n: fallback.crc32c(array, start, n)  # noqa: PLW0108 (Numba matches names)
-    return lambda array, start, n: _call_crc(array, start, n)  # noqa: PLW0108
+    return lambda array, start, n: _call_crc(array, start, n)  # noqa: PLW0108 (the same)
 
 
 @overload(xxh3_128)
 def _overload_xxh3_128(array, start, n, seed):
     _require_bytes(array)
     if HASH_FUNCTION is None:
-        return lambda array, start, n, seed: fallback.hash_128(array, start, n, seed)  # noqa: PLW0108
-    return lambda array, start, n, seed: _call_hash(array, start, n, seed)  # noqa: PLW0108
+        return lambda array, start, n, seed: fallback.hash_128(array, start, n, seed)  # noqa: PLW0108 (the same)
+    return lambda array, start, n, seed: _call_hash(array, start, n, seed)  # noqa: PLW0108 (the same)
 
 
 @overload(copy_bytes)
 def _overload_copy_bytes(target, at, source, start, n):
-    return lambda target, at, source, start, n: _call_copy(target, at, source, start, n)  # noqa: PLW0108
+    return lambda target, at, source, start, n: _call_copy(target, at, source, start, n)  # noqa: PLW0108 (the same)
 
 
 @overload(equal_bytes)
 def _overload_equal_bytes(a, a_start, b, b_start, n):
-    return lambda a, a_start, b, b_start, n: _call_compare(a, a_start, b, b_start, n)  # noqa: PLW0108
+    return lambda a, a_start, b, b_start, n: _call_compare(a, a_start, b, b_start, n)  # noqa: PLW0108 (the same)
 
 
 @overload(multiply_add)
 def _overload_multiply_add(high, low, a, b):
-    return lambda high, low, a, b: _call_multiply_add(high, low, a, b)  # noqa: PLW0108
+    return lambda high, low, a, b: _call_multiply_add(high, low, a, b)  # noqa: PLW0108 (the same)
 
 
 @overload(prefetch)
 def _overload_prefetch(array, index):
-    return lambda array, index: _call_prefetch(array, index)  # noqa: PLW0108
+    return lambda array, index: _call_prefetch(array, index)  # noqa: PLW0108 (the same)
 
 
 def file_digest() -> _xxhash_wheel.xxh3_128:

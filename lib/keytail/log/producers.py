@@ -153,18 +153,18 @@ class Unstable:
     why: str
 
 
-def first_unstable(
-    fs: FileSystem, facts: PartitionFacts, *, expiration_ms: int, now_ms: int
-) -> Unstable | None:
+def first_unstable(fs: FileSystem, facts: PartitionFacts, *, now_ms: int) -> Unstable | None:
     """Return the start of the earliest transaction that is open or whose marker is not below the high watermark.
 
     Returns None if all transactions are settled. Without a high watermark, the log end offset is used instead. As in a
     starting broker, a transaction that ended before the latest snapshot was taken is settled, wherever its marker is.
+    When producers expire does not matter: a producer with an open transaction never does, and others open none.
+    `now_ms` is used only for the age in `why`.
     """
     limit = facts.log_end_offset
     if facts.high_watermark is not None:
         limit = min(limit, facts.high_watermark)
-    producers = load_producers(fs, None, facts.path, facts, expiration_ms=expiration_ms, now_ms=now_ms)
+    producers = load_producers(fs, None, facts.path, facts, expiration_ms=names.MAX_OFFSET, now_ms=0)
     earliest = producers.earliest_unsettled(limit)
     if earliest is None:
         return None

@@ -11,8 +11,6 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, refuse_damaged_end
 from keytail.log.producers import first_unstable
 
-_NEVER_IDLE_MS = 2**62  # producers without an open transaction have no effect on the result
-
 
 @dataclass(frozen=True)
 class Readable:
@@ -54,7 +52,7 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
         return Readable(limit, tuple(notes))
     # Without a snapshot, a broker that stopped cleanly assumes that no transaction is open; the log may show one.
     with_snapshot = replace(facts, clean_shutdown=facts.clean_shutdown and bool(facts.snapshots))
-    unstable = first_unstable(fs, with_snapshot, expiration_ms=_NEVER_IDLE_MS, now_ms=now_ms)
+    unstable = first_unstable(fs, with_snapshot, now_ms=now_ms)
     if unstable is not None and unstable.offset < limit:
         limit = unstable.offset
         notes.append(f"up to offset {limit}: {unstable.why}")

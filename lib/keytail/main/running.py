@@ -18,7 +18,7 @@ from rich.markup import escape
 from keytail import acting_user
 from keytail.cli import rows as show
 from keytail.cli.command import Command
-from keytail.cli.envelope import EnvelopeError, error_of, print_envelope
+from keytail.cli.envelope import EnvelopeError, error_of, now_ms, print_envelope
 from keytail.cli.flags import flags_of, request_of
 from keytail.cli.output_options import JSON_V1, MessageFlags, RecordFlags
 from keytail.cli.quarantine import writing_row_files
@@ -57,7 +57,7 @@ def function_of(command: Command) -> Callable[..., None]:
             acting_user.give_back()
         raise typer.Exit(end_of_output(status, changes=_changes_log_dirs(flags)))
 
-    function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]  # unknown to mypy
     function.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return function
 
@@ -75,14 +75,14 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
 
     `given` are values of the request that are not flags.
     """
-    result = _Result()
+    result, start_ms = _Result(), now_ms()
     set_run_id(None)  # a process may run several commands
 
     def print_result(status: int, rows: Sequence[Any] | None = None, error: EnvelopeError | None = None) -> None:
         if flags.get("output") == JSON_V1 and not result.is_printed:
             result.is_printed = True
             run_id = current_run_id() if _changes_log_dirs(flags) else None
-            print_envelope(command.name, run_id, status, result.rows if rows is None else rows, error)
+            print_envelope(command.name, run_id, start_ms, status, result.rows if rows is None else rows, error)
 
     # A signal may also arrive while an error message is printed: that message, or the message about the signal, is
     # printed completely.

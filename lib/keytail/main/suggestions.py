@@ -1,4 +1,7 @@
-"""Suggests commands and flags that have the same meaning as an unknown name, or else a similar spelling."""
+"""Suggests commands and flags that have the same meaning as an unknown name, or else a similar spelling.
+
+Errors of the command line's syntax are also printed as an object if --output json-v1 is among the arguments.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from keytail.cli.envelope import last_output, print_syntax_error
 from keytail.cli.options import FLAGS_MEANT
+from keytail.cli.output_options import JSON_V1
 
 # The class of errors about unknown names, from which BadParameter is derived; Typer does not export it.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -99,6 +104,7 @@ class OneCommand(TyperCommand):
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        output = last_output(args)  # before the parser removes the arguments that it reads
         try:
             return super().parse_args(ctx, args)
         except _UsageError as problem:
@@ -111,6 +117,8 @@ class OneCommand(TyperCommand):
                 problem.possibilities = None
             elif "unexpected extra argument" in problem.message and "--topic-list" in _flags(self):
                 problem.message += ". To select topics, give --topic-list TOPIC[,TOPIC]"
+            if output == JSON_V1 and any(output in (item.metavar or "") for item in self.params):
+                print_syntax_error(self.name or "", problem.format_message())
             raise
 
 

@@ -162,8 +162,8 @@ def _plan(
             fs,
             facts,
             RebuildSettings(
-                index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
-                segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
+                index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]  # an int
+                segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]  # the same
                 rebuild_all=request.rebuild_all,
                 execute=request.execute,
                 truncate=request.truncate,

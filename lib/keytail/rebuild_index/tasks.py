@@ -154,7 +154,8 @@ class Rebuild:
                 if failed is not None:
                     outcomes[_key(task)] = failed
                 else:
-                    joins.append(Work(task, scans=tuple(part.value for part in parts)))  # type: ignore[misc]
+                    scanned: Any = tuple(part.value for part in parts)  # without a problem there is a value
+                    joins.append(Work(task, scans=scanned))
         for item, outcome in self._do(joins, "rebuild-index: slices together"):
             outcomes[_key(item.task)] = outcome
         return [self._finish(plan, [outcomes[_key(task)] for task in segment_tasks(plan)], start_ms) for plan in plans]
@@ -222,7 +223,8 @@ class Rebuild:
                     files = outcome.value.files if outcome.value is not None else ()
                     written = [verdict.clean.name for verdict in files if verdict.clean is not None]
                     refuse_unseen(self.fs, plan.facts.path, written, outcome.host)
-                result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
+                done: list[Any] = [outcome.value for outcome in outcomes]  # without a problem there is a value
+                result = settle(self.fs, plan, done)
                 if result.torn is not None and plan.settings.execute and plan.settings.truncate:
                     return self._truncate(plan, result.torn, start_ms)
                 if plan.settings.execute:

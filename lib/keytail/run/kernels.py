@@ -57,7 +57,7 @@ def type_of(spec: Any) -> Any:
     `r`; `format.batch:BATCH_TABLE[1C]`, a dtype of keytail; or a list of a tuple's class (empty: plain) and its types.
     """
     from numba import types  # noqa: PLC0415 (brings in the compiler)
-    from numba.np.numpy_support import from_dtype  # noqa: PLC0415
+    from numba.np.numpy_support import from_dtype  # noqa: PLC0415 (the same)
 
     if isinstance(spec, list):
         kind = pkgutil.resolve_name(f"keytail.{spec[0]}") if spec[0] else tuple

@@ -101,8 +101,8 @@ def _one(
         )
     values = configuration.of(entry.topic).values()
     settings = Settings(
-        index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
-        segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
+        index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]  # an int
+        segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]  # the same
     )
     new = None
     if request.execute:

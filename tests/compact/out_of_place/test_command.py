@@ -423,12 +423,14 @@ def test_conflicting_flags_are_refused(run: Run, log_dir: Path, tmp_path: Path) 
         ((tmp_path / "no" / "such",), "does not exist"),
         ((tmp_path / "file",), "is not a directory"),
         (("nosuch://bucket/prefix",), "cannot be reached"),
+        (("s3://key:12/hunter2@bucket/prefix",), "may contain a password"),
         ((there, "--rows-file", there / "rows"), "--rows-file is inside a log dir"),
         ((there, "--quarantine-report", there / "bad"), "--quarantine-report is inside a log dir"),
     ]:
         done = run("compact", "--log-dirs", log_dir, "--output-dir", *flags, *CONFIG)
         assert done.exit_code == 2, (flags, done.output)
         assert what in " ".join(done.output.split()), done.output
+        assert "hunter2" not in done.output
     done = run("compact", "--log-dirs", f"{log_dir},{other}", "--output-dir", f"{out},{out / 'in'}", *CONFIG)
     assert done.exit_code == 2 and "one inside another" in done.output
     done = run("compact", "--log-dirs", log_dir, "--scratch-dir", tmp_path, *CONFIG)

@@ -53,6 +53,15 @@ def test_a_slightly_earlier_clock_is_tolerated() -> None:
     assert not reason_to_discard(RECORD, replace(UNCHANGED, now_ms=RECORD.prepared_ms - 60_000))
 
 
+def expiring(expiration_ms: int) -> Now:
+    return with_basis(config=replace(RECORD.basis.config, producer_id_expiration_ms=expiration_ms))
+
+
+def test_producers_may_expire_sooner_than_when_prepared() -> None:
+    """Then more of their last batches were retained than necessary, for instance because the setting was not known."""
+    assert not reason_to_discard(RECORD, expiring(RECORD.basis.config.producer_id_expiration_ms - 1))
+
+
 REASONS: dict[str, tuple[Now, str]] = {
     "no sources": (replace(UNCHANGED, sources=()), "does not exist any more"),
     "a checkpoint": (with_basis(cleaner_checkpoint=5), "the cleaner's checkpoint is 5; when prepared, it was None"),
@@ -64,6 +73,10 @@ REASONS: dict[str, tuple[Now, str]] = {
     "the policy": (
         with_basis(config=replace(RECORD.basis.config, cleanup_policy=frozenset({"compact"}))),
         "settings were changed after the preparation: cleanup.policy",
+    ),
+    "the expiration": (
+        expiring(RECORD.basis.config.producer_id_expiration_ms + 1),
+        "settings were changed after the preparation: producer.id.expiration.ms",
     ),
     "keyless records": (with_basis(drop_keyless=False), "prepared with --drop-keyless"),
     "the format": (with_basis(message_format="keep"), "--message-format"),

@@ -207,13 +207,17 @@ def test_with_zookeeper_the_longer_time_counts(run: Run, idempotent: Path) -> No
 
 
 def test_values_that_the_metadata_log_may_override_are_not_known(run: Run, idempotent: Path, tmp_path: Path) -> None:
-    """With KRaft, brokers' dynamic settings override the file. In ZooKeeper, they are unknown, too, and 7 days count.
-    """
+    """With KRaft, brokers' dynamic settings override the file. In ZooKeeper, they are never read."""
     config = tmp_path / "server.properties"
     config.write_text("producer.id.expiration.ms=86400000\nunclean.leader.election.enable=false\n")
     row = rows_of(run(*flags(idempotent, "--execute", "--forget-producers", "--config", config)))["orders-0"]
     assert row["status"] == "refused" and row["slugs"] == ["unknown-topic-settings"], row
     assert "producer.id.expiration.ms may be set for all brokers in the metadata log" in row["error"]
+    (idempotent / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
+    row = rows_of(run(*flags(idempotent, "--execute", "--forget-producers", "--config", config)))["orders-0"]
+    assert row["status"] == "refused" and row["slugs"] == ["unknown-topic-settings"], row
+    assert "producer.id.expiration.ms may be set for all brokers in ZooKeeper, which is not read" in row["error"]
+    (idempotent / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
     given = ("--log-dirs", idempotent, "--config", config, "--topics-have-no-overrides", "--replicas-in-sync")
     row = rows_of(run("compact", *given, "--repack", "--output", "json"))["orders-0"]
     assert "unclean.leader.election.enable of orders may be set for all brokers in the metadata log" in row["error"]

@@ -37,6 +37,8 @@ def test_only_paths_and_file_uris_are_on_this_host() -> None:
         ("abfss://c:hunter2@account/x", "credentials-in-uri"),
         ("hdfs://user:hunter2@host/x", "credentials-in-uri"),
         ("hdfs://user:se/hunter2@host/x", "credentials-in-uri"),
+        ("hdfs://user:12/hunter2@host/x", "credentials-in-uri"),
+        ("s3a://AK/IA:hunter2@bucket/x", "credentials-in-uri"),
         ("abfss://c:se/hunter2@account/x", "credentials-in-uri"),
         ("s3://bucket/x", "unsupported-uri"),
         ("s3a://bucket/x?secret=hunter2", "unsupported-uri"),
@@ -50,7 +52,8 @@ def test_unsuitable_uris_are_refused_without_printing_a_secret(uri: str, slug: s
 
 
 def test_other_uris_are_accepted() -> None:
-    for uri in ("s3a://bucket/a@b", "abfss://c@account.dfs.core.windows.net/x", "hdfs://host:8020/a@b", "gs://b/x"):
+    containers = ("abfss://c@account.dfs.core.windows.net/x", "abfss://c@account.dfs.core.windows.net:443/x@y")
+    for uri in ("s3a://bucket/a@b", "hdfs://host/a@b", "hdfs://host:8020/a", "gs://b/x", *containers):
         assert checked_uri(f"{uri}/", "--to") == uri
 
 

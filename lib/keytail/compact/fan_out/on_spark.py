@@ -160,7 +160,7 @@ class StagesOnSpark:
                 raise outcome.problem
             refuse_unseen(LOCAL, self.workers.scratch_path, _written(outcome.value), outcome.host)
             values.append(outcome.value)
-        return values  # type: ignore[return-value]
+        return values  # type: ignore[return-value]  # without a problem there is a value
 
 
 def fan_out_on_spark(

@@ -19,6 +19,7 @@ from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.run.processes import Processes
+from keytail.run.spark.stores import refuse_slash_in_password
 from keytail.run.tasks import run_attempt
 
 
@@ -133,6 +134,8 @@ def target_of(fs: FileSystem, request: Request) -> Target:
     if len(kinds) > 1:
         raise UsageProblem("--output-dir names both paths and object stores: give one kind", slug="mixed-output-dirs")
     if kinds == {True}:
+        for item in given:
+            refuse_slash_in_password(item, "--output-dir")
         stores = tuple(map(Store, given))
         _refuse_nested([f"{store}/" for store in stores])
         if request.scratch_dir is not None:

@@ -202,6 +202,9 @@ def _of_epochs(then: Basis, basis: Basis) -> str | None:
 
 
 def _changed_settings(then: CompactionConfig, now: CompactionConfig) -> list[str]:
+    # If producers expire sooner now, or this has become known, more of their last batches were retained than necessary.
+    if then.producer_id_expiration_ms > now.producer_id_expiration_ms:
+        now = replace(now, producer_id_expiration_ms=then.producer_id_expiration_ms)
     return [
         field.name.replace("_", ".")
         for field in fields(CompactionConfig)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from keytail.cli.cluster import Cluster
-from keytail.cli.configuration import PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION, Configuration
+from keytail.cli.configuration import Configuration
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision, refusals, select
 from keytail.compact.planning import Planned
 from keytail.compact.repack.options import RepackFlags
 from keytail.compact.rules import Rules
 from keytail.config.compaction import CompactionConfig
+from keytail.config.producer_expiration import uncertain
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, in_words, joined, refusal
 from keytail.log.fs import FileSystem
 from keytail.log.missing_segments import refuse_missing_segments
@@ -53,7 +54,6 @@ def plan_repack(
         unknown = [why_settings_unknown(configuration, entry.topic, *_NEEDED)]
         if flags.forget_producers:
             unknown.append(why_expiration_unknown(configuration, entry.topic))
-            config = replace(config, producer_id_expiration_ms=_expiration_ms(configuration, entry.topic))
         if flags.batch_bytes and replicas_of(configuration.cluster, entry.topic, entry.partition) != 1:
             unknown.append(why_not_mergeable(configuration, entry.topic))
             if facts.high_watermark is None:
@@ -62,8 +62,7 @@ def plan_repack(
                 unknown.append(why_not_in_sync(configuration.cluster, entry.topic, entry.partition))
         unstable = None
         if not facts.problems:
-            expiration_ms = config.producer_id_expiration_ms
-            unstable = first_unstable(fs, facts, expiration_ms=expiration_ms, now_ms=rules.now_ms)
+            unstable = first_unstable(fs, facts, now_ms=rules.now_ms)
         decision = decide(facts, config, unknown, rules, unstable)
         if decision.status == "would-compact":
             refuse_missing_segments(fs, facts)
@@ -95,55 +94,29 @@ def why_settings_unknown(configuration: Configuration, topic: str, *names: str) 
     if the broker's file, which could set another one, was not read."""
     if unknown := configuration.unknown(topic, names):
         return unknown
-    uncertain, why, remedy = _uncertain(
-        configuration, topic, [name for name in names if name in (_MAX_MESSAGE_BYTES, _UNCLEAN)]
-    )
-    if not uncertain:
+    cluster = configuration.cluster
+    unread = cluster.mode if cluster is not None and cluster.mode == "KRaft" and cluster.metadata is None else None
+    of_brokers = [name for name in names if name in (_MAX_MESSAGE_BYTES, _UNCLEAN)]
+    # A dynamic max.message.bytes does not matter: a broker reads and replicates larger batches, too.
+    found = uncertain(configuration.of(topic), of_brokers, (_UNCLEAN,), unread)
+    if found is None:
         return NO_ERROR
     return refusal(
-        f"topic config unknown: {uncertain} of {topic} {why}",
+        f"topic config unknown: {found.name} of {topic} {found.why}",
         slug="unknown-topic-settings",
-        remedy=f"{remedy}, or --topic-config {topic}:{uncertain}=VALUE",
+        remedy=f"{found.remedy} --topic-config {topic}:{found.name}=VALUE",
     )
-
-
-def _uncertain(configuration: Configuration, topic: str, names: Sequence[str]) -> tuple[str, str, str]:
-    """Return the first of these settings that is taken from brokers and is uncertain ("" if none), why, and a remedy.
-
-    With KRaft, a dynamic setting of brokers in the metadata log overrides the broker's file. This does not apply to
-    max.message.bytes, since a broker reads and replicates larger batches, too.
-    """
-    resolved, cluster = configuration.of(topic), configuration.cluster
-    if assumed := resolved.assumed(names):
-        return assumed[0], "is the broker's, whose file was not given", "Give the broker's file with --config"
-    if cluster is not None and cluster.mode == "KRaft" and cluster.metadata is None:
-        for name in names:
-            if name not in resolved.given and name != _MAX_MESSAGE_BYTES:
-                why = "may be set for all brokers in the metadata log, which was not read"
-                return name, why, "Add the log dir with the metadata log to --log-dirs"
-    return "", "", ""
-
-
-def _expiration_settings(configuration: Configuration) -> tuple[str, ...]:
-    """Return the settings by which producers expire: one, but with ZooKeeper the broker may be of Kafka before 3.1."""
-    is_kraft = configuration.cluster is not None and configuration.cluster.mode == "KRaft"
-    return (PRODUCER_EXPIRATION,) if is_kraft else (PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION)
-
-
-def _expiration_ms(configuration: Configuration, topic: str) -> int:
-    settings = configuration.of(topic)
-    return max(int(str(settings.value(name))) for name in _expiration_settings(configuration))
 
 
 def why_expiration_unknown(configuration: Configuration, topic: str) -> ErrorText:
     """Return why it is unknown which producers have expired, with a remedy; empty if it is known."""
-    uncertain, why, remedy = _uncertain(configuration, topic, _expiration_settings(configuration))
-    if not uncertain:
+    found = configuration.producer_expiration(topic).uncertain
+    if found is None:
         return NO_ERROR
     return refusal(
-        f"which producers have expired is unknown: {uncertain} {why}",
+        f"which producers have expired is unknown: {found.name} {found.why}",
         slug="unknown-topic-settings",
-        remedy=f"{remedy}, or --topic-config {uncertain}=VALUE; or run without --forget-producers",
+        remedy=f"{found.remedy} --topic-config {found.name}=VALUE; or run without --forget-producers",
     )
 
 

@@ -39,7 +39,7 @@ def _gunzip_member(data: Buffer, limit_bytes: int) -> tuple[bytes, bytes]:
     unpacker = isal_zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         out = unpacker.decompress(data, min(limit_bytes, 2**62) + 1)
-    except isal_zlib.error as problem:  # type: ignore[misc]
+    except isal_zlib.error as problem:  # type: ignore[misc]  # its stub declares an instance
         raise ValueError(f"gzip: {problem}") from problem
     if len(out) > limit_bytes:
         raise_too_large(limit_bytes)
@@ -74,7 +74,7 @@ def decompress_in_parts(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
         while not unpacker.eof:
             try:
                 out = unpacker.decompress(source, part_bytes)
-            except isal_zlib.error as problem:  # type: ignore[misc]
+            except isal_zlib.error as problem:  # type: ignore[misc]  # as in _gunzip_member
                 raise ValueError(f"gzip: {problem}") from problem
             left = unpacker.unconsumed_tail
             if not out and not unpacker.eof and len(left) in (0, len(source)):

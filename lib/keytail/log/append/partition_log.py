@@ -119,13 +119,13 @@ class PartitionLog:
             self._ensure_indexes()
             checked_set = self._log.producers.check_set(taken.table, as_leader=True)
             if checked_set.rows:
-                self._effects(lambda: self._log.append_each(taken, checked_set, now_ms))  # noqa: B023
+                self._effects(lambda: self._log.append_each(taken, checked_set, now_ms))  # noqa: B023 (called at once)
             count += checked_set.rows
             if checked_set.duplicate is None:
                 break
             duplicates.append(checked_set.duplicate)
             same = taken.rows(checked_set.rows, checked_set.rows + 1)
-            self._effects(lambda: self._log.handle_duplicate(same, now_ms))  # noqa: B023
+            self._effects(lambda: self._log.handle_duplicate(same, now_ms))  # noqa: B023 (called at once)
             rest = taken.rows(checked_set.rows + 1, len(taken.table)).data
             if not len(rest):
                 break
@@ -156,7 +156,7 @@ class PartitionLog:
     def _ensure_indexes(self) -> None:
         """Create the indexes of a new segment. A broker creates them, at the latest, when it checks whether they are
         full."""
-        self._effects(lambda: self._log.active.open_indexes())  # noqa: PLW0108
+        self._effects(self._log.active.open_indexes)
 
     def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
         """Refuse a set with more entries than fit into an index: a broker would append it, and then fail."""

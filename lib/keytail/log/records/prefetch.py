@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from itertools import islice
 from typing import TypeVar
 
 from keytail.threads import Threads
@@ -17,13 +18,16 @@ def prefetched(items: Generator[T, None, None]) -> Iterator[T]:
     share it with the item after that. If iteration stops early, the generator has produced at most one item more than
     was taken.
     """
-    end = object()
+
+    def at_most_one() -> list[T]:
+        return list(islice(items, 1))
+
     with Threads(1, "prefetch") as thread:
         try:
-            item = next(items, end)
-            while item is not end:
-                coming = thread.submit(next, items, end)
-                yield item  # type: ignore[misc]
+            item = at_most_one()
+            while item:
+                coming = thread.submit(at_most_one)
+                yield item[0]
                 item = coming.result()
         finally:  # close in the thread, which may still run the generator if a signal has ended the wait
             thread.submit(items.close).result()

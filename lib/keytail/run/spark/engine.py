@@ -163,7 +163,7 @@ def _task_of(
 
 def attempt_name() -> str:
     """Return a name, unique in the session, for the task attempt that runs here, on a worker."""
-    from pyspark import TaskContext  # noqa: PLC0415
+    from pyspark import TaskContext  # noqa: PLC0415 (as above)
 
     context = TaskContext.get()
     assert context is not None

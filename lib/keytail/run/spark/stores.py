@@ -77,11 +77,10 @@ def checked_uri(uri: str, flag: str) -> str:
     """Return the URI without trailing slashes. Raises UsageProblem if it contains credentials or options, or if its
     scheme is s3 or s3n."""
     scheme = scheme_of(uri)
+    refuse_slash_in_password(uri, flag)
     user, at, _ = uri.partition("://")[2].partition("@")
     is_container = scheme.startswith("abfs") and ":" not in user
-    port = user.partition("/")[0].partition(":")[2]
-    is_secret = (scheme == "s3a" and ":" in user) or (port and not port.isdigit())
-    if at and not is_container and ("/" not in user or is_secret):
+    if at and not is_container and ("/" not in user or (scheme == "s3a" and ":" in user)):
         raise UsageProblem(
             f"the URI of {flag} contains credentials",
             remedy="Remove them from the URI, and give them in the environment or in Spark's configuration "
@@ -101,6 +100,20 @@ def checked_uri(uri: str, flag: str) -> str:
             slug="unsupported-uri",
         )
     return uri.rstrip("/")
+
+
+def refuse_slash_in_password(uri: str, flag: str) -> None:
+    """Raise UsageProblem if the first "/" after the scheme may be in a password, also in one such as `12/x`: if there
+    is a ":" before it, and an "@" only after it. Every program takes the password for a port and a path, and shows it.
+    """
+    host, _, path = uri.partition("://")[2].partition("/")
+    if ":" in host and "@" not in host and "@" in path:
+        raise UsageProblem(
+            f"the URI of {flag} may contain a password: an @ follows a : and a /",
+            remedy="Remove credentials from the URI, and give them in the environment or in Spark's configuration. If "
+            "the @ is part of the path, omit the port",
+            slug="credentials-in-uri",
+        )
 
 
 def connector_for(place: str | None) -> Connector:

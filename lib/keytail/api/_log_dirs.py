@@ -1,20 +1,4 @@
-"""The public Python interface of keytail: what a notebook needs to look into the logs of one broker.
-
-Open the log dirs of a broker, list and describe partitions, look up offsets and times, read records as Arrow, and plan
-a compaction. Nothing is changed or locked, so a broker may be running. Spark is not used. Names that are not in
-`__all__` of this module are private, and so are all other modules (section Versions of the README).
-
-    >>> from keytail import api
-    >>> logs = api.open_log_dirs(log_dir)
-    >>> [partition.name for partition in logs.partitions()]
-    ['orders-0', 'orders-1', 'users-0']
-
-Methods return the rows of the command of the same name (cli/ROWS.md): a problem of one partition is in `error` of its
-row, and the other partitions have their results. Only `read` and `read_batches` end with the first problem.
-
-A process that was started as root works as the owner of the log dirs during each call. Warnings are printed on standard
-error.
-"""
+"""The log dirs of a broker, as Python programs open them."""
 
 from __future__ import annotations
 
@@ -24,17 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from keytail.acting_user import working_as
-from keytail.api_arguments import Position, Positions, bound_of, chosen_names, names_of, number_of, one_of
+from keytail.api._arguments import Position, Positions, bound_of, chosen_names, names_of, number_of, one_of
 from keytail.cli.configuration import Configuration, read_configuration
 from keytail.cli.options import HighWatermark
-from keytail.cli.rows import fields_of
 from keytail.cli.selection import PartitionFilter, chosen_log_dirs, select_partitions
 from keytail.compact.command import Request as PlanRequest
 from keytail.console import OutputStyle, set_output_style
 from keytail.describe.command import DescribeRow
 from keytail.describe.command import Request as DescribeRequest
-from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem, of_system
-from keytail.extras import ARROW, MissingExtra, require
+from keytail.errors import of_system
+from keytail.extras import ARROW, require
 from keytail.log.fs import LOCAL
 from keytail.log.owner import owner_of
 from keytail.lookup.command import LookupRow
@@ -45,25 +28,6 @@ from keytail.source.options import EARLIEST, LATEST, SourceOptions
 
 if TYPE_CHECKING:
     import pyarrow
-
-__all__ = [
-    "CorruptLog",
-    "DescribeRow",
-    "HighWatermark",
-    "IsolationLevel",
-    "KeytailError",
-    "LogDirs",
-    "LookupRow",
-    "MissingExtra",
-    "Partition",
-    "Position",
-    "Positions",
-    "Refused",
-    "ResultRow",
-    "UsageProblem",
-    "fields_of",
-    "open_log_dirs",
-]
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Checks the arguments of `keytail.api`, and converts them to values of requests. A private module."""
+"""Checks the arguments of `keytail.api`, and converts them to values of requests."""
 
 from __future__ import annotations
 
