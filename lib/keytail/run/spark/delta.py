@@ -205,7 +205,7 @@ def _no_lock_file(path: str) -> KeytailError:
     return KeytailError(
         "the lock file of the Delta tables is not a regular file",
         path=path,
-        remedy="Find out what created the file, remove the file, and run again",
+        remedy="Find out what created it, remove it, and run again",
         slug="delta-lock-not-regular",
     )
 
