@@ -40,7 +40,7 @@ _VARIES = (
     (re.compile(r"\b[\d.,]+ KiB"), "SIZE"),
     (re.compile(r"-> \d{2,3}(?:,\d{3})+"), "-> BYTES"),
 )
-_COLUMNS = "200"  # no cell of a table is folded, so that the page may fold its lines anywhere
+_COLUMNS = "300"  # no cell of a table is folded, so that the page may fold its lines anywhere
 
 
 @dataclass
