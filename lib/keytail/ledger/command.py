@@ -34,8 +34,8 @@ Limit = Annotated[int, o.run_flag(
 )]
 Maintain = Annotated[bool, o.run_flag(
     "--maintain",
-    "Remove old rows from the ledger, merge its small files, and remove files that have not been part of the ledger for "
-    "a week. Without --execute, only print what would be done.",
+    "Remove old rows from the ledger, merge small files, and remove files that have not been part of the ledger for a "
+    "week. Without --execute, only print what would be done.",
 )]
 RetainDays = Annotated[int | None, o.run_flag(
     "--retain-days N",
