@@ -261,7 +261,7 @@ class Erasure:
 
     def _refuse_stopped(self) -> None:
         if self._stopped:
-            raise KeytailError("the run was interrupted", slug="run-interrupted")
+            raise KeytailError("interrupted", slug="run-interrupted")
 
     def _fail(self, state: _State, problem: KeytailError | OSError) -> None:
         error = as_problem(problem)

@@ -30,7 +30,7 @@ Partitions = Annotated[list[str] | None, o.run_flag(
     "--partitions T-0,T-1", "Show the results of all runs for these partitions, in the order of time."
 )]
 Limit = Annotated[int, o.run_flag(
-    "--limit N", "Maximum number of runs or rows; the latest are shown. Default: 100.", parser=o.within(1, 1_000_000)
+    "--limit N", "Maximum number of runs or rows; the latest are shown.", parser=o.within(1, 1_000_000)
 )]
 Maintain = Annotated[bool, o.run_flag(
     "--maintain",

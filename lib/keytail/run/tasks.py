@@ -85,7 +85,7 @@ def as_problem(error: Exception) -> KeytailError:
 
 def interrupted() -> KeytailError:
     """Return the problem of a task that was ended because its run was interrupted."""
-    return KeytailError("the run was interrupted", slug="run-interrupted")
+    return KeytailError("interrupted", slug="run-interrupted")
 
 
 def killed(times: Times) -> KeytailError:

@@ -82,7 +82,7 @@ class Preparing:
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         """Write the record of the preparation durably. Raises SourcesChanged if the sources have changed."""
         if is_stopped():
-            raise Interrupted("the run was interrupted")
+            raise Interrupted("interrupted")
         assert result.rest is None, "a preparation has one pass"
         fs, path, found = self.target.fs, self.task.partition_path, self.target.found[self.task.partition_path]
         replaced = {base for group in result.groups for base in group.source_bases}
