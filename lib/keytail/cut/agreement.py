@@ -15,8 +15,8 @@ from keytail.format.batch import DELETE_HORIZON
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of comparing two logs. They agree below `end_offset`; at this offset their leader epochs differ if
-    `epoch_differs` is set, and otherwise the shorter log ends there.
+    """The result of comparing two logs, which agree below `end_offset`. At `end_offset` the leader epochs of the logs
+    differ if `epoch_differs` is set; otherwise the shorter log ends at this offset.
 
     `bytes_differ_at` is the base offset of the first batch below `end_offset` that both logs have completely, in the
     same range of offsets and the same epoch, but with different bytes; None if there is no such batch.

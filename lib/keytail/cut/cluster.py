@@ -116,7 +116,7 @@ def _absent_voters(
     fs: FileSystem, logs: Sequence[ClusterMetadata], newest: ClusterMetadata, given: Collection[int]
 ) -> list[str]:
     """Return a sentence for each voter of the quorum that is not given. Raises Refused if at least half of the voters
-    are not given: these could elect a controller with an older or an empty metadata log."""
+    are not given: the absent voters could elect a controller with an older or an empty metadata log."""
     voters = set(newest.voters)
     for path in (os.path.join(one.path, names.QUORUM_STATE) for one in logs):
         # A static quorum's voters are in this file instead of the metadata log. A truncated file is ignored.

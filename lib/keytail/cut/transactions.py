@@ -20,8 +20,9 @@ _Token: TypeAlias = tuple[Literal["data", "marker"], int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a transaction in the log of one partition. If the log has only its marker, `data_epoch` is None and
-    `first_offset` is the marker's offset. Without a marker, its epoch and offset are None and `marker_ms` is -1."""
+    """The part of a transaction in the log of one partition. If the log has only the transaction's marker, `data_epoch`
+    is None and `first_offset` is the offset of the marker. If the log has no marker, `marker_epoch` and `marker_offset`
+    are None, and `marker_ms` is -1."""
 
     producer_id: int
     first_offset: int

@@ -113,8 +113,8 @@ def _type(schema: Any) -> Any:
 
 
 def _value(schema: Any, given: Any, named: Mapping[str, Any]) -> Any:
-    """Return a value in Avro's JSON encoding as a value that fastavro can encode. Raises ValueError if it does not
-    match the schema."""
+    """Return a value in Avro's JSON encoding as a value that fastavro can encode. Raises ValueError if the value does
+    not match the schema."""
     if isinstance(schema, list):
         return _of_union(schema, given, named)
     if isinstance(schema, str) and schema in named:

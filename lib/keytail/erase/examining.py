@@ -63,7 +63,7 @@ class Examined:
         )  # fmt: skip
 
     def again(self, fs: FileSystem) -> Examined:
-        """Survey the partition again and return it with the new facts. Raises Refused if it now has problems."""
+        """Survey the partition again, and return it with the new facts. Raises Refused if it has problems."""
         facts = survey_partition(fs, self.log_dir, self.entry)
         if facts.problems:
             raise Refused(joined(facts.problems), path=facts.path, remedy="Run again", slug="partition-changed")

@@ -264,8 +264,8 @@ HISTORY = Command(
     name="history",
     also_called=("runs", "ledger", "log", "logs"),
     help="Show the results of runs from their ledger: all runs, one run, or partitions over time.\n\n"
-    "The command reads only the ledger. It does not start Spark if the Python package deltalake is installed and the "
-    "ledger is a directory.",
+    "The command reads only the ledger, and without Spark if the Python package deltalake is installed and the ledger "
+    "is a directory.",
     request=Request,
     run="keytail.ledger.history:history",
     extras=_extras,

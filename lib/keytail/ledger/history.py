@@ -203,7 +203,7 @@ def _columns(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _downtime_alone(row: Mapping[str, Any]) -> RunRow:
-    """Return the row of a downtime without a run. Its start and end are the stop and the first answer of the broker."""
+    """Return the row of a downtime without a run: from the stop of the broker to its first answer."""
     times = {"start_ms": row["down_at_ms"], "end_ms": row["reachable_at_ms"]}
     return RunRow(**_columns(row), status=row["status"], error=NO_ERROR, **times)
 

@@ -1,6 +1,6 @@
 """Reads rows of a ledger with the deltalake package, which needs no JVM, or with a Spark session.
 
-Both return the same rows of a table's latest commit, as plain Python values.
+With both, the same rows of a table's latest commit are returned, as plain Python values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> lis
     `spark` is needed if deltalake is not installed, or if `path` is a URI.
 
     The value of a column that an older table lacks is None. Raises UsageProblem if there is no ledger, and KeytailError
-    if it cannot be read.
+    if the ledger cannot be read.
     """
     if spark is None:
         wanted = " AND ".join(f'"{key}" IN ({_literals(value)})' for key, value in filters.items())

@@ -1,7 +1,8 @@
 """Adds missing outcomes to the ledger: those of runs that were killed, and those that could not be written.
 
 The present run holds the locks of the log dirs, so a run with an intent for these log dirs and without an outcome has
-ended. Its result is determined from the disk; `repaired_by` in the added row is the id of the present run.
+ended. The outcome of such a run is determined from the disk; `repaired_by` in the added row is the id of the present
+run.
 """
 
 from __future__ import annotations

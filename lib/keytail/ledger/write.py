@@ -59,8 +59,8 @@ def _is_of_delta(problem: BaseException) -> bool:
 
 
 def again(work: Callable[[], Any], when: Callable[[BaseException], bool] = _has_met_another) -> Any:
-    """Call `work` and return its result. If it raises an error for which `when` returns True, call it again, at most 8
-    times in all."""
+    """Call `work` and return its result. If `work` raises an error for which `when` returns True, call it again, at
+    most 8 times in all."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(when),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -82,8 +82,8 @@ class LedgerTable:
     Rows that threads add during an append are written together by the next append.
 
     Appends are numbered, and the number is passed to Delta: if `append` retries an append that succeeded in spite of an
-    error, no rows are added. But if `append` fails and its caller appends the same rows again, they get a new number:
-    if the first append succeeded in spite of the error, the table has the rows twice.
+    error, no rows are added. A caller that appends the same rows again after `append` has failed uses a new number: if
+    the first append succeeded in spite of the error, the table then has the rows twice.
     """
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
@@ -135,7 +135,7 @@ class LedgerTable:
             )
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append rows, and return when they are committed. Raises Delta's error if they cannot be committed."""
+        """Append rows, and return when they are committed. Raises Delta's error if the rows cannot be committed."""
         own = _Waiting(list(rows))
         if not own.rows:
             return
@@ -187,7 +187,8 @@ class Ledger:
         self._tables = {name: LedgerTable(self.engine.session, self.path, name, self.run_id) for name in TABLES}
 
     def open(self) -> None:
-        """Create the tables that do not exist, and add missing columns. Raises KeytailError if this is impossible."""
+        """Create the tables that do not exist, and add missing columns. Raises KeytailError if the tables cannot be
+        opened or changed."""
         require_store(self.engine.session, self.path, writes=True)
         try:
             for table in self._tables.values():
@@ -198,7 +199,7 @@ class Ledger:
             raise _cannot("be opened", self.path, problem, "the run was not started") from problem
 
     def begin(self, **run: Any) -> None:
-        """Write the intent of the run; `run` has columns of the table `runs`. Raises KeytailError if it cannot be
+        """Write the intent of the run; `run` has columns of the table `runs`. Raises KeytailError if the row cannot be
         written."""
         self._started = run
         self._append_to_runs(INTENT, run, "the run was not started")
@@ -216,8 +217,8 @@ class Ledger:
             raise _cannot("be written", self.path, problem, so) from problem
 
     def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
-        """Write the intents of a bundle. Raises KeytailError if they cannot be written: then the bundle must not be
-        started."""
+        """Write the intents of a bundle. Raises KeytailError if the intents cannot be written: then the bundle must not
+        be started."""
         try:
             stamp = self._stamp()
             self._tables["partitions"].append(partition_fields(stamp, INTENT, bundle, row) for row in rows)

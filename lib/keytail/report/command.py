@@ -45,8 +45,8 @@ REPORT = Command(
     name="report",
     also_called=("html", "page"),
     help="Write the results of one or more runs from their ledger as one HTML page.\n\n"
-    "The command reads only the ledger. It does not start Spark if the Python package deltalake is installed and the "
-    "ledger is a directory.",
+    "The command reads only the ledger, and without Spark if the Python package deltalake is installed and the ledger "
+    "is a directory.",
     request=Request,
     run="keytail.report.of_ledger:write_report",
     extras=_extras,

@@ -112,8 +112,8 @@ def _sizes(found: Sequence[Partition]) -> TableOf:
 
 
 def _by_topic(found: Sequence[Partition]) -> TableOf:
-    """Return the table of topics, in descending order of records. It has no rows if there is only one topic, because
-    the other tables show the same numbers."""
+    """Return the table of topics, in descending order of records. The table has no rows if there is only one topic,
+    because the other tables show the same numbers."""
     topics: dict[str, list[Partition]] = defaultdict(list)
     for item, counts in _counted(found):
         if sum(counts.keys):

@@ -1,4 +1,4 @@
-"""Creates the report of runs from their ledger. Such a report has no phases and no segments: a ledger lacks these."""
+"""Creates the report of runs from their ledger. A report from a ledger has no phases and no segments."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def of_run(run: RunRow, rows: Sequence[PartitionRow]) -> Report:
 
 
 def of_runs(runs: Sequence[RunRow], rows: Sequence[PartitionRow]) -> Report:
-    """Return the report of several runs. It has one row for each partition of each run."""
+    """Return the report of several runs, with one row for each partition of each run."""
     first = runs[0].start_ms or 0
     hosts = sorted({run.host for run in runs})
     commands = sorted({run.command for run in runs})

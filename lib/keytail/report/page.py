@@ -282,8 +282,8 @@ def _waiting(found: Sequence[Partition]) -> Table:
 
 
 def _partitions(found: Sequence[Partition]) -> Table:
-    """Return the table of partitions. Those that are not done are first; then the order is by reclaimed bytes and size,
-    descending."""
+    """Return the table of partitions. Partitions that are not done are first; the further order is by reclaimed bytes
+    and size, descending."""
     order = {"bad": 0, "left": 1, "good": 2}
     ranked = sorted(found, key=lambda item: (order[item.kind], -(item.reclaimed_bytes or 0), -(item.bytes_before or 0)))
     many_dirs = len({item.log_dir for item in found}) > 1

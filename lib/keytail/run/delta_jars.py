@@ -20,7 +20,7 @@ from keytail.run.spark.session import end_jvm, local_session
 
 def fetch(folder: str, repository: str | None = None, *, place: str | None = None) -> list[str]:
     """Download Delta's jars, and those for tables at `place`, into `folder`; return their file names. Raises
-    UsageProblem if they cannot be downloaded."""
+    UsageProblem if the jars cannot be downloaded."""
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keytail-jars-") as ivy:
         settings = {**session_settings(None, place=place), "spark.jars.ivy": ivy}

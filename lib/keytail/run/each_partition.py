@@ -28,8 +28,8 @@ _MAX_PROCESSES = 32
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection within the context. It would find no garbage: listing a large broker creates a million
-    objects, and all of them are kept."""
+    """Disable Python's garbage collection within the context: listing a large broker creates a million objects, none of
+    which is garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

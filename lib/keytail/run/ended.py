@@ -1,8 +1,8 @@
 """Handles the end of Spark during a run: Spark's JVM is killed or receives a signal, or the session is stopped.
 
-The driver's later calls of Spark then fail with many different errors. All these errors are replaced by SparkEnded:
-errors of lost jobs in run/spark/engine.py, and errors of other calls in run/spark/session.py, when the session is
-closed.
+After the end of Spark, the driver's calls of Spark fail with many different errors. All these errors are replaced by
+SparkEnded: errors of lost jobs in run/spark/engine.py, and errors of other calls in run/spark/session.py, when the
+session is closed.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def signal_of(problem: BaseException | None) -> KeyboardInterrupt | None:
 def await_signal() -> None:
     """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py).
 
-    The end of the JVM causes failures, and the signal, which shows what ended the run, arrives soon after them. It is
-    raised here, in the main thread. Returns if no signal arrives within 20 s.
+    The end of the JVM causes failures, and the signal, which shows what ended the run, arrives soon after them. The
+    signal is raised here, in the main thread. Returns if no signal arrives within 20 s.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ or threading.current_thread() is not threading.main_thread():
         return

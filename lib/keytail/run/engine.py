@@ -58,9 +58,9 @@ class Engine(Protocol):
 
         `attempt` differs between any two runs of a task, so files that are named by it never collide. `function` must
         be picklable, for example a module-level function of an installed package; it runs on hosts where the files are
-        mounted. If a worker dies, its payload is run again. Before, `before_again(payload)` is called, because the
-        earlier attempt may have left scratch files. Once `stopped()` returns True, no payload is run again. `name` is
-        the name of the job. Raises SparkEnded if no more jobs can be run.
+        mounted. If a worker dies, its payload is run again; `before_again(payload)` is called before the second
+        attempt, because the first one may have left scratch files. Once `stopped()` returns True, no payload is run
+        again. `name` is the name of the job. Raises SparkEnded if no more jobs can be run.
         """
 
     def cancel(self) -> None:
@@ -92,8 +92,8 @@ class ThisProcess:
 
 
 def end_tasks(engine: Engine, is_one_alive: Callable[[], bool]) -> None:
-    """Cancel tasks until `is_one_alive()` returns False, for 20 s at most. It returns whether a thread still waits for
-    tasks; these threads must not start other tasks."""
+    """Cancel tasks until no thread waits for a task, as `is_one_alive()` reports, for 20 s at most. The waiting threads
+    must not start other tasks."""
     last_s = time.monotonic() + _LONGEST_STOP_S
     engine.cancel()
     while is_one_alive() and time.monotonic() < last_s:

@@ -226,8 +226,8 @@ def _problem(job: _Job, is_stopped: bool) -> KeytailError:
 def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
     """Run `main` in a process that `parent` has forked, then exit. Only `keep` of the descriptors above 2 stays open.
 
-    The other descriptors are closed first: until then the child shares the driver's locks, even if the driver is
-    killed.
+    All descriptors except `keep` are closed first, because with them the child would hold the driver's locks even after
+    the driver has been killed.
     """
     try:
         os.closerange(3, keep)

@@ -1,10 +1,10 @@
 """Estimates the duration of work from the sizes in listings, and whether starting Spark is worthwhile.
 
-The functions are pure, and the estimates are rough by design. All rates are defined here. They were measured on one
-core of the benchmark machine, with files in the page cache (`python -m tests.bench.run`, figure 2, also with
-`--batch-records 1` and with `--codec zstd`). The time depends on the codec and the batch size, which no listing shows:
-the fastest log takes a tenth of the time of the slowest one. So an estimate may be wrong by a factor of three, and more
-on a slow disk. The estimates are used only to order the work and to choose a strategy.
+The functions are pure, and the estimates are rough by design. The rates were measured on one core of the benchmark
+machine, with files in the page cache (`python -m tests.bench.run`, figure 2, also with `--batch-records 1` and with
+`--codec zstd`). The time depends on the codec and the batch size, which no listing shows: the fastest log takes a tenth
+of the time of the slowest one. So an estimate may be wrong by a factor of three, and more on a slow disk. The estimates
+are used only to order the work and to choose a strategy.
 """
 
 from __future__ import annotations

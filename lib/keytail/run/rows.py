@@ -1,4 +1,4 @@
-"""The result row of commands that change partitions: what was done to a partition, or why it was not changed.
+"""Defines the result row of commands that change partitions: how a partition was changed, or why it was not.
 
 Rows are plain values; the modules in cli/ print them.
 """
@@ -147,8 +147,8 @@ def status_of(problem: BaseException) -> str:
 def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
     """Return 0 if every row is done, 3 if only some rows are done or the ledger lacks a row, 1 if no row is done.
 
-    `named` are the names of partitions that the user gave. Such a partition counts as not done if it was skipped or not
-    begun.
+    `named` are the names of partitions that the user gave. A partition among these counts as not done if it was skipped
+    or not begun.
     """
     rows = list(rows)
     done = [row.status in DONE and not (row.status in _LEFT and row.name in named) for row in rows]

@@ -1,7 +1,7 @@
 """The storage of the log dirs, as the driver sees it: how many bytes may be written, and whether other hosts share it.
 
-`ScratchSpace` tracks the bytes that running tasks may write beside their sources. It gives no guarantee about writers
-outside this run.
+`ScratchSpace` tracks the bytes that running tasks may write beside their sources. Writers outside this run are not
+tracked.
 """
 
 from __future__ import annotations

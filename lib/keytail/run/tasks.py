@@ -1,9 +1,9 @@
 """Runs one attempt of a task on any engine (run/engine.py), and returns its outcome.
 
 Any exception of a task is returned as a value, so an error of one partition never ends the work on other partitions.
-Memory that a task frees is kept in its process, so that the next chunk reuses the buffers of the last one. By default
-the C library returns large blocks to the system. Then each page of the next block would cause a page fault, which takes
-longer than filling the page.
+Memory that a task frees is kept in its process, so that the next chunk reuses the buffers of the last one. If the C
+library returned large blocks to the system, as by default, each page of the next block would cause a page fault, which
+takes longer than filling the page.
 """
 
 from __future__ import annotations

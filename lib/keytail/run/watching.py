@@ -147,7 +147,7 @@ class Watch:
                 self._on_progress(report)
 
 
-# The channel of this run. It is a context variable (threads.py), because many calls lie between the code that shows
+# The channel of this run is a context variable (threads.py), because many calls lie between the code that shows
 # progress and the code that processes a partition.
 _channel: contextvars.ContextVar[Channel | None] = contextvars.ContextVar("channel", default=None)
 

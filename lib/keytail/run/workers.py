@@ -1,7 +1,7 @@
 """Chooses the engine of a run: Spark or, for small work, child processes.
 
 The tasks and the handling of their answers are the same for both engines. Spark is used if spark-submit or `--master`
-requests it, or if the work requires it. It is also used for long work (run/rates.py) if it is installed.
+requests it, or if the work requires it. Spark is also used for long work (run/rates.py) if it is installed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Reporter(Protocol):
 
 
 def starts_spark(each_s: Sequence[float], *, is_asked: bool) -> bool:
-    """Return whether a run on this host starts Spark. It does so if Spark is requested or required (`is_asked`), or if
-    the work takes long and Spark is installed."""
+    """Return whether a run on this host starts Spark: if Spark is requested or required (`is_asked`), or if the work
+    takes long and Spark is installed."""
     return is_asked or (is_worth_spark(each_s, cores()) and not SPARK.missing())
 
 

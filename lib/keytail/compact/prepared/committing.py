@@ -38,7 +38,7 @@ _MAX_AGE_WITHOUT_RETENTION_MS = 86_400_000
 def max_age_ms(delete_retention_ms: int) -> int:
     """Return the maximum age in ms at which a preparation is committed.
 
-    It is half of delete.retention.ms, or a day if delete.retention.ms is 0.
+    The maximum age is half of delete.retention.ms, or a day if delete.retention.ms is 0.
     New delete horizons are delete.retention.ms after the preparation. So a consumer that reads a value just before the
     commit has at least half of delete.retention.ms left to read the tombstone of this key.
     """

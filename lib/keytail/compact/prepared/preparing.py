@@ -127,8 +127,8 @@ class Preparing:
         return warnings_of(self.row.name, self.result)
 
     def fail(self, problem: KeytailError) -> None:
-        """Discard the preparation of a partition and set its row. If a broker has changed the log since it was listed,
-        the row reports this change, because it may have caused `problem`.
+        """Discard the preparation of a partition, and set the partition's row. If a broker has changed the log since it
+        was listed, the row reports this change, because it may have caused `problem`.
         """
         remove_unneeded(self.target.fs, self.task)
         try:

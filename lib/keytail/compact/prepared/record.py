@@ -69,7 +69,8 @@ class Basis:
 
 @dataclass(frozen=True)
 class Record:
-    """A prepared compaction of one partition. Its round covers `first_dirty_offset` to before `result.end_offset`."""
+    """A prepared compaction of one partition, whose round covers the offsets from `first_dirty_offset` to before
+    `result.end_offset`."""
 
     run_id: str
     topic: str

@@ -187,8 +187,8 @@ class Merger:
     def _merged(self, sources: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the open batch and its row, or None if its sources must be copied unchanged.
 
-        The sources are copied if the new batch would exceed `max.message.bytes`. They are also copied if it would not
-        be smaller than the sources, unless one of these is compressed with a codec other than the requested one.
+        The sources are copied if the new batch would exceed `max.message.bytes`. The sources are also copied if the new
+        batch would not be smaller, unless a source is compressed with a codec other than the requested one.
         """
         repacking, state = self._repacking, self._state
         codecs = {attributes & CODEC_MASK for _, table in sources for attributes in table["attributes"].tolist()}

@@ -87,8 +87,8 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
 
 
 def _live_producers(fs: FileSystem, task: RepackTask, reader: SegmentReader) -> np.ndarray:
-    """Return the ids (int64, sorted) of the producers whose last batches must not be changed. These are all producers
-    that a broker would know or, if expired producers are forgotten, all that have not expired.
+    """Return the ids (int64, sorted) of the producers whose last batches must not be changed: all producers that a
+    broker would know or, if expired producers are forgotten, all that have not expired.
 
     If only batches without a producer are changed, the ids are not needed, and the result is empty.
     """
@@ -233,7 +233,7 @@ class _Written:
 def _result(
     task: RepackTask, written: _Written, writer: OutputWriter, groups: tuple[GroupOutput, ...], stop: int, end: int
 ) -> RepackResult:
-    """Return the result of a pass. It has read the segments before number `stop`; if `stop` is below `end`, the result
+    """Return the result of a pass that has read the segments before number `stop`. If `stop` is below `end`, the result
     has the state for the next pass."""
     state = task.saved_state
     before = state if isinstance(state, RepackState) else RepackState.at(task.first_segment, Totals())

@@ -28,8 +28,8 @@ from keytail.log.producers import Unstable, first_unstable
 
 _MAX_MESSAGE_BYTES, _UNCLEAN = "max.message.bytes", "unclean.leader.election.enable"
 _NEEDED = (_MAX_MESSAGE_BYTES, "remote.storage.enable")
-# Estimated speed of a repack per core (reading, merging, writing and proving), and seconds that each partition takes in
-# addition. Both are rough by design, as in run/rates.py.
+# Rough estimates, as in run/rates.py: bytes per second and core that a repack reads, merges, writes and proves, and
+# seconds that each partition takes in addition.
 _BYTES_PER_S = 60e6
 _PARTITION_S = 0.1
 _MARGIN_BYTES = 1 << 20

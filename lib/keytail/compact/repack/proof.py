@@ -94,8 +94,8 @@ class RepackReport:
 
 
 def prove_repack(fs: FileSystem, spec: RepackSpec) -> RepackReport:
-    """Prove that the groups may replace their sources, and return the report. Raises KeytailError if they may not, and
-    CorruptLog for a corrupt source."""
+    """Prove that the groups may replace their sources, and return the report. Raises KeytailError if the proof fails,
+    and CorruptLog for a corrupt source."""
     by_base = {segment.base_offset: segment for segment in spec.segments}
     named = [by_base.get(base) for group in spec.groups for base in group.source_bases]
     own = [segment for segment in named if segment is not None]
@@ -153,7 +153,7 @@ def _producers(fs: FileSystem, spec: RepackSpec) -> ProvenProducers:
 
 
 def read_txn_index(fs: FileSystem, path: str, segment: SegmentFacts) -> bytes:
-    """Return the transaction index of a source. Raises KeytailError if its size differs from that in the plan."""
+    """Return the transaction index of a source. Raises KeytailError if the file's size differs from the planned one."""
     data = fs.read_bytes(path)
     if len(data) != segment.txn_index_bytes:
         raise KeytailError(
@@ -166,7 +166,7 @@ def read_txn_index(fs: FileSystem, path: str, segment: SegmentFacts) -> bytes:
 
 
 class _RepackProof(Proof):
-    """The state of one proof of a repack. It reads with the windows of a compaction's proof and shares its messages."""
+    """The state of one proof of a repack, which uses the windows and the messages of a compaction's proof."""
 
     def __init__(self, fs: FileSystem, spec: RepackSpec) -> None:
         self.repack = spec

@@ -1,4 +1,4 @@
-"""The input of a task that repacks one partition, and the state that one pass of it saves for the next."""
+"""Defines the input of a task that repacks one partition, and the state that one pass saves for the next pass."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RepackTask(CleaningTask):
 
 @dataclass(frozen=True)
 class RepackState(SavedState):
-    """The state that one pass saves for the next. It needs no files, since each segment is repacked by itself.
+    """The state that one pass saves for the next pass, without files: each segment is repacked by itself.
 
     `producers` and `proven` are the facts about producers that the writer and the proof found in the first pass: in
     later passes, some sources have already been replaced.

@@ -156,8 +156,8 @@ def changed_settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(folder: str) -> Iterator[None]:
-    """Prevent other keytail processes from committing to tables below `folder` while the context is open. This needs a
-    lock only if `folder` is a path of a mounted file system.
+    """Prevent other keytail processes from committing to tables below `folder` while the context is open, with a lock
+    if `folder` is a path of a mounted file system.
 
     Delta commits by a rename that must not replace a file. Hadoop's rename on local file systems checks first and then
     renames: if two commits were concurrent, one or both would be lost. HDFS, Azure and GCS prevent this, and for S3

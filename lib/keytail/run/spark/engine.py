@@ -1,8 +1,7 @@
 """Runs tasks on Spark's Python workers, with one payload per task, and returns one small answer for each payload.
 
 Answers are data (values.py): a worker never sends code to the driver. If a worker dies (killed, out of memory), its
-whole job fails. Then each payload of the job is run again in its own job; if its worker dies again, the payload has
-failed.
+whole job fails, and each payload of the job is run again in its own job. A payload whose worker dies again has failed.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class SparkEngine:
         stopped: Callable[[], bool] = lambda: False,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
-        """Run `function` for each payload in one Spark job, as described in `Engine.run_bundle`. If this job is lost,
+        """Run `function` for each payload in one Spark job, as described in `Engine.run_bundle`. If the job is lost,
         run one more job for each payload."""
         if not payloads:
             return []

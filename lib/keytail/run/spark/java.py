@@ -43,8 +43,8 @@ def require_java() -> str:
 
 @as_caller()
 def java_version(java: str) -> tuple[int, ...] | None:
-    """Return the version of Java as numbers, such as (17, 0, 15); None if it is not recognised. They are read from the
-    `release` file beside `bin/`, which starts no JVM, or else from the output of `java -version`."""
+    """Return the version of Java as numbers, such as (17, 0, 15); None if the version is not recognised. The version is
+    read from the `release` file beside `bin/`, without a start of a JVM, or else from the output of `java -version`."""
     release = Path(os.path.realpath(java)).parent.parent / "release"
     try:
         text = release.read_text(errors="replace")

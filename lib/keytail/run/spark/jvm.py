@@ -50,8 +50,8 @@ class Jvm:
             raise
 
     def popen(self, *arguments: Any, **options: Any) -> Any:
-        """Start the JVM's process for pyspark, and return it. It runs as the user that started this process, because it
-        reads packages and writes tables."""
+        """Start the JVM's process for pyspark, and return it. The JVM runs as the user that started this process,
+        because it reads packages and writes tables."""
         process = popen_as_caller(*arguments, **options)
         self._processes.append(process)
         if self._is_ended:  # another thread was interrupted during the start
@@ -59,7 +59,7 @@ class Jvm:
         return process
 
     def end(self) -> None:
-        """End the JVM and remove its files. Its session must have been stopped or abandoned."""
+        """End the JVM and remove its files. The JVM's session must have been stopped or abandoned."""
         self._is_ended = True
         for process in self._processes:
             process.kill()

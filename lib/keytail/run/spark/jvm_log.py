@@ -66,8 +66,8 @@ class JvmLog:
     def redirect(self, session: Any) -> None:
         """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process.
 
-        If this is impossible, the JVM keeps its standard error. The JVM's log is also redirected if the appender of the
-        log has the setting `follow`.
+        If the redirection is impossible, the JVM keeps its standard error. The JVM's log is also redirected if the
+        appender of the log has the setting `follow`.
         """
         reader, writer = os.pipe()
         real, started = os.dup(2), threading.Event()

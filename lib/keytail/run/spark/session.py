@@ -50,8 +50,8 @@ def local_session(
     rows_in_jvm: bool = False,
 ) -> Any:
     """Return a session for a run on the command line, with `extra` settings. `master` is any master that Spark accepts;
-    with `local[...]`, ports are bound to 127.0.0.1. `rows_in_jvm` is True if the JVM processes records: then it is
-    configured for this instead of a quick start.
+    with `local[...]`, ports are bound to 127.0.0.1. `rows_in_jvm` is True if the JVM processes records: then the
+    JVM is configured for throughput instead of a quick start.
 
     The JVM keeps its files in a private directory, which is removed by `end_jvm` or at the end of this process. If this
     process already has a JVM, that JVM is used.

@@ -19,7 +19,7 @@ CORRECTNESS = {
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
     "spark.sql.adaptive.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Otherwise the current directory is first on Python's sys.path, and a module `pyspark` in it runs in every worker.
+    # Without this variable, the current directory is first on sys.path, and a `pyspark` in it runs in every worker.
     "spark.executorEnv.PYTHONSAFEPATH": "1",
 }
 
@@ -42,9 +42,9 @@ _QUIET_LOGGING = Path(__file__).parents[1] / "log4j2.properties"
 def settings_of(*, local: bool, rows_in_jvm: bool, temporary: str | None) -> dict[str, str]:
     """Return the settings of a session that keytail starts without spark-submit. CORRECTNESS is not included.
 
-    `local` is True if all processes are on this machine. `rows_in_jvm` is True if the JVM processes records: then it is
-    configured for this instead of a quick start. `temporary` is the JVM's directory for temporary files; None if the
-    JVM already exists.
+    `local` is True if all processes are on this machine. `rows_in_jvm` is True if the JVM processes records: then the
+    JVM is configured for throughput instead of a quick start. `temporary` is the JVM's directory for temporary files;
+    None if the JVM already exists.
     """
     java_options = [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
     if local:

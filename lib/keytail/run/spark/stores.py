@@ -75,8 +75,8 @@ def is_remote(place: str) -> bool:
 
 
 def checked_uri(uri: str, flag: str) -> str:
-    """Return the URI without trailing slashes. Raises UsageProblem if it contains credentials or options, or if its
-    scheme is s3 or s3n."""
+    """Return the URI without trailing slashes. Raises UsageProblem if the URI contains credentials or options, or if
+    its scheme is s3 or s3n."""
     scheme = scheme_of(uri)
     user, at, _ = uri.partition("://")[2].partition("@")
     is_container = scheme.startswith("abfs") and ":" not in user
