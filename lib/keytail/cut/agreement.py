@@ -1,7 +1,7 @@
 """Finds the offset up to which the logs of a partition's replicas agree, with pure functions over batch headers.
 
 Compaction removes batches and records from replicas at different times, but never changes the offsets or the leader
-epoch of a batch. So two logs agree at an offset unless both have a batch there and the leader epochs of these differ.
+epoch of a batch. So two logs agree at an offset unless both have a batch at this offset, with different leader epochs.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ OutputDir = Annotated[str, o.flag(
 )]
 Execute = Annotated[bool, o.run_flag(
     "--execute",
-    "Write the new log dirs. Without this flag the command prints what it would do. The given log dirs are only read.",
+    "Write the new log dirs. Without --execute the command only prints the cut. The given log dirs are only read.",
 )]
 CompleteBefore = Annotated[int | None, o.run_flag(
     "--complete-before MS",
@@ -136,9 +136,9 @@ def next_step(rows: Sequence[CutRow], request: Request) -> str:
             "This was a dry run: nothing was written. To write the new log dirs, run the same command with --execute."
         )
     return (
-        f"What to do now: give each broker and controller its log dirs in {request.output_dir}: those of the node with "
-        "node.id ID are in node-ID. Let the user that the broker runs as own them. Check them with keytail verify and "
-        "keytail audit. Start all nodes, and restart producers and consumers."
+        f"What to do now: give each broker and controller its new log dirs, which are in {request.output_dir}/node-ID "
+        "for the node.id ID. Let the user that the broker runs as own the log dirs. Check the log dirs with keytail "
+        "verify and keytail audit. Start all nodes, and restart producers and consumers."
     )
 
 

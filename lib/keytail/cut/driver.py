@@ -188,7 +188,7 @@ def _write(
             has_failed.set()
             return replace(row, status="failed", error=in_words(problem))
 
-    with Threads(_WRITERS_PER_CORE * cores()) as threads:  # they mostly wait for the disk
+    with Threads(_WRITERS_PER_CORE * cores()) as threads:  # writers mostly wait for the disk
         done = list(threads.map(write_in_thread, examined, rows))
     if has_failed.is_set():
         return done

@@ -75,8 +75,7 @@ class Examined:
         return max(in_sync, key=lambda log: (log.batches_below(cut), -(log.facts.cleaner_checkpoint or 0)))
 
     def notes(self, cut: int) -> tuple[str, ...]:
-        """Return the notes about the partition, and the log that all replicas are written from if it is the same one.
-        """
+        """Return the notes about the partition. If all replicas are written from one log, the last note names it."""
         source = self.common_source(cut)
         if source is None:
             return self.hosted.notes

@@ -88,7 +88,7 @@ def _latest(
     commits: Mapping[PartitionKey, Sequence[Commit]], cuts: Mapping[PartitionKey, int] | None = None
 ) -> dict[PartitionKey, dict[str, int | None]]:
     """Return the latest committed offsets, by the partition for which they were committed and by group; None for a
-    deleted offset. With `cuts`, only records below the cut of their partition are counted."""
+    deleted offset. If `cuts` are given, only commits below the cut of their partition are used."""
     found: dict[PartitionKey, dict[str, int | None]] = {}
     for home, of_home in commits.items():
         for commit in of_home:

@@ -208,8 +208,8 @@ def _joined(
 
 
 def _part(key: PartitionKey, pieces: Sequence[Piece]) -> Part:
-    """Return the part of a transaction that consists of these pieces of one partition. A marker without data counts
-    only if no piece has data: a coordinator may write a marker twice."""
+    """Return the part of a transaction that consists of `pieces`, which are in one partition. A marker without data
+    counts only if no piece has data: a coordinator may write a marker twice."""
     with_data = [piece for piece in pieces if piece.data_epoch is not None]
     if not with_data:
         first = min(piece.first_offset for piece in pieces)

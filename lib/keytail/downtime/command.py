@@ -21,7 +21,7 @@ Broker = Annotated[str, o.run_flag("--broker NAME", "Name of the broker that is 
 _TIME = "ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z"
 DownAt = Annotated[str, o.run_flag("--down-at MS-OR-TIME", f"When the stop of the broker began: {_TIME}.")]
 ReachableAt = Annotated[str | None, o.run_flag(
-    "--reachable-at MS-OR-TIME", "When the broker answered again. Default: unknown, so no downtime is shown."
+    "--reachable-at MS-OR-TIME", "When the broker answered again. Default: unknown; then no downtime is shown."
 )]
 InSyncAt = Annotated[str | None, o.run_flag(
     "--in-sync-at MS-OR-TIME", "When all replicas were in sync again. Default: unknown."

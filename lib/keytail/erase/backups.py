@@ -19,7 +19,7 @@ _COMMANDS = ("compact", "compact --repack")
 
 @dataclass(frozen=True)
 class Backups:
-    """The directories in which earlier runs have kept backups, as their command lines have them."""
+    """The directories in which earlier runs have kept backups, with the paths from the command lines of the runs."""
 
     directories: tuple[str, ...] = ()
 

@@ -63,7 +63,8 @@ class Examined:
         )  # fmt: skip
 
     def again(self, fs: FileSystem) -> Examined:
-        """Survey the partition again, and return it with the new facts. Raises Refused if it has problems."""
+        """Survey the partition again, and return it with the new facts. Raises Refused for a partition with problems.
+        """
         facts = survey_partition(fs, self.log_dir, self.entry)
         if facts.problems:
             raise Refused(joined(facts.problems), path=facts.path, remedy="Run again", slug="partition-changed")
@@ -158,7 +159,7 @@ def _about_other_files(fs: FileSystem, facts: PartitionFacts) -> list[ErrorText]
     if not found:
         return []
     text = "files that are not part of the log may have records to be erased: " + ", ".join(sorted(found))
-    remedy = "Remove them, or move them out of the log dir; then run again"
+    remedy = "Remove these files, or move them out of the log dir; then run again"
     return [refusal(text, slug="other-files-of-partition", remedy=remedy)]
 
 

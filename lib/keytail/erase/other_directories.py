@@ -1,6 +1,6 @@
 """Finds directories with records to be erased beside those of the chosen partitions: `-future`, `-delete`, `-stray`.
 
-Also decides which files in a partition's directory may have such records although they are not segments.
+Also decides which files in a partition's directory may have records to be erased although they are not segments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OtherDirectories:
     found: tuple[tuple[str, names.PartitionDir], ...] = ()
 
     def of(self, topic: str, partition: int) -> list[str]:
-        """Return the paths of those directories that may belong to the partition."""
+        """Return the paths of the other directories that may belong to the partition."""
         return [path for path, parsed in self.found if _may_be_of(path, parsed, topic, partition)]
 
     def refuse_without_partition(

@@ -86,8 +86,8 @@ def run(
 ) -> tuple[RunRow, list[PartitionRow]]:
     """Return the row of one run, and a row for each of its partitions. `run_id` is the run's id, or a suffix of it.
 
-    If several runs have this suffix, `newest` selects the latest; without it, UsageProblem is raised. UsageProblem is
-    also raised if no run matches.
+    If several runs have the suffix `run_id`, `newest` selects the latest; without `newest`, UsageProblem is raised.
+    UsageProblem is also raised if no run matches.
     """
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))

@@ -93,8 +93,8 @@ class LedgerFlags:
         return session_settings(self.jars, place=self.path)
 
     def in_session(self, engine: Engine, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """Return the flags; if they have no ledger, it is taken from the conf of spark-submit's session. Raises
-        UsageProblem if there is a ledger that the session cannot write."""
+        """Return the flags, with the ledger in the conf of spark-submit's session if the flags have none. Raises
+        UsageProblem if the session cannot write the ledger."""
         named = engine.session.sparkContext.getConf().get(_CONF_KEY)
         flags = self if self.path is not None or not named else replace(self, path=named).checked(fs, log_dirs)
         if flags.path is not None:
@@ -195,7 +195,7 @@ def recording(
 ) -> Iterator[Recording]:
     """Open the ledger of one run, record the intent of the run, yield the recording, and record the outcome at its end.
 
-    The caller holds the locks of the log dirs. Missing outcomes of earlier runs on these log dirs are added first.
+    The caller holds the locks of the log dirs. Missing outcomes of earlier runs on the run's log dirs are added first.
     Raises KeytailError if the ledger cannot be opened or written; then the run must not change any file.
     """
     if flags.path is None:

@@ -36,8 +36,8 @@ def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> lis
 
 
 def intents_without_outcome(path: str, table: str, keys: Sequence[str], spark: Any = None) -> list[dict[str, Any]]:
-    """Return the rows of those intents for which there is no outcome with the same values of the columns `keys`. Rows
-    and errors are those of `read_rows`."""
+    """Return the rows of those intents for which there is no outcome with the same values of the columns `keys`, as
+    `read_rows` does. Raises the errors of `read_rows`."""
     equal = " AND ".join(f"intents.{key} = outcomes.{key}" for key in keys)
     query = (
         f"SELECT intents.* FROM (SELECT * FROM {{found}} WHERE event = '{INTENT}') AS intents "

@@ -35,8 +35,8 @@ class Unfinished:
 
 
 def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
-    """Write the missing outcomes of intents on these log dirs; return their number. A path identifies a log dir only on
-    one host, so intents of other hosts are ignored unless the log dirs are on `shared_storage`."""
+    """Write the missing outcomes of intents on the log dirs `log_dirs`; return the number of outcomes. A path
+    identifies a log dir only on one host, so intents of other hosts are ignored unless `shared_storage` is set."""
     host = None if shared_storage else ledger.host
     if ledger.engine.session is not None:
         name_jobs(ledger.engine.session.sparkContext, "ledger: missing outcomes of earlier runs")

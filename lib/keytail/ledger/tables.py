@@ -29,7 +29,7 @@ _KEY = {
     "host": ("string", "host of the driver"),
     "command": ("string", "command of the run"),
 }
-_EVENT = {"event": ("string", "intent: written before the changes; outcome: written after them; or downtime")}
+_EVENT = {"event": ("string", "intent (written before the changes), outcome (written after the changes) or downtime")}
 _REPAIRED = {"repaired_by": ("string", "id of the later run that determined this outcome from the disk")}
 
 _NOT_NUMBERS = {field.name for field in fields(RowOfPartition)}
@@ -79,14 +79,14 @@ SEGMENTS = {
     "next_offset": ("bigint", "offset after the last batch of the segment"),
     "log_bytes": ("bigint", "size of the .log file"),
     "records": ("bigint", "number of records of producers"),
-    "tombstones": ("bigint", "number of these records with a key and a null value"),
+    "tombstones": ("bigint", "number of records of producers with a key and a null value"),
     "min_timestamp_ms": ("bigint", ""),
     "max_timestamp_ms": ("bigint", ""),
     "batches_by_codec": ("map<string,bigint>", ""),
     "batches_by_magic": ("map<int,bigint>", ""),
     "xxh3_128": ("string", "digest of the .log file"),
     "index_status": ("string", "good, missing or bad"),
-    "error": ("string", "why the other columns are unknown"),
+    "error": ("string", "why the columns with the contents of the segment are unknown"),
     **_REPAIRED,
 }
 TABLES: Mapping[str, Mapping[str, tuple[str, str]]] = {"runs": RUNS, "partitions": PARTITIONS, "segments": SEGMENTS}

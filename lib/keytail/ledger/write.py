@@ -101,7 +101,7 @@ class LedgerTable:
         UsageProblem if the table was created by a newer keytail, or does not belong to a ledger.
 
         Another run may create the table at the same time. Delta raises many different errors for a table that is being
-        created, so the call is repeated after any of them.
+        created, so the call is repeated after any error.
         """
         with alone(self._folder):
             again(self._ensure, _is_of_delta)

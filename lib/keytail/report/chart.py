@@ -45,7 +45,7 @@ def numbers(largest: float, most: int, *, are_whole: bool = False) -> list[tuple
 
 
 class Chart:
-    """A chart with two axes. `bar` and `line` draw in the units of these axes; `svg` returns the chart as text."""
+    """A chart with two axes. `bar` and `line` draw in the units of the axes; `svg` returns the chart as text."""
 
     def __init__(self, title: str, height: float, x: Axis, y: Axis) -> None:
         self._x, self._y = x, y

@@ -23,8 +23,8 @@ def kind_of(status: str) -> Kind:
 class Finding:
     """One defect of a partition, and its remedy.
 
-    `broker` describes the reaction of a broker that starts with this defect. `start_loses` is True if such a broker
-    loses or hides acknowledged records.
+    `broker` describes the reaction of a broker that starts with the defect. `start_loses` is True if a broker that
+    starts with the defect loses or hides acknowledged records.
     """
 
     severity: str

@@ -27,7 +27,7 @@ def write_report(request: Request) -> int:
     """Write the page of the requested runs to the file, and return the exit status."""
     if request.run_id is not None and request.since is not None:
         raise UsageProblem(
-            "--run and --since cannot be combined", remedy="Give only one of the two", slug="conflicting-flags"
+            "--run and --since cannot be combined", remedy="Give only one of the two flags", slug="conflicting-flags"
         )
     since_ms = None if request.since is None else parse_time(request.since, "--since")
     refuse_file(LOCAL, request.file, (), "FILE.html")
@@ -41,7 +41,7 @@ def report_of_ledger(
     flags: LedgerFlags, run_id: str | None, since_ms: int | None, *, master: str | None = None
 ) -> Report:
     """Return the report of all runs since `since_ms` or, if this is None, of one run: the run with the given id, or the
-    latest run. Raises UsageProblem if there is no such run."""
+    latest run. Raises UsageProblem if the ledger has no matching run."""
     if since_ms is None:
         return of_run(*history.run(flags, run_id or "", master=master, newest=run_id is None))
     runs, rows = history.runs_since(flags, since_ms, master=master)

@@ -33,7 +33,8 @@ MAX_SLOWEST = 15
 @dataclass(frozen=True)
 class Table:
     """A table of the page. `numbers` are the indexes of numeric columns. A cell is a pair of its text and the value by
-    which it is sorted; None sorts it by the text. `total` is the number of all rows; `rows` may have only the first."""
+    which the cell is sorted; None sorts the cell by its text. `total` is the number of all rows; `rows` may have only
+    the first rows."""
 
     name: str
     heads: tuple[str, ...]

@@ -17,7 +17,7 @@ _ORDER = {"corrupt": 0, "damaged": 0, "failed": 1, "differs": 1, "error": 1, "in
 
 @dataclass(frozen=True)
 class Reason:
-    """A group of equal messages about the partitions `names`. `differ` is True if they differ in names and numbers.
+    """A group of messages about the partitions `names`. `differ` is True if the messages differ in names or numbers.
     `count` is the number of messages, `example` the first message, and `where` the place of the first message."""
 
     status: str
@@ -174,8 +174,7 @@ def _sum(found: Iterable[Partition], name: str) -> int:
 
 
 def reasons(found: Sequence[Partition]) -> list[Reason]:
-    """Return all findings, and the reasons of all partitions that have one, grouped by message. The most serious groups
-    are first."""
+    """Return all findings and all reasons of the partitions, grouped by message. The most serious groups are first."""
     groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
     advice: dict[tuple[str, str, str, str], tuple[str, str]] = {}
     for item in found:

@@ -19,7 +19,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 
 A = TypeVar("A")
 
-# Minimum number of partitions for which processes are used. For fewer partitions, processes cost more than they save.
+# Minimum number of partitions for which processes are used: for fewer, processes cost more time than they save.
 MANY = 2000
 _PARTITIONS_PER_TASK = 250
 _PROCESSES_PER_CORE = 2

@@ -108,7 +108,7 @@ def sweep(remove: Callable[[], int]) -> None:
 def silence_py4j() -> None:
     """Prevent py4j and pyspark from printing a traceback for each connection that the JVM's end breaks.
 
-    The errors of these connections are still raised.
+    The errors of broken connections are still raised.
     """
     import pyspark.accumulators as of_accumulators  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 

@@ -1,5 +1,5 @@
-"""The protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), or this
-process.
+"""Defines the protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), or
+this process.
 
 Drivers and commands use only the protocol `Engine`. Code that needs Spark's DataFrames is an exception: it takes the
 session from the engine.

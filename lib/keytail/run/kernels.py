@@ -1,8 +1,8 @@
 """Compiles the kernels of a command before its tasks run, in parallel processes, once for each host and user.
 
 `kernels.json` lists the kernels that each command calls, slowest first, with the types of their arguments and the
-seconds that compiling each kernel took. `python -m tests.run.list_kernels` creates this file by running all operations
-on small logs. Kernels listed as RARE are needed for few logs: they are compiled when they are called, or by
+seconds that compiling each kernel took. `python -m tests.run.list_kernels` creates `kernels.json` by running all
+operations on small logs. Kernels listed as RARE are needed for few logs: they are compiled when they are called, or by
 `doctor --warm`.
 """
 

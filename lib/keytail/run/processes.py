@@ -143,7 +143,7 @@ class Processes:
         return False
 
     def cancel(self) -> None:
-        """Kill the running tasks, and start no other tasks. The answers of all these tasks are None."""
+        """Kill the running tasks, and start no other tasks. The answers of killed and waiting tasks are None."""
         self.is_cancelled = True
         self._end_workers()
 
@@ -233,7 +233,7 @@ def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
         os.closerange(3, keep)
         os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
         _end_with_parent(parent)
-        # These signals are sent to the whole process group, but only the driver handles them.
+        # SIGINT and SIGTERM may be sent to the whole process group, but only the driver handles them.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # the collector skips the driver's objects, so that their pages stay shared

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", this status
-# is not a failure.
+# The status of a partition that a run did not begin, because of its deadline or a signal. The status "not-begun" is not
+# a failure, like "skipped".
 NOT_BEGUN = "not-begun"
 DONE = frozenset(
     {"compacted", "prepared", "repacked", "clean", "skipped", NOT_BEGUN, "would-compact", "would-repack"}
@@ -22,7 +22,7 @@ _LEFT = ("skipped", NOT_BEGUN)
 
 
 class OfPartition:
-    """The base of all rows that describe one partition."""
+    """The base class of all rows that describe one partition."""
 
     __slots__ = ()
     topic: str
@@ -147,8 +147,8 @@ def status_of(problem: BaseException) -> str:
 def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
     """Return 0 if every row is done, 3 if only some rows are done or the ledger lacks a row, 1 if no row is done.
 
-    `named` are the names of partitions that the user gave. A partition among these counts as not done if it was skipped
-    or not begun.
+    `named` are the names of partitions that the user gave. A named partition counts as not done if it was skipped or
+    not begun.
     """
     rows = list(rows)
     done = [row.status in DONE and not (row.status in _LEFT and row.name in named) for row in rows]

@@ -1,4 +1,4 @@
-"""The storage of the log dirs, as the driver sees it: how many bytes may be written, and whether other hosts share it.
+"""Checks the storage of the log dirs on the driver: how many bytes may be written, and whether other hosts share it.
 
 `ScratchSpace` tracks the bytes that running tasks may write beside their sources. Writers outside this run are not
 tracked.

@@ -3,9 +3,9 @@ that the task has read.
 
 Spark reports a task only when the task has ended. Tasks therefore send a small datagram twice a second to a port that
 the driver opens for the duration of the run. The port is on 127.0.0.1 or, with a cluster, on the address at which
-Spark's driver listens. The datagrams are only for the display of progress: if a firewall blocks them, the run works
-without it. Each datagram begins with an authentication code that is computed with the run's key, which the tasks get
-with their work. Datagrams without a valid code are ignored.
+Spark's driver listens. If a firewall blocks the datagrams, the run only lacks the display of progress. Each datagram
+begins with an authentication code that is computed with the run's key, which the tasks get with their work. Datagrams
+without a valid code are ignored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decides whether an executing run may commit a preparation, and discards it if not.
 
-PREPARED.md in this directory explains why each condition suffices.
+PREPARED.md in this directory explains why each condition for a commit suffices.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def max_age_ms(delete_retention_ms: int) -> int:
 
 @dataclass(frozen=True)
 class Now:
-    """The state of a partition that the executing run finds. `sources` and `outputs` are those of the record that still
-    exist."""
+    """The state of a partition that the executing run finds. `sources` and `outputs` are those sources and
+    outputs of the record that still exist."""
 
     now_ms: int
     basis: Basis
@@ -129,7 +129,7 @@ def without_compaction(fs: FileSystem, planned: Planned) -> Planned:
         return planned
     try:
         discard(fs, planned.facts.path)
-    except OSError:  # the next run discards it
+    except OSError:  # the next run discards the preparation
         return planned
     return replace(planned, discarded=ErrorText("the topic is not compacted any more"))
 
@@ -175,7 +175,7 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
         text = f"settings were changed after the preparation: {', '.join(changed)}"
     elif (basis.message_format, basis.by_file_time) != (then.message_format, then.by_file_time):
         text = "the partition was prepared with another --message-format or --broker-version"
-    elif then.drop_keyless and not basis.drop_keyless:  # the opposite is allowed: then no record was keyless
+    elif then.drop_keyless and not basis.drop_keyless:  # without the flag then, no record was keyless
         text = "the partition was prepared with --drop-keyless, which is not given now"
     elif basis.removal_limit_offset < then.removal_limit_offset:
         text = (
@@ -190,8 +190,8 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
 def _of_epochs(then: Basis, basis: Basis) -> str | None:
     """Return a sentence about the leader epochs if they show that the log was truncated and then appended to, or None.
 
-    Epochs that begin at or above the log end of the preparation do not matter. A broker removes such an epoch when it
-    stops or starts, or when another leader is elected before anything is appended.
+    Epochs that begin at or above the log end of the preparation do not matter: a broker removes an epoch without
+    records when it stops or starts, or when another leader is elected.
     """
     end = then.log_end_offset
     known = {epoch: start for epoch, start in then.leader_epochs if start < end}

@@ -1,7 +1,7 @@
 """Prepares compactions: does all steps of a compaction except the commit, while the broker may be running or stopped.
 
-A preparing run takes keytail's own lock, not the broker's, so that only one run at a time prepares in a log dir. In a
-partition it writes only scratch files, which brokers ignore (PREPARED.md in this directory).
+A preparing run takes keytail's own lock, not the broker's, so that only one run at a time prepares in a log dir. In
+partitions a preparing run writes only scratch files, which brokers ignore (PREPARED.md in this directory).
 """
 
 from __future__ import annotations

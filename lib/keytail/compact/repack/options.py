@@ -1,4 +1,4 @@
-"""The flags of `compact --repack`, and the flags that cannot be combined with it."""
+"""Declares the flags of `compact --repack`, and refuses flags that cannot be combined with it."""
 
 from __future__ import annotations
 

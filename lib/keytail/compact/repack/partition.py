@@ -1,7 +1,7 @@
 """Repacks one partition: writes a new segment for each segment in which a batch changes, and proves the new segments.
 
 `repack_partition` writes only scratch files, may run on any host that has access to the directory, and may be repeated.
-The driver installs these files in the same way as the output of a compaction.
+The driver installs the new segments in the same way as those of a compaction.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class _Written:
     _bytes: int = 0  # total bytes in `_parts`
 
     def has_room_for(self, number: int) -> bool:
-        """Return whether scratch space allows this pass to write segment `number` too. The first is always allowed."""
+        """Return whether this pass may also write segment `number`: its first segment, or if scratch space suffices."""
         limit = self.task.max_scratch_bytes
         if limit is None or not self.numbers:
             return True

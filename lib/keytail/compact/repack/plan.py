@@ -92,8 +92,8 @@ def refused(facts: PartitionFacts, problem: KeytailError | OSError) -> Planned:
 
 
 def why_settings_unknown(configuration: Configuration, topic: str, *names: str) -> ErrorText:
-    """Return why one of these settings is unknown, with a remedy; NO_ERROR if all are known. A setting that could take
-    its value from the broker's file is unknown if this file was not read."""
+    """Return why one of the settings `names` is unknown, with a remedy; NO_ERROR if all are known. A setting that could
+    take its value from the broker's file is unknown if the file was not read."""
     if unknown := configuration.unknown(topic, names):
         return unknown
     uncertain, why, remedy = _uncertain(
@@ -109,8 +109,8 @@ def why_settings_unknown(configuration: Configuration, topic: str, *names: str) 
 
 
 def _uncertain(configuration: Configuration, topic: str, names: Sequence[str]) -> tuple[str, str, str]:
-    """Return the first of these settings that is taken from the broker and is uncertain, the reason, and a remedy. All
-    three are empty strings if no setting is uncertain.
+    """Return the first of the settings `names` that is taken from the broker and is uncertain, the reason, and a
+    remedy. All three are empty strings if no setting is uncertain.
 
     With KRaft, a dynamic broker setting in the metadata log overrides the broker's file. max.message.bytes may be
     overridden, since a broker also reads and replicates larger batches.
@@ -162,8 +162,8 @@ def why_not_mergeable(configuration: Configuration, topic: str) -> ErrorText:
     if not configuration.of(topic).value(_UNCLEAN):
         return NO_ERROR
     return refusal(
-        f"unclean.leader.election.enable is true for {topic}: after such an election, this broker could truncate its "
-        "log inside a merged batch, and would lose the first records of that batch without any message",
+        f"unclean.leader.election.enable is true for {topic}: after an unclean election, this broker could truncate "
+        "its log inside a merged batch, and would lose the first records of that batch without any message",
         slug="unclean-leader-election",
         remedy="Set unclean.leader.election.enable to false, or give --batch-bytes 0, which disables merging",
     )

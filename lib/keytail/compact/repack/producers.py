@@ -12,7 +12,7 @@ from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.kernels.transactions import COMMIT
 from keytail.log.producers import ProducerStates
 
-# A broker keeps this many batches of each producer in memory, to recognise duplicates.
+# Number of batches of each producer that a broker keeps in memory, to recognise duplicates.
 _KEPT_BATCHES = 5
 _MERGED_ROWS = 1 << 16
 _MARKER = ("base_offset", "control_type", "producer_id")
@@ -94,7 +94,7 @@ class HeaderPass:
     """One pass over the headers of a log, in log order.
 
     `live` (int64, sorted) are the ids of the producers whose last batches must not be changed. Other producers are
-    forgotten if none of their batches is newer than `expired_before_ms`. If this is None, no producer is forgotten.
+    forgotten if none of their batches is newer than `expired_before_ms`; if that is None, no producer is forgotten.
     """
 
     def __init__(self, live: np.ndarray, expired_before_ms: int | None) -> None:

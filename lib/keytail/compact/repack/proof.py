@@ -1,4 +1,4 @@
-"""The proof before the commit of a repack: reads the outputs back and checks them against the sources (REPACK.md).
+"""Proves a repack before its commit: reads the outputs back and compares them with the sources (REPACK.md).
 
 An output must have exactly the records of its source, in the same order, each with the same offset, timestamp, key,
 value and headers. The header of a new batch must satisfy the rules for all source batches that it replaces. Index files

@@ -54,7 +54,7 @@ class RepackTask(CleaningTask):
 
     @property
     def expired_before_ms(self) -> int | None:
-        """Producers without a batch after this time have expired; None: producers are not forgotten."""
+        """The time in ms after which a producer must have a batch, or it has expired; None if none is forgotten."""
         idle_ms = self.repacking.forget_after_ms
         return None if idle_ms is None else self.now_ms - idle_ms
 

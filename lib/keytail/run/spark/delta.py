@@ -111,8 +111,8 @@ def _from_folder(folder: str, connector: Connector) -> dict[str, str]:
         if not any(start in os.path.basename(jar) for jar in jars):
             raise UsageProblem(
                 f"the directory of --delta-jars, {folder}, has no *{start}*.jar",
-                remedy=f"Copy {packages} to it. `python -m keytail.run.delta_jars DIR{scheme}` downloads them on a "
-                "host that can reach a Maven repository",
+                remedy=f"Copy {packages} to this directory. `python -m keytail.run.delta_jars DIR{scheme}` downloads "
+                "the jars on a host that can reach a Maven repository",
                 slug="missing-delta-jars",
             )
     return {"spark.jars": ",".join(jars)}
@@ -160,8 +160,8 @@ def alone(folder: str) -> Iterator[None]:
     if `folder` is a path of a mounted file system.
 
     Delta commits by a rename that must not replace a file. Hadoop's rename on local file systems checks first and then
-    renames: if two commits were concurrent, one or both would be lost. HDFS, Azure and GCS prevent this, and for S3
-    `s3_commits.py` does. Raises KeytailError if the lock cannot be acquired within five minutes.
+    renames: if two commits were concurrent, one or both would be lost. HDFS, Azure and GCS prevent such a loss, and
+    `s3_commits.py` prevents it on S3. Raises KeytailError if the lock cannot be acquired within five minutes.
     """
     path = local_path(folder)
     if path is None:

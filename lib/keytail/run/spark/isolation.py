@@ -1,8 +1,8 @@
 """Protects keytail's JVM and its Python workers from other users of the host and from modules in the current directory.
 
-The directories in which Spark keeps shuffle files, broadcasts and temporary files have mode 0700. The process that
-created them holds a lock on each (flock) until it removes them. Directories of a killed process are removed by the next
-run of the same user, which recognises them by name, owner, mode and the free lock.
+The directories in which Spark keeps shuffle files, broadcasts and temporary files have mode 0700. The process that has
+created a directory holds a lock on it (flock) until it removes the directory. Directories of a killed process are
+removed by the next run of the same user, which recognises them by name, owner, mode and the free lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRIVATE = 0o700
 
 
 class LocalDirs:
-    """New private directories, one below each of `parents`. Raises KeytailError if one cannot be created."""
+    """New private directories, one below each of `parents`. Raises KeytailError if a directory cannot be created."""
 
     def __init__(self, parents: list[str]) -> None:
         self._maker = os.getpid()

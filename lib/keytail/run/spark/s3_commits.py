@@ -1,8 +1,9 @@
 """Lets Delta commit to s3a:// with conditional requests, so that no commit is lost if several drivers write.
 
-Delta 4.4 checks that a commit does not exist, and then writes it with a call that S3A 3.5 never makes conditional, with
-any settings. S3A makes conditional requests for files that its file builder creates; ConditionalLogStore.java uses this
-builder. The driver compiles that class with Janino, which is one of Spark's jars, so keytail needs no jar of its own.
+Delta 4.4 checks that a commit does not exist, and then writes the commit with a call that S3A 3.5 never makes
+conditional, with any settings. S3A makes conditional requests for files that its file builder creates, which
+ConditionalLogStore.java uses. The driver compiles that class with Janino, which is one of Spark's jars, so keytail
+needs no jar of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Spark session in which keytail's jobs run: a session that a run starts, or the session of spark-submit.
 
-run/spark/settings.py defines the settings of the session; run/spark/jvm.py starts and ends its JVM. For a job under
-spark-submit, no master is set here.
+run/spark/settings.py defines the settings of the session; run/spark/jvm.py starts and ends its JVM. The master of a job
+under spark-submit is never set in this module.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def session_of_run(
     kernels: str | None = None,
 ) -> SparkEngine:
     """Return the engine of spark-submit's session (`submitted`), or of a `local_session` on `master`. The session is
-    stopped when the stack `run` is closed, unless other code of this process, such as a notebook, had started it.
+    stopped when the stack `run` is closed, unless other code of this process (such as a notebook) has started it.
     Raises KeytailError if no worker of a standalone cluster is large enough for an executor.
 
     Every submitted job must call this function, because a cluster marks an application without a session as failed. If

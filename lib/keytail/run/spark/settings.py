@@ -1,4 +1,4 @@
-"""The settings of Spark sessions that are set in code: for correctness and safety, and for sessions on one machine.
+"""Defines the settings of Spark sessions that are set in code: for correctness and safety, and for one machine.
 
 Settings that only affect speed are in conf/spark-defaults.conf.
 """

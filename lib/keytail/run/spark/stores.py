@@ -1,4 +1,4 @@
-"""Tables at URIs such as s3a://bucket/lake: which URIs are accepted, and which jars and settings Spark needs for them.
+"""Checks URIs of tables, such as s3a://bucket/lake, and determines which jars and settings Spark needs for a URI.
 
 Only Spark accesses a URI: its configuration and environment have the credentials, and Delta commits by the rules of the
 store. Spark contains the connector for hdfs://; guide/tables-in-object-stores.md names the connectors for other stores.
@@ -105,7 +105,8 @@ def checked_uri(uri: str, flag: str) -> str:
 
 
 def connector_for(place: str | None) -> Connector:
-    """Return the connector that a session started by keytail needs for `place`; for a path it has no packages."""
+    """Return the connector that a session started by keytail needs for `place`; if that is a path, it has no packages.
+    """
     scheme = scheme_of(place or "")
     if scheme != "s3a":
         return Connector(scheme)
