@@ -406,4 +406,4 @@ def test_backups_of_compactions_and_repacks_are_found(
     found = backups.backups_of_ledger("/ledger", ["/logs"], None)
     assert found.directories == ("relative",)
     [reason] = found.reasons(LOCAL, "orders-0")
-    assert "in an unknown directory" in reason
+    assert "relative to an unknown directory" in reason

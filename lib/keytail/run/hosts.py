@@ -59,7 +59,7 @@ def refuse_other_logs(fs: FileSystem, partition_path: str, by_driver: SeenLogs) 
         alike = (here.segments, here.size_bytes) == (by_driver.segments, by_driver.size_bytes)
         more = "; names, sizes or modification times differ" if alike else ""
         raise Refused(
-            f"two hosts have different segments: host {host} has {here}, the driver's host {by_driver}{more}",
+            f"two hosts have different segments: {here} on host {host}, {by_driver} on the driver's host{more}",
             path=partition_path,
             remedy="Make sure that no process writes to the directory, and that every host sees the same files",
             slug="segments-differ-on-host",

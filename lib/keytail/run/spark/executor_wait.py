@@ -70,7 +70,7 @@ def refuse_too_large(executor: Executor, workers: Sequence[Worker], master: str)
     too small."""
     if executor.cores is not None and executor.cores_max is not None and executor.cores > executor.cores_max:
         raise KeytailError(
-            f"spark.executor.cores is {executor.cores}, but spark.cores.max is only {executor.cores_max}: no executor "
+            f"spark.executor.cores is {executor.cores}, but spark.cores.max is {executor.cores_max}: no executor "
             "would start",
             remedy="Set spark.executor.cores to at most spark.cores.max",
             slug="no-executor-possible",
