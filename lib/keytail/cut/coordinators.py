@@ -83,7 +83,7 @@ def _commit(offset: int, record: Record) -> Iterator[Commit]:
     yield Commit(offset, group, partition, committed)
 
 
-@lru_cache(maxsize=1 << 16)  # keys recur, and commits share these objects
+@lru_cache(maxsize=1 << 16)  # keys recur, and commits with the same key share the result
 def _group_and_partition(key: bytes) -> tuple[str, PartitionKey]:
     fields = _message("group-key", _version(key)).read(key, 0, 2)
     return fields["group"], (fields["topic"], fields["partition"])

@@ -69,7 +69,7 @@ class _OfProducer:
 
     pieces: list[tuple[PartitionKey, Piece]] = field(default_factory=list)
     states: list[tuple[PartitionKey, State]] = field(default_factory=list)
-    latest_epochs: dict[PartitionKey, int] = field(default_factory=dict)  # of data or markers, in each log
+    latest_epochs: dict[PartitionKey, int] = field(default_factory=dict)  # largest epoch of data and markers, by log
 
     def add(self, key: PartitionKey, piece: Piece) -> None:
         self.pieces.append((key, piece))

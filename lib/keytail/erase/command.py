@@ -59,7 +59,7 @@ class Request:
     master: o.Master = None
     shared_storage: o.SharedStorage = False
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
-    submitted: bool = False  # there is no job for spark-submit
+    submitted: bool = False  # always False: `erase` has no job for spark-submit
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from keytail.log.partition import (
 from keytail.log.replacement.recover import recover
 from keytail.run.rows import status_of
 
-# A topic is refused if this setting is unknown: remote storage may keep the erased records.
+# A topic is refused if one of these settings is unknown: remote storage may keep the erased records.
 NEEDED_SETTINGS = ("remote.storage.enable",)
 _FOREVER_MS = 2**63 - 1
 

@@ -174,7 +174,7 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
     the table `runs`. An outcome that the run itself recorded takes precedence over one that another run determined."""
     rows = list(rows)
     found = sorted((row for row in rows if row["event"] == DOWNTIME), key=lambda row: row["at"])
-    downtimes = {row["run_id"]: row for row in found}  # by run: the downtime that was recorded last
+    downtimes = {row["run_id"]: row for row in found}  # the latest recorded downtime of each run
     made = []
     for intent, outcome in _pairs(rows, ("run_id",)):
         known = outcome or intent or {}
@@ -198,7 +198,7 @@ def _columns(known: Mapping[str, Any]) -> dict[str, Any]:
     for name, (kind, _) in RUNS.items():
         if (made := _MADE_OF.get(kind.partition("<")[0])) is not None:
             columns[name] = made(known[name] or ())
-    columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older releases stored them unmasked
+    columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older releases stored secrets unmasked
     return columns
 
 

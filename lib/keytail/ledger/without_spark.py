@@ -59,7 +59,7 @@ class DeltalakeTable:
             mode="append",
             schema_mode="merge" if is_newer else None,  # columns that a newer keytail added are null
             commit_properties=CommitProperties(
-                custom_metadata={"isBlindAppend": True},  # without this, the append is a conflict for Spark's DELETE
+                custom_metadata={"isBlindAppend": True},  # otherwise Spark's DELETE conflicts with the append
                 app_transactions=[Transaction(app_id, number, time.time_ns() // 1_000_000)],
             ),
         )

@@ -121,5 +121,5 @@ class Report:
     ended_early: str = ""
     next_step: str = ""
     notes: tuple[str, ...] = ()
-    runs: tuple[Mapping[str, str], ...] = ()  # only in a report from a ledger
-    downtimes: tuple[Downtime, ...] = ()  # only in a report from a ledger
+    runs: tuple[Mapping[str, str], ...] = ()  # empty except in a report of several runs from a ledger
+    downtimes: tuple[Downtime, ...] = ()  # empty except in a report from a ledger

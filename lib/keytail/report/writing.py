@@ -125,7 +125,7 @@ def report_of(page: Page, start_ms: int, exit_status: int | None, ended_early: s
         versions=_versions(),
         exit_status=exit_status,
         ended_early=ended_early,
-        next_step=page.next_step.replace("given above", "given below") or again,  # on a page, the reasons follow
+        next_step=page.next_step.replace("given above", "given below") or again,  # the reasons follow
     )
 
 

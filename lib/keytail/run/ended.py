@@ -1,8 +1,8 @@
 """Handles the end of Spark during a run: Spark's JVM is killed or receives a signal, or the session is stopped.
 
-After the end of Spark, the driver's calls of Spark fail with many different errors. All these errors are replaced by
-SparkEnded: errors of lost jobs in run/spark/engine.py, and errors of other calls in run/spark/session.py, when the
-session is closed.
+After the end of Spark, the driver's calls of Spark fail with many different errors, which are replaced by SparkEnded:
+errors of lost jobs in run/spark/engine.py, and errors of other calls in run/spark/session.py, when the session is
+closed.
 """
 
 from __future__ import annotations

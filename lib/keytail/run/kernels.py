@@ -146,7 +146,7 @@ def compile_kernels(
     if not jit.IS_WRITABLE:
         _warn_of_no_cache(_seconds([seconds for *_, seconds in missing]))
         jit.use_cache_of_this_run()
-        missing = _missing(kernels_of(commands))  # without the kernels of a read-only cache
+        missing = _missing(kernels_of(commands))  # kernels of a read-only cache are not missing
         where = "for this run only"
     else:
         where = f"stored for later runs in {jit.CACHE_FOLDER}"

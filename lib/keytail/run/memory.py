@@ -10,7 +10,7 @@ _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit
 _SMALLEST_MAP_BYTES = 16 << 20
 
 
-@cache  # a plan needs the result twice for each partition
+@cache  # a plan calls this function twice for each partition
 def physical_bytes() -> int:
     """Return the memory of the host in bytes, or the memory limit of the container if that is lower."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -31,7 +31,7 @@ from keytail.threads import inheriting
 P = TypeVar("P")
 R = TypeVar("R")
 
-_SET_PARENT_DEATH_SIGNAL = 1  # an operation of prctl(2)
+_SET_PARENT_DEATH_SIGNAL = 1  # number of an operation of prctl(2), PR_SET_PDEATHSIG
 _FORK, _END = b"f", b"e"
 _PID_BYTES = 8
 _LONGEST_END_S = 10.0

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-# The status of a partition that a run did not begin, because of its deadline or a signal. The status "not-begun" is not
-# a failure, like "skipped".
+# The status of a partition that a run did not begin, because of its deadline or a signal. The statuses "not-begun" and
+# "skipped" are not failures.
 NOT_BEGUN = "not-begun"
 DONE = frozenset(
     {"compacted", "prepared", "repacked", "clean", "skipped", NOT_BEGUN, "would-compact", "would-repack"}

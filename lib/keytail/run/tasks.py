@@ -99,7 +99,7 @@ def killed(times: Times) -> KeytailError:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
-_LARGEST_KEPT_BYTES = 32 << 20  # the maximum that glibc accepts
+_LARGEST_KEPT_BYTES = 32 << 20  # size of the largest blocks that are reused; glibc accepts no larger value
 _KEPT_BYTES = 256 << 20  # maximum bytes of free memory that a process keeps
 
 

@@ -85,7 +85,7 @@ class Channel:
         with metered() as meter, contextlib.ExitStack() as held:
             meter.phase = phase
             try:
-                family, address = _address(self.host, self.port)  # a look-up may take seconds: only once
+                family, address = _address(self.host, self.port)  # once: a look-up may take seconds
                 out = held.enter_context(socket.socket(family, socket.SOCK_DGRAM))
                 out.setblocking(False)
                 out.connect(address)
@@ -186,7 +186,8 @@ def _with_code(text: bytes, key: bytes) -> bytes:
 
 
 def _parsed(data: bytes, key: bytes) -> TaskProgress | None:
-    """Return the report in a datagram, or None if it is not from a task of this run. The code is checked first."""
+    """Return the report in a datagram, or None if the datagram is not from a task of this run. The authentication code
+    is checked before the report is parsed."""
     text = data[_CODE_BYTES:]
     if not hmac.compare_digest(data, _with_code(text, key)):
         return None

@@ -49,7 +49,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         steps = Steps(request, fs, run)
         rules = request.rules(fs)
-        select_partitions(fs, request.partition_filter)  # report invalid flags before taking locks
+        select_partitions(fs, request.partition_filter)  # invalid flags are reported before locks are taken
         steps.submitted_session()
         steps.lock(request.partition_filter.log_dirs, names.PREPARE_LOCK)
         # A run that holds Kafka's lock removes scratch files, and may have begun before the prepare lock existed.

@@ -118,7 +118,7 @@ class Merger:
             joins[:] = False
         wanted = joins.copy()
         wanted[:-1] |= joins[1:]
-        wanted[-1] |= free[-1] and self._repacking.merges  # the next chunk is not yet known
+        wanted[-1] |= free[-1] and self._repacking.merges  # the first batch of the next chunk is not yet known
         if self._repacking.codec is not None:
             wanted |= codecs != self._repacking.codec
         self._is_last_free, self._last_row = bool(free[-1]), table[-1:].copy()
@@ -192,7 +192,7 @@ class Merger:
         """
         repacking, state = self._repacking, self._state
         codecs = {attributes & CODEC_MASK for _, table in sources for attributes in table["attributes"].tolist()}
-        codec = max(codecs) if repacking.codec is None else repacking.codec  # without a codec, all are equal
+        codec = max(codecs) if repacking.codec is None else repacking.codec  # if none is given, all are equal
         if state[kernels.SOURCES] == 1 and codecs == {codec}:
             return None
         block = memoryview(self._block)[: int(state[kernels.USED])]

@@ -30,7 +30,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import GroupOutput, OutputSegment
 
-KEPT_BATCHES = 5  # the batches of each producer that a broker keeps in memory, to recognise duplicates
+KEPT_BATCHES = 5  # number of batches of each producer that a broker keeps in memory, to recognise duplicates
 _MAX_MARKERS_BYTES = 128 << 20
 _TXN_ENTRY = np.dtype([("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")])
 
@@ -74,8 +74,8 @@ class RepackSpec:
 
 @dataclass(frozen=True)
 class ProvenProducers:
-    """What the proof has found about producers. `kept` are the base offsets (int64, sorted) of batches that must not be
-    changed. `markers` are all markers of the log (kernels/proof/markers.py); empty if no producers are forgotten."""
+    """Facts about producers that the proof has found. `kept` are the base offsets (int64, sorted) of batches that must
+    not be changed. `markers` are all markers of the log (kernels/proof/markers.py); empty if no producers are forgotten."""
 
     kept: np.ndarray
     markers: np.ndarray

@@ -54,7 +54,8 @@ class RepackTask(CleaningTask):
 
     @property
     def expired_before_ms(self) -> int | None:
-        """The time in ms after which a producer must have a batch, or it has expired; None if none is forgotten."""
+        """The time in ms at or before which the last batch of expired producers was written; None if none is forgotten.
+        """
         idle_ms = self.repacking.forget_after_ms
         return None if idle_ms is None else self.now_ms - idle_ms
 

@@ -134,7 +134,7 @@ def session_of_run(
     engine = SparkEngine(session, log, kernels)
     if is_own:
         run.callback(_stop, engine)
-    run.push(partial(_raise_ended, engine))  # called before end_jvm and _stop
+    run.push(partial(_raise_ended, engine))  # an ExitStack calls the last callback first, before end_jvm and _stop
     run.enter_context(reported_wait(session))
     return engine
 
