@@ -164,7 +164,7 @@ class Recording:
             self.ledger.conclude(1, self.rows, made)
 
     def recorded(self, rows: Sequence[R]) -> list[R]:
-        """Return the rows with `recorded` set. Must be called after the run has tried to write its outcome."""
+        """Return the rows with `recorded` set. Call this method after the run has tried to write its outcome."""
         return [replace(row, recorded=not self.lost) for row in rows]
 
 

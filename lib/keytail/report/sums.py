@@ -174,7 +174,7 @@ def _sum(found: Iterable[Partition], name: str) -> int:
 
 
 def reasons(found: Sequence[Partition]) -> list[Reason]:
-    """Return all findings and all reasons of the partitions, grouped by message. The most serious groups are first."""
+    """Return all findings and all reasons of the partitions, grouped by message. The most serious come first."""
     groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
     advice: dict[tuple[str, str, str, str], tuple[str, str]] = {}
     for item in found:

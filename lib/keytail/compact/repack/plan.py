@@ -68,7 +68,7 @@ def plan_repack(
         decision = decide(facts, config, unknown, rules, unstable)
         if decision.status == "would-compact":
             refuse_missing_segments(fs, facts)
-            if facts.clean_shutdown:  # otherwise the broker was killed, and recovers the log when it starts
+            if facts.clean_shutdown:  # after a kill, the broker recovers the log when it starts
                 by_checkpoint = rules.high_watermark == "checkpoint"
                 refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
     except (KeytailError, OSError) as problem:

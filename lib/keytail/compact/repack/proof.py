@@ -75,7 +75,8 @@ class RepackSpec:
 @dataclass(frozen=True)
 class ProvenProducers:
     """Facts about producers that the proof has found. `kept` are the base offsets (int64, sorted) of batches that must
-    not be changed. `markers` are all markers of the log (kernels/proof/markers.py); empty if no producers are forgotten."""
+    not be changed. `markers` are all markers of the log (kernels/proof/markers.py), or empty if no producers are
+    forgotten."""
 
     kept: np.ndarray
     markers: np.ndarray
