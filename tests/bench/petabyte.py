@@ -122,13 +122,15 @@ def tables(measured: Measured, assumed: Assumed) -> str:
 
 def _measured_table(m: Measured) -> str:
     rows = [
-        ("CPU of one task, a tenth as many keys as records", f"{m.cpu_s_a_gb:.2f} s per GB of log", "records"),
-        ("the same, 98 % of records with their own key", f"{m.cpu_s_a_gb_unique:.2f} s per GB", "keys"),
-        ("Kafka's Cleaner, CPU of its process", f"{m.kafka_cpu_s_a_gb:.2f} s per GB", "records"),
-        ("replacing one more segment, in the driver", _ms(m.replace_s_per_segment), "segments"),
-        ("listing one partition, in the driver", _ms(m.survey_s_per_partition), "partitions"),
-        ("one more partition on Spark, everything else", _ms(m.rest_s_per_partition), "partitions"),
-        ("updating one entry of a checkpoint file of the assumed log dir", _ms(m.checkpoint_s), "checkpoint"),
+        ("CPU time of one task, if a tenth of the records have their own key",
+         f"{m.cpu_s_a_gb:.2f} s per GB of log", "records"),
+        ("CPU time of one task, if 98 % of the records have their own key",
+         f"{m.cpu_s_a_gb_unique:.2f} s per GB", "keys"),
+        ("CPU time of a process with Kafka's Cleaner", f"{m.kafka_cpu_s_a_gb:.2f} s per GB", "records"),
+        ("time of the driver to replace one more segment", _ms(m.replace_s_per_segment), "segments"),
+        ("time of the driver to list one more partition", _ms(m.survey_s_per_partition), "partitions"),
+        ("all other time for one more partition on Spark", _ms(m.rest_s_per_partition), "partitions"),
+        ("time to update one entry of a checkpoint file of the assumed log dir", _ms(m.checkpoint_s), "checkpoint"),
         ("memory of a worker before its first task", f"{m.before_bytes / 2**20:.0f} MiB", "keys"),
     ]  # fmt: skip
     body = [f"| {what} | {value} | `{name}` |" for what, value, name in rows]
@@ -141,15 +143,16 @@ def _measured_table(m: Measured) -> str:
 
 def _assumed_table(a: Assumed) -> str:
     rows = [
-        ("the log, all of it dirty", f"1 PB = 10^15 bytes in {a.partitions:,.0f} partitions of "
+        ("size of the logs, which are all dirty", f"1 PB = 10^15 bytes in {a.partitions:,.0f} partitions of "
          f"{a.partition_bytes / 1e9:.0f} GB and {a.segments:,.0f} segments of {a.segment_bytes / 1e9:.0f} GB"),
-        ("records", f"of {a.record_bytes:.0f} bytes, uncompressed; {_percent(a.kept_share)} are retained"),
-        ("log dirs", f"of {a.partitions_per_log_dir:,} partitions, one per broker"),
+        ("records", f"uncompressed records of {a.record_bytes:.0f} bytes; {_percent(a.kept_share)} are retained"),
+        ("log dirs", f"one log dir of {a.partitions_per_log_dir:,} partitions for each broker"),
         ("a machine", f"{a.cores} cores as fast as the measured one, {a.memory_bytes / 2**30:.0f} GiB"),
-        ("its drives", f"{a.disk_bytes_per_s / 1e9:.1f} GB/s, reading and writing together"),
-        ("or its network, to remote storage", f"{a.network_bytes_per_s / 1e9:.1f} GB/s (25 Gbit/s, nine tenths)"),
+        ("drives of a machine", f"{a.disk_bytes_per_s / 1e9:.1f} GB/s, reading and writing together"),
+        ("network of a machine to remote storage, instead of its drives",
+         f"{a.network_bytes_per_s / 1e9:.1f} GB/s (nine tenths of 25 Gbit/s)"),
         ("bytes moved", f"{a.moved_bytes / 1e15:.1f} PB: each source is read three times (map, write, proof); the "
-         "output is written once and read once by the proof. Nothing is in the page cache"),
+         "output is written once and read once by the proof. No file is in the page cache"),
     ]  # fmt: skip
     return "\n".join(["### Assumed", "", "| What | Value |", "|---|---|", *(f"| {w} | {v} |" for w, v in rows)])
 
@@ -172,8 +175,8 @@ def _driver_table(m: Measured, a: Assumed) -> str:
     in_flight = MAX_BUNDLES
     rows = [
         ("listing all partitions, one after the other", a.partitions * m.survey_s_per_partition),
-        ("replacing, one after the other", a.segments * a.kept_share * m.replace_s_per_segment),
-        (f"replacing, {in_flight} at a time", a.segments * a.kept_share * m.replace_s_per_segment / in_flight),
+        ("replacing segments, one after the other", a.segments * a.kept_share * m.replace_s_per_segment),
+        (f"replacing segments, {in_flight} at a time", a.segments * a.kept_share * m.replace_s_per_segment / in_flight),
         ("checkpoints, each entry by itself", a.partitions * m.checkpoint_s),
         (f"checkpoints, {in_flight} entries at a time", a.partitions * m.checkpoint_s / in_flight),
     ]  # fmt: skip

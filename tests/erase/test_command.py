@@ -193,7 +193,7 @@ def test_an_unclean_shutdown_is_refused(run: Run, closed: Path, keys_file: Path)
 def test_an_active_segment_that_cannot_be_rolled_is_refused(run: Run, closed: Path, keys_file: Path) -> None:
     (closed / "orders-0" / f"{400:020d}.snapshot").unlink()
     error = refused(run, closed, keys_file, "--execute")
-    assert "the active segment has records to be erased, and must be rolled first" in error
+    assert "the active segment has records to be erased and must be rolled first" in error
     assert "The producer snapshot at the log end offset" in error
 
 
@@ -204,7 +204,7 @@ def test_files_with_other_names_are_refused(run: Run, closed: Path, keys_file: P
 
 def test_another_directory_of_the_partition_is_refused(run: Run, closed: Path, keys_file: Path) -> None:
     shutil.copytree(closed / "orders-0", closed / f"orders-0.{'0' * 32}-delete")
-    assert "another directory has records of the partition" in refused(run, closed, keys_file, "--execute")
+    assert "other directories may have records of the partition" in refused(run, closed, keys_file, "--execute")
 
 
 def test_files_that_are_no_part_of_the_log_are_refused(run: Run, closed: Path, keys_file: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_directory_in_a_log_dir_that_only_the_file_of_the_broker_names_is_refu
     config = tmp_path / "server.properties"
     config.write_text(f"log.dirs={closed},{other},{tmp_path / 'missing'}\n")
     error = refused(run, closed, keys_file, "--execute", "--config", config)
-    assert f"another directory has records of the partition: {other}" in error
+    assert f"other directories may have records of the partition: {other}" in error
 
 
 @pytest.mark.parametrize("kind", ["stray", "delete"])
@@ -250,8 +250,8 @@ def test_a_prepared_compaction_is_refused(run: Run, closed: Path, keys_file: Pat
     flags = ("--log-dirs", closed, *KNOWN, "--topic-config", "orders:cleanup.policy=compact")
     done = run("compact", *flags, "--prepare", "--partitions", "orders-0")
     assert done.exit_code == 0, done.output
-    assert "an earlier run has prepared a compaction" in refused(run, closed, keys_file)
-    assert "an earlier run has prepared a compaction" in refused(run, closed, keys_file, "--execute")
+    assert "an earlier run prepared a compaction" in refused(run, closed, keys_file)
+    assert "an earlier run prepared a compaction" in refused(run, closed, keys_file, "--execute")
     run("prepared", "--log-dirs", closed, "--discard", "--execute")
     _, rows = erase(run, closed, keys_file, "--partitions", "orders-0", "--execute")
     assert rows["orders-0"]["status"] == "erased"
@@ -284,7 +284,7 @@ def test_usage_errors(run: Run, closed: Path, keys_file: Path, tmp_path: Path) -
         assert result.exit_code == 2
         return result.output
 
-    assert "the topics are not named" in fails("--keys-file", keys_file)
+    assert "no topics are given" in fails("--keys-file", keys_file)
     assert "--keys-file cannot be read" in fails("--keys-file", tmp_path / "missing", "--topic", "orders")
     keys_file.write_bytes(b"secret\nsecret\n")
     text = fails("--keys-file", keys_file, "--topic", "orders")
@@ -406,4 +406,4 @@ def test_backups_of_compactions_and_repacks_are_found(
     found = backups.backups_of_ledger("/ledger", ["/logs"], None)
     assert found.directories == ("relative",)
     [reason] = found.reasons(LOCAL, "orders-0")
-    assert "in an unknown directory" in reason
+    assert "relative to an unknown directory" in reason

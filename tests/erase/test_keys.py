@@ -90,5 +90,5 @@ def test_errors_have_the_line_and_not_the_key(content, key_format, message):
 def test_a_line_that_is_too_long_is_refused(monkeypatch):
     monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "1000")
     monkeypatch.setattr(keys_file, "_BLOCK_BYTES", 100)
-    with pytest.raises(UsageProblem, match="line 2 of F is larger than any record can be"):
+    with pytest.raises(UsageProblem, match="line 2 of F is longer than the largest possible record"):
         read_keys(io.BytesIO(b"a\n" + b"x" * 5000), "F", "utf8")

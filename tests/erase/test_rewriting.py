@@ -222,7 +222,7 @@ def test_scratch_files_are_removed_after_an_error(tmp_path):
     found = find_in_partition(LOCAL, task, keys)
     before = sorted(file.name for file in tmp_path.iterdir())
     bases = tuple(segment.base_offset for segment in found.segments)
-    with pytest.raises(KeytailError, match="records are to be erased instead of"):
+    with pytest.raises(KeytailError, match="records to be erased; the first reading found"):
         rewrite(LOCAL, RewriteTask(task, keys, bases, found.transactions, found.erased + 1))
     assert sorted(file.name for file in tmp_path.iterdir()) == before
 

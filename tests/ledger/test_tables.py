@@ -223,7 +223,7 @@ def test_a_bundle_whose_intent_cannot_be_written_is_not_started(
     rows = compaction(engine, log_dir, tasks, ledger=ledger).run()
     assert [row.status for row in rows] == ["failed", "failed"]
     assert "the ledger cannot be written: no room" in rows[0].error
-    assert "nothing was started" in rows[0].error
+    assert "the partition was not started" in rows[0].error
     assert snapshot(log_dir) == before
 
 

@@ -199,7 +199,7 @@ def test_each_command_fills_its_columns(run: Run, tmp_path: Path) -> None:
 def test_the_reason_for_starting_spark_for_a_ledger_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LedgerFlags().why_spark() == ""
     assert LedgerFlags("/srv/ledger").why_spark() == LedgerFlags("file:///srv/ledger").why_spark() == ""
-    assert "not on a local path" in LedgerFlags("s3a://b/ledger").why_spark()
+    assert "its path is not local" in LedgerFlags("s3a://b/ledger").why_spark()
     monkeypatch.setattr(of_run, "needs_spark", lambda: True)
     assert "pip install 'keytail[history]'" in LedgerFlags("/srv/ledger").why_spark()
     assert LedgerFlags().why_spark() == ""

@@ -231,7 +231,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             ),
         ),
         Case(
-            "no record has one of the keys", "erasable", (
+            "no record has any of the keys", "erasable", (
                 f"erase {NO_OVERRIDES} --topic users --keys-file /HOST/absent --key-format hex",
             ),
         ),

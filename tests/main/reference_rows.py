@@ -152,8 +152,8 @@ _COMMON = {
     "host": "host of the run",
     "broker": "name of the broker",
     "down_at_ms": "when the stop of the broker began",
-    "reachable_at_ms": "when the broker answered again; `null`: unknown",
-    "in_sync_at_ms": "when all replicas were in sync again; `null`: unknown",
+    "reachable_at_ms": "when the broker answered again; `null` if unknown",
+    "in_sync_at_ms": "when all replicas were in sync again; `null` if unknown",
 }
 _TYPES = {str: "string", ErrorText: "string", int: "number", float: "number", bool: "boolean"}
 

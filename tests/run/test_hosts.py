@@ -157,7 +157,7 @@ def test_missing_files_of_a_fan_out_stage_are_reported(stage: str, log_dir: Path
     if stage == "none":
         assert fan_out(LOCAL, task, engine).bytes_after == clean_partition(LOCAL, task).bytes_after
         return
-    with pytest.raises(Refused, match=r"host far wrote .*, but this host does not have it"):
+    with pytest.raises(Refused, match=r"host far wrote .*, which does not exist on this host"):
         fan_out(LOCAL, task, engine)
 
 

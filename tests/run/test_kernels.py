@@ -81,7 +81,7 @@ def test_kernels_are_compiled_in_other_processes_and_only_once(tmp_path: Path) -
     made, misses, notes, folder, names = first
     assert (made, misses, names) == (2, 0, sorted(FEW))
     assert folder.startswith(f"{tmp_path}/")
-    assert notes[0].startswith("compiling 2 kernels, which later runs load from")
+    assert notes[0].startswith("compiling 2 kernels, stored for later runs in")
     assert notes[0].endswith(", slowest first")
     assert re.fullmatch(r"0 of 2 kernels are compiled \(at \d+ s\)", notes[1]), "no kernel can be compiled yet"
     assert any(re.fullmatch(r"1 of 2 kernels are compiled \(at \d+ s\), about \d+ s left", note) for note in notes)

@@ -1,7 +1,7 @@
-"""Finds how far the logs of a partition's replicas agree. Pure functions over tables of batch headers.
+"""Finds the offset up to which the logs of a partition's replicas agree, with pure functions over batch headers.
 
 Compaction removes batches and records from replicas at different times, but never changes the offsets or the leader
-epoch of a batch. So two logs agree at an offset if one of them has no batch there, or both have one of the same epoch.
+epoch of a batch. So two logs agree at an offset unless both have a batch at this offset, with different leader epochs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from keytail.format.batch import DELETE_HORIZON
 
 @dataclass(frozen=True)
 class Agreement:
-    """`end_offset`: below it, two logs agree. `epoch_differs`: their leader epochs differ there; else one log ends.
+    """The result of comparing two logs, which agree below `end_offset`. At `end_offset` the leader epochs of the logs
+    differ if `epoch_differs` is set; otherwise the shorter log ends at this offset.
 
     `bytes_differ_at` is the base offset of the first batch below `end_offset` that both logs have completely, in the
-    same range of offsets and the same epoch, but with different bytes; None if there is none.
+    same range of offsets and the same epoch, but with different bytes; None if there is no such batch.
     """
 
     end_offset: int
@@ -27,12 +28,12 @@ class Agreement:
 
 
 def agreement(a: np.ndarray, a_end: int, b: np.ndarray, b_end: int) -> Agreement:
-    """Return how far two logs agree. `a` and `b` are their batches (BATCH_TABLE), ascending by offset; `a_end` and
-    `b_end` are their log end offsets."""
+    """Return the offset up to which two logs agree. `a` and `b` are their batches (BATCH_TABLE), ascending by offset;
+    `a_end` and `b_end` are their log end offsets."""
     end, epoch_differs = min(a_end, b_end), False
     differing: list[int] = []
     for left, right in ((a, b), (b, a)):
-        # A batch of one log can cover several of the other, if one of them was repacked: compare in both directions.
+        # If one log was repacked, its batch can cover several batches of the other: compare in both directions.
         epoch_at, bytes_at = _first_differences(left, right)
         if epoch_at is not None and epoch_at < end:
             end, epoch_differs = epoch_at, True
@@ -44,7 +45,7 @@ def agreement(a: np.ndarray, a_end: int, b: np.ndarray, b_end: int) -> Agreement
 
 def _first_differences(left: np.ndarray, right: np.ndarray) -> tuple[int | None, int | None]:
     """Return the first offset at which a batch of `left` and the first batch of `right` that overlaps it have different
-    epochs, and the base offset of the first whose bytes differ."""
+    epochs, and the base offset of the first batch whose bytes differ; None for each that does not exist."""
     if not len(left) or not len(right):
         return None, None
     at = np.searchsorted(right["last_offset"], left["base_offset"])

@@ -28,7 +28,7 @@ _KAFKAS_DEFAULTS = {_INDEX_INTERVAL: 4096, _INDEX_BYTES: 10485760}
 
 @dataclass(frozen=True)
 class Node:
-    """A broker or controller: its `node.id`, the `cluster.id`, its log dirs, and its metadata log, if it has one."""
+    """A broker or controller: its `node.id`, its `cluster.id`, its log dirs, and its metadata log, if there is one."""
 
     node_id: int
     cluster_id: str | None
@@ -48,8 +48,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosted:
-    """A partition of the cluster, its latest leader epoch, its replicas in the given log dirs, and why it is refused
-    (empty if it is not). The settings are those of its index files."""
+    """A partition of the cluster, its latest leader epoch and its replicas in the given log dirs. `refused` is empty
+    if the partition is not refused. The two settings in bytes are for its index files."""
 
     key: PartitionKey
     topic_id: str
@@ -63,7 +63,8 @@ class Hosted:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All nodes; the newest metadata; the partitions, by name; and sentences about what is not written."""
+    """All nodes, the newest metadata log, and the partitions in the order of their names. `notes` are sentences about
+    absent voters, ignored records, and directories that are not written."""
 
     nodes: tuple[Node, ...]
     metadata: ClusterMetadata
@@ -72,7 +73,7 @@ class Cluster:
 
 
 def find_cluster(fs: FileSystem, replicas: Sequence[Replica]) -> Cluster:
-    """Return the cluster. Raises Refused if the nodes do not form one, or no metadata log is there or can be read."""
+    """Return the cluster. Raises Refused if the nodes do not belong to one cluster, or no metadata log is found."""
     nodes = tuple(_node(fs, replica) for replica in replicas)
     by_id: dict[int, Node] = {}
     for node in nodes:
@@ -114,18 +115,18 @@ def find_cluster(fs: FileSystem, replicas: Sequence[Replica]) -> Cluster:
 def _absent_voters(
     fs: FileSystem, logs: Sequence[ClusterMetadata], newest: ClusterMetadata, given: Collection[int]
 ) -> list[str]:
-    """Return a sentence for each voter of the quorum that is not given. Raises Refused if these are half of them or
-    more: they could elect a controller with an older or an empty metadata log."""
+    """Return a sentence for each voter of the quorum that is not given. Raises Refused if at least half of the voters
+    are not given: the absent voters could elect a controller with an older or an empty metadata log."""
     voters = set(newest.voters)
     for path in (os.path.join(one.path, names.QUORUM_STATE) for one in logs):
-        # The file has the voters if they are a setting of the nodes. A truncated file is ignored.
+        # A static quorum's voters are in this file instead of the metadata log. A truncated file is ignored.
         if not voters and fs.exists(path):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 voters = {int(voter["voterId"]) for voter in parse_object(fs.read_bytes(path))["currentVoters"]}
     absent = sorted(voters - set(given))
     if 2 * len(absent) >= len(voters) > 0:
         raise Refused(
-            f"of the {len(voters)} voters of the metadata quorum, {', '.join(map(str, absent))} are not given",
+            f"of the {len(voters)} voters of the metadata quorum, these are not given: {', '.join(map(str, absent))}",
             remedy="Give the log dirs of all controllers, with the metadata.log.dir of each: voters that are not given "
             "could elect a controller with an older or an empty metadata log",
             slug="voters-not-given",
@@ -164,7 +165,7 @@ def _hosted(
     fs: FileSystem, nodes: dict[int, Node], metadata: ClusterMetadata, key: PartitionKey, topic: Topic
 ) -> Hosted:
     name, partition = key
-    # When all brokers have stopped, no replica is in sync, and the last ones are eligible leaders.
+    # After all brokers have stopped, no replica is in sync, and the last in-sync replicas are the eligible leaders.
     in_sync = topic.last_in_sync[partition] or topic.eligible[partition]
     hosts, problems = [], []
     for node_id in topic.replicas[partition]:
@@ -183,7 +184,7 @@ def _hosted(
     if name in metadata.uncertain_topics:
         problems.append(refusal(metadata.uncertain_topics[name], slug="uncertain-topic"))
     if not hosts and not any(problems):
-        problems.append(refusal("none of its replicas is in the given log dirs", slug="no-replica-given"))
+        problems.append(refusal("no replica of the partition is in the given log dirs", slug="no-replica-given"))
     return Hosted(
         key,
         topic.topic_id,
@@ -197,8 +198,8 @@ def _hosted(
 
 
 def _present(entry: PartitionEntry) -> PartitionEntry:
-    """Return the entry of a partition that may be moving to another log dir: its copy in the new log dir is
-    not written, and the present log is complete."""
+    """Return the entry without the problem that the partition is moving to another log dir: the present log is
+    complete, and the copy in the new log dir is not used."""
     return replace(entry, problems=tuple(why for why in entry.problems if "partition-moving" not in slugs_of(why)))
 
 
@@ -236,20 +237,20 @@ def _other_topic(fs: FileSystem, path: str, topic_id: str) -> ErrorText:
         return in_words(problem)
     if theirs in (None, topic_id):
         return NO_ERROR
-    text = f"the directory belongs to a topic with another id: {theirs}, in the metadata log {topic_id} ({path})"
+    text = f"the directory belongs to topic id {theirs}, but the topic id in the metadata log is {topic_id} ({path})"
     remedy = "The topic was deleted and created again between the snapshots: take new snapshots"
     return refusal(text, slug="topic-id-differs", remedy=remedy)
 
 
 def _not_written(nodes: Sequence[Node], partitions: Sequence[Hosted]) -> list[str]:
-    """Return a sentence for each directory that does not belong to the cluster."""
+    """Return a sentence for each directory in the log dirs that is not a replica of the cluster."""
     written = {host.entry.path for hosted in partitions for host in hosted.hosts}
     notes = []
     for node in nodes:
         for facts in node.replica.log_dirs:
             stray = [entry.path for entry in facts.partitions if entry.path not in written]
             stray += [os.path.join(facts.path, name) for name in facts.skipped if name != _METADATA_NAME]
-            notes += [f"not written: {path} is not a replica by the metadata log" for path in stray]
+            notes += [f"{path} is not written: according to the metadata log it is not a replica" for path in stray]
     return notes
 
 

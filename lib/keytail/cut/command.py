@@ -1,4 +1,4 @@
-"""Declares the command `cut`: flags, rows, statuses, next step."""
+"""Declares the command `cut`: its flags, rows, statuses and next step."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _LATEST_MS = 2**62
 
 Replicas = Annotated[list[str] | None, o.select_flag(
     "--replica [NAME=]DIR[,DIR]",
-    "All log dirs of one broker or controller, as they are in its snapshot. Give the flag once for each.",
+    "All log dirs of one broker or controller, in its snapshot. Give the flag once for each broker and controller.",
 )]
 OutputDir = Annotated[str, o.flag(
     "--output-dir DIR", "Directory for the new log dirs: empty or new, and outside of every log dir."
 )]
 Execute = Annotated[bool, o.run_flag(
     "--execute",
-    "Write the new log dirs. Without this flag the command prints what it would do. The given log dirs are only read.",
+    "Write the new log dirs. Without --execute the command only prints the cut. The given log dirs are only read.",
 )]
 CompleteBefore = Annotated[int | None, o.run_flag(
     "--complete-before MS",
-    "Transactions that were decided before this time, in ms since 1970, are complete in all snapshots: give a time "
-    "some minutes before the first snapshot.",
+    "Time in ms since 1970, some minutes before the first snapshot: transactions that were decided before this time "
+    "are complete in all snapshots.",
     parser=o.within(0, _LATEST_MS),
 )]
 
 
 def _replicas(replica: Replicas = None) -> tuple[str, ...]:
-    """Return the replicas. A process that was started as root works as the owner of these log dirs from now on."""
+    """Return the values of --replica. A process that was started as root then works as the owner of the log dirs."""
     work_as_owner(LOCAL, (), directories_of(replica or ()))
     return tuple(replica or ())
 
@@ -59,16 +59,16 @@ class Request:
 
 @dataclass(frozen=True)
 class GroupOffset:
-    """The offset that a group committed for the partition."""
+    """The committed offset of a group for the partition, before and after the cut."""
 
     group: Annotated[str, "name of the group"]
-    before: Annotated[int | None, "`null` if there is none"]
-    after: Annotated[int | None, "below the cut; `null` if there is none"]
+    before: Annotated[int | None, "committed offset in the logs; `null` if the offset was deleted"]
+    after: Annotated[int | None, "committed offset after the cut; `null` if there is none"]
 
 
 @dataclass(frozen=True)
 class CutRow(OfPartition):
-    """One partition."""
+    """The row of one partition."""
 
     topic: str
     partition: int
@@ -81,8 +81,8 @@ class CutRow(OfPartition):
     ] = ()
     cut_offset: Annotated[int | None, "log end offset of all in-sync replicas after the cut"] = None
     log_end_offset: Annotated[int | None, "largest log end offset of an in-sync replica"] = None
-    records_cut: Annotated[int, "records above the cut, without markers, in the longest in-sync replica"] = 0
-    transactions_cut: Annotated[int, "transactions above the cut"] = 0
+    records_cut: Annotated[int, "number of records, without markers, above the cut in the longest in-sync replica"] = 0
+    transactions_cut: Annotated[int, "number of transactions above the cut"] = 0
     reason: Annotated[str, "why the cut is not at a higher offset; empty if nothing is cut"] = ""
     groups: Annotated[tuple[GroupOffset, ...], "groups that committed offsets of the partition"] = ()
     notes: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class CutRow(OfPartition):
 
 
 def exit_status(rows: Sequence[CutRow], request: Request | None = None) -> int:
-    """Return 0 if all partitions were or would be written, else 1: an incomplete output must not be started."""
+    """Return 0 if all partitions were or would be written, else 1: no broker may start on an incomplete output."""
     return 0 if all(row.status in ("whole", "would-cut", "cut") for row in rows) else 1
 
 
@@ -121,7 +121,7 @@ def _lines(row: CutRow) -> list[str]:
     lines = [f"cut at offset {row.cut_offset}: {row.reason}"] if row.reason else []
     for item in changed[:_MAX_GROUPS]:
         after = "none" if item.after is None else item.after
-        lines.append(f"group {item.group} had committed offset {item.before}, and now {after}")
+        lines.append(f"group {item.group}: committed offset before the cut {item.before}, after the cut {after}")
     if len(changed) > _MAX_GROUPS:
         lines.append(f"{len(changed) - _MAX_GROUPS} more groups; --output json shows all groups")
     return [*lines, *(each["torn"] for each in row.replicas if each["torn"]), *row.notes]
@@ -136,9 +136,9 @@ def next_step(rows: Sequence[CutRow], request: Request) -> str:
             "This was a dry run: nothing was written. To write the new log dirs, run the same command with --execute."
         )
     return (
-        f"What to do now: give each broker and controller the log dirs in {request.output_dir}, node-ID for the node "
-        "with this node.id, with the owner that the broker runs as. Check them with keytail verify and keytail audit. "
-        "Start all nodes, and restart producers and consumers."
+        f"What to do now: give each broker and controller its new log dirs, which are in {request.output_dir}/node-ID "
+        "for the node.id ID. Let the user that the broker runs as own the log dirs. Check the log dirs with keytail "
+        "verify and keytail audit. Start all nodes, and restart producers and consumers."
     )
 
 
@@ -152,7 +152,7 @@ CUT = Command(
     help="Write consistent log dirs of a cluster from snapshots that were taken at different moments.\n\n"
     "Give the log dirs of all brokers and controllers of a KRaft cluster. Every partition is cut at an offset that all "
     "in-sync replicas have, so that no transaction is divided and no committed offset is beyond the end. The log dirs "
-    "are only read. Without --execute it lists what would be cut.",
+    "are only read. Without --execute the command lists what would be cut.",
     request=Request,
     run="keytail.cut.driver:cut",
     examples=(
@@ -166,8 +166,8 @@ CUT = Command(
         "cut": Status("the new log dirs have the partition, without the records above the cut", "done"),
         "not-written": Status("another partition is refused or failed, so the output is not complete", "not done"),
         "corrupt": Status("the log of a replica is damaged", "failed"),
-        "refused": Status("keytail does not act on this state; nothing was written", "not done"),
-        "failed": Status("something else went wrong; remove the output and run again", "failed"),
+        "refused": Status("keytail does not process this state; nothing was written", "not done"),
+        "failed": Status("another error occurred: remove the output, then run again", "failed"),
     },
     show=show_rows,
     next_step=next_step,

@@ -1,4 +1,5 @@
-"""Decodes what a cut needs of `__consumer_offsets` and `__transaction_state`: committed offsets, and decisions."""
+"""Decodes the records that a cut needs: committed offsets in `__consumer_offsets`, decisions in `__transaction_state`.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +40,17 @@ def _message(table: str, number: int) -> Message:
 
 
 def _read(table: str, number: int, data: bytes) -> dict[str, Any]:
-    """Decode a value, which begins with its version."""
+    """Return the fields of a record value, which begins with its version. Raises ValueError if the version is newer
+    than the newest supported one."""
     version, newest = _version(data), _TABLES[table][number].newest_version
     if version > newest:
-        raise ValueError(f"it has version {version}, and this release supports up to version {newest}")
+        raise ValueError(f"its value has version {version}, but this release supports only versions up to {newest}")
     return _message(table, number).read(data, version, 2)
 
 
 def commits_of(reader: SegmentReader, scan: Scan, pieces: Sequence[Piece]) -> list[Commit]:
     """Return the committed offsets in the log of a replica of `__consumer_offsets`, ascending by record offset. A
-    deleted offset is a commit of offset -1. Commits in transactions count only if the transaction was committed.
+    deleted offset is a commit of offset -1. Commits in a transaction are returned only if it was committed.
 
     `pieces` are the parts of transactions in this log. Raises CorruptLog if a record cannot be decoded.
     """
@@ -65,8 +67,8 @@ def commits_of(reader: SegmentReader, scan: Scan, pieces: Sequence[Piece]) -> li
 
 
 def states_of(reader: SegmentReader, scan: Scan) -> list[State]:
-    """Return the states of transactions in the log of a replica of `__transaction_state`, in its order. Raises
-    CorruptLog if a record cannot be decoded."""
+    """Return the states of transactions in the log of a replica of `__transaction_state`, in the order of the log.
+    Raises CorruptLog if a record cannot be decoded."""
     return list(_decoded_records(reader, scan, _state, lambda row: True))
 
 
@@ -81,7 +83,7 @@ def _commit(offset: int, record: Record) -> Iterator[Commit]:
     yield Commit(offset, group, partition, committed)
 
 
-@lru_cache(maxsize=1 << 16)  # keys recur, and commits share these objects
+@lru_cache(maxsize=1 << 16)  # keys recur, and commits with the same key share the result
 def _group_and_partition(key: bytes) -> tuple[str, PartitionKey]:
     fields = _message("group-key", _version(key)).read(key, 0, 2)
     return fields["group"], (fields["topic"], fields["partition"])
@@ -116,8 +118,8 @@ def _version(data: bytes | None) -> int:
 def _decoded_records(
     reader: SegmentReader, scan: Scan, decode: Callable[[int, Record], Iterator[T]], counts: Callable[[np.void], bool]
 ) -> Iterator[T]:
-    """Yield what `decode` yields for offset and record, in the order of the log, up to its valid end. Control records
-    are left out, and batches of a transaction for which `counts` is False."""
+    """Yield what `decode` yields for the offset and the record of each record, in the order of the log, up to its valid
+    end. Control records are left out, as are batches of a transaction for which `counts` returns False."""
     for segment in scan.facts.segments:
         path = os.path.join(scan.facts.path, names.segment_file(segment.base_offset, names.LOG))
         if segment.base_offset >= scan.end_offset:
@@ -149,7 +151,7 @@ def _of_batch(path: str, row: np.void, block: bytes, decode: Callable[[int, Reco
             path=path,
             byte_position=int(row["position"]),
             offset=base_offset,
-            remedy="Nothing was written. Use `keytail dump` to look into the batch",
+            remedy="Nothing was written. Use `keytail dump` to show the batch",
             slug="invalid-coordinator-record",
         ) from problem
 
@@ -161,7 +163,7 @@ def _refuse_old(path: str, table: np.ndarray) -> None:
             "messages of magic 0 or 1 in an internal topic are not supported",
             path=path,
             byte_position=int(old["position"][0]),
-            remedy="Nothing was written. Compact the partition, which writes them as magic 2",
+            remedy="Nothing was written. Compact the partition, which rewrites these messages with magic 2",
             slug="old-messages-in-internal-topic",
         )
 

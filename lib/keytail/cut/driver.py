@@ -1,6 +1,6 @@
 """Reads the log dirs of a whole cluster, decides the cut, and with `execute` writes new log dirs (CUT.md).
 
-The source is only read, and no lock is taken, since that would create a file in the log dir. If a process holds the
+The source is only read. No lock is taken, since a lock would create a file in the log dir. If a process holds the
 lock of a log dir, the run is refused.
 """
 
@@ -40,10 +40,10 @@ _WRITERS_PER_CORE = 4
 def cut(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[CutRow], None] = lambda row: None
 ) -> list[CutRow]:
-    """Cut the cluster; without `execute` only list what would be cut. Returns a row for each partition, by name.
+    """Cut the cluster; without `execute` only compute the cut. Returns a row for each partition, in the order of names.
 
     If a partition cannot be cut, nothing is written, and the other rows have the status `not-written`. Raises Refused
-    if the log dirs are not those of a cluster, or the cut depends on something that the logs leave open.
+    if the log dirs are not those of one cluster, or if the logs allow two different cuts.
     """
     log_dirs = directories_of(request.replicas)
     with as_caller():
@@ -87,7 +87,7 @@ def _name(key: PartitionKey) -> str:
 def _check(fs: FileSystem, log_dirs: Sequence[str], output: str) -> None:
     if not log_dirs:
         raise UsageProblem(
-            "no log dirs are given",
+            "no --replica is given",
             remedy="Give --replica once for each broker and controller, with all of its log dirs",
             slug="no-replicas-given",
         )
@@ -104,7 +104,7 @@ def _check(fs: FileSystem, log_dirs: Sequence[str], output: str) -> None:
             raise Refused(
                 "the log dir is in use, or its lock cannot be checked",
                 path=log_dir,
-                remedy="Give snapshots or copies of the log dirs, not those of running brokers",
+                remedy="Give snapshots or copies of the log dirs, not the log dirs of running brokers",
                 slug="log-dir-in-use",
             )
 
@@ -170,7 +170,8 @@ def _reason(one: Examined, plan: Plan) -> str:
 def _write(
     fs: FileSystem, cluster: Cluster, examined: Sequence[Examined], rows: Sequence[CutRow], output: str
 ) -> list[CutRow]:
-    """Write the output and return the rows. After a failure nothing more is written, so no broker starts on it."""
+    """Write the output and return the rows. After a failure nothing more is written, not even `meta.properties`, so no
+    broker starts on the output."""
     paths = output_paths(output, cluster.nodes)
     make_directories(fs, output, paths)
     run_id = secrets.token_hex(4)
@@ -187,7 +188,7 @@ def _write(
             has_failed.set()
             return replace(row, status="failed", error=in_words(problem))
 
-    with Threads(_WRITERS_PER_CORE * cores()) as threads:  # they mostly wait for the disk
+    with Threads(_WRITERS_PER_CORE * cores()) as threads:  # writers mostly wait for the disk
         done = list(threads.map(write_in_thread, examined, rows))
     if has_failed.is_set():
         return done

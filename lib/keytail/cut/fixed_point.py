@@ -1,7 +1,7 @@
 """Finds the highest consistent cut of a cluster's partitions: one offset per partition, below which everything is kept.
 
-A pure function over values, without files. CUT.md, "Constraints", defines what is consistent and why there is exactly
-one highest cut: every step below lowers a cut only as far as every consistent cut at or below the present one requires.
+The functions are pure. CUT.md, "Constraints", defines which cuts are consistent, and why there is exactly one highest
+cut: every step below lowers a cut only as far as every consistent cut at or below the present one requires.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ReasonKind = Literal["whole", "replicas", "transaction", "committed-offset"]
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a transaction in one partition: the first offset of its data or, without data, of its marker; None if
-    the log has neither. `marker_offset` is None if the log has no marker that decides the transaction.
+    """The part of a transaction in one partition. `first_offset` is the first offset of its data or, without data, of
+    its marker; None if the log has neither. `marker_offset` is None if the log has no marker that decides it.
 
-    A decision in `__transaction_state` is such a part, too: both offsets are that of the record.
+    The decision in `__transaction_state` is also a part of the transaction: both offsets are the offset of its record.
     """
 
     partition: PartitionKey
@@ -40,8 +40,8 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """An offset that a group committed. `record_offset` is that of the record in the group's partition of
-    `__consumer_offsets`; a later record with the same `group` and `partition` replaces it."""
+    """An offset that a group committed. `record_offset` is the offset of the record in the group's partition of
+    `__consumer_offsets`; a later record with the same `group` and `partition` replaces this commit."""
 
     record_offset: int
     group: str
@@ -58,7 +58,7 @@ class Blocks:
 
     @classmethod
     def union(cls, ranges: Iterable[tuple[np.ndarray, np.ndarray]]) -> Blocks:
-        """Return the union of ranges, each given as arrays of starts and ends; ranges that overlap become one."""
+        """Return the union of ranges, given as pairs of arrays (starts, ends); overlapping ranges become one range."""
         pairs = list(ranges)
         if not pairs:
             return cls()
@@ -78,7 +78,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a cut is where it is: the constraint that lowered it last. `subject` is a transaction or a group."""
+    """The constraint that lowered a cut last. `subject` is the name of the transaction or group, or empty."""
 
     kind: ReasonKind
     subject: str = ""
@@ -86,8 +86,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class Solution:
-    """The cut of each partition, and the reason for it; `removed` are the numbers of the transactions above the cuts.
-    """
+    """The cut of each partition, and the reason for each cut. `removed` has the indexes of the transactions above the
+    cuts in the given sequence."""
 
     cuts: Mapping[PartitionKey, int]
     reasons: Mapping[PartitionKey, Reason]
@@ -113,7 +113,7 @@ def highest_cut(
 
 
 class _Search:
-    """The present cuts, which only decrease."""
+    """The search for the highest consistent cut: its present cuts, which only decrease."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Search:
         self.cuts, self._blocks, self._transactions = cuts, blocks, transactions
         self.reasons = dict.fromkeys(cuts, Reason("whole"))
         self.removed: set[int] = set()
-        # Of each partition: markers and the numbers of their transactions, ascending, up to the present cut.
+        # For each partition: the markers below the present cut (offset, number of the transaction), ascending.
         self._markers: dict[PartitionKey, list[tuple[int, int]]] = {key: [] for key in cuts}
         self._to_remove: list[int] = []
         for number, transaction in enumerate(transactions):
@@ -138,7 +138,7 @@ class _Search:
                         self._markers[part.partition].append((part.marker_offset, number))
         for markers in self._markers.values():
             markers.sort()
-        # Of each group and partition: its commits in the order of their records, up to the present cut.
+        # For each group and partition: the commits below the present cut, in the order of their records.
         self._latest: dict[tuple[PartitionKey, str, PartitionKey], list[Commit]] = {}
         for home, of_home in commits.items():
             for commit in of_home if home in cuts else ():
@@ -162,8 +162,7 @@ class _Search:
             self._to_remove.append(markers.pop()[1])
 
     def settle_transactions(self) -> bool:
-        """Cut every transaction completely of which a part is undecided below the cuts; return whether a cut changed.
-        """
+        """Cut all parts of every transaction that has an undecided part; return whether a cut changed."""
         changed = False
         while self._to_remove:
             number = self._to_remove.pop()
@@ -178,8 +177,8 @@ class _Search:
         return changed
 
     def settle_commits(self) -> bool:
-        """Cut every commit that would be the latest, and is above the cut of its partition; return whether a cut
-        changed."""
+        """Cut every commit that would be the latest of its group and partition, but has an offset above the cut of this
+        partition; return whether a cut changed."""
         changed = False
         for (home, group, partition), commits in self._latest.items():
             while commits and commits[-1].record_offset >= self.cuts[home]:

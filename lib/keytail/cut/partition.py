@@ -26,8 +26,8 @@ R = TypeVar("R", State, Commit)
 
 @dataclass(frozen=True)
 class ReplicaLog:
-    """What a replica's log has: its end, the last offset of each batch (int64, ascending), and the offset up to which
-    it agrees with all in-sync replicas. `torn` is a sentence about a torn end."""
+    """The log of a replica: its log end offset, the last offset of each batch (int64, ascending), and the offset up to
+    which it agrees with all in-sync replicas. `torn` is a sentence about a torn end, or empty."""
 
     host: Host
     facts: PartitionFacts
@@ -43,10 +43,11 @@ class ReplicaLog:
 
 @dataclass(frozen=True)
 class Examined:
-    """A partition, and what constrains its cut. `limit` is the offset up to which all in-sync replicas agree, and
-    `limited_by` says which replica ends or differs there; it is empty if no record is above the limit.
+    """A partition, and the values that constrain its cut. `limit` is the offset up to which all in-sync replicas agree;
+    `limited_by` says which replica ends or differs there, and is empty if no record is above the limit.
 
-    `counts` (int64) has the number of records in each batch of the longest in-sync replica, which is `logs[longest]`.
+    `counts` (int64) has the number of records, 0 for control batches, of each batch of the longest in-sync replica,
+    which is `logs[longest]`. `may_have_lost_markers` is set if every in-sync log has gaps.
     """
 
     hosted: Hosted
@@ -62,8 +63,11 @@ class Examined:
     commits: tuple[Commit, ...] = ()
 
     def common_source(self, cut: int) -> ReplicaLog | None:
-        """Return the replica from whose log all replicas are written if cleaning or retention of one passed the cut,
-        which may have removed records below the cut that others have; None if none passed it."""
+        """Return the replica from whose log all replicas are written, or None if each is written from its own log.
+
+        All replicas need the same source if cleaning or retention of any replica passed the cut: it may have removed
+        records below the cut that other replicas have.
+        """
         reached = (max(log.facts.cleaner_checkpoint or 0, log.facts.log_start_offset) for log in self.logs)
         if cut == 0 or max(reached) <= cut:
             return None
@@ -71,7 +75,7 @@ class Examined:
         return max(in_sync, key=lambda log: (log.batches_below(cut), -(log.facts.cleaner_checkpoint or 0)))
 
     def notes(self, cut: int) -> tuple[str, ...]:
-        """Return sentences about what the output lacks, and from which log it is written."""
+        """Return the notes about the partition. If all replicas are written from one log, the last note names it."""
         source = self.common_source(cut)
         if source is None:
             return self.hosted.notes
@@ -90,7 +94,8 @@ class Examined:
 
 
 def examine(fs: FileSystem, reader: SegmentReader, hosted: Hosted) -> Examined:
-    """Read the replicas of the partition. Raises KeytailError if one of them cannot be used."""
+    """Read and compare all replicas of the partition, and return the result. Raises KeytailError if a replica is
+    damaged, in a state that is not supported, or different from another one."""
     scans = [scan(fs, reader, survey_partition(fs, host.log_dir, host.entry)) for host in hosted.hosts]
     in_sync = [n for n, host in enumerate(hosted.hosts) if host.is_in_sync]
     limit, limited_by = _limit(hosted, scans, in_sync)
@@ -132,22 +137,24 @@ def examine(fs: FileSystem, reader: SegmentReader, hosted: Hosted) -> Examined:
 
 
 def _union(found: Iterable[R]) -> tuple[R, ...]:
-    """Return what the replicas have, ascending by offset: compaction removes records from them at different times."""
+    """Return the union of the records that the replicas have, ascending by offset: compaction removes records from the
+    replicas at different times."""
     by_offset = {one.record_offset: one for one in found}
     return tuple(by_offset[offset] for offset in sorted(by_offset))
 
 
 def _ranges(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return start and end of each batch that a cut can divide."""
+    """Return the start and the end offset of each batch that a cut could divide."""
     several = table[table["last_offset"] > table["base_offset"]]
     return several["base_offset"], several["last_offset"] + 1
 
 
 def _limit(hosted: Hosted, scans: Sequence[Scan], in_sync: Sequence[int]) -> tuple[int, str]:
-    """Return the offset up to which all in-sync replicas agree, and which of them ends or differs there."""
+    """Return the offset up to which all in-sync replicas agree, and a sentence that names the replicas that end or
+    differ there. Raises Refused if two replicas have different bytes in the same batch."""
     name = [host.node.replica.name for host in hosted.hosts]
     shortest = min(in_sync, key=lambda n: scans[n].end_offset)
-    limit, limited_by = scans[shortest].end_offset, f"replica {name[shortest]} ends there"
+    limit, limited_by = scans[shortest].end_offset, f"replica {name[shortest]} ends at this offset"
     if all(scans[n].end_offset == limit for n in in_sync):
         limited_by = ""
     for a, b in itertools.combinations(in_sync, 2):
@@ -162,18 +169,20 @@ def _limit(hosted: Hosted, scans: Sequence[Scan], in_sync: Sequence[int]) -> tup
                 slug="replicas-differ",
             )
         if found.end_offset < limit:
-            limit, limited_by = found.end_offset, f"replicas {name[a]} and {name[b]} have different leader epochs there"
+            limit = found.end_offset
+            limited_by = f"replicas {name[a]} and {name[b]} have different leader epochs at this offset"
     for n in in_sync:
         table = scans[n].table
         later = np.flatnonzero(table["leader_epoch"] > hosted.leader_epoch)
         if len(later) and table["base_offset"][later[0]] < limit:
             limit = int(table["base_offset"][later[0]])
-            limited_by = f"leader epoch {table['leader_epoch'][later[0]]} begins there, which the metadata log lacks"
+            epoch = table["leader_epoch"][later[0]]
+            limited_by = f"leader epoch {epoch}, which the metadata log lacks, begins at this offset"
     return limit, limited_by
 
 
 def _agrees_to(one: Scan, in_sync: Sequence[Scan]) -> int:
-    """Return the offset up to which a replica that is not in sync agrees with the others in bytes and epochs."""
+    """Return the offset up to which a replica that is not in sync agrees with the in-sync ones in bytes and epochs."""
     found = [agreement(one.table, one.end_offset, other.table, other.end_offset) for other in in_sync]
     ends = (each.end_offset if each.bytes_differ_at is None else each.bytes_differ_at for each in found)
     return min(ends, default=one.end_offset)

@@ -1,4 +1,4 @@
-"""Decides the cut of a cluster from what its partitions contain, without files (CUT.md)."""
+"""Decides the cut of a cluster from its examined partitions, with pure functions (CUT.md)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _COMPLETE_BEFORE = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The cut: for each partition its offset, the reason for it, and how many of its transactions are above it.
+    """The cut of a cluster. `solution` has the offset and the reason for each partition; `transactions_cut` has the
+    number of transactions above the cut in each partition that has any.
 
-    `before` and `after` have, by partition and group, the latest committed offset before and after the cut; None if the
-    offset was deleted.
+    `before` and `after` have the latest committed offsets before and after the cut, by partition and group; None for a
+    deleted offset.
     """
 
     solution: Solution
@@ -31,7 +32,7 @@ class Plan:
 
 
 def decide(partitions: Sequence[Examined], complete_before_ms: int | None = None) -> Plan:
-    """Return the plan. Raises Refused if the cut depends on something that the logs leave open."""
+    """Return the plan. Raises Refused if the cut depends on facts that the logs do not show."""
     limits = {one.hosted.key: one.limit for one in partitions}
     commits = {one.hosted.key: one.commits for one in partitions if one.commits}
     blocks = {one.hosted.key: one.blocks for one in partitions}
@@ -62,22 +63,22 @@ def _uncertain(joined: Sequence[Joined], solution: Solution, lenient: Solution) 
     effect = f"{topic}-{partition} would be cut at offset {cut} instead of {other}"
     if first.problem == "not-distinguished":
         return Refused(
-            f"{name}: its transactions have one epoch, so they cannot be distinguished, and the whole history of the "
-            f"producer would be cut: {effect}",
+            f"{name}: all transactions have the same epoch, so they cannot be distinguished, and the whole history of "
+            f"the producer would be cut: {effect}",
             remedy="Nothing was written. Take the snapshots while this producer runs no transactions, or let brokers "
             "and clients use version 2 of the transaction protocol (transaction.version=2, clients from 4.0 on)",
             slug="transactions-not-distinguished",
         )
     if first.problem == "marker-lost-or-not-written":
         return Refused(
-            f"{name}: a partition of the transaction has no marker of it, which compaction or retention may have "
-            f"removed, or which was not written yet when the partition was copied: {effect}",
+            f"{name}: a partition of the transaction has no marker of it: compaction or retention removed the marker, "
+            f"or it was not written yet when the partition was copied: {effect}",
             remedy=_COMPLETE_BEFORE,
             slug="marker-lost-or-not-written",
         )
     return Refused(
-        f"{name}: __transaction_state does not have its decision any more, or not yet, so the partitions that it wrote "
-        f"to are not known, and one of them may lack its marker: {effect}",
+        f"{name}: __transaction_state does not contain the decision of the transaction (any more, or not yet), so its "
+        f"partitions are not known, and one of them may lack the marker: {effect}",
         remedy=_COMPLETE_BEFORE,
         slug="transaction-partitions-unknown",
     )
@@ -86,7 +87,8 @@ def _uncertain(joined: Sequence[Joined], solution: Solution, lenient: Solution) 
 def _latest(
     commits: Mapping[PartitionKey, Sequence[Commit]], cuts: Mapping[PartitionKey, int] | None = None
 ) -> dict[PartitionKey, dict[str, int | None]]:
-    """Return the latest committed offset (below `cuts`), by the partition whose offset it is, and by group."""
+    """Return the latest committed offsets, by the partition for which they were committed and by group; None for a
+    deleted offset. If `cuts` are given, only commits below the cut of their partition are used."""
     found: dict[PartitionKey, dict[str, int | None]] = {}
     for home, of_home in commits.items():
         for commit in of_home:

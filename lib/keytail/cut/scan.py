@@ -1,7 +1,7 @@
-"""Reads the log of one replica for a cut: its batches, where it ends, and the parts of transactions in it.
+"""Reads the log of one replica for a cut: its batches, its end offset, and the parts of transactions in it.
 
-Every batch is checked. A torn end is left out as a recovering broker would truncate it; other damage is an error.
-Nothing is changed.
+Every batch is checked. A torn end that a recovering broker would truncate is left out; other damage is an error.
+No file is changed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from keytail.rebuild_index.tail import plan_truncation, torn_tail
 
 @dataclass(frozen=True)
 class Scan:
-    """The log of one replica: its batches (BATCH_TABLE, ascending by offset; `position` is in their segment), its log
-    end offset, and a sentence about its torn end, empty if there is none."""
+    """The log of one replica: its batches (BATCH_TABLE, ascending by offset, with positions in their segments), its log
+    end offset, and a sentence about its torn end (empty if the end is not torn)."""
 
     facts: PartitionFacts
     table: np.ndarray
@@ -34,7 +34,7 @@ class Scan:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether records may have been removed from the log: it begins above offset 0, or offsets have no record."""
+        """Whether records may have been removed: the log begins above offset 0, or an offset in it has no record."""
         table = self.table
         if self.facts.log_start_offset or self.facts.segments[0].base_offset:
             return True
@@ -44,11 +44,11 @@ class Scan:
 
 
 def scan(fs: FileSystem, reader: SegmentReader, facts: PartitionFacts) -> Scan:
-    """Read the log. Raises Refused for a state that keytail does not process, and CorruptLog for damage that a broker
-    would not truncate when it recovers the log."""
+    """Read the log and return its scan. Raises Refused for a state that keytail does not process, and CorruptLog for
+    damage that a broker would not truncate when it recovers the log."""
     if facts.problems:
         why = joined(facts.problems)
-        remedy = "Nothing was written. In a copy, finish the replacement with `keytail rebuild-index --execute`"
+        remedy = "Nothing was written. Finish the replacement in a copy, with `keytail rebuild-index --execute`"
         interrupted = "unfinished-replacement" in why.slugs
         raise Refused(
             why, path=facts.path, remedy=remedy if interrupted else None, slug="unexpected-partition-state"
@@ -69,14 +69,15 @@ def scan(fs: FileSystem, reader: SegmentReader, facts: PartitionFacts) -> Scan:
             if damage.byte_position is None or damage.slug == "file-became-shorter":
                 raise
             tail = torn_tail(fs, facts.path, segment, end, damage)
-            plan_truncation(facts, tail, [entry.name for entry in fs.scan(facts.path)])  # raises unless it is torn
+            plan_truncation(facts, tail, [entry.name for entry in fs.scan(facts.path)])  # refuses other damage
             torn = f"the log is torn after offset {end - 1}: {damage.what} ({path}, byte {damage.byte_position})"
             break
     return Scan(facts, np.concatenate(tables), max(end, facts.log_start_offset), torn)
 
 
 def pieces_of(table: np.ndarray) -> list[Piece]:
-    """Return the parts of transactions in a log (BATCH_TABLE), in the order of their markers; open ones last."""
+    """Return the parts of transactions in a log (`table` is a BATCH_TABLE), in the order of their markers; those of
+    open transactions are last."""
     of_transactions = table["attributes"] & TRANSACTIONAL != 0
     is_control = table["attributes"] & CONTROL != 0
     is_marker = is_control & np.isin(table["control_type"], (ControlType.ABORT, ControlType.COMMIT))

@@ -1,7 +1,7 @@
 """Joins the parts that transactions have in several partitions and in `__transaction_state`. Pure functions.
 
-CUT.md, "Which parts belong to one transaction", has the rules. Where the logs leave something open, both answers are
-returned: with both, the cut must be the same, or the caller refuses.
+CUT.md, "Which parts belong to one transaction", has the rules. If the logs do not show whether a part exists, the
+transaction is returned with and without it: the caller refuses unless both give the same cut.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Literal, TypeAlias
 from keytail.cut.fixed_point import Part, PartitionKey, Transaction
 
 Decision = Literal["none", "prepared", "completed"]
-# An epoch of a producer, of its data or of its markers.
+# An epoch of a producer, with the kind of batches that have it: data or markers.
 _Token: TypeAlias = tuple[Literal["data", "marker"], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a transaction in the log of one partition. `data_epoch` is None if only its marker is there, whose
-    offset is then `first_offset`. The marker's fields are None if the log has no marker, and `marker_ms` is -1."""
+    """The part of a transaction in the log of one partition. If the log has only the transaction's marker, `data_epoch`
+    is None and `first_offset` is the offset of the marker. If the log has no marker, `marker_epoch` and `marker_offset`
+    are None, and `marker_ms` is -1."""
 
     producer_id: int
     first_offset: int
@@ -35,7 +36,7 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class State:
     """A record of `__transaction_state`. `start_ms` is when the transaction began, `update_ms` when the record was
-    written, both by the coordinator's clock. `partitions` are those of the transaction; empty once it is completed."""
+    written, both by the coordinator's clock. `partitions` are the transaction's, or empty once it is completed."""
 
     record_offset: int
     producer_id: int
@@ -51,10 +52,10 @@ Problem = Literal["", "not-distinguished", "marker-lost-or-not-written", "partit
 
 @dataclass(frozen=True)
 class Joined:
-    """A transaction, and what is uncertain about it.
+    """A transaction, and the uncertainty about its parts.
 
-    `lenient` is the transaction without the parts that are uncertain (CUT.md); None if several transactions could not
-    be distinguished; equal to `transaction` if all is certain. `problem` describes the uncertainty.
+    `lenient` is the transaction without its uncertain parts (CUT.md); None if it stands for several transactions that
+    cannot be distinguished; equal to `transaction` if all parts are certain. `problem` names the uncertainty.
     """
 
     transaction: Transaction
@@ -64,11 +65,11 @@ class Joined:
 
 @dataclass
 class _OfProducer:
-    """Everything that the logs contain of one producer."""
+    """The pieces and states of one producer in all logs."""
 
     pieces: list[tuple[PartitionKey, Piece]] = field(default_factory=list)
     states: list[tuple[PartitionKey, State]] = field(default_factory=list)
-    latest_epochs: dict[PartitionKey, int] = field(default_factory=dict)  # of data or markers, in each log
+    latest_epochs: dict[PartitionKey, int] = field(default_factory=dict)  # largest epoch of data and markers, by log
 
     def add(self, key: PartitionKey, piece: Piece) -> None:
         self.pieces.append((key, piece))
@@ -78,7 +79,7 @@ class _OfProducer:
 
 @dataclass
 class _Group:
-    """Pieces and decisions of one transaction, or of several that cannot be distinguished."""
+    """Pieces and decisions of one transaction, or of several transactions that cannot be distinguished."""
 
     pieces: list[tuple[PartitionKey, Piece]] = field(default_factory=list)
     decisions: list[tuple[PartitionKey, State]] = field(default_factory=list)
@@ -91,8 +92,9 @@ class _Group:
 def merged(longest: Sequence[Piece], others: Iterable[Sequence[Piece]], limit: int) -> list[Piece]:
     """Return the pieces of a partition from the logs of its in-sync replicas, which agree below `limit`.
 
-    Compaction removes data from the replicas at different times, so the first offset of a piece is the smallest of any
-    replica. `others` are the pieces below the limit of the other replicas: those without a marker have it above.
+    Compaction removes data from the replicas at different times, so the first offset of a piece is the smallest one in
+    any replica. `others` are the pieces of the other replicas below the limit: if such a piece has no marker there, its
+    marker is above the limit.
     """
     found: dict[tuple[int, int | None, int | None], Piece] = {}
     key: tuple[int, int | None, int | None]
@@ -100,7 +102,7 @@ def merged(longest: Sequence[Piece], others: Iterable[Sequence[Piece]], limit: i
         is_decided = piece.marker_offset is not None and piece.marker_offset < limit
         key = (piece.producer_id, piece.marker_offset, None)
         if not is_decided and piece.data_epoch is not None:
-            # A producer has one transaction at most that is open at the limit, whose marker only the longest log has.
+            # A producer has at most one transaction that is open at the limit; only the longest log has its marker.
             key = (piece.producer_id, None, piece.data_epoch)
         before = found.setdefault(key, piece)
         if piece.first_offset < before.first_offset or before.data_epoch is None:
@@ -116,11 +118,11 @@ def join(
     may_have_lost_markers: Mapping[PartitionKey, bool],
     complete_before_ms: int | None = None,
 ) -> list[Joined]:
-    """Return the transactions. `pieces` are those in the log of each partition, `states` the records of each partition
-    of `__transaction_state`, both in the order of the log. `may_have_lost_markers` has every partition of the cluster:
-    whether compaction or retention may have removed markers from it.
+    """Return the transactions. `pieces` has the pieces in the log of each partition, `states` the records of each
+    partition of `__transaction_state`, both in the order of the log. `may_have_lost_markers` has, for every partition
+    of the cluster, whether compaction or retention may have removed markers.
 
-    Decisions that were made before `complete_before_ms` are known to be complete in all partitions.
+    A transaction that was decided before `complete_before_ms` is known to be complete in all its partitions.
     """
     producers: dict[int, _OfProducer] = {}
     for key, of_partition in pieces.items():
@@ -137,7 +139,7 @@ def join(
 
 
 def _groups(producer: _OfProducer) -> list[_Group]:
-    """Divide what the logs have of a producer into groups that share no epoch of data and no epoch of markers."""
+    """Divide a producer's pieces and decisions into groups that have no data epoch and no marker epoch in common."""
     group_of: dict[_Token, _Group] = {}
 
     def group_with(tokens: Iterable[_Token]) -> _Group:
@@ -181,10 +183,10 @@ def _joined(
     uncertain: list[Part] = []
     problem: Problem = ""
     for key in sorted(_to_find(group, complete_before_ms) - by_partition.keys()):
-        # A later epoch in the log shows that the marker was there: the coordinator waits for it.
+        # A later epoch in the log shows that the marker was written: the coordinator waits for it.
         if key not in may_have_lost_markers or producer.latest_epochs.get(key, -1) > max(group.epochs("marker")):
             continue
-        # With the time, a marker that the log lacks is known not to be written.
+        # With --complete-before, a marker that the log lacks is known to be not yet written.
         if complete_before_ms is None and may_have_lost_markers[key]:
             uncertain.append(Part(key, None, None))
             problem = "marker-lost-or-not-written"
@@ -206,8 +208,8 @@ def _joined(
 
 
 def _part(key: PartitionKey, pieces: Sequence[Piece]) -> Part:
-    """Return the part of these pieces in one partition. A marker without data only counts if there is no data: a
-    coordinator may write a marker twice."""
+    """Return the part of a transaction that consists of `pieces`, which are in one partition. A marker without data
+    counts only if no piece has data: a coordinator may write a marker twice."""
     with_data = [piece for piece in pieces if piece.data_epoch is not None]
     if not with_data:
         first = min(piece.first_offset for piece in pieces)
@@ -219,10 +221,10 @@ def _part(key: PartitionKey, pieces: Sequence[Piece]) -> Part:
 
 
 def _decided(producer: _OfProducer, group: _Group) -> list[Part]:
-    """Return the part of the group in `__transaction_state`."""
+    """Return the part of the group in `__transaction_state`, in a list that is empty if it has or needs no part."""
     markers = group.epochs("marker")
     if not markers:
-        return []  # open everywhere: an ongoing transaction, which its coordinator aborts
+        return []  # no partition has a marker: the transaction is ongoing, and its coordinator aborts it
     if group.decisions:
         [home, *_] = [key for key, _ in group.decisions]
         first: dict[int, int] = {}  # the first decision of each transaction, by the time at which it began
@@ -233,16 +235,16 @@ def _decided(producer: _OfProducer, group: _Group) -> list[Part]:
         return []  # the transactional id has expired, or no data of the transaction is left
     has_own_epoch, latest = _has_own_epoch(group), max(markers)
     for key, state in producer.states:
-        # The decision was compacted away if a later record of the producer is there.
+        # If there is a later record of the producer, compaction has removed the decision.
         if state.producer_epoch > latest or (state.producer_epoch == latest and has_own_epoch):
             return [Part(key, state.record_offset, state.record_offset)]
     if max(state.producer_epoch for _, state in producer.states) == latest:
-        return []  # version 1: an earlier transaction of the same epoch, whose decision was compacted away
+        return []  # version 1: an earlier transaction of the same epoch, whose decision compaction removed
     return [Part(producer.states[0][0], None, None)]
 
 
 def _to_find(group: _Group, complete_before_ms: int | None) -> set[PartitionKey]:
-    """Return the partitions that must have a marker, by the decisions."""
+    """Return the partitions that must have a marker according to the decisions."""
     return {
         key
         for _, state in group.decisions
@@ -252,9 +254,8 @@ def _to_find(group: _Group, complete_before_ms: int | None) -> set[PartitionKey]
 
 
 def _is_several(group: _Group, by_partition: Mapping[PartitionKey, Sequence[Piece]]) -> bool:
-    """Return whether the group may have several transactions: then a partition has several pieces or, as far as the
-    decisions are known, there are several. With an epoch for each transaction, markers without data are repetitions.
-    """
+    """Return whether the group may have several transactions: it has several decisions, or several pieces in one
+    partition. If each transaction has its own epoch, a marker without data is a repetition and does not count."""
     if len({state.start_ms for _, state in group.decisions}) > 1:
         return True
     has_own_epoch = _has_own_epoch(group)
@@ -263,7 +264,7 @@ def _is_several(group: _Group, by_partition: Mapping[PartitionKey, Sequence[Piec
 
 
 def _has_own_epoch(group: _Group) -> bool:
-    """Return whether the epoch of the group's markers is not that of its data, as in version 2 of the protocol."""
+    """Return whether the epochs of the group's markers and data differ, as in version 2 of the protocol."""
     epochs = [(piece.data_epoch, piece.marker_epoch) for _, piece in group.pieces if piece.data_epoch is not None]
     return bool(epochs) and all(data != marker for data, marker in epochs)
 
@@ -271,8 +272,8 @@ def _has_own_epoch(group: _Group) -> bool:
 def _has_unknown_partitions(
     group: _Group, by_partition: Mapping[PartitionKey, Sequence[Piece]], complete_before_ms: int | None
 ) -> bool:
-    """Return whether the group has data that was decided, without the record of the decision that lists the partitions,
-    and was not complete before the given time."""
+    """Return whether the group has a decided transaction whose record with the list of partitions is absent, and which
+    was not complete before the given time."""
     with_data = [piece for _, piece in group.pieces if piece.data_epoch is not None and piece.marker_offset is not None]
     if not with_data:
         return False

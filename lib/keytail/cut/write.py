@@ -31,9 +31,8 @@ _METADATA_SUFFIXES = (*names.CONTENT_SUFFIXES, names.METADATA_SNAPSHOT)
 
 @dataclass(frozen=True)
 class Written:
-    """A partition in the output: its log end offset, the source's log start offset if that is not the base offset of
-    the first segment, and the offset up to which it was cleaned, if the source has one. `notes` are about files that
-    are missing or were rebuilt."""
+    """A partition in the output. `log_start_offset` is None if it is the base offset of the first segment. `cleaned_to`
+    is None if the source has no cleaner checkpoint. `notes` are about files that are missing or were rebuilt."""
 
     end_offset: int
     log_start_offset: int | None
@@ -42,7 +41,7 @@ class Written:
 
 
 def output_paths(output: str, nodes: Sequence[Node]) -> dict[str, str]:
-    """Return the path in the output for the path of each log dir."""
+    """Return the paths of the new log dirs, by the paths of the source's log dirs."""
     paths: dict[str, str] = {}
     for node in nodes:
         home = os.path.join(output, f"node-{node.node_id}")
@@ -68,9 +67,9 @@ def make_directories(fs: FileSystem, output: str, paths: Mapping[str, str]) -> N
 def write_partition(
     fs: FileSystem, reader: SegmentReader, log: ReplicaLog, hosted: Hosted, cut: int, directory: str, run_id: str
 ) -> Written:
-    """Write the log of one replica below the cut as a new partition in `directory`.
+    """Write the log of one replica below the cut as a new partition in the log dir `directory`, and return its end.
 
-    Raises KeytailError if the source has changed since it was read, or what was written is damaged.
+    Raises KeytailError if the source has changed since it was read, or the written files are damaged.
     """
     facts = log.facts
     end = min(cut, log.agrees_to)
@@ -84,7 +83,7 @@ def write_partition(
         refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
     if not np.array_equal(np.concatenate(written), whole):
         raise KeytailError(
-            f"the batches that were written are not those that were read up to offset {wanted_end}",
+            f"the written batches differ from the batches that were read before, up to offset {wanted_end}",
             path=facts.path,
             remedy="Another process writes to this directory, or its disk changes bytes: stop the process, remove the "
             "output, then run again",
@@ -106,7 +105,7 @@ def write_partition(
 
 
 def _segments_with(segments: Sequence[SegmentFacts], end: int | None) -> Sequence[SegmentFacts]:
-    """Return the segments up to the one that contains the last batch, which ends at `end`."""
+    """Return the segments that begin below `end`, the end offset of the last batch; none if `end` is None."""
     return [] if end is None else [segment for segment in segments if segment.base_offset < end]
 
 
@@ -145,7 +144,7 @@ def write_rest(
 
 
 def finish(fs: FileSystem, nodes: Sequence[Node], paths: Mapping[str, str]) -> None:
-    """Write `meta.properties` of each log dir, with which the output is complete."""
+    """Write the `meta.properties` of each log dir, which completes the output."""
     for node in nodes:
         for facts in node.replica.log_dirs:
             _copy_if_there(fs, facts.path, paths[facts.path], names.META_PROPERTIES)
@@ -169,7 +168,7 @@ def _write_checkpoints(
 
 
 def _copy_metadata(fs: FileSystem, own: str, newest: ClusterMetadata, target: str) -> None:
-    """Copy the newest metadata log, with the node's own `quorum-state`, and read the copy."""
+    """Copy the newest metadata log and the node's own `quorum-state`. Raises KeytailError if the copy differs."""
     fs.mkdir(target, fs.stat(os.path.dirname(target)))
     for entry in sorted(fs.scan(newest.path), key=lambda entry: entry.name):
         is_part = entry.name.endswith(_METADATA_SUFFIXES) or entry.name in names.PARTITION_FILES
@@ -197,8 +196,8 @@ def _copy_if_there(fs: FileSystem, source: str, target: str, name: str) -> None:
 
 
 def _like(fs: FileSystem, source: str) -> FileStat | None:
-    """Return the attributes of the source for a new file; None if this process cannot give it that owner: the operator
-    then sets the owner later."""
+    """Return the attributes that a new file takes from the source; None if this process cannot set the owner, which the
+    operator then sets later."""
     stat = fs.stat(source)
     try:
         fs.refuse_unless_like(stat)

@@ -1,4 +1,4 @@
-"""Declares the command `downtime`: flags, row, statuses."""
+"""Declares the command `downtime`: its flags, row and statuses."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Broker = Annotated[str, o.run_flag("--broker NAME", "Name of the broker that is 
 _TIME = "ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z"
 DownAt = Annotated[str, o.run_flag("--down-at MS-OR-TIME", f"When the stop of the broker began: {_TIME}.")]
 ReachableAt = Annotated[str | None, o.run_flag(
-    "--reachable-at MS-OR-TIME", "When the broker answered again. Default: unknown, so no downtime is shown."
+    "--reachable-at MS-OR-TIME", "When the broker answered again. Default: unknown; then no downtime is shown."
 )]
 InSyncAt = Annotated[str | None, o.run_flag(
     "--in-sync-at MS-OR-TIME", "When all replicas were in sync again. Default: unknown."
 )]
 Run = Annotated[str | None, o.run_flag(
     "--run ID",
-    "Run during the downtime, by its id or the end of its id. Default: the downtime is a separate line.",
+    "Id of the run during the downtime, or the end of this id. Default: the downtime is shown without a run.",
 )]
 
 
@@ -49,9 +49,9 @@ class Request:
 
 @dataclass(frozen=True)
 class DowntimeRow:
-    """One downtime of a broker. Times are in ms since 1970; `null`: unknown."""
+    """The row of one downtime of a broker. Times are in ms since 1970; `null` if unknown."""
 
-    run_id: Annotated[str, "the run during the downtime, or an id of the downtime itself"]
+    run_id: Annotated[str, "id of the run during the downtime, or of the downtime itself"]
     broker: str
     status: str
     error: ErrorText = NO_ERROR
@@ -87,7 +87,8 @@ DOWNTIME = Command(
     name="downtime",
     also_called=("outage", "restart", "record"),
     help="Record in a ledger how long a broker was down, for `history` and `report`.\n\n"
-    "For programs that stop and start brokers, such as the DAG keytail_rolling_maintenance of airflow_dags.",
+    "The command is meant for programs that stop and start brokers, such as the DAG keytail_rolling_maintenance of "
+    "airflow_dags.",
     request=Request,
     run="keytail.downtime.driver:downtime",
     extras=_extras,
@@ -96,7 +97,7 @@ DOWNTIME = Command(
         "--reachable-at 2026-01-02T03:04:47Z --run 3f2a91c0",
     ),
     rows={"": DowntimeRow},
-    statuses={"recorded": Status("the ledger has the downtime", "done")},
+    statuses={"recorded": Status("the downtime was appended to the ledger", "done")},
     show=_show,
     exit_status=lambda rows, request: 0,
 )

@@ -1,6 +1,6 @@
 """Appends the downtime of a broker to a ledger. No log dir is read.
 
-Nothing is inferred: a time that is not given is null.
+No time is inferred: a time that is not given is null in the ledger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _CLOCK_TOLERANCE_MS = 60_000
 
 
 def downtime(request: Request, now_ms: int | None = None) -> list[DowntimeRow]:
-    """Record the downtime; return its row. Raises UsageProblem for empty names, impossible times or unknown runs."""
+    """Record the downtime in the ledger and return its row. Raises UsageProblem for an empty name of the broker,
+    impossible times, or an unknown run."""
     times: dict[str, Any] = {
         "down_at_ms": parse_time(request.down_at, "--down-at"),
         "reachable_at_ms": _parsed(request.reachable_at, "--reachable-at"),
@@ -58,7 +59,7 @@ def _parsed(text: str | None, flag: str) -> int | None:
 
 
 def _check(times: Sequence[int | None], now_ms: int) -> None:
-    """Raise UsageProblem if the times are not in order, or in the future."""
+    """Raise UsageProblem if the times (down, reachable, in sync) are not in this order, or one is in the future."""
     down, reachable, in_sync = times
     if in_sync is not None and reachable is None:
         raise UsageProblem(
@@ -72,7 +73,7 @@ def _check(times: Sequence[int | None], now_ms: int) -> None:
         if later < earlier:
             raise UsageProblem(
                 f"{flag} is {duration_text(earlier - later)} before {before}",
-                remedy="Give the times in the order of these events",
+                remedy="Give times in the order --down-at, --reachable-at, --in-sync-at",
                 slug="invalid-downtime",
             )
     flag, last = given[-1]
@@ -85,8 +86,8 @@ def _check(times: Sequence[int | None], now_ms: int) -> None:
 
 
 def _own_id(broker: str, down_at_ms: int) -> str:
-    """Return the id of a downtime without a run. It is the same if the downtime is recorded again, so that the downtime
-    is shown once."""
+    """Return the id of a downtime without a run. The id depends only on the broker and the time, so a downtime that is
+    recorded twice is shown once."""
     return run_id_at(down_at_ms, hashlib.sha256(f"{broker} {down_at_ms}".encode()).hexdigest()[:8])
 
 

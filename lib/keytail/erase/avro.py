@@ -1,8 +1,8 @@
-"""Encodes keys in Avro: from its JSON encoding to its binary encoding, without a prefix or in Confluent's wire format.
+"""Converts keys from Avro's JSON encoding to its binary encoding, without a prefix or in Confluent's wire format.
 
-Only schemas with one encoding of each key are accepted, and only JSON that states every field: a key in an encoding
-other than the producer's would not be found. Values are converted here, and encoded by fastavro, whose own reader of
-JSON fills fields by defaults.
+A schema is accepted only if each key has exactly one encoding, and JSON only if it states every field: a key whose
+encoding differs from the producer's would not be found. This module converts the values, and fastavro encodes them.
+fastavro's own JSON reader is not used, because it fills missing fields with defaults.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _BY_OTHER_FORMAT = "Encode the keys as the producer does, and give them with --k
 
 
 def read_encoders(given: Sequence[str]) -> list[tuple[str, Callable[[bytes], bytes]]]:
-    """Return for each `[ID=]FILE` of --key-schema what a line must be, and the function that encodes a line.
+    """Return for each `[ID=]FILE` of --key-schema a description of a valid line, and the function that encodes a line.
 
-    The function raises ValueError, OverflowError or RecursionError, possibly with the key, if the line does not match.
-    Raises UsageProblem for an argument or a schema that is invalid or is not accepted.
+    If a line does not match, the function raises ValueError, OverflowError or RecursionError, whose message may contain
+    the key. Raises UsageProblem for an invalid argument, and for a schema that is invalid or not accepted.
     """
     require("--key-format avro", AVRO)
     by_id: dict[int | None, str] = {}
@@ -35,7 +35,8 @@ def read_encoders(given: Sequence[str]) -> list[tuple[str, Callable[[bytes], byt
         number = schema_id(text) if path else None
         if number in by_id:
             raise UsageProblem(
-                f"{_FLAG} is given twice {_with_id(number)}", remedy="Omit one of them", slug="invalid-schema-argument"
+                f"{_FLAG} is given twice {_with_id(number)}", remedy="Omit one of the two",
+                slug="invalid-schema-argument",
             )
         by_id[number] = read_schema(_FLAG, item if number is None else path)
     return [(f"JSON for a key of the schema {_with_id(id_)}", _encoder(id_, text)) for id_, text in by_id.items()]
@@ -58,7 +59,7 @@ def _encoder(number: int | None, text: str) -> Callable[[bytes], bytes]:
             line.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_int=_whole_number
         )
         if given is None:
-            raise ValueError("serializers write no key for null")
+            raise ValueError("serializers write null as a record without a key")
         out = io.BytesIO()
         fastavro.schemaless_writer(out, schema, _value(schema, given, named), strict=True)
         return frame + out.getvalue()
@@ -97,7 +98,7 @@ def _refuse_ambiguous(schema: Any, named: Mapping[str, Any]) -> None:
 
 
 def _types(schemas: Iterable[Any]) -> Iterator[str]:
-    """Yield the types in parsed schemas; for a named type that is only referred to, its name."""
+    """Yield the types in parsed schemas; a reference to a named type yields the name."""
     for schema in schemas:
         if isinstance(schema, list):
             yield from _types(schema)
@@ -112,7 +113,8 @@ def _type(schema: Any) -> Any:
 
 
 def _value(schema: Any, given: Any, named: Mapping[str, Any]) -> Any:
-    """Return the value, for fastavro, of a value in Avro's JSON encoding. Raises ValueError if it does not match."""
+    """Return a value in Avro's JSON encoding as a value that fastavro can encode. Raises ValueError if the value does
+    not match the schema."""
     if isinstance(schema, list):
         return _of_union(schema, given, named)
     if isinstance(schema, str) and schema in named:
@@ -142,7 +144,8 @@ def _value(schema: Any, given: Any, named: Mapping[str, Any]) -> Any:
 
 
 def _of_union(branches: Sequence[Any], given: Any, named: Mapping[str, Any]) -> Any:
-    """Return None for null, or the name of a branch and the value for `{"name": value}`."""
+    """Return a union's value as fastavro expects it: None for null, (name of the branch, value) for `{"name": value}`.
+    Raises ValueError if no branch matches."""
     if given is None and "null" in map(_type, branches):
         return None
     if isinstance(given, dict) and len(given) == 1:
@@ -151,4 +154,4 @@ def _of_union(branches: Sequence[Any], given: Any, named: Mapping[str, Any]) -> 
             name = branch.get("name", branch["type"]) if isinstance(branch, dict) else branch
             if name == wanted != "null":
                 return name, _value(branch, value, named)
-    raise ValueError("the value has no type of the union")
+    raise ValueError("the value matches no type of the union")

@@ -1,6 +1,6 @@
-"""Finds backups of a partition that earlier runs made, by the command lines in the ledger.
+"""Finds backups of a partition that earlier runs made, from the command lines of these runs in the ledger.
 
-They may have records that are to be erased.
+Such backups may contain records that are to be erased.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _COMMANDS = ("compact", "compact --repack")
 
 @dataclass(frozen=True)
 class Backups:
-    """The directories in which runs have kept backups, as they were given."""
+    """The directories in which earlier runs have kept backups, with the paths from the command lines of the runs."""
 
     directories: tuple[str, ...] = ()
 
     def reasons(self, fs: FileSystem, partition: str) -> list[ErrorText]:
-        """Return the reasons why a partition is refused: each backup of it that is there now, with a remedy."""
+        """Return the reasons to refuse a partition: one for each backup of it that exists now, with a remedy."""
         found = []
         for directory in self.directories:
             if not os.path.isabs(directory):
-                text = f"a run has kept a backup in {directory}, in an unknown directory, which may have erased records"
+                text = f"an earlier run has kept a backup in {directory}, a path relative to an unknown directory"
                 remedy = "Find and remove the backup, then run without --ledger"
                 found.append(refusal(text, slug="backup-of-partition", remedy=remedy))
                 continue
@@ -44,7 +44,8 @@ class Backups:
 
 
 def backups_of_ledger(path: str, log_dirs: Sequence[str], session: object) -> Backups:
-    """Return the backups of the runs of a ledger on these log dirs. A ledger that does not exist yet has no runs."""
+    """Return the backups of the runs that the ledger at `path` records for these log dirs; none if there is no ledger.
+    """
     from keytail.ledger.read import read_rows  # noqa: PLC0415 (needs the extra of --ledger)
 
     try:

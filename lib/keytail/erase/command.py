@@ -1,4 +1,4 @@
-"""Declares the command `erase`: flags, rows, statuses, next step."""
+"""Declares the command `erase`: its flags, rows, statuses and next step."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from keytail.run.rows import OfPartition
 KeyFormat = Literal["utf8", "hex", "base64", "avro"]
 
 KeysFile = Annotated[str, o.flag(
-    "--keys-file FILE", "File with the keys to erase, one on each line. It is read once; no key is printed or stored."
+    "--keys-file FILE", "File with the keys to erase, one on each line. No key is printed or stored."
 )]
 KeyFormatFlag = Annotated[KeyFormat, o.flag(
     "--key-format",
-    "How the file encodes keys: as they are (utf8), in hexadecimal, in base64, or as JSON (avro, see --key-schema).",
+    "Encoding of the keys in the file: as they are (utf8), hexadecimal, base64, or JSON (avro, see --key-schema).",
     KeyFormat,
 )]
 KeySchemaFlag = Annotated[list[str] | None, o.flag(
     "--key-schema [ID=]FILE",
-    "With --key-format avro: schema of the keys, and its id in the registry; without an id, keys have no prefix. "
-    "Repeatable: each key is searched in all of these encodings.",
+    "With --key-format avro: file with the schema of the keys, and its id in the registry; without an id, keys have no "
+    "prefix. Repeatable: each key is searched for in the encodings of all given schemas.",
 )]
 
 
@@ -59,38 +59,38 @@ class Request:
     master: o.Master = None
     shared_storage: o.SharedStorage = False
     ledger: LedgerByFlags = field(default_factory=LedgerFlags)
-    submitted: bool = False  # there is no job for spark-submit
+    submitted: bool = False  # always False: `erase` has no job for spark-submit
 
 
 @dataclass(frozen=True, slots=True)
 class EraseRow(OfPartition):
-    """One partition. Sizes are of `.log` files; unknown values are None."""
+    """The row of one partition. Sizes are those of its `.log` files; unknown values are None."""
 
     topic: Annotated[str, ""]
     partition: Annotated[int, ""]
     log_dir: Annotated[str, ""]
     status: Annotated[str, ""]
     error: Annotated[ErrorText, ""] = NO_ERROR
-    keys_found: Annotated[int | None, "keys of the file that records of the partition have"] = None
-    records_erased: Annotated[int | None, "records that were erased or, in a dry run, would be"] = None
-    records_before: Annotated[int | None, "all records of the partition"] = None
+    keys_found: Annotated[int | None, "number of keys of the file that the partition has"] = None
+    records_erased: Annotated[int | None, "number of records that were erased or, in a dry run, would be"] = None
+    records_before: Annotated[int | None, "number of all records of the partition"] = None
     records_after: Annotated[int | None, ""] = None
-    segments_rewritten: Annotated[int | None, "segments with such a record"] = None
+    segments_rewritten: Annotated[int | None, "number of segments with a record to be erased"] = None
     segments_before: Annotated[int | None, ""] = None
     segments_after: Annotated[int | None, ""] = None
     bytes_before: Annotated[int | None, "size of the `.log` files"] = None
     bytes_after: Annotated[int | None, ""] = None
-    active_segment: Annotated[str, "`rolled`, or `would-roll`, if the active segment has such a record"] = ""
+    active_segment: Annotated[str, "`rolled` or `would-roll` if the active segment has a record to be erased"] = ""
     replicas: Annotated[
-        tuple[int, ...] | None, "ids of the other brokers with a replica; `null` if the cluster's metadata is not here"
+        tuple[int, ...] | None, "ids of the other brokers with a replica; `null` if the metadata log is not here"
     ] = None
     in_use: Annotated[bool, "a broker has the log dir open"] = False
-    notes: Annotated[tuple[str, ...], "other changes, a sentence each"] = ()
+    notes: Annotated[tuple[str, ...], "sentences about other changes"] = ()
     start_ms: Annotated[int | None, ""] = None
     end_ms: Annotated[int | None, ""] = None
-    # Bits of the keys that were found, by their order in the set (uint8).
+    # A bit for each key of the set, in its order (packed uint8): 1 if the key was found.
     found_keys: bytes = field(default=b"", compare=False, repr=False)
-    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks the row
+    recorded: bool = field(default=True, compare=False, repr=False)  # False if the ledger lacks this row
 
 
 def exit_status(rows: Sequence[EraseRow], request: Request | None = None) -> int:
@@ -113,15 +113,16 @@ _COLUMNS: tuple[Column[EraseRow], ...] = (
 
 
 def keys_found(rows: Sequence[EraseRow]) -> int:
-    """Return how many keys of the file were found in any of these partitions."""
+    """Return the number of keys of the file that were found in at least one of these partitions."""
     union = 0
-    for row in rows:  # all have the same number of bits
+    for row in rows:  # all rows have the same number of bits
         union |= int.from_bytes(row.found_keys, "big")
     return union.bit_count()
 
 
 def show_rows(rows: Sequence[EraseRow], request: Request) -> None:
-    """Print a line for each partition, then the totals. Many partitions without such a record are only counted."""
+    """Print a line for each partition, then the totals. If many partitions have status `absent`, they are only counted.
+    """
     title = "Erased" if request.execute else "Dry run: nothing was changed"
     shown = print_remarkable(title, _COLUMNS, rows, lambda row: row.status == "absent" and not (row.error or row.notes))
     print_below(rows, notes_of(shown))
@@ -140,11 +141,11 @@ def next_step(rows: Sequence[EraseRow], request: Request) -> str:
             "on each broker with a replica."
         )
     if any(row.status in FAILURES for row in rows):
-        return "Partitions that were not done may still have such records; the reasons and remedies are given above."
+        return "Partitions with an error may still have records to be erased; the remedies are given above."
     if any(row.status == "erased" for row in rows):
         return (
-            "Next: start the broker, and do the same on the other brokers with a replica. Until then, do not add or "
-            "rebuild a replica."
+            "Next: start the broker, and erase the same keys on the other brokers with a replica. Until all are done, "
+            "do not add or rebuild a replica."
         )
     return ""
 
@@ -153,8 +154,8 @@ ERASE = Command(
     name="erase",
     also_called=("forget", "gdpr", "remove-keys", "delete-keys", "redact", "wipe"),
     help="Remove all records with given keys from every segment, whatever the topic's cleanup.policy.\n\n"
-    "Without --execute it reports how many records and keys each partition has. Offsets of other records do not "
-    "change. Other replicas must be treated as well.",
+    "Without --execute the command only reports how many keys it found, and in how many records. Offsets of other "
+    "records do not change. The keys must be erased on the brokers of all replicas.",
     request=Request,
     run="keytail.erase.driver:erase",
     examples=(
@@ -166,7 +167,7 @@ ERASE = Command(
     statuses={
         "would-erase": Status("dry run: with --execute, records would be erased", "notable"),
         "erased": Status("all records with these keys were erased", "done"),
-        "absent": Status("no record has one of the keys"),
+        "absent": Status("no record has any of the keys"),
         **FAILURES,
     },
     show=show_rows,

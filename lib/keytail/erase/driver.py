@@ -1,7 +1,7 @@
 """Erases the records with given keys in the chosen partitions.
 
 Tasks read logs and write scratch files; the driver rolls active segments and replaces segments. Without `execute`
-nothing is changed and no lock is taken; with it, locks are held from before the first read until after the last check.
+nothing is changed and no lock is taken. With `execute`, locks are held from the first read to the end of all checks.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.storage import refuse_shared_storage
 from keytail.run.workers import workers_of_run
 
-_READS = 3.0  # how often each byte is read: to find keys, to write and prove, and for the last check
+_READS = 3.0  # estimate of how often each byte is read: to find keys, to rewrite and prove, and for the last check
 
 
 def erase(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[EraseRow], None] = lambda row: None
 ) -> list[EraseRow]:
     """Erase the records; without `execute` only count them. Returns a row for each chosen partition, in the order of
-    log dirs; `on_row` is called with each of them as it ends."""
+    log dirs. `on_row` is called with the row of each partition when the partition has ended."""
     log_dirs = request.partition_filter.log_dirs
     with contextlib.ExitStack() as run:
         _refuse_all_topics(request)
@@ -94,7 +94,7 @@ def _recorded(erasure: Erasure, record: Recording) -> list[EraseRow]:
     record.intend([replace(item.row(), status="begun") for item in erasure.items if item.config is not None])
     try:
         rows = erasure.run()
-    except BaseException:  # the partitions that have ended are recorded, the others appear as interrupted
+    except BaseException:  # ended partitions are recorded; all others appear as interrupted
         record.end(erasure.done, 1, erasure.made)
         raise
     record.end(rows, exit_status(rows), erasure.made)
@@ -110,14 +110,14 @@ def _refuse_all_topics(request: Request) -> None:
     chosen = request.partition_filter
     if not (chosen.topic_patterns or chosen.topics or chosen.partitions):
         raise UsageProblem(
-            "the topics are not named",
+            "no topics are given",
             remedy="Give --topic, --topic-list or --partitions; --topic '.*' means all topics",
             slug="missing-flag",
         )
 
 
 def _without_backups(fs: FileSystem, item: Examined, backups: Backups) -> Examined:
-    """Return the partition, refused if the ledger knows a backup of it."""
+    """Return the partition, with status `refused` if `backups` has a backup of it that exists."""
     reasons = backups.reasons(fs, os.path.basename(item.facts.path)) if item.config is not None else []
     return replace(item, config=None, status="refused", error=joined(reasons)) if reasons else item
 
@@ -125,7 +125,7 @@ def _without_backups(fs: FileSystem, item: Examined, backups: Backups) -> Examin
 def _engine(
     run: contextlib.ExitStack, request: Request, reporter: Reporter, sizes: list[int], fs: FileSystem
 ) -> Engine:
-    """Return this process for little work, and workers or Spark for more."""
+    """Return the engine of the run: this process if few bytes are read, otherwise local workers or Spark."""
     flags, here = request.ledger, ThisProcess()
     why_spark = flags.why_spark()
     if fs is not LOCAL or (request.master is None and sum(sizes) <= HERE_BYTES and not why_spark):

@@ -1,4 +1,5 @@
-"""Carries out an erasure in many partitions: find the records, rewrite segments in passes, install, check the disk."""
+"""Carries out an erasure in many partitions: finds the records, rewrites and replaces segments in passes, and checks
+the disk."""
 
 from __future__ import annotations
 
@@ -30,17 +31,18 @@ from keytail.run.tasks import Outcome, as_problem
 from keytail.run.watching import sending_progress
 from keytail.threads import Threads
 
-# Maximum size of the segments that the tasks of one job rewrite before they are replaced.
+# Maximum total size of the segments, and maximum number of partitions, that one job rewrites before it replaces any.
 BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
-# librdkafka doubles its fetch size after each fetch without a record, from 1 MiB on, and reports more than 1 GiB. A
-# fetch ends with a segment.
+# Maximum number of adjacent segments without a record before a row has a warning. A fetch ends at the end of a segment,
+# and librdkafka doubles its fetch size, 1 MiB at first, after each fetch without a record; above 1 GiB it reports an
+# error.
 MAX_EMPTIED_SEGMENTS = 8
 
 
 @dataclass
 class _State:
-    """One partition: what was found in it, the segments that are left to rewrite, by pass, and its row."""
+    """The state of one partition: its row, the records found in it, and the segments still to be rewritten, by pass."""
 
     item: Examined
     row: EraseRow
@@ -51,15 +53,15 @@ class _State:
 
     @property
     def pass_bytes(self) -> int:
-        """The size of the segments of the next pass."""
+        """Total size of the segments of the next pass."""
         bases = {segment.base_offset for segment in self.passes[0]}
         return sum(segment.log_bytes for segment in self.item.facts.segments if segment.base_offset in bases)
 
 
 @dataclass
 class Erasure:
-    """One run over many partitions. `on_row` is called with each row when it is known; `on_trace` with a task's Python
-    traceback, `on_note` with other messages. The caller holds the locks.
+    """One run over many partitions. `on_row` is called with the row of each partition that has ended, `on_trace` with
+    the Python traceback of a failed task, `on_note` with other messages. The caller holds the locks.
     """
 
     engine: Engine
@@ -78,7 +80,7 @@ class Erasure:
     _stopped: bool = field(default=False, init=False)
 
     def run(self) -> list[EraseRow]:
-        """Return a row for each partition, in order."""
+        """Run the erasure, and return a row for each partition, in the order of `items`."""
         states = [_State(item, item.row()) for item in self.items]
         with Threads(1, "erase") as pool:
             work = pool.submit(self._run, states)
@@ -108,12 +110,12 @@ class Erasure:
         self._check([state for state in open_states if not state.ended])
 
     def _most_bytes(self, states: Sequence[_State]) -> int:
-        """Return how many bytes of segments may be rewritten before any is replaced: at most half of the free space."""
+        """Return the maximum bytes of segments to rewrite before any is replaced: at most half of the free space."""
         free = min(self.fs.free_bytes(log_dir) for log_dir in {state.item.facts.log_dir for state in states})
         return min(BUNDLE_BYTES, free // 2)
 
     def _tasks(self, payloads: Sequence[Any], function: Callable[..., Any], name: str) -> list[Outcome[Any]]:
-        """Run a task for each payload, in workers if the engine has them."""
+        """Run a task for each payload, in workers if the engine has them, and return the outcomes in this order."""
         if not payloads:
             return []
         fs = None if self.engine.has_workers else self.fs
@@ -131,7 +133,7 @@ class Erasure:
             remove_unneeded(self.fs, payload.cleaning)
 
     def _cleaning(self, item: Examined) -> CleaningTask:
-        """Return the task that the functions of a compaction need."""
+        """Return a cleaning task of the whole log, as an argument for functions that erase shares with compaction."""
         facts = item.facts
         assert item.config is not None
         return CleaningTask.of(
@@ -140,7 +142,7 @@ class Erasure:
         )  # fmt: skip
 
     def _find(self, states: Sequence[_State]) -> None:
-        """Find the records to be erased; without `execute`, end all partitions with the result."""
+        """Find the records to be erased; without `execute`, end each partition with the found numbers in its row."""
         payloads = [(self._cleaning(state.item), self.keys) for state in states]
         for state, outcome in zip(states, self._tasks(payloads, find_task, "erase: find keys"), strict=True):
             state.row = replace(state.row, start_ms=outcome.start_ms or None)
@@ -170,8 +172,8 @@ class Erasure:
             state.row = replace(state.row, segments_after=None, bytes_after=None)
         sizes = {segment.base_offset: segment.log_bytes for segment in state.item.facts.segments}
         if (adjacent := longest_without_records(list(sizes), found.segments)) > MAX_EMPTIED_SEGMENTS:
-            note = f"{adjacent} adjacent segments are left without a record: a consumer of librdkafka may report there "
-            note += "that a message is too large (MSG_SIZE_TOO_LARGE), and continues"
+            note = f"{adjacent} adjacent segments have no records after the erasure: there, a consumer that uses "
+            note += "librdkafka may report MSG_SIZE_TOO_LARGE (a message is too large) and then continue"
             state.row = replace(state.row, notes=(*state.row.notes, note))
         limit = self._most_bytes([state]) if bases and self.execute else BUNDLE_BYTES
         state.passes.extend(in_bundles(found.segments, lambda segment: sizes[segment.base_offset], limit))
@@ -190,7 +192,7 @@ class Erasure:
             self._install(state, task.cleaning, outcome)
 
     def _prepared(self, state: _State) -> RewriteTask:
-        """Return the task of the next pass, after rolling the active segment if it has a record to be erased."""
+        """Return the task of the next pass, after rolling the active segment if this pass rewrites that segment."""
         found, segments = state.found, state.passes.popleft()
         assert found is not None
         bases = tuple(segment.base_offset for segment in segments)
@@ -217,22 +219,22 @@ class Erasure:
             state.item = state.item.again(self.fs)
         except (KeytailError, OSError) as problem:
             part.fail(as_problem(problem))
-            status = "failed" if part.row.status == "skipped" else part.row.status  # "skipped" after a signal
+            status = "failed" if part.row.status == "skipped" else part.row.status  # "skipped": a signal
             state.row = replace(state.row, status=status, error=part.row.error)
         self.made.setdefault(state.row.name, []).extend(part.made)
         if part.problem is not None:
             self._end(state, self._measured(state))
 
     def _check(self, states: Sequence[_State]) -> None:
-        """Read all segments once more, from the disk, with the reader and the hash of the proof."""
+        """Read all segments from the disk again, with the reader and the hash of the proof, and end each partition."""
         ready = []
         for state in states:
             try:
                 self._refuse_stopped()
                 if state.item.facts.leftovers:
                     raise KeytailError(
-                        f"files are left that may have records to be erased: {', '.join(state.item.facts.leftovers)}",
-                        path=state.item.facts.path, remedy="Run the same command again, which removes them",
+                        f"leftover files may have records to be erased: {', '.join(state.item.facts.leftovers)}",
+                        path=state.item.facts.path, remedy="Run the same command again, which removes these files",
                         slug="leftover-files",
                     )  # fmt: skip
                 ready.append(state)
@@ -250,7 +252,7 @@ class Erasure:
             self._end(state, self._measured(state))
 
     def _measured(self, state: _State) -> EraseRow:
-        """Return the row with the sizes of the segments that are there now."""
+        """Return the row with the number and the size of the segments that exist now."""
         try:
             item = state.item.again(self.fs)
         except (KeytailError, OSError):
@@ -265,10 +267,10 @@ class Erasure:
         error = as_problem(problem)
         text: ErrorText = in_words(error)
         if state.row.active_segment == "rolled":
-            text = text + ". The active segment was rolled before, and a broker accepts the rolled log"
+            text = text + ". The active segment was rolled before the error; a broker accepts the rolled log"
         status = status_of(error)
         if self.made.get(state.row.name):
-            status, text = "failed", text + ". Some segments are done; run again for the others"
+            status, text = "failed", text + ". Some segments were rewritten; run again for the others"
         self._end(state, replace(self._measured(state), status=status, error=text))
 
     def _end(self, state: _State, row: EraseRow) -> None:
@@ -282,7 +284,7 @@ class Erasure:
 
 
 def _file_system(fs: FileSystem | None, path: str, *, shared_storage: bool) -> FileSystem:
-    """Return the file system of a task: `fs`, or in a worker the one of its host."""
+    """Return the file system for a task: `fs`, or the local file system of its host if `fs` is None (in a worker)."""
     if fs is None and not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(path))
     return fs or LOCAL
@@ -291,14 +293,14 @@ def _file_system(fs: FileSystem | None, path: str, *, shared_storage: bool) -> F
 def find_task(
     payload: tuple[CleaningTask, ErasedKeys], attempt: str, *, fs: FileSystem | None, shared_storage: bool
 ) -> FoundInPartition:
-    """Find the records to be erased in one partition."""
+    """Return the records to be erased in one partition."""
     task, keys = payload
     with sending_progress(task.partition_path, attempt):
         return find_in_partition(_file_system(fs, task.partition_path, shared_storage=shared_storage), task, keys)
 
 
 def rewrite_task(task: RewriteTask, attempt: str, *, fs: FileSystem | None, shared_storage: bool) -> CleaningResult:
-    """Write the segments of one pass of a partition, and prove them."""
+    """Rewrite the segments of one pass of a partition as scratch files, prove these files, and return the result."""
     path = task.cleaning.partition_path
     with sending_progress(path, attempt):
         cleaning = replace(task.cleaning, attempt=attempt)
@@ -308,7 +310,7 @@ def rewrite_task(task: RewriteTask, attempt: str, *, fs: FileSystem | None, shar
 def check_task(
     payload: tuple[CleaningTask, ErasedKeys], attempt: str, *, fs: FileSystem | None, shared_storage: bool
 ) -> int:
-    """Read a partition; raise KeytailError if a record with an erased key is left."""
+    """Read a partition and return the bytes read. Raises KeytailError if a record with an erased key is left."""
     task, keys = payload
     with sending_progress(task.partition_path, attempt, "check"):
         return refuse_left(_file_system(fs, task.partition_path, shared_storage=shared_storage), task, keys)

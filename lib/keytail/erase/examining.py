@@ -1,4 +1,4 @@
-"""Decides for each chosen partition whether records may be erased in it. Nothing is read but listings and settings."""
+"""Decides for each chosen partition whether records may be erased in it, from directory listings and settings only."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from keytail.log.partition import (
 from keytail.log.replacement.recover import recover
 from keytail.run.rows import status_of
 
-# A topic is refused if this setting is neither read nor given: erased records would be left in remote storage.
+# A topic is refused if one of these settings is unknown: remote storage may keep the erased records.
 NEEDED_SETTINGS = ("remote.storage.enable",)
 _FOREVER_MS = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A surveyed partition. `config` is None if it is not processed, for the reason in `error`."""
+    """A surveyed partition. If `config` is None, the partition is not processed, for the reason in `error`."""
 
     log_dir: LogDirFacts
     entry: PartitionEntry
@@ -54,7 +54,7 @@ class Examined:
         return sum(segment.log_bytes for segment in self.facts.segments)
 
     def row(self) -> EraseRow:
-        """Return the row of an unchanged partition."""
+        """Return the row of the partition in its present state, before anything is changed."""
         facts, size, count = self.facts, self.log_bytes, len(self.facts.segments)
         return EraseRow(
             facts.topic, facts.partition, facts.log_dir, self.status, self.error, segments_before=count,
@@ -63,7 +63,8 @@ class Examined:
         )  # fmt: skip
 
     def again(self, fs: FileSystem) -> Examined:
-        """Return the partition with the facts that a survey finds now."""
+        """Survey the partition again, and return it with the new facts. Raises Refused for a partition with problems.
+        """
         facts = survey_partition(fs, self.log_dir, self.entry)
         if facts.problems:
             raise Refused(joined(facts.problems), path=facts.path, remedy="Run again", slug="partition-changed")
@@ -74,15 +75,16 @@ def examine(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, *, execute: bool,
     others: OtherDirectories = NO_OTHERS,
 ) -> Examined:  # fmt: skip
-    """Survey one partition; `others` are those of the broker.
+    """Survey one partition, and return it with the reason if it must not be processed. `others` are the other
+    directories of the broker, which may belong to the same partition.
 
-    An executing run first resolves leftovers of an interrupted run in the partition.
+    With `execute`, leftovers of an interrupted run in the partition are resolved first.
     """
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []
     try:
         resolved = configuration.of(entry.topic)
-        # All producers of the snapshot keep their state, whatever producer.id.expiration.ms is: it may be unknown.
+        # All producers of the snapshot keep their state, because producer.id.expiration.ms may be unknown.
         config = replace(CompactionConfig.from_values(resolved.values()), producer_id_expiration_ms=_FOREVER_MS)
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
@@ -119,26 +121,26 @@ def examine(
 def _refusals(
     others: OtherDirectories, entry: PartitionEntry, facts: PartitionFacts, unknown: ErrorText
 ) -> list[ErrorText]:
-    """Return reasons that hold whatever an interrupted run has left."""
+    """Return the reasons to refuse a partition that do not depend on leftovers of an interrupted run."""
     reasons = [unknown] if unknown else []
     if entry.topic in INTERNAL_TOPICS:
-        text = f"{entry.topic} is an internal topic of Kafka, and nothing is erased in it: brokers need its records"
+        text = f"{entry.topic} is an internal topic of Kafka; its records are never erased, because brokers need them"
         remedy = "--topic '(?!__).*' selects all topics except Kafka's internal ones"
         reasons.append(refusal(text, slug="internal-topic", remedy=remedy))
     prepared = [name for name in facts.leftovers if is_prepared(name)]
     if prepared:
         reasons.append(
             refusal(
-                "an earlier run has prepared a compaction, whose files may have records to be erased: "
+                "an earlier run prepared a compaction, and its prepared files may have records to be erased: "
                 + os.path.join(facts.path, prepared[0]),
                 slug="prepared-compaction",
-                remedy="Remove it with `keytail prepared --discard --execute`",
+                remedy="Remove the prepared files with `keytail prepared --discard --execute`",
             )
         )
     if found := others.of(entry.topic, entry.partition):
         reasons.append(
             refusal(
-                f"another directory has records of the partition: {', '.join(found)}",
+                f"other directories may have records of the partition: {', '.join(found)}",
                 slug="other-directory-of-partition",
                 remedy=REMEDY,
             )
@@ -147,7 +149,8 @@ def _refusals(
 
 
 def _about_other_files(fs: FileSystem, facts: PartitionFacts) -> list[ErrorText]:
-    """Return why the partition is refused if its directory has files that neither brokers nor keytail use."""
+    """Return the reason, in a list, if the partition's directory has files that neither brokers nor keytail use; an
+    empty list if it has none."""
     found = [
         entry.name
         for entry in fs.scan(facts.path)
@@ -156,7 +159,7 @@ def _about_other_files(fs: FileSystem, facts: PartitionFacts) -> list[ErrorText]
     if not found:
         return []
     text = "files that are not part of the log may have records to be erased: " + ", ".join(sorted(found))
-    remedy = "Remove them, or move them out of the log dir; then run again"
+    remedy = "Remove these files, or move them out of the log dir; then run again"
     return [refusal(text, slug="other-files-of-partition", remedy=remedy)]
 
 
@@ -169,15 +172,15 @@ def _other_replicas(configuration: Configuration, entry: PartitionEntry) -> tupl
 
 
 def is_in_active(facts: PartitionFacts, bases: Sequence[int]) -> bool:
-    """Return whether one of the segments is the active segment."""
+    """Return whether one of the segments with these base offsets, ascending, is the active segment."""
     return bool(bases) and bases[-1] == facts.segments[-1].base_offset
 
 
 def refuse_roll(fs: FileSystem, facts: PartitionFacts) -> None:
-    """Raise Refused if the active segment must not be rolled."""
+    """Raise Refused, with the reason as the remedy, if the active segment must not be rolled."""
     if why := reason_against(facts) or why_not_closed(fs, facts):
         raise Refused(
-            "the active segment has records to be erased, and must be rolled first",
+            "the active segment has records to be erased and must be rolled first, but cannot be rolled",
             path=facts.path,
             remedy=why[0].upper() + why[1:],
             slug="active-segment-not-rolled",
@@ -185,15 +188,16 @@ def refuse_roll(fs: FileSystem, facts: PartitionFacts) -> None:
 
 
 def refuse_linked(fs: FileSystem, facts: PartitionFacts, bases: Sequence[int]) -> None:
-    """Raise Refused if a file with records to be erased has another name, under which they would be left."""
+    """Raise Refused if a segment file with records to be erased has another name (a hard link), under which these
+    records would be left. `bases` are the base offsets of the segments."""
     for base in bases:
         path = os.path.join(facts.path, names.segment_file(base, names.LOG))
         links = fs.stat(path).links
         if links > 1:
             raise Refused(
-                f"the file has {links} names (hard links): records to be erased would be left under the others",
+                f"the file has {links} names (hard links): records to be erased would be left under the other names",
                 path=path,
-                remedy="Remove the others (`find DIR -samefile FILE` finds them), or replace them by copies that you "
-                "erase as well; then run again",
+                remedy="Remove the other names (`find DIR -samefile FILE` finds them), or replace them by copies in "
+                "which you also erase the keys; then run again",
                 slug="hard-linked-segment",
             )

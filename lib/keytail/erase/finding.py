@@ -1,4 +1,4 @@
-"""Finds the records whose keys are to be erased: in a chunk, for the rewrite, and in a whole partition, for a plan."""
+"""Finds the records whose keys are to be erased: in a chunk for the rewrite, and in a whole partition for the plan."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from keytail.log.transactions import Transactions, TransactionTracker
 
 
 class Finder:
-    """Finds erased keys in chunks; use one per task. `found` (bool, one item per key) is set for those found.
-    `first_offset` is the offset of the first record that was found, -1 if there is none.
+    """Finds records with erased keys in chunks; each task has its own finder. `found` (bool, one item per key) is True
+    for each key that was found. `first_offset` is the offset of the first record that was found, or -1.
     """
 
     def __init__(self, reader: SegmentReader, keys: ErasedKeys) -> None:
@@ -36,7 +36,8 @@ class Finder:
         self.first_offset = -1
 
     def erased(self, chunk: Chunk) -> np.ndarray:
-        """Return for each record of the chunk (uint8), in order, whether it is to be erased. Control records are not.
+        """Return for each record of the chunk (uint8), in order, 1 if it is to be erased, else 0 (as for control
+        records).
 
         Raises CorruptLog or Refused for a batch that cannot be opened.
         """
@@ -60,7 +61,8 @@ def _offset_of(part: KeyPortion, ordinal: int) -> int:
 
 
 def erased_of_rows(table: np.ndarray, erased: np.ndarray) -> np.ndarray:
-    """Return the number of erased records (int64) of each row of a chunk's table."""
+    """Return the number of erased records (int64) of each row of a chunk's table. `erased` (uint8) has an item for each
+    record of the chunk."""
     ends = np.cumsum(table["record_count"], dtype=np.int64)
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(erased, dtype=np.int64)])
     return sums[ends] - sums[ends - table["record_count"]]
@@ -68,7 +70,8 @@ def erased_of_rows(table: np.ndarray, erased: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FoundInSegment:
-    """A segment with records to be erased: its base offset, and the number of its records and of these."""
+    """A segment with records to be erased: its base offset, the number of its records, and how many are to be erased.
+    """
 
     base_offset: int
     records: int
@@ -77,7 +80,8 @@ class FoundInSegment:
 
 @dataclass(frozen=True)
 class FoundInPartition:
-    """What an erasure would remove: `segments` are those to be rewritten, `keys` (uint8) a bit for each key found.
+    """The records to be erased in a partition. `segments` are to be rewritten. `keys` (packed uint8) has a bit for each
+    key, 1 if it was found.
 
     `transactions` determine the transaction indexes. `records` is the number of records of the partition.
     """
@@ -97,7 +101,8 @@ class FoundInPartition:
 
 
 def longest_without_records(bases: Sequence[int], segments: Iterable[FoundInSegment]) -> int:
-    """Return the largest number of adjacent segments in which no record is left. `bases` are those of all segments."""
+    """Return the largest number of adjacent segments that are left without a record. `bases` are the base offsets of
+    all segments, ascending."""
     emptied = {segment.base_offset for segment in segments if segment.erased == segment.records}
     longest = run = 0
     for base in bases:
@@ -108,14 +113,14 @@ def longest_without_records(bases: Sequence[int], segments: Iterable[FoundInSegm
 
 @dataclass
 class _Open:
-    """The transactional batches with records to be erased: the offset of the last one, and of the last marker, of each
-    producer."""
+    """By producer id: the base offset of the last transactional batch with a record to be erased (`data`), and of the
+    last marker (`markers`)."""
 
     data: dict[int, int] = field(default_factory=dict)
     markers: dict[int, int] = field(default_factory=dict)
 
     def follow(self, table: np.ndarray, erased: np.ndarray) -> None:
-        """Process the next batches; `erased` is the number of erased records of each."""
+        """Process the next batches. `erased` has the number of erased records of each batch."""
         kind = table["attributes"] & (TRANSACTIONAL | CONTROL)
         for into, which in (
             (self.data, (kind == TRANSACTIONAL) & (erased > 0)),
@@ -125,7 +130,7 @@ class _Open:
             into.update(zip(rows["producer_id"].tolist(), rows["base_offset"].tolist(), strict=True))
 
     def refuse(self, partition_path: str) -> None:
-        """Raise Refused if such a transaction has no marker."""
+        """Raise Refused if a transaction with a record to be erased has no marker."""
         left = [(offset, producer) for producer, offset in self.data.items() if self.markers.get(producer, -1) < offset]
         if left:
             offset, producer = min(left)
@@ -133,13 +138,14 @@ class _Open:
                 f"producer {producer} has an open transaction with a record to be erased",
                 path=partition_path,
                 offset=offset,
-                remedy="While the broker runs, let the transaction end, or abort it (kafka-transactions.sh)",
+                remedy="Start the broker and wait until the transaction ends, or abort it (kafka-transactions.sh)",
                 slug="open-transaction",
             )
 
 
 def find_in_partition(fs: FileSystem, task: CleaningTask, keys: ErasedKeys) -> FoundInPartition:
-    """Read the whole log. Raises CorruptLog, or Refused for an open transaction with a record to be erased."""
+    """Read the whole log and return the records to be erased. Raises CorruptLog for damage, and Refused for an open
+    transaction with a record to be erased."""
 
     def follow(aborted: np.ndarray) -> FoundInPartition:
         return _find(fs, task, keys, aborted)
@@ -167,8 +173,8 @@ def _find(fs: FileSystem, task: CleaningTask, keys: ErasedKeys, aborted: np.ndar
 def _chunks(
     reader: SegmentReader, path: str, segments: Sequence[SegmentFacts], *, torn_tail: bool
 ) -> Iterator[tuple[int, Chunk]]:
-    """Yield the chunks of all segments, each with the base offset of its segment. `torn_tail`: the active segment may
-    end with an unfinished write."""
+    """Yield the chunks of all segments, each with the base offset of its segment. `torn_tail` is True if the active
+    segment may end with an unfinished write."""
     bases = [segment.base_offset for segment in segments]
     for segment, next_base in zip(segments, [*bases[1:], None], strict=True):
         log = os.path.join(path, names.segment_file(segment.base_offset, names.LOG))
@@ -180,8 +186,8 @@ def _chunks(
 
 @dataclass(frozen=True)
 class Left:
-    """The records with erased keys in a directory: their number, and the first offset (-1: none). `not_read` are the
-    names of other files that may have such records."""
+    """The records with erased keys in a directory: their number, and the offset of the first one, or -1. `not_read` has
+    the names of files that were not read, but may have such records."""
 
     records: int
     first_offset: int
@@ -189,8 +195,8 @@ class Left:
 
 
 def count_left(fs: FileSystem, facts: PartitionFacts, keys: ErasedKeys) -> Left:
-    """Count the records in all segments of a partition, beside a broker that may run. Raises CorruptLog, or Refused if
-    a closed segment has changed meanwhile."""
+    """Return the records with erased keys in all segments of a partition, whose broker may run. Raises CorruptLog for
+    damage, and Refused if a closed segment has changed during the reading."""
     reader = SegmentReader(fs)
     finder, records, read_bytes = Finder(reader, keys), 0, {facts.segments[-1].base_offset: 0}
     for base, chunk in _chunks(reader, facts.path, facts.segments, torn_tail=not facts.clean_shutdown):

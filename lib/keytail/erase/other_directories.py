@@ -1,5 +1,7 @@
-"""Finds directories of partitions that a broker is moving or deleting or has found stray, and files in a partition's
-directory that are not segments. Both may have records to be erased."""
+"""Finds directories with records to be erased beside those of the chosen partitions: `-future`, `-delete`, `-stray`.
+
+Also decides which files in a partition's directory may have records to be erased although they are not segments.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +15,27 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts
 
-_MAX_NAME_BYTES = 255  # a broker truncates the topic in a longer name of a `-delete` or `-stray` directory
+_MAX_NAME_BYTES = 255  # maximum length of a `-delete` or `-stray` directory name: a broker truncates the topic to fit
 _WITHOUT_RECORDS = (*names.INDEX_SUFFIXES, names.SNAPSHOT, names.PREPARED)
-REMEDY = "Start the broker, which removes a directory that ends in -delete; move or remove any other"
+REMEDY = "Start the broker, which removes a directory that ends in -delete; move or remove any other directory"
 
 
 @dataclass(frozen=True)
 class OtherDirectories:
-    """The paths of such directories, in all log dirs of a broker, with their parsed names."""
+    """The paths of `-future`, `-delete` and `-stray` directories in all log dirs of a broker, with their parsed names.
+    """
 
     found: tuple[tuple[str, names.PartitionDir], ...] = ()
 
     def of(self, topic: str, partition: int) -> list[str]:
-        """Return the paths of the directories of one partition."""
+        """Return the paths of the other directories that may belong to the partition."""
         return [path for path, parsed in self.found if _may_be_of(path, parsed, topic, partition)]
 
     def refuse_without_partition(
         self, known: Collection[tuple[str, int]], partition_filter: PartitionFilter
     ) -> None:
-        """Raise UsageProblem for directories of chosen partitions that are not among those with a row, `known`."""
+        """Raise UsageProblem for directories that `partition_filter` chooses, but that belong to no partition in
+        `known`, which are the partitions with a row."""
         left = [
             path
             for path, parsed in self.found
@@ -39,7 +43,8 @@ class OtherDirectories:
         ]
         if left:
             raise UsageProblem(
-                f"directories without a partition in the log dirs may have records to be erased: {', '.join(left)}",
+                f"directories of partitions that are not in the log dirs may have records to be erased: "
+                f"{', '.join(left)}",
                 remedy=REMEDY,
                 slug="other-directory-of-partition",
             )
@@ -49,7 +54,7 @@ NO_OTHERS = OtherDirectories()
 
 
 def may_have_records(name: str) -> bool:
-    """Return whether a file in a partition's directory is not a segment, and may have records."""
+    """Return whether a file in a partition's directory may have records, but is not the `.log` file of a segment."""
     parsed = names.parse_file_name(name)
     if parsed.kind in ("live", "partition") or name.startswith(names.PARTITION_FILES):
         return False
@@ -59,7 +64,8 @@ def may_have_records(name: str) -> bool:
 def other_directories(
     fs: FileSystem, log_dirs: Sequence[LogDirFacts], broker_log_dirs: Sequence[str] = ()
 ) -> OtherDirectories:
-    """Return the directories in the surveyed log dirs, and in those of the broker's file that are on this host."""
+    """Return the other directories in the surveyed log dirs, and in `broker_log_dirs` (from the broker's configuration
+    file) that exist on this host."""
     listed = {facts.path: facts.skipped for facts in log_dirs}
     for path in map(os.path.abspath, broker_log_dirs):
         if path not in listed and fs.exists(path):

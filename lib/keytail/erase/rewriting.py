@@ -1,7 +1,8 @@
-"""Writes the segments of an erasure without the erased records, and proves them. Only scratch files are written.
+"""Rewrites segments as scratch files without the erased records, and proves the result.
 
-Each source becomes one output. The rewrite is that of a compaction (`compact/write_phase`), with other decisions: the
-keys alone decide; an emptied batch is retained; no delete horizon is set.
+Each source segment becomes one output segment. The code of the compaction is used (`compact/write_phase`), with three
+different decisions: only the key decides whether a record is removed; an emptied batch is retained; no delete horizon
+is set.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _NO_PRODUCERS = ActiveProducers(*(np.empty(0, np.int64) for _ in range(3)))
 
 @dataclass(frozen=True)
 class RewriteTask:
-    """The rewrite of the segments of a partition with the base offsets `bases`, ascending.
+    """The rewrite of those segments of a partition that have the base offsets `bases`, ascending.
 
-    `cleaning` has `grouping` "kafka" (the limits of outputs are those of files) and `message_format` "keep".
-    `transactions` determine the transaction indexes, `erased` is the number of records that must be removed.
+    `cleaning` has `grouping` "kafka" (outputs have only the limits of the file format) and `message_format` "keep".
+    `transactions` determine the transaction indexes. `erased` is the number of records that must be removed.
     """
 
     cleaning: CleaningTask
@@ -60,16 +61,16 @@ class EraseRewriter(Rewriter):
         )  # fmt: skip
         self._horizon_ms = -1
         self._finder = Finder(reader, task.keys)
-        self._newest_ms = -1  # the largest timestamp of the batches of the segment that have records
+        self._newest_ms = -1  # largest timestamp of the batches with records so far, in this segment
         self.erased = 0
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
-        """Append to `writer` what remains of segment `number` of the partition."""
+        """Append to `writer` the remaining batches of segment `number` of the partition."""
         self._newest_ms = -1
         super().rewrite(partition_path, segment, number, writer)
 
     def _decide_rows(self, chunk: Chunk, number: int, records: int, batches: int, file_is_old: bool) -> RowDecisions:
-        """Decide by the keys of all records of the chunk."""
+        """Return the decisions for the batches of the chunk, which depend only on the keys of their records."""
         table = chunk.table
         n, counts = len(table), table["record_count"].astype(np.int64)
         erased = self._finder.erased(chunk)
@@ -102,11 +103,11 @@ class EraseRewriter(Rewriter):
         number: int,
         writer: Appends,
     ) -> None:
-        """Lower the max timestamps of batches without records before the batches are appended: of those that are
-        emptied now, and of those that were empty.
+        """Append the batches, after lowering the max timestamp of each batch that is emptied now or was empty before.
 
-        A broker looks up a time in the first segment that claims it, and would find nothing there. The time of an
-        active producer's last batch is retained, because the producer expires by it.
+        A broker looks up a time only in the first segment whose largest timestamp reaches it, and would find no record
+        there. The timestamp of an active producer's last batch is retained, because the producer's expiration depends
+        on it.
         """
         table, action = chunk.table[slice(*part)], rows.action[slice(*part)]
         was_empty = (action == COPY) & (table["record_count"] == 0)
@@ -122,9 +123,9 @@ class EraseRewriter(Rewriter):
 
 
 def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
-    """Write the segments without the erased records, and prove them.
+    """Write the segments without the erased records, prove the new segments, and return the result.
 
-    Raises CorruptLog or Refused, after removing every scratch file of this attempt.
+    On any error, all scratch files of this attempt are removed. Raises CorruptLog, Refused or KeytailError.
     """
     cleaning, clock = task.cleaning, PhaseClock()
     check_sources(fs, cleaning)
@@ -146,14 +147,14 @@ def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
                 groups += writers[-1].finish(bases[number + 1])
         if rewriter.erased != task.erased:
             raise KeytailError(
-                f"{rewriter.erased} records are to be erased instead of {task.erased}",
+                f"the rewrite found {rewriter.erased} records to be erased; the first reading found {task.erased}",
                 path=cleaning.partition_path,
                 remedy="Nothing was replaced. Make sure that nothing writes to the directory, then run again",
                 slug="erased-records-differ",
             )
         with clock.phase("prove"):
             prove(fs, _spec(cleaning, task.keys, producers, groups))
-    except BaseException:  # whatever ends the task, its scratch files are removed
+    except BaseException:  # scratch files are removed after every kind of error
         for writer in writers:
             writer.discard()
         raise
@@ -193,8 +194,9 @@ def _result(
 
 
 def refuse_left(fs: FileSystem, cleaning: CleaningTask, keys: ErasedKeys) -> int:
-    """Read all segments from the disk, and return their bytes. Raises KeytailError for a record with an erased key.
+    """Read all segments from the disk, and return the number of bytes read. Raises KeytailError for a record with an
+    erased key.
 
-    The reader, the parser, the hash and the search are those of the proof.
+    The reader, the parser, the hash and the search of the proof are used.
     """
     return find_erased(fs, _spec(cleaning, keys, _NO_PRODUCERS, []))

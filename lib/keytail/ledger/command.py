@@ -1,4 +1,4 @@
-"""Declares the command `history`: flags, rows, statuses."""
+"""Declares the command `history`: its flags, rows and statuses."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from keytail.run.rows import Recorded
 from keytail.run.spark.stores import checked_uri, is_remote, is_uri
 
 LedgerPath = Annotated[str, o.run_flag(
-    "--ledger PATH", "Ledger that was given to the runs. A URI such as s3a://bucket/ledger is read by Spark."
+    "--ledger PATH", "Path of the ledger that runs have written. A URI such as s3a://bucket/ledger is read by Spark."
 )]
-Run = Annotated[str | None, o.run_flag("--run ID", "Select one run, by its id or the end of its id.")]
+Run = Annotated[str | None, o.run_flag("--run ID", "Show one run, given by its id or the end of its id.")]
 Partitions = Annotated[list[str] | None, o.run_flag(
-    "--partitions T-0,T-1", "Show what runs did to these partitions, over time."
+    "--partitions T-0,T-1", "Show the results of all runs for these partitions, in the order of time."
 )]
 Limit = Annotated[int, o.run_flag(
-    "--limit N", "Maximum number of runs or rows to show: the latest.", parser=o.within(1, 1_000_000)
+    "--limit N", "Maximum number of runs or rows; the latest are shown.", parser=o.within(1, 1_000_000)
 )]
 Maintain = Annotated[bool, o.run_flag(
     "--maintain",
-    "Keep the ledger small: remove old rows, merge small files, and after a week remove files that are no longer part "
-    "of it. Without --execute, print what would be done.",
+    "Remove old rows from the ledger, merge small files, and remove files that have not been part of the ledger for a "
+    "week. Without --execute, only print what would be done.",
 )]
 RetainDays = Annotated[int | None, o.run_flag(
     "--retain-days N",
@@ -46,7 +46,7 @@ Execute = Annotated[bool, o.run_flag("--execute", "Carry out --maintain.")]
 
 
 def ledger_at(path: str, delta_jars: str | None) -> LedgerFlags:
-    """Return the ledger that a command reads. Raises UsageProblem if `path` is an unsuitable URI."""
+    """Return the flags of the ledger at `path`, a path or URI. Raises UsageProblem for an unsuitable URI."""
     if is_remote(path):
         return LedgerFlags(checked_uri(path, "--ledger"), delta_jars)
     return LedgerFlags(path if is_uri(path) else str(Path(path).absolute()), delta_jars)
@@ -70,7 +70,7 @@ class Request:
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run. Times are in ms since 1970."""
+    """The row of one run. Times are in ms since 1970."""
 
     run_id: str
     command: str
@@ -78,25 +78,25 @@ class RunRow:
     status: str
     error: ErrorText
     start_ms: int | None
-    end_ms: Annotated[int | None, "`null`: the end was not recorded"]
+    end_ms: Annotated[int | None, "`null` if the run recorded no end"]
     log_dirs: Annotated[tuple[str, ...], "log dirs of the run"] = ()
-    partitions: Annotated[int | None, "number of partitions"] = None
+    partitions: Annotated[int | None, "number of chosen partitions"] = None
     counts: Annotated[Mapping[str, int], "number of partitions by status"] = field(default_factory=dict)
     bytes_before: int | None = None
     bytes_after: int | None = None
     records_before: int | None = None
     records_after: int | None = None
-    repaired_by: Annotated[str | None, "the run that found this run interrupted"] = None
+    repaired_by: Annotated[str | None, "id of the run that found this run interrupted"] = None
     arguments: Annotated[tuple[str, ...], "the command line, with secrets masked"] = ()
     versions: Annotated[Mapping[str, str], "versions of keytail, Python and packages"] = field(default_factory=dict)
     config: Annotated[Mapping[str, str], "settings that were given, and `--broker-version`"] = field(
         default_factory=dict
     )
     now_ms: Annotated[int | None, "the time on which all decisions of the run are based"] = None
-    broker: Annotated[str | None, "the broker that was down during the run; `null`: no downtime was recorded"] = None
+    broker: Annotated[str | None, "the broker that was down during the run; `null` if no downtime was recorded"] = None
     down_at_ms: Annotated[int | None, "when the stop of the broker began"] = None
-    reachable_at_ms: Annotated[int | None, "when the broker answered again; `null`: unknown"] = None
-    in_sync_at_ms: Annotated[int | None, "when all replicas were in sync again; `null`: unknown"] = None
+    reachable_at_ms: Annotated[int | None, "when the broker answered again; `null` if unknown"] = None
+    in_sync_at_ms: Annotated[int | None, "when all replicas were in sync again; `null` if unknown"] = None
 
     @property
     def name(self) -> str:
@@ -118,19 +118,19 @@ class PartitionRow(Recorded):
     command: str = ""
     bundle: Annotated[int | None, "the number of the partition's bundle in the run"] = None
     at_ms: Annotated[int | None, "when the row was written"] = None
-    repaired_by: Annotated[str | None, "the run that determined a missing outcome"] = None
+    repaired_by: Annotated[str | None, "id of the run that determined a missing outcome"] = None
 
 
 @dataclass(frozen=True)
 class MaintainRow:
-    """One table of the ledger. The numbers are those of the whole table, except `removed_rows`."""
+    """The row of one table of the ledger. All numbers except `removed_rows` are totals of the table."""
 
     table: Annotated[str, "name of the table"]
     status: str
     error: ErrorText = NO_ERROR
-    oldest_day: Annotated[str | None, "the first day whose rows are retained; `null`: all rows are retained"] = None
-    rows: Annotated[int | None, "number of rows"] = None
-    removed_rows: Annotated[int | None, "number of rows of earlier days"] = None
+    oldest_day: Annotated[str | None, "the first day whose rows are retained; `null` if all rows are retained"] = None
+    rows: Annotated[int | None, "number of rows before the command"] = None
+    removed_rows: Annotated[int | None, "number of rows of days before `oldest_day`"] = None
     files_before: Annotated[int | None, "number of files before the command"] = None
     files_after: Annotated[int | None, "number of files after the command"] = None
     bytes_before: Annotated[int | None, "size of the files before the command"] = None
@@ -194,7 +194,7 @@ _OF_TABLES: tuple[Column[MaintainRow], ...] = (
 
 
 def show_rows(rows: Sequence[Any], request: Request) -> None:
-    """Print a line for each run, partition or table, then the reasons; for one run, also the recorded facts."""
+    """Print a line for each run, partition or table, then the reasons. With --run, print the facts of the run first."""
     if request.maintain:
         title = f"Ledger {request.ledger}" if request.execute else f"Dry run: nothing was changed in {request.ledger}"
         _print(title, _OF_TABLES, rows)
@@ -245,7 +245,7 @@ def _downtime(run: RunRow) -> str:
 
 
 def extras_of_reader(command: str, ledger: str, master: str | None) -> Needs:
-    """Yield the extras that a command needs to read a ledger: the package deltalake, or Spark with Delta."""
+    """Yield the extra that a command needs to read a ledger, with the reason: deltalake, or Spark with Delta."""
     if master is not None:
         yield "--master", DELTA
     elif is_remote(ledger):
@@ -263,9 +263,9 @@ def _extras(request: Request) -> Needs:
 HISTORY = Command(
     name="history",
     also_called=("runs", "ledger", "log", "logs"),
-    help="Show what runs did, from the ledger that was given to them: all runs, one run, or partitions over time.\n\n"
-    "Reads only the ledger. Does not start Spark if the Python package deltalake is installed and the ledger is a "
-    "directory.",
+    help="Show the results of runs from their ledger: all runs, one run, or partitions over time.\n\n"
+    "The command reads only the ledger, and without Spark if the Python package deltalake is installed and the ledger "
+    "is a directory.",
     request=Request,
     run="keytail.ledger.history:history",
     extras=_extras,
@@ -281,7 +281,7 @@ HISTORY = Command(
     statuses={
         "done": Status("the run completed all its work", "done"),
         "partly": Status("some partitions were not done, or the ledger lacks some of their results", "notable"),
-        "failed": Status("nothing was done, or the maintenance of the table failed", "failed"),
+        "failed": Status("the run did no partition, or the maintenance of the table failed", "failed"),
         "interrupted": Status("the run recorded no outcome: it was stopped or killed, or is still running", "not done"),
         "would-maintain": Status("dry run: with --execute, the table would be maintained", "notable"),
         "maintained": Status("the table was maintained", "done"),

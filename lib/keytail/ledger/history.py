@@ -1,6 +1,6 @@
 """Reads the results of runs from a ledger. No log dir is read.
 
-An intent without an outcome is reported as interrupted: its run was killed, or is still running.
+An intent without an outcome is reported as `interrupted`: its run was killed, or is still running.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def _check(request: Request) -> None:
     if (request.run_id is not None) + bool(request.partitions) + request.maintain > 1:
         raise UsageProblem(
             "--run, --partitions and --maintain cannot be combined",
-            remedy="Give only one of them",
+            remedy="Give only one of these flags",
             slug="conflicting-flags",
         )
     if (request.execute or request.retain_days is not None) and not request.maintain:
         raise UsageProblem(
             "--execute and --retain-days require --maintain",
-            remedy="Give --maintain, or neither of the two",
+            remedy="Give --maintain, or omit --execute and --retain-days",
             slug="missing-flag",
         )
 
@@ -61,7 +61,10 @@ def _check(request: Request) -> None:
 def _reader(
     flags: LedgerFlags, master: str | None, *, always: bool = False, writes: bool = False
 ) -> Iterator[Engine | None]:
-    """Yield an engine with a Spark session, or None if no session is needed."""
+    """Yield an engine with a Spark session for reading the ledger, or None if deltalake can read it.
+
+    `always` starts a session in any case. `writes` is True if the session also writes.
+    """
     with contextlib.ExitStack() as run:
         if not (always or needs_spark() or master is not None or flags.is_remote):
             yield None
@@ -73,7 +76,7 @@ def _reader(
 
 
 def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[RunRow]:
-    """Return the latest `limit` runs, in ascending order of time."""
+    """Return the rows of the latest `limit` runs, in ascending order of time."""
     with _reader(flags, master) as engine:
         return folded_runs(_read(flags, "runs", {}, engine))[-limit:]
 
@@ -81,8 +84,11 @@ def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[R
 def run(
     flags: LedgerFlags, run_id: str, *, master: str | None = None, newest: bool = False
 ) -> tuple[RunRow, list[PartitionRow]]:
-    """Return one run, and a row for each of its partitions. `run_id` is the run's id, or a suffix that no other id has.
-    With `newest` the latest run with this suffix is returned. Raises UsageProblem if no run, or several runs, match."""
+    """Return the row of one run, and a row for each of its partitions. `run_id` is the run's id, or a suffix of it.
+
+    If several runs have the suffix `run_id`, `newest` selects the latest; without `newest`, UsageProblem is raised.
+    UsageProblem is also raised if no run matches.
+    """
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
         ones = [item for item in known if item.run_id.endswith(run_id)]
@@ -91,7 +97,7 @@ def run(
             raise UsageProblem(
                 "the ledger has no runs",
                 path=flags.path,
-                remedy="Check the path. A run is recorded if its command has --ledger with this path",
+                remedy="Check the path. Only runs with --ledger and this path are recorded",
                 slug="no-single-run",
             )
         if len(ones) != 1:
@@ -110,7 +116,7 @@ def run(
 def runs_since(
     flags: LedgerFlags, since_ms: int, *, master: str | None = None
 ) -> tuple[list[RunRow], list[PartitionRow]]:
-    """Return the runs that began at or after `since_ms`, and a row for each of their partitions."""
+    """Return the rows of the runs that began at or after `since_ms`, and a row for each partition of these runs."""
     with _reader(flags, master) as engine:
         known = folded_runs(_read(flags, "runs", {}, engine))
         wanted = [item for item in known if (item.start_ms or 0) >= since_ms]
@@ -122,7 +128,8 @@ def runs_since(
 def partitions(
     flags: LedgerFlags, wanted: Sequence[str], *, limit: int, master: str | None = None
 ) -> list[PartitionRow]:
-    """Return the latest `limit` rows of the named partitions, in ascending order of time."""
+    """Return the latest `limit` rows of the partitions named in `wanted`, in ascending order of time. Raises
+    UsageProblem if a partition has no row."""
     pairs = [_parsed(name) for name in wanted]
     with _reader(flags, master) as engine:
         found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, engine)
@@ -141,11 +148,11 @@ def partitions(
 def maintain(
     flags: LedgerFlags, retain_days: int | None, *, execute: bool, master: str | None = None
 ) -> list[MaintainRow]:
-    """Maintain the ledger, and return a row for each of its tables."""
+    """Maintain the ledger, and return a row for each of its tables. Without `execute` nothing is changed."""
     assert flags.path is not None
     with _reader(flags, master, always=True, writes=execute) as engine:
         assert engine is not None
-        _read(flags, "runs", {"run_id": ""}, engine)  # this checks that there is a ledger
+        _read(flags, "runs", {"run_id": ""}, engine)  # raises UsageProblem if there is no ledger
         today = datetime.datetime.now(datetime.UTC).date()
         return maintain_tables(engine, flags.path, today, retain_days, execute=execute)
 
@@ -163,11 +170,11 @@ def _parsed(name: str) -> tuple[str, int]:
 
 
 def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
-    """Return one row for each run, and for each downtime without a run, by start time. An outcome that the run itself
-    recorded takes precedence over an outcome that another run determined."""
+    """Return one row for each run and for each downtime without a run, in the order of start times. `rows` are rows of
+    the table `runs`. An outcome that the run itself recorded takes precedence over one that another run determined."""
     rows = list(rows)
     found = sorted((row for row in rows if row["event"] == DOWNTIME), key=lambda row: row["at"])
-    downtimes = {row["run_id"]: row for row in found}  # the downtime that was recorded last
+    downtimes = {row["run_id"]: row for row in found}  # the latest recorded downtime of each run
     made = []
     for intent, outcome in _pairs(rows, ("run_id",)):
         known = outcome or intent or {}
@@ -191,18 +198,19 @@ def _columns(known: Mapping[str, Any]) -> dict[str, Any]:
     for name, (kind, _) in RUNS.items():
         if (made := _MADE_OF.get(kind.partition("<")[0])) is not None:
             columns[name] = made(known[name] or ())
-    columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs stored them unmasked
+    columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older releases stored secrets unmasked
     return columns
 
 
 def _downtime_alone(row: Mapping[str, Any]) -> RunRow:
-    """Return the row of a downtime without a run: from the stop of the broker to the broker's first answer."""
+    """Return the row of a downtime without a run: from the stop of the broker to its first answer."""
     times = {"start_ms": row["down_at_ms"], "end_ms": row["reachable_at_ms"]}
     return RunRow(**_columns(row), status=row["status"], error=NO_ERROR, **times)
 
 
 def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
-    """Return one row for each partition and run, by the time of its outcome (of its intent if it has no outcome)."""
+    """Return one row for each partition and run, in the order of the times of the outcomes (of the intents, if there is
+    no outcome)."""
     made = []
     for intent, outcome in _pairs(rows, ("run_id", "log_dir", "topic", "partition")):
         known = outcome or intent or {}
@@ -211,7 +219,7 @@ def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
                 **_plain(PartitionRow, known, "status", "error", "at_ms", "command"),
                 command=known["command"] or "",  # the column is null in older ledgers
                 status=outcome["status"] if outcome else INTERRUPTED,
-                error=_error(outcome, "started, but no outcome was recorded"),
+                error=_error(outcome, "the run began with this partition, but recorded no outcome"),
                 at_ms=_ms(known),
             )
         )
@@ -226,8 +234,8 @@ _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 
 def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_Pair]:
-    """Yield (intent, outcome) for each key; one of the two may be None. Of several outcomes, the first that the run
-    itself recorded is used, or, if another run determined all of them, the first."""
+    """Yield (intent, outcome) for each key; one of the two may be None. If there are several outcomes, the first one
+    that the run itself recorded is used or, if it recorded none, the first one that another run determined."""
     intents: dict[tuple, Mapping[str, Any]] = {}
     outcomes: dict[tuple, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: (bool(row["repaired_by"]), row["at"])):

@@ -1,6 +1,6 @@
 """Keeps a ledger small: removes old rows, merges small files, and removes files that no table references any more.
 
-Runs may append meanwhile: Delta allows appends while files are rewritten.
+Runs may append at the same time: Delta allows appends while files are rewritten.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from keytail.run.engine import Engine
 from keytail.run.spark.delta import alone, changed_settings
 from keytail.run.spark.engine import name_jobs
 
-# Age in hours at which unreferenced files are removed: Delta's default. Delta refuses a lower age, because a reader or
-# writer may still be using the files.
+# Age in hours at which unreferenced files are removed. Delta refuses an age below its default of a week, because a
+# reader or writer may still use the files.
 VACUUM_HOURS = 168
-# The default numbers of tasks, 200 per shuffle of Spark and per step of a VACUUM of Delta, suit tables of terabytes.
+# Spark's default number of tasks, 200 for each shuffle and for each step of Delta's VACUUM, is meant for large tables.
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}
 
 

@@ -1,8 +1,8 @@
-"""Implements `--ledger PATH` of a run that changes files: records the run's intent, and its outcome, however it ends.
+"""Implements `--ledger PATH` for runs that change files: records the intent of a run, and its outcome after every end.
 
-The ledger is written by Spark if the run has a session anyway; if not, by the deltalake package. If that package is not
-installed, or the path is not on this host, a session is started only for the ledger: credentials and the commit
-protocol of such a path are settings of Spark.
+Spark writes the ledger if the run has a Spark session; if not, the deltalake package writes it. If that package is not
+installed, or the path is a URI of remote storage, a session is started only for the ledger: the credentials and the
+commit protocol of remote storage are settings of Spark.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _STATUS = {0: "done", 3: "partly", 1: "failed"}
 
 @dataclass(frozen=True)
 class LedgerFlags:
-    """The ledger flags of the command line. `jars` is a folder with Delta's jars."""
+    """The ledger flags of the command line: the path or URI of the ledger, and a folder with Delta's jars."""
 
     path: o.LedgerFlag = None
     jars: o.DeltaJars = None
 
     def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """Return the flags with an absolute path, or with a checked URI. Raises UsageProblem for a path or a file URI
-        in a log dir, and for an unsuitable URI."""
+        """Return the flags with an absolute path, or with a checked URI. Raises UsageProblem if the ledger is in a log
+        dir, or if the URI is unsuitable."""
         if self.path is None:
             return self
         local = local_path(self.path)
@@ -66,7 +66,7 @@ class LedgerFlags:
         return self if is_uri(self.path) else replace(self, path=path)
 
     def extra(self, has_session: bool) -> Extra:
-        """Return the extra that is needed to write the ledger; `has_session`: the run has a Spark session."""
+        """Return the extra that is needed to write the ledger. `has_session` is True if the run has a Spark session."""
         by_spark = has_session or self.is_remote or (needs_spark() and not DELTA.missing())
         return DELTA if by_spark else HISTORY
 
@@ -76,24 +76,25 @@ class LedgerFlags:
         return self.path is not None and is_remote(self.path)
 
     def why_spark(self) -> str:
-        """Return why a run that does not need Spark itself starts Spark to write the ledger; "" if it starts none."""
+        """Return why Spark must be started to write the ledger of a run that does not use Spark otherwise, or "" if it
+        need not be started."""
         if self.path is None:
             return ""
         if self.is_remote:
-            return "the ledger is written by Spark, because it is not on a local path"
+            return "the ledger is written by Spark, because its path is not local"
         if needs_spark():
             return "the ledger is written by Spark, because deltalake is not installed: pip install 'keytail[history]'"
         return ""
 
     def session_settings(self) -> dict[str, str]:
-        """Return the settings for Delta of a session that this run starts; none if the run has no ledger."""
+        """Return Delta's settings for a Spark session that this run starts; an empty dict if the run has no ledger."""
         if self.path is None:
             return {}
         return session_settings(self.jars, place=self.path)
 
     def in_session(self, engine: Engine, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """Return the flags for spark-submit's session, whose conf may contain a ledger if the flags do not. Raises
-        UsageProblem if the session cannot write a ledger."""
+        """Return the flags, with the ledger in the conf of spark-submit's session if the flags have none. Raises
+        UsageProblem if the session cannot write the ledger."""
         named = engine.session.sparkContext.getConf().get(_CONF_KEY)
         flags = self if self.path is not None or not named else replace(self, path=named).checked(fs, log_dirs)
         if flags.path is not None:
@@ -110,33 +111,35 @@ def is_named_by(engine: Engine) -> bool:
 
 
 def needs_spark() -> bool:
-    """Return whether only Spark can read and write ledgers here."""
+    """Return whether Spark is needed to read and write ledgers, because deltalake is not installed."""
     return bool(HISTORY.missing())
 
 
 def run_id_at(now_ms: int, run_id: str) -> str:
-    """Return the id of a run in ledgers: its time, so that ids ascend, and `run_id`, as in names of scratch files."""
+    """Return the id of a run in ledgers: the time `now_ms`, so that ids ascend, then `run_id`, the id in scratch names.
+    """
     at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
     return f"{at:%Y%m%dT%H%M%SZ}-{run_id}"
 
 
-# A context variable (threads.py): the command line prints it beside the rows.
+# The id of the present run, which the command line prints beside the rows. A context variable: see threads.py.
 _run_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("run_id", default=None)
 
 
 def set_run_id(run_id: str | None) -> None:
-    """Set the id that `--output json-v1` reports for this run; None until the run has one."""
+    """Set the id that `--output json-v1` reports for this run; None if the run has no id."""
     _run_id.set(run_id)
 
 
 def current_run_id() -> str | None:
-    """Return the id of this run; None if it has none."""
+    """Return the id of this run; None if it has no id."""
     return _run_id.get()
 
 
 @dataclass
 class Recording:
-    """Records a run in its ledger, if it has one. Set `rows` and `exit_status` before the run ends."""
+    """Records a run in its ledger; without a ledger, it does nothing. The caller sets `rows` and `exit_status` before
+    the run ends."""
 
     ledger: Ledger | None = None
     rows: Sequence[ResultRow] = ()
@@ -144,36 +147,37 @@ class Recording:
 
     @property
     def lost(self) -> bool:
-        """Whether the result of completed work is missing in the ledger."""
+        """Whether the ledger lacks a result of completed work."""
         return self.ledger is not None and self.ledger.lost
 
     def intend(self, rows: Sequence[Any]) -> None:
-        """Record the intent of a command that processes its partitions in one bundle; `rows` are rows of partitions of
-        any command. Raises KeytailError if the intent cannot be written."""
+        """Record the intents of a command that processes all its partitions in one bundle; `rows` are its planned rows.
+        Raises KeytailError if the intents cannot be written."""
         if self.ledger is not None:
             self.ledger.intend(1, [_as_result(row) for row in rows])
 
     def end(self, rows: Sequence[Any], exit_status: int, made: Mapping[str, Sequence[int]] | None = None) -> None:
-        """Record the results of a command that called `intend`; `made` is the parameter of `Ledger.conclude`."""
+        """Record the results of a command that called `intend`. `made` has the meaning of the parameter in
+        `Ledger.conclude`."""
         self.rows, self.exit_status = [_as_result(row) for row in rows], exit_status
         if self.ledger is not None:
             self.ledger.conclude(1, self.rows, made)
 
     def recorded(self, rows: Sequence[R]) -> list[R]:
-        """Return the rows with `recorded` set. Call it after the run has written, or failed to write, its ledger."""
+        """Return the rows with `recorded` set. Call this method after the run has tried to write its outcome."""
         return [replace(row, recorded=not self.lost) for row in rows]
 
 
 def _as_result(row: Any) -> ResultRow:
-    """Convert any command's row of a partition to the fields that a ledger records."""
+    """Return the fields that a ledger records, from a partition's row of any command."""
     known: dict[str, Any] = {name: getattr(row, name, None) for name in RECORDED}
     return ResultRow(**known)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The facts about a run that a ledger records when the run begins; `run_id` is the result of `run_id_at`. `more` is
-    recorded with the settings that were given.
+    """The facts about a run that a ledger records when the run begins. `run_id` is a result of `run_id_at`. `more` has
+    additional values, which are recorded with the settings that were given.
     """
 
     command: str
@@ -189,10 +193,10 @@ class Run:
 def recording(
     flags: LedgerFlags, engine: Engine, run: Run, *, on_note: Callable[[str], None], fs: FileSystem = LOCAL
 ) -> Iterator[Recording]:
-    """Open the ledger of one run and record the run from its intent to its end; the locks of its log dirs must be held.
+    """Open the ledger of one run, record the intent of the run, yield the recording, and record the outcome at its end.
 
-    Missing outcomes of earlier runs on these log dirs are added first. Raises KeytailError if the ledger cannot be
-    opened or written; the run must then not start anything.
+    The caller holds the locks of the log dirs. Missing outcomes of earlier runs on the run's log dirs are added first.
+    Raises KeytailError if the ledger cannot be opened or written; then the run must not change any file.
     """
     if flags.path is None:
         set_run_id(run.run_id)
@@ -226,8 +230,8 @@ def recording(
 
 
 def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: FileSystem) -> None:
-    """Add the missing outcomes of earlier runs. An error must not prevent this run: it is only reported, and the next
-    run tries to add them again."""
+    """Add the missing outcomes of earlier runs. An error is only reported, because it must not prevent this run; the
+    next run tries again to add the outcomes."""
     from keytail.ledger.repair import repair  # noqa: PLC0415 (brings in the kernels)
     from keytail.run.ended import first_line  # noqa: PLC0415 (as the line above)
 
@@ -246,11 +250,12 @@ def versions() -> Mapping[str, str]:
 
 
 def given_settings(configuration: Configuration) -> dict[str, str]:
-    """Return the values of given settings, for keys that keytail knows: of the broker's file by `broker NAME`, of flags
-    by `NAME`, or for one topic by `TOPIC:NAME`.
+    """Return the values of given settings by their names, for keys that keytail knows. Settings of the broker's file
+    are named `broker NAME`, settings of flags `NAME`, or `TOPIC:NAME` if they are for one topic.
 
-    Of `--topic-configs` only the path is included: the file may contain settings of thousands of topics. The value of
-    `--broker-version` is also included."""
+    Only the path of `--topic-configs` is included: the file may contain settings of thousands of topics. The value of
+    `--broker-version` is also included.
+    """
     of_broker = configuration.broker.items()
     given = {f"broker {name}": setting.value for name, setting in of_broker if setting.invalid is None}
     given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}

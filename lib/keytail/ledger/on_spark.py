@@ -39,7 +39,7 @@ class SparkTable:
         self._spark.sql(f"ALTER TABLE delta.`{self._path}` ADD COLUMNS ({added})")
 
     def append(self, rows: Any, app_id: str, number: int) -> None:
-        """Append an Arrow table, unless append `number` of `app_id`, or a later append, is already in the table."""
+        """Append an Arrow table, unless the Delta table already has append `number` of `app_id` or a later append."""
         frame = self._spark.createDataFrame(rows).coalesce(1)
         writer = frame.write.format("delta").mode("append")
         writer = writer.option("txnAppId", app_id).option("txnVersion", number)

@@ -1,6 +1,6 @@
-"""Reads rows of a ledger with the deltalake package, which needs no JVM; if it is not installed, with Spark.
+"""Reads rows of a ledger with the deltalake package, which needs no JVM, or with a Spark session.
 
-Both return the same rows, those of a table's latest commit, as plain values.
+With both, the same rows of a table's latest commit are returned, as plain Python values.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger.tables import INTENT, OUTCOME, TABLES
 from keytail.run.ended import first_line
 
-# By column: the string that its value must equal, or a collection of strings that must contain the value.
+# By name of a column: the string that the value must equal, or a collection of strings that must contain the value.
 Filters = Mapping[str, str | Collection[str]]
 
 
 def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:
-    """Return the rows of one of the ledger's tables that match `filters`, as dictionaries by column. The session
+    """Return those rows of one of the ledger's tables that match `filters`, as dictionaries by column. The session
     `spark` is needed if deltalake is not installed, or if `path` is a URI.
 
-    A column that an older table lacks is null. Raises UsageProblem if there is no ledger.
+    The value of a column that an older table lacks is None. Raises UsageProblem if there is no ledger, and KeytailError
+    if the ledger cannot be read.
     """
     if spark is None:
         wanted = " AND ".join(f'"{key}" IN ({_literals(value)})' for key, value in filters.items())
@@ -35,7 +36,8 @@ def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> lis
 
 
 def intents_without_outcome(path: str, table: str, keys: Sequence[str], spark: Any = None) -> list[dict[str, Any]]:
-    """Return, in the form of `read_rows`, the rows of intents for which there is no outcome with the same `keys`."""
+    """Return the rows of those intents for which there is no outcome with the same values of the columns `keys`, as
+    `read_rows` does. Raises the errors of `read_rows`."""
     equal = " AND ".join(f"intents.{key} = outcomes.{key}" for key in keys)
     query = (
         f"SELECT intents.* FROM (SELECT * FROM {{found}} WHERE event = '{INTENT}') AS intents "
@@ -60,8 +62,8 @@ def _rows(path: str, table: str, read: Callable[[str], pyarrow.Table]) -> list[d
 
 @as_caller()
 def _by_deltalake(place: str, query: str) -> pyarrow.Table:
-    """Return the result of `query`, in which `found` is the table at `place`. The query runs in deltalake's own engine:
-    with Arrow's datasets, threads of Arrow may outlive the interpreter and abort the process."""
+    """Return the result of `query`, in which `found` is the table at `place`. deltalake's own engine runs the query,
+    because threads of Arrow's datasets may outlive the interpreter and abort the process."""
     from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 (optional)
 
     return pyarrow.table(QueryBuilder().register("found", DeltaTable(place)).execute(query).read_all())
@@ -96,6 +98,6 @@ def _unreadable(place: str, problem: Exception) -> KeytailError:
     return KeytailError(
         f"the ledger cannot be read: {text}",
         path=place,
-        remedy="Check the path and its permissions",
+        remedy="Check the path and the permissions of its files",
         slug="unreadable-ledger",
     )

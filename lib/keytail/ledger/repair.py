@@ -1,7 +1,8 @@
-"""Adds missing outcomes to the ledger, for bundles and runs that were killed or whose outcomes could not be written.
+"""Adds missing outcomes to the ledger: those of runs that were killed, and those that could not be written.
 
-The locks of the log dirs are held, so a run with an intent for these log dirs and no outcome is no longer running. Its
-result is determined from the disk; `repaired_by` in the added row is the id of the run that determined the result.
+The present run holds the locks of the log dirs, so a run with an intent for these log dirs and without an outcome has
+ended. The outcome of such a run is determined from the disk; `repaired_by` in the added row is the id of the present
+run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _OF_PARTITION = ["run_id", "log_dir", "topic", "partition"]
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An intent without an outcome."""
+    """An intent for a partition, without an outcome. `row` has the planned numbers."""
 
     run_id: str
     command: str
@@ -34,8 +35,8 @@ class Unfinished:
 
 
 def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
-    """Write the missing outcomes of intents on these log dirs; return their number. A path identifies a log dir only on
-    one host, so intents of other hosts are ignored unless the log dirs are on `shared_storage`."""
+    """Write the missing outcomes of intents on the log dirs `log_dirs`; return the number of outcomes. A path
+    identifies a log dir only on one host, so intents of other hosts are ignored unless `shared_storage` is set."""
     host = None if shared_storage else ledger.host
     if ledger.engine.session is not None:
         name_jobs(ledger.engine.session.sparkContext, "ledger: missing outcomes of earlier runs")
@@ -49,11 +50,11 @@ def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = 
 
 
 def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -> tuple[ResultRow, Sequence[int]]:
-    """Return what happened to a partition that a command intended to change, and the base offsets of its cleaned
-    segments.
+    """Return the result row of a partition that a command intended to change, and the base offsets of its cleaned
+    segments (none if the compaction was not completed).
 
     The cleaner's checkpoint moves after the last group of a round is durable: if it is above the offset at which the
-    round began, the compaction was completed. The files do not show whether another command was completed.
+    round began, the compaction was completed. For other commands, the files do not show whether they were completed.
     """
     path = os.path.join(intended.log_dir, intended.name)
     try:
@@ -91,8 +92,8 @@ def _unfinished(row: Any) -> Unfinished:
 
 
 def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
-    """Add the outcomes of ended runs, and return their number. Runs with other log dirs than `log_dirs` are omitted:
-    they may still be running, since only the locks of `log_dirs` are held."""
+    """Add the outcomes of ended runs, and return the number of outcomes. A run on other log dirs than `log_dirs` is
+    omitted: it may still be running, since only the locks of `log_dirs` are held."""
     open_runs = _without_outcome(ledger, "runs", ["run_id"], host)
     lost = [row for row in open_runs if row["run_id"] != ledger.run_id and set(row["log_dirs"] or ()) <= log_dirs]
     error = f"run {ledger.run_id} found that the run recorded no outcome"

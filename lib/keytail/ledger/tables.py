@@ -1,7 +1,7 @@
 """Defines the columns of the ledger's three Delta tables, and converts rows to Arrow.
 
-Runs only append rows. `event` is `intent` for a row written before anything is done, `outcome` for a row written after
-everything is done, and `downtime` for a row that only has the downtime of a broker. LEDGER.md beside this file
+Runs only append rows. `event` is `intent` in a row that is written before any file is changed, `outcome` in a row that
+is written after all changes, and `downtime` in a row that only has the downtime of a broker. LEDGER.md beside this file
 describes how these rows are read together.
 """
 
@@ -21,7 +21,7 @@ from keytail.run.rows import RECORDED, Recorded, RowOfPartition
 VERSION = 1
 INTENT, OUTCOME, DOWNTIME = "intent", "outcome", "downtime"
 
-# Types have Spark's names. A new column may be added only if older rows may lack it.
+# The columns by name: (type by Spark's name, comment). A column may be added only if older rows may lack its value.
 _KEY = {
     "day": ("date", "UTC day of `at`, by which the table is partitioned"),
     "run_id": ("string", "id of the run"),
@@ -29,8 +29,8 @@ _KEY = {
     "host": ("string", "host of the driver"),
     "command": ("string", "command of the run"),
 }
-_EVENT = {"event": ("string", "intent: before anything is done; outcome: after everything is done; or downtime")}
-_REPAIRED = {"repaired_by": ("string", "run that found no outcome and determined it from the disk")}
+_EVENT = {"event": ("string", "intent (written before the changes), outcome (written after the changes) or downtime")}
+_REPAIRED = {"repaired_by": ("string", "id of the later run that determined this outcome from the disk")}
 
 _NOT_NUMBERS = {field.name for field in fields(RowOfPartition)}
 _NUMBERS = {name: ("bigint", "as in the result row") for name in RECORDED if name not in _NOT_NUMBERS}
@@ -42,25 +42,25 @@ RUNS = {
     "log_dirs": ("array<string>", "log dirs of the run"),
     "versions": ("map<string,string>", "versions of keytail, Python, Spark, Delta, numba"),
     "now_ms": ("bigint", "time on which decisions were based, in ms"),
-    "config": ("map<string,string>", "settings that were given, by Kafka's names; no secrets are read"),
+    "config": ("map<string,string>", "given settings, by Kafka's names; secrets are never included"),
     "status": ("string", "done, partly, failed or interrupted"),
     "error": ("string", "why the run failed or ended early"),
     "partitions": ("bigint", "number of chosen partitions"),
     "counts": ("map<string,bigint>", "number of partitions by status"),
     "bytes_before": ("bigint", "size of the .log files of the compacted partitions"),
     "bytes_after": ("bigint", ""),
-    "records_before": ("bigint", "records of the compacted partitions; null: not counted"),
+    "records_before": ("bigint", "number of records of the compacted partitions; null if not counted"),
     "records_after": ("bigint", ""),
     **_REPAIRED,
     "broker": ("string", "for a downtime: the broker that was down"),
     "down_at_ms": ("bigint", "for a downtime: when the stop of the broker began"),
-    "reachable_at_ms": ("bigint", "for a downtime: when the broker answered again; null: unknown"),
-    "in_sync_at_ms": ("bigint", "for a downtime: when all replicas were in sync again; null: unknown"),
+    "reachable_at_ms": ("bigint", "for a downtime: when the broker answered again; null if unknown"),
+    "in_sync_at_ms": ("bigint", "for a downtime: when all replicas were in sync again; null if unknown"),
 }
 PARTITIONS = {
     **_KEY,
     **_EVENT,
-    "bundle": ("bigint", "number of the bundle; null: nothing had to be done"),
+    "bundle": ("bigint", "number of the bundle; null if nothing had to be done"),
     "log_dir": ("string", ""),
     "topic": ("string", ""),
     "partition": ("int", ""),
@@ -76,17 +76,17 @@ SEGMENTS = {
     "topic": ("string", ""),
     "partition": ("int", ""),
     "base_offset": ("bigint", ""),
-    "next_offset": ("bigint", "offset after its last batch"),
+    "next_offset": ("bigint", "offset after the last batch of the segment"),
     "log_bytes": ("bigint", "size of the .log file"),
     "records": ("bigint", "number of records of producers"),
-    "tombstones": ("bigint", "number of these records with a key and a null value"),
+    "tombstones": ("bigint", "number of records of producers with a key and a null value"),
     "min_timestamp_ms": ("bigint", ""),
     "max_timestamp_ms": ("bigint", ""),
     "batches_by_codec": ("map<string,bigint>", ""),
     "batches_by_magic": ("map<int,bigint>", ""),
     "xxh3_128": ("string", "digest of the .log file"),
     "index_status": ("string", "good, missing or bad"),
-    "error": ("string", "why the other columns are unknown"),
+    "error": ("string", "why the columns with the contents of the segment are unknown"),
     **_REPAIRED,
 }
 TABLES: Mapping[str, Mapping[str, tuple[str, str]]] = {"runs": RUNS, "partitions": PARTITIONS, "segments": SEGMENTS}
@@ -106,7 +106,7 @@ _ARROW = {
 
 @dataclass(frozen=True)
 class Stamp:
-    """The fields that all rows of a run have: the run's id, host and command, and the time of the row (`at_ms`)."""
+    """The values that all rows of a run have: the run's id, host and command, and the time of the row (`at_ms`)."""
 
     run_id: str
     host: str
@@ -128,14 +128,15 @@ def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: Recorded
 def segment_fields(
     stamp: Stamp, bundle: int | None, row: Recorded, contents: SegmentContents | None, **more: Any
 ) -> dict[str, Any]:
-    """Return the columns for a segment of the row's partition; `more` identifies the segment if `contents` is None."""
+    """Return the columns of the table `segments` for a segment of the row's partition. If `contents` is None, `more`
+    has the base offset of the segment."""
     known = {field.name: getattr(contents, field.name) for field in fields(SegmentContents)} if contents else {}
     place = {"log_dir": row.log_dir, "topic": row.topic, "partition": row.partition}
     return {**stamp.fields(), "bundle": bundle, **place, **known, **more}
 
 
 def as_arrow(table: str, rows: Iterable[Mapping[str, Any]]) -> pyarrow.Table:
-    """Return `rows` with the columns of `table`; values missing in a row are null."""
+    """Return `rows` as an Arrow table with the columns of `table`; values that a row lacks are null."""
     schema = pyarrow.schema([(name, _ARROW[kind]) for name, (kind, _) in TABLES[table].items()])
     rows = list(rows)
     columns = [

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-# The names of types that are not the same in Delta and in Spark: Delta's name by Spark's name.
+# Delta's names of types by Spark's names, for the types whose names differ.
 _NAMES = {"bigint": "long", "int": "integer"}
 
 
@@ -57,9 +57,9 @@ class DeltalakeTable:
             table,
             rows,
             mode="append",
-            schema_mode="merge" if is_newer else None,  # columns of a newer keytail are null
+            schema_mode="merge" if is_newer else None,  # columns that a newer keytail added are null
             commit_properties=CommitProperties(
-                custom_metadata={"isBlindAppend": True},  # without this, the append is a conflict for Spark's DELETE
+                custom_metadata={"isBlindAppend": True},  # otherwise Spark's DELETE conflicts with the append
                 app_transactions=[Transaction(app_id, number, time.time_ns() // 1_000_000)],
             ),
         )
@@ -76,7 +76,7 @@ def _field(name: str, kind: str, comment: str | None = None) -> dict[str, Any]:
 
 
 def _json_type(kind: str) -> Any:
-    """Return Delta's JSON for a type by Spark's name."""
+    """Return the type with Spark's name `kind` in Delta's JSON format."""
     if kind.startswith("array<"):
         return {"type": "array", "elementType": _json_type(kind[6:-1]), "containsNull": True}
     if kind.startswith("map<"):
@@ -87,7 +87,7 @@ def _json_type(kind: str) -> Any:
 
 
 def _kind(found: Any) -> str:
-    """Return Spark's name for a type in Delta's JSON; correct only for types that ledgers have."""
+    """Return Spark's name of a type in Delta's JSON format. Only types that ledgers have are supported."""
     if isinstance(found, str):
         return next((kind for kind, name in _NAMES.items() if name == found), found)
     if found["type"] == "array":

@@ -1,7 +1,7 @@
-"""Writes the ledger of runs: three Delta tables that record what each run was about to do, and what it did.
+"""Writes the ledger of runs: three Delta tables that record the intents and the outcomes of each run.
 
 The ledger is only a record: recovery depends on the disk alone. Only the driver writes. LEDGER.md beside this file
-describes how the tables are read, and what a missing row means.
+describes how the tables are read, and the meaning of missing rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _VERSION_PROPERTY = "keytail.ledger.version"
 # CommitFailedError instead.
 _MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
 _ATTEMPTS = 8
-# Statuses of rows whose sizes before and after are added up for the run.
+# Statuses of rows whose sizes and record numbers are added up for the run.
 _CHANGED = ("compacted", "repacked", "expired", "erased")
 
 Row = Mapping[str, Any]
@@ -59,7 +59,8 @@ def _is_of_delta(problem: BaseException) -> bool:
 
 
 def again(work: Callable[[], Any], when: Callable[[BaseException], bool] = _has_met_another) -> Any:
-    """Call `work` and return its result. If it raises an error that `when` accepts, retry, in all up to 8 times."""
+    """Call `work` and return its result. If `work` raises an error for which `when` returns True, call it again, at
+    most 8 times in all."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(when),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -81,8 +82,8 @@ class LedgerTable:
     Rows that threads add during an append are written together by the next append.
 
     Appends are numbered, and the number is passed to Delta: if `append` retries an append that succeeded in spite of an
-    error, nothing is added. If `append` fails and its caller appends the rows again, they get a new number: if the
-    first append succeeded nevertheless, the table has the rows twice.
+    error, no rows are added. A caller that appends the same rows again after `append` has failed uses a new number: if
+    the first append succeeded in spite of the error, the table then has the rows twice.
     """
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
@@ -100,7 +101,7 @@ class LedgerTable:
         UsageProblem if the table was created by a newer keytail, or does not belong to a ledger.
 
         Another run may create the table at the same time. Delta raises many different errors for a table that is being
-        created, so the call is repeated after any of them.
+        created, so the call is repeated after any error.
         """
         with alone(self._folder):
             again(self._ensure, _is_of_delta)
@@ -134,7 +135,7 @@ class LedgerTable:
             )
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Append rows; return when they are committed. Raises Delta's error if that fails."""
+        """Append rows, and return when they are committed. Raises Delta's error if the rows cannot be committed."""
         own = _Waiting(list(rows))
         if not own.rows:
             return
@@ -167,7 +168,7 @@ class LedgerTable:
 class Ledger:
     """Writes one run to the ledger at `path`. `on_note` is called with a message about rows that could not be written.
 
-    `lost`: an outcome of completed work is missing in the ledger; the next run on these log dirs adds it (repair.py).
+    `lost` is True if the ledger lacks an outcome of completed work; the next run on these log dirs adds it (repair.py).
     """
 
     engine: Engine
@@ -186,7 +187,8 @@ class Ledger:
         self._tables = {name: LedgerTable(self.engine.session, self.path, name, self.run_id) for name in TABLES}
 
     def open(self) -> None:
-        """Create the tables, or add columns to them. Raises KeytailError if that is impossible."""
+        """Create the tables that do not exist, and add missing columns. Raises KeytailError if the tables cannot be
+        opened or changed."""
         require_store(self.engine.session, self.path, writes=True)
         try:
             for table in self._tables.values():
@@ -194,12 +196,13 @@ class Ledger:
         except KeytailError:
             raise
         except Exception as problem:
-            raise _cannot("be opened", self.path, problem, "nothing was started") from problem
+            raise _cannot("be opened", self.path, problem, "the run was not started") from problem
 
     def begin(self, **run: Any) -> None:
-        """Write the intent of the run; `run` has columns of the table `runs`. Raises KeytailError if that fails."""
+        """Write the intent of the run; `run` has columns of the table `runs`. Raises KeytailError if the row cannot be
+        written."""
         self._started = run
-        self._append_to_runs(INTENT, run, "nothing was started")
+        self._append_to_runs(INTENT, run, "the run was not started")
 
     def record_downtime(self, run_id: str, **columns: Any) -> None:
         """Write the downtime of a broker, with the id of the run during the downtime; `columns` are columns of the
@@ -214,12 +217,13 @@ class Ledger:
             raise _cannot("be written", self.path, problem, so) from problem
 
     def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
-        """Write the intents of a bundle. Raises KeytailError if that fails: the bundle must then not be started."""
+        """Write the intents of a bundle. Raises KeytailError if the intents cannot be written: then the bundle must not
+        be started."""
         try:
             stamp = self._stamp()
             self._tables["partitions"].append(partition_fields(stamp, INTENT, bundle, row) for row in rows)
         except Exception as problem:
-            raise _cannot("be written", self.path, problem, "nothing was started for this partition") from problem
+            raise _cannot("be written", self.path, problem, "the partition was not started") from problem
 
     def conclude(
         self,
@@ -228,8 +232,8 @@ class Ledger:
         made: Mapping[str, Sequence[int]] | None = None,
         **more: Any,
     ) -> None:
-        """Write the outcomes of partitions; `made` has, by the name of a partition, the base offsets of the segments
-        that the run wrote. If rows cannot be written, `end` tries again."""
+        """Write the outcomes of partitions. `made` has the base offsets of the segments that the run wrote, by the name
+        of the partition. If rows cannot be written, `end` tries to write them again."""
         stamp = self._stamp()
         self._reported.update((row.log_dir, row.name) for row in rows)
         # Segments are written first, because an outcome implies that the rows of its segments exist.
@@ -237,7 +241,7 @@ class Ledger:
         self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
 
     def end(self, rows: Sequence[ResultRow], status: str, error: ErrorText = NO_ERROR) -> None:
-        """Write the outcome of the run. `rows` are its rows of all partitions, also of those that needed no work."""
+        """Write the outcome of the run. `rows` are the rows of all chosen partitions, even if they needed no work."""
         self.conclude(None, [row for row in rows if (row.log_dir, row.name) not in self._reported])
         for table, kept in self._unwritten:
             self._append_or_lose(table, kept)
@@ -256,11 +260,11 @@ class Ledger:
         self._append_or_lose("runs", [outcome])
 
     def append(self, table: str, rows: Sequence[Row]) -> None:
-        """Append rows that were created elsewhere (repair.py)."""
+        """Append complete rows to the table named `table` (used by repair.py)."""
         self._tables[table].append(rows)
 
     def intents_without_outcome(self, table: str, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the rows of intents for which there is no outcome with the same `keys`."""
+        """Return the rows of those intents for which there is no outcome with the same values of the columns `keys`."""
         return intents_without_outcome(self.path, table, keys, self.engine.session)
 
     def path_of(self, table: str) -> str:
@@ -287,7 +291,7 @@ class Ledger:
         found: list[Row] = []
         try:
             answers = read_contents(self.engine, [place for _, place in places])
-        except Exception as problem:  # Spark has ended
+        except Exception as problem:  # for example, Spark has ended
             answers = [KeytailError(first_line(problem), slug="segment-contents-unknown")] * len(places)
         for (row, place), answer in zip(places, answers, strict=True):
             if isinstance(answer, KeytailError):
@@ -308,7 +312,7 @@ class Ledger:
             self._tables[table].append(rows)
         except Exception as problem:
             self.lost = True
-            self.on_note(f"{_cannot('be written', self.path, problem, 'the work that it would record is complete')}")
+            self.on_note(f"{_cannot('be written', self.path, problem, 'the work of the run is complete')}")
 
 
 def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:

@@ -1,4 +1,4 @@
-"""Declares the command `prepared`: flags, rows, statuses, next step."""
+"""Declares the command `prepared`: its flags, rows, statuses and next step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keytail.cli.table import PARTITION, STATUS, Column, print_below, print_line
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import RowOfPartition
 
-Discard = Annotated[bool, o.run_flag("--discard", "With --execute: remove the preparations, and free their space.")]
+Discard = Annotated[bool, o.run_flag("--discard", "With --execute: remove the preparations of the chosen partitions.")]
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,20 @@ class Request:
 
 @dataclass(frozen=True)
 class PreparedRow(RowOfPartition):
-    """One partition with a preparation. Sizes of segments are sizes of `.log` files."""
+    """The row of one partition with a preparation. Sizes of segments are sizes of `.log` files."""
 
     error: Annotated[ErrorText, "why the preparation cannot be committed, or was not discarded"] = NO_ERROR
-    run_id: Annotated[str | None, "the run that prepared it"] = None
-    prepared_ms: Annotated[int | None, "the time on which its decisions are based"] = None
-    end_dirty_offset: Annotated[int | None, "the end of the compacted offsets, exclusive"] = None
-    bytes_before: Annotated[int | None, "size of the partition's `.log` files when it was prepared"] = None
+    run_id: Annotated[str | None, "id of the run that prepared the partition"] = None
+    prepared_ms: Annotated[int | None, "the time on which the decisions of the preparation are based"] = None
+    end_dirty_offset: Annotated[int | None, "offset below which the log was compacted"] = None
+    bytes_before: Annotated[int | None, "size of the partition's `.log` files at the time of the preparation"] = None
     bytes_after: Annotated[int | None, "size of the `.log` files after the commit"] = None
     disk_bytes: Annotated[int | None, "size of the new segments, until they are committed or discarded"] = None
 
 
 def _time(time_ms: int) -> str:
-    """Return the time in a preparation's record as text. It may be any number: the owner of the log dir can edit it."""
+    """Return the time in a preparation's record as text. The time may be any number, because the owner of the log dir
+    can edit the record."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000))
     except (OverflowError, ValueError, OSError):
@@ -84,7 +85,7 @@ def _next_step(rows: Sequence[PreparedRow], request: Request) -> str:
 PREPARED = Command(
     name="prepared",
     also_called=("preparations", "discard", "pending"),
-    help="List the preparations of `compact --prepare`, which `compact --execute` would commit, or discard them.",
+    help="List or discard the preparations of `compact --prepare`, which `compact --execute` would commit.",
     request=Request,
     run="keytail.prepared.driver:prepared",
     examples=(f"keytail prepared {BROKER}", f"keytail prepared {BROKER} --discard --execute"),

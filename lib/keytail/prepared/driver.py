@@ -1,6 +1,6 @@
 """Lists and discards the preparations of `compact --prepare`.
 
-Takes only the lock for preparations, and only to discard. A broker may be running.
+Only discarding takes a lock, the one for preparations. The broker may be running.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from keytail.run.rows import status_of
 
 
 def prepared(request: Request, fs: FileSystem = LOCAL) -> list[PreparedRow]:
-    """Return a row for each chosen partition with a preparation. With `discard` and `execute`, discard preparations."""
+    """Return a row for each chosen partition with a preparation. With `discard` and `execute`, also discard the
+    preparations."""
     rules = Rules(check_clock(request.now_ms, False, True), force=True, high_watermark=request.high_watermark)
     with contextlib.ExitStack() as run:
         chosen = select_partitions(fs, request.partition_filter)

@@ -1,5 +1,5 @@
-"""Draws charts of bars and lines as SVG. The colours are variables of the page's style, so that charts follow the
-reader's light or dark mode.
+"""Draws charts of bars and lines as SVG. Colours are variables of the page's style, so that charts follow the reader's
+light or dark mode.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-WIDTH = 317  # width of a chart in units of the SVG, whose text has a height of 10; the page scales the chart
+WIDTH = 317  # width of a chart in units of the SVG; text has a height of 10 units, and the page scales the chart
 _TEXT, _GAP = 10, 4
 _INK, _FAINT = "var(--ink)", "var(--faint)"
-# Widths of characters in DejaVu Sans, one of the widest fonts that browsers use for system-ui, as shares of the height.
+# The narrow and the wide characters of DejaVu Sans, one of the widest fonts that browsers use for system-ui.
 _NARROW, _WIDE = frozenset("fijlrtI.,:;'|![]()-/ "), frozenset("mwMW@%")
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `first` (left or bottom) to `last`. `ticks` are pairs of a value and its caption. `scale` is applied
-    to all values."""
+    """An axis from the value `first` (left or bottom) to `last`. `ticks` are pairs of a value and its caption. `scale`
+    is a function that is applied to all values."""
 
     first: float
     last: float
@@ -29,13 +29,14 @@ class Axis:
     scale: Callable[[float], float] = float
 
     def share(self, value: float) -> float:
-        """Return the position of the value on this axis, from 0 to 1."""
+        """Return the position of the value on this axis: 0 at `first`, 1 at `last`."""
         first, last = self.scale(self.first), self.scale(self.last)
         return (self.scale(value) - first) / (last - first)
 
 
 def numbers(largest: float, most: int, *, are_whole: bool = False) -> list[tuple[float, str]]:
-    """Return at most `most` + 1 ticks (value, caption) at round numbers from 0 to `largest`."""
+    """Return at most `most` + 1 ticks (value, caption) at round numbers from 0 to `largest`; at whole numbers only if
+    `are_whole`."""
     least = largest / most
     power = 10.0 ** math.floor(math.log10(least))
     step = next(n * power for n in ((1, 2, 5, 10) if are_whole else (1, 2, 2.5, 5, 10)) if n * power >= least)
@@ -44,7 +45,7 @@ def numbers(largest: float, most: int, *, are_whole: bool = False) -> list[tuple
 
 
 class Chart:
-    """A chart with two axes. `bar` and `line` draw in the units of these axes; `svg` returns the chart."""
+    """A chart with two axes. `bar` and `line` draw in the units of the axes; `svg` returns the chart as text."""
 
     def __init__(self, title: str, height: float, x: Axis, y: Axis) -> None:
         self._x, self._y = x, y
@@ -62,7 +63,7 @@ class Chart:
         )
 
     def add(self, tag: str, text: str = "", **attributes: str | float) -> None:
-        """Add an SVG element. Numbers are in units of the SVG; underscores in names become hyphens."""
+        """Add an SVG element. Numbers are in units of the SVG; underscores in names of attributes become hyphens."""
         known = {
             name.replace("_", "-"): value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
             for name, value in attributes.items()

@@ -1,4 +1,4 @@
-"""Declares the command `report`: flags."""
+"""Declares the command `report` and its flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ReportFile = Annotated[
 Since = Annotated[str | None, o.run_flag(
     "--since MS-OR-TIME",
     "Include all runs that began at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z. "
-    "Default, without --run: only the latest run.",
+    "Default: only the run of --run or, without --run, only the latest run.",
 )]
 
 
@@ -44,9 +44,9 @@ def _extras(request: Request) -> Needs:
 REPORT = Command(
     name="report",
     also_called=("html", "page"),
-    help="Write the results of one or more runs as one HTML page, from the ledger that was given to them.\n\n"
-    "Reads only the ledger. Does not start Spark if the Python package deltalake is installed and the ledger is a "
-    "directory.",
+    help="Write the results of one or more runs from their ledger as one HTML page.\n\n"
+    "The command reads only the ledger, and without Spark if the Python package deltalake is installed and the ledger "
+    "is a directory.",
     request=Request,
     run="keytail.report.of_ledger:write_report",
     extras=_extras,

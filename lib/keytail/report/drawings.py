@@ -19,12 +19,12 @@ from keytail.report.sums import TopicSums
 
 _NAME_LENGTH = 22
 _MAX_SIZES_NAMED, _MIN_SIZES = 7, 6
-_BAR, _SPACE = 19.5, 54  # heights of one horizontal bar, and of the space above and below all bars
+_BAR, _SPACE = 19.5, 54  # height of one horizontal bar, and of the space above and below all bars, in SVG units
 _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
-    """Draw one bar per topic with its retained and reclaimed bytes; for a plan, with its clean and dirty bytes."""
+    """Draw one bar for each topic: its retained and reclaimed bytes or, for a plan, its clean and dirty bytes."""
     chart = _rows(
         "Bytes by topic", [_short(item.topic) for item in sums], _bytes(max(item.bytes_before for item in sums))
     )
@@ -37,7 +37,7 @@ def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
 
 
 def dirty_ratios(ratios: Sequence[float], minimum: float | None) -> str:
-    """Draw the number of partitions by dirty ratio; a line marks the ratio above which a round is due."""
+    """Draw the number of partitions by dirty ratio. A line marks `minimum`, the ratio above which a cleaning is due."""
     bins = [0] * 10
     for ratio in ratios:
         bins[min(int(ratio * 10), 9)] += 1
@@ -76,7 +76,7 @@ def key_sizes(sizes: Sequence[Size]) -> str:
 
 
 def _binary(number: int) -> str:
-    """Return a power of two as text: `512`, `2 Ki`."""
+    """Return a power of two as text, for example `512` or `2 Ki`."""
     for unit, name in ((1 << 30, " Gi"), (1 << 20, " Mi"), (1 << 10, " Ki")):
         if number >= unit:
             return f"{number // unit}{name}"
@@ -84,8 +84,8 @@ def _binary(number: int) -> str:
 
 
 def segment_map(partition: Partition, now_ms: int) -> str:
-    """Draw one bar per segment, in the order of offsets: its width is the segment's size, its height the segment's age,
-    and its colour the share of live records."""
+    """Draw one bar for each segment, in the order of offsets. The width of a bar is the segment's size, its height the
+    segment's age, and its colour the share of live records."""
     parts = [part for part in partition.detail.parts if part.log_bytes]
     ages = [max(now_ms - part.largest_timestamp_ms, 0) for part in parts]
     size, unit = next(((s, u) for s, u in _UNITS_OF_AGE if max(ages) >= 2 * s), _UNITS_OF_AGE[-1])
@@ -106,7 +106,7 @@ def segment_map(partition: Partition, now_ms: int) -> str:
 
 
 def live_class(part: Part) -> int | None:
-    """Return one of five classes, from 0 to 4, by the share of retained records; None if records were not counted."""
+    """Return the class, from 0 to 4, of the share of retained records; None if records were not counted."""
     if part.records is None or part.records_kept is None:
         return None
     if not part.records:
@@ -115,7 +115,7 @@ def live_class(part: Part) -> int | None:
 
 
 def _colour(partition: Partition, part: Part) -> str:
-    """Return the name of a colour of the page's style."""
+    """Return the name of the colour for a segment in the map, as in the page's style."""
     live = live_class(part)
     if live is not None:
         return f"live-{live}"
@@ -128,13 +128,13 @@ def _colour(partition: Partition, part: Part) -> str:
 
 
 def legend(drawn: Sequence[Partition]) -> list[tuple[str, str]]:
-    """Return, for each colour in the maps of these partitions, its name and its meaning."""
+    """Return the name and the meaning of each colour that is used in the maps of these partitions."""
     used = {_colour(item, part) for item in drawn for part in item.detail.parts if part.log_bytes}
     words = [(f"live-{n}", f"{20 * n} to {20 * n + 20} % live") for n in range(5)]
     words += [
         ("cleaned", "cleaned before"),
         ("gone", "dirty"),
-        ("unknown", "not examined: active, or not cleanable"),
+        ("unknown", "not examined: active segment, or not cleanable"),
     ]
     return [(colour, text) for colour, text in words if colour in used]
 
@@ -146,7 +146,7 @@ def _short(name: str) -> str:
 
 
 def _rows(title: str, names: Sequence[str], across: Axis) -> Chart:
-    """Return an empty chart with room for one horizontal bar per name, from the top down."""
+    """Return an empty chart with room for one horizontal bar for each name, the first one at the top."""
     down = Axis(len(names), 0, [(n + 0.5, name) for n, name in enumerate(names)], has_grid=False)
     return Chart(title, _SPACE + _BAR * len(names), across, down)
 

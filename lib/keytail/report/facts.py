@@ -1,4 +1,4 @@
-"""Defines the facts about a run that a report shows, for all commands."""
+"""Defines the facts about a run that a report shows, in a form that all commands share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["good", "left", "bad"]
 
 
 def kind_of(status: str) -> Kind:
-    """Return the kind of a status: `bad` for errors, `left` for statuses that may need attention, `good` for others."""
+    """Return the kind of a status: `bad` for an error, `left` if it may need attention, otherwise `good`."""
     if statuses.is_failure(status):
         return "bad"
     return "left" if statuses.kind_of(status) in ("skipped", "notable") else "good"
@@ -23,8 +23,8 @@ def kind_of(status: str) -> Kind:
 class Finding:
     """One defect of a partition, and its remedy.
 
-    `broker`: the reaction of a broker that starts with the defect; `start_loses`: whether such a broker loses or hides
-    acknowledged records.
+    `broker` describes the reaction of a broker that starts with the defect. `start_loses` is True if a broker that
+    starts with the defect loses or hides acknowledged records.
     """
 
     severity: str
@@ -37,7 +37,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Partition:
-    """The facts of one row of a command. Numbers that were not counted are None. `row`: the fields of --output json."""
+    """The facts of one row of a command. Numbers that were not counted are None. `row` has the fields of the row in
+    `--output json`."""
 
     name: str
     topic: str
@@ -80,7 +81,8 @@ class Partition:
 
 @dataclass(frozen=True)
 class Downtime:
-    """The downtime of a broker, from the beginning of its stop to its first answer. Unknown times are None."""
+    """The downtime of a broker: the beginning of its stop, its first answer, and when all replicas were in sync again.
+    Unknown times are None."""
 
     broker: str
     down_at_ms: int | None
@@ -96,11 +98,11 @@ class Downtime:
 
 @dataclass(frozen=True)
 class Report:
-    """One run, or several runs of a ledger.
+    """The content of a report: one run, or several runs of a ledger.
 
-    `ended_early` is the reason why the run did not complete, or "". `arguments` are the original command line: code
-    that shows arguments must mask secrets (masking.py). `settings` are the settings that were given, for keys that
-    keytail knows. `notes` are sentences about the whole run.
+    `ended_early` is the reason why the run did not complete, or "". `arguments` is the original command line: code that
+    shows it must mask secrets (masking.py). `settings` are the given settings that keytail knows. `notes` are sentences
+    about the whole run.
     """
 
     title: str
@@ -119,5 +121,5 @@ class Report:
     ended_early: str = ""
     next_step: str = ""
     notes: tuple[str, ...] = ()
-    runs: tuple[Mapping[str, str], ...] = ()  # only in a report from a ledger
-    downtimes: tuple[Downtime, ...] = ()  # only in a report from a ledger
+    runs: tuple[Mapping[str, str], ...] = ()  # empty except in a report of several runs from a ledger
+    downtimes: tuple[Downtime, ...] = ()  # empty except in a report from a ledger

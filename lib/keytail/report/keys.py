@@ -1,6 +1,6 @@
 """Computes the data on keys for a page: the hottest keys of the run, and the distribution of records over keys.
 
-The same key in two partitions is counted as two keys: each has its own records to compact.
+The same key in two partitions is counted as two keys, because each partition is compacted by itself.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from keytail.compact.map_phase.key_counts import HOTTEST, MAX_COUNTED, HotKey, KeyCounts, key_text, size_text
 from keytail.report.facts import Partition, Report
 
-Cell = tuple[str, Any]  # the text, and the value by which it is sorted
-TableOf = tuple[tuple[str, ...], int, list[list[Cell]]]  # headings, number of text columns (the first ones), rows
+Cell = tuple[str, Any]  # the text of a cell, and the value by which the cell is sorted
+TableOf = tuple[tuple[str, ...], int, list[list[Cell]]]  # headings, number of leading columns that are text, rows
 
 
 class Size(NamedTuple):
-    """A class of keys by number of records: `keys` keys have more than half of `most` and at most `most` records each;
-    together they have `records` records."""
+    """A class of keys by their number of records. Each of its `keys` keys has more than half of `most` and at most
+    `most` records; together these keys have `records` records."""
 
     text: str
     most: int
@@ -29,7 +29,8 @@ class Size(NamedTuple):
 
 
 def by_size(found: Sequence[Partition]) -> list[Size]:
-    """Return the classes up to the class of the key with the most records; empty if no key was counted."""
+    """Return the classes of keys up to the class of the key with the most records; an empty list if no key was counted.
+    """
     counted = [counts for _, counts in _counted(found)]
     keys = [sum(of_size) for of_size in zip(*(item.keys for item in counted), strict=True)]
     records = [sum(of_size) for of_size in zip(*(item.records for item in counted), strict=True)]
@@ -38,8 +39,7 @@ def by_size(found: Sequence[Partition]) -> list[Size]:
 
 
 def hottest(found: Sequence[Partition], most: int = HOTTEST) -> list[tuple[Partition, HotKey]]:
-    """Return the keys with the most records in a partition, at most `most`, each with its partition, in descending
-    order of records."""
+    """Return at most `most` pairs of a partition and a key of it: those with the most records, in descending order."""
     of_each = ([(item, hot) for hot in counts.hottest] for item, counts in _counted(found))
     merged = heapq.merge(*of_each, key=lambda pair: (-pair[1].records, pair[0].name, -pair[1].offset))
     return list(islice(merged, most))
@@ -112,8 +112,8 @@ def _sizes(found: Sequence[Partition]) -> TableOf:
 
 
 def _by_topic(found: Sequence[Partition]) -> TableOf:
-    """Return a row per topic, in descending order of records; no rows for a single topic, which the other tables
-    cover."""
+    """Return the table of topics, in descending order of records. The table has no rows if there is only one topic,
+    because the other tables show the same numbers."""
     topics: dict[str, list[Partition]] = defaultdict(list)
     for item, counts in _counted(found):
         if sum(counts.keys):

@@ -1,4 +1,4 @@
-"""Creates the report of runs from their ledger. A ledger contains no phases and no segments."""
+"""Creates the report of runs from their ledger. A report from a ledger has no phases and no segments."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _EXIT = {"done": 0, "partly": 3, "failed": 1}
 
 
 def write_report(request: Request) -> int:
-    """Write the page of the requested runs; return the exit status."""
+    """Write the page of the requested runs to the file, and return the exit status."""
     if request.run_id is not None and request.since is not None:
         raise UsageProblem(
-            "--run and --since cannot be combined", remedy="Give only one of them", slug="conflicting-flags"
+            "--run and --since cannot be combined", remedy="Give only one of the two flags", slug="conflicting-flags"
         )
     since_ms = None if request.since is None else parse_time(request.since, "--since")
     refuse_file(LOCAL, request.file, (), "FILE.html")
@@ -40,8 +40,8 @@ def write_report(request: Request) -> int:
 def report_of_ledger(
     flags: LedgerFlags, run_id: str | None, since_ms: int | None, *, master: str | None = None
 ) -> Report:
-    """Return the report of one run (the latest if no id is given), or of all runs since a time. Raises UsageProblem if
-    there is no such run."""
+    """Return the report of all runs since `since_ms` or, if this is None, of one run: the run with the given id, or the
+    latest run. Raises UsageProblem if the ledger has no matching run."""
     if since_ms is None:
         return of_run(*history.run(flags, run_id or "", master=master, newest=run_id is None))
     runs, rows = history.runs_since(flags, since_ms, master=master)
@@ -49,7 +49,7 @@ def report_of_ledger(
         raise UsageProblem(
             "the ledger has no run that began at or after --since",
             path=flags.path,
-            remedy="Give an earlier --since",
+            remedy="Give --since with an earlier time",
             slug="no-run-since",
         )
     return of_runs(runs, rows)
@@ -77,7 +77,7 @@ def of_run(run: RunRow, rows: Sequence[PartitionRow]) -> Report:
 
 
 def of_runs(runs: Sequence[RunRow], rows: Sequence[PartitionRow]) -> Report:
-    """Return the report of several runs, with one row per partition for each run that processed it."""
+    """Return the report of several runs, with one row for each partition of each run."""
     first = runs[0].start_ms or 0
     hosts = sorted({run.host for run in runs})
     commands = sorted({run.command for run in runs})

@@ -1,4 +1,4 @@
-"""Converts the rows of a command to the facts of a report, by field names that the rows of all commands use."""
+"""Converts the rows of any command to the facts of a report, by the field names that all rows have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keytail.compact.detail import Detail
 from keytail.report.facts import Finding, Partition
 from keytail.verify.command import VerifyRow
 
-# Numbers that have the same field names in rows and in `facts.Partition`. The names for bytes depend on the command.
+# Names of fields that rows and `facts.Partition` have in common. Rows of some commands have other names for bytes.
 _SAME = {field.name for field in fields(Partition) if field.default is None} - {"bytes_before", "bytes_after"}
 _MAX_EXAMPLES = 20
 
@@ -23,7 +23,7 @@ def partitions(rows: Iterable[Any]) -> tuple[Partition, ...]:
 
 
 def partition(row: Any) -> Partition:
-    """Convert a row of any command; the row must have a name and a status."""
+    """Return the facts of a row of any command. The row must have a name, a topic, a status and an error."""
     known: dict[str, Any] = {name: getattr(row, name, None) for name in _SAME}
     before, after = _bytes(row)
     problem = getattr(row, "problem", None)
@@ -62,7 +62,7 @@ def _held_by(row: Any) -> str:
     replica = getattr(row, "removal_limit_replica", None)
     if replica is None:
         return ""
-    return f"replica {replica} has been cleaned only up to offset {row.removal_limit_offset}"
+    return f"replica {replica} was cleaned only up to offset {row.removal_limit_offset}"
 
 
 def _findings(row: Any) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-// Sorts tables by a click on a heading, and filters long ones. Without the script all rows are shown, unsorted.
+// Sorts a table when one of its headings is clicked, and filters long tables. Without the script all rows are shown.
 "use strict";
 for (const table of document.querySelectorAll("table.rows")) {
   const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];

@@ -25,15 +25,16 @@ HERE = Path(__file__).parent
 TOPICS_DRAWN = 20
 MAPS_DRAWN = 6
 MAX_ROWS = 500  # maximum number of rows in a table; the raw rows are complete
-MAX_REASONS = 100
-MAX_NAMES = 2000  # maximum number of names in one reason
+MAX_REASONS = 100  # maximum number of reasons on the page
+MAX_NAMES = 2000  # maximum number of partition names that are listed for one reason
 MAX_SLOWEST = 15
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page. `numbers` are the indexes of numeric columns. A cell is its text and the value by which it
-    is sorted (None: its text). `total` is the number of rows, of which `rows` may contain only the first."""
+    """A table of the page. `numbers` are the indexes of numeric columns. A cell is a pair of its text and the value by
+    which the cell is sorted; None sorts the cell by its text. `total` is the number of all rows; `rows` may have only
+    the first rows."""
 
     name: str
     heads: tuple[str, ...]
@@ -47,7 +48,7 @@ class Table:
 
 
 def page(report: Report) -> str:
-    """Return the whole page. Names and error messages in it are escaped, and contain no secrets."""
+    """Return the whole page as HTML. Names and error messages are escaped, and secrets are masked."""
     import jinja2  # noqa: PLC0415 (optional)
     from markupsafe import Markup  # noqa: PLC0415 (the same)
 
@@ -82,7 +83,7 @@ def page(report: Report) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Return a sentence as HTML: `commands` between backticks become code."""
+    """Return a sentence as HTML, with text between backticks in code elements."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(shown(text)))
 
 
@@ -111,7 +112,7 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
 
 
 def _times(report: Report) -> dict[str, str]:
-    """Return the times of the whole run as texts by their names; `throughput` is a sentence."""
+    """Return the captions and values of the run's times; the value of `throughput` is a sentence."""
     times = {"started": _time(report.start_ms)}
     if report.end_ms is not None:
         times["ended"] = _time(report.end_ms)
@@ -135,7 +136,7 @@ def _times(report: Report) -> dict[str, str]:
 
 def _horizons(report: Report) -> dict[str, Any]:
     """Return the numbers of removed tombstones and markers, the number of batches with a delete horizon and of their
-    partitions, and the first and the last of these horizons. `is_known`: whether horizons were counted."""
+    partitions, and the first and the last of these horizons. `is_known` is True if horizons were counted."""
     found = [partition for partition in report.partitions if partition.detail.horizon_batches is not None]
     waiting = [item for item in found if item.detail.horizon_batches]
     firsts = [item.detail.first_horizon_ms for item in waiting if item.detail.first_horizon_ms is not None]
@@ -170,8 +171,8 @@ def _tables(report: Report) -> dict[str, Table]:
 
 
 def _table(name: str, heads: Sequence[str], words: int, rows: list[list[Any]], total: int | None = None) -> Table:
-    """Return a table. The first `words` columns are text. A cell is a text, or a pair of a text and a number by which
-    it is sorted. Empty columns are omitted."""
+    """Return a table without empty columns. The first `words` columns are text, the others numeric. A cell in `rows` is
+    its text, or a pair of its text and the number by which the cell is sorted."""
     cells = [[cell if isinstance(cell, tuple) else (cell, None) for cell in row] for row in rows[:MAX_ROWS]]
     having = [n for n in range(len(heads)) if any(row[n][0] for row in cells)]
     return Table(
@@ -282,7 +283,8 @@ def _waiting(found: Sequence[Partition]) -> Table:
 
 
 def _partitions(found: Sequence[Partition]) -> Table:
-    """Return the table of partitions: first those that are not done; then by reclaimed bytes and size, descending."""
+    """Return the table of partitions. Partitions that are not done are first; the further order is by reclaimed bytes
+    and size, descending."""
     order = {"bad": 0, "left": 1, "good": 2}
     ranked = sorted(found, key=lambda item: (order[item.kind], -(item.reclaimed_bytes or 0), -(item.bytes_before or 0)))
     many_dirs = len({item.log_dir for item in found}) > 1
@@ -357,7 +359,7 @@ def _about_map(partition: Partition) -> str:
 
 
 def _raw(found: Sequence[Partition]) -> str:
-    """Return a JSON array with one row per line, without unknown values, escaped as text of an HTML element."""
+    """Return the rows as a JSON array with one row per line, without unknown values, escaped for an HTML element."""
     lines = [json.dumps(_without_secrets(_known(item.row))) for item in found]
     return html.escape("[\n" + ",\n".join(lines) + "\n]", quote=False)
 
@@ -367,7 +369,7 @@ def _known(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Return the value as JSON types, with secrets masked."""
+    """Return the value as a JSON value, with secrets in its texts masked."""
     if isinstance(value, str):
         return masked(value)
     if value is None or isinstance(value, bool | int | float):
@@ -386,6 +388,6 @@ def _time(time_ms: int | None) -> str:
         return ""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    # A horizon may be far in the future: delete.retention.ms may be 2^63 - 1.
+    # A delete horizon may be far in the future, because delete.retention.ms may be 2^63 - 1.
     except (OverflowError, ValueError, OSError):
         return "never" if time_ms > 0 else ""

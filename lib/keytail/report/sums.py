@@ -17,8 +17,8 @@ _ORDER = {"corrupt": 0, "damaged": 0, "failed": 1, "differs": 1, "error": 1, "in
 
 @dataclass(frozen=True)
 class Reason:
-    """Messages about the partitions `names` that are equal, or differ only in names and numbers (`differ`). `count` is
-    their number, `example` the first message, and `where` the place of that message."""
+    """A group of messages about the partitions `names`. `differ` is True if the messages differ in names or numbers.
+    `count` is the number of messages, `example` the first message, and `where` the place of the first message."""
 
     status: str
     kind: Kind
@@ -48,12 +48,12 @@ class TopicSums:
 
 
 def count(number: int, what: str) -> str:
-    """Return for example `1 partition` or `3 partitions`."""
+    """Return a number with a noun, for example `1 partition` or `3 partitions`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def verdict(report: Report) -> tuple[Level, str]:
-    """Return how serious the result of the run is, and one or more sentences about it."""
+    """Return the level of the run's result, and one or more sentences about the result."""
     found = report.partitions
     bad = sum(item.kind == "bad" for item in found)
     message = (
@@ -74,7 +74,7 @@ def next_step(report: Report) -> str:
     if report.next_step:
         return report.next_step
     if any(partition.kind == "bad" for partition in report.partitions):
-        verify = "; `keytail verify` reports what a broker does with damaged files, and the remedies"
+        verify = "; `keytail verify` reports how a broker reacts to damaged files, and the remedies"
         more = "" if report.command == "verify" else verify
         return f"The remedy is given with each reason below{more}."
     examined = report.command in ("verify", "audit") and report.partitions and not report.ended_early
@@ -136,7 +136,7 @@ def _about_repack(report: Report) -> str:
 
 
 def _about_change(report: Report) -> str:
-    """Return the sentence for `compact` and for plans."""
+    """Return the sentence about the result of `compact` or of a plan."""
     found = report.partitions
     everything = count(len(found), "partition")
     due = [item for item in found if item.status == "would-compact"]
@@ -174,8 +174,7 @@ def _sum(found: Iterable[Partition], name: str) -> int:
 
 
 def reasons(found: Sequence[Partition]) -> list[Reason]:
-    """Return the reasons of all partitions that were skipped, refused, corrupt or failed, and all findings, the most
-    serious first."""
+    """Return all findings and all reasons of the partitions, grouped by message. The most serious come first."""
     groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
     advice: dict[tuple[str, str, str, str], tuple[str, str]] = {}
     for item in found:
@@ -208,7 +207,7 @@ def _reasons_of(partition: Partition) -> Iterable[tuple[str, str, str, str, str]
 
 
 def _without_names(text: str, partition: Partition) -> str:
-    """Return the text without names and numbers, so that it is equal for partitions with the same message."""
+    """Return the text with names and numbers replaced, so that it is equal for all partitions with the same message."""
     if partition.log_dir:
         text = text.replace(partition.log_dir, "DIR")
     return alike(text, partition.name if partition.topic else "")
@@ -249,8 +248,8 @@ def dirty_ratio(partition: Partition) -> float | None:
 
 
 def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
-    """Return (phase, seconds of all tasks together, log bytes of the partitions for which seconds are known) of each
-    phase."""
+    """Return for each phase its name, the total seconds of all tasks, and the total log bytes of the partitions that
+    have seconds for this phase."""
     seconds: dict[str, float] = {}
     size: Counter[str] = Counter()
     for item in found:
@@ -261,7 +260,8 @@ def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
 
 
 def that_matter(found: Sequence[Partition], most: int) -> list[Partition]:
-    """Return at most `most` partitions with known segments, in descending order of reclaimed, then of dirty bytes."""
+    """Return at most `most` partitions with known segments, in descending order of reclaimed bytes, dirty bytes and
+    size."""
     drawn = [item for item in found if len(item.detail.parts) and sum(part.log_bytes for part in item.detail.parts)]
     return sorted(drawn, key=lambda item: (-(item.reclaimed_bytes or 0), -(item.detail.dirty_bytes or 0),
                                           -(item.bytes_before or 0)))[:most]  # fmt: skip

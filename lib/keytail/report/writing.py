@@ -1,7 +1,7 @@
-"""Implements `--report FILE.html`: writes the page of a run when its command ends, for whatever reason.
+"""Implements `--report FILE.html`: writes the page of a run when its command ends, even after an error or a signal.
 
-If the page cannot be written, this is reported, and the exit status becomes 1 if it would have been 0; the results of
-the run are not affected.
+If the page cannot be written, the error is reported, and the exit status becomes 1 if it would have been 0; the results
+of the run are not affected.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Page:
-    """The facts that a command provides about its run; `rows` are the rows that are known so far."""
+    """The facts that a command provides about its run. `rows` are the rows that are known at present."""
 
     command: str
     execute: bool = False
@@ -46,20 +46,20 @@ class Page:
     rows: list[Any] = field(default_factory=list)
 
     def add_row(self, row: Any) -> None:
-        """Add a finished row, for a command that reports its rows one by one."""
+        """Add a finished row. Called by commands that report their rows one by one."""
         self.rows.append(row)
 
     def done(self, rows: Sequence[Any], next_step: str = "") -> None:
-        """Set all rows, in their order."""
+        """Set all rows, in their final order, and the next step."""
         self.rows, self.next_step = list(rows), next_step
 
 
 @contextlib.contextmanager
 def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[Page]:
-    """Write the page when the context ends: because the command exits, is stopped, or ends with an error.
+    """Yield the page, and write it when the context ends: the command exits, is stopped, or ends with an error.
 
-    Raises UsageProblem, before anything is done, if the path is in a log dir, no file can be created there, or packages
-    are missing. A run that ends with a usage error has no page.
+    Raises UsageProblem at the beginning if the path is in a log dir, no file can be created there, or packages are
+    missing. A run that ends with a usage error has no page.
     """
     if path is None:
         yield page
@@ -89,7 +89,7 @@ def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSys
 
 
 def _write(path: str, reported: Page, start_ms: int, exit_status: int, ended_early: str = "") -> bool:
-    """Write the page and return whether that succeeded. A failure is only reported."""
+    """Write the page, and return whether it was written. An error is only reported."""
     try:
         write_page(path, report_of(reported, start_ms, exit_status, ended_early))
     except Exception as problem:  # an error of the page must not end the run
@@ -125,7 +125,7 @@ def report_of(page: Page, start_ms: int, exit_status: int | None, ended_early: s
         versions=_versions(),
         exit_status=exit_status,
         ended_early=ended_early,
-        next_step=page.next_step.replace("given above", "given below") or again,  # on a page, the reasons follow
+        next_step=page.next_step.replace("given above", "given below") or again,  # the reasons follow
     )
 
 

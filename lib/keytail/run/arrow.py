@@ -11,14 +11,14 @@ import numpy as np
 from keytail.format.columns import BytesColumn
 from keytail.log.records.table import RecordTable
 
-# The limit for one batch, which is passed to the JVM as a whole; a single record may be larger. Arrow's offsets have 32
-# bits here, since pyspark does not accept large types for binary columns.
+# Maximum size of one Arrow batch, which is passed to the JVM as a whole; a batch of one record may be larger. Arrow's
+# offsets have 32 bits here, since pyspark does not accept large types for binary columns.
 BATCH_BYTES = 4 << 20
 BATCH_RECORDS = 8192
 
 
 def joined(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches, with neighbouring batches merged while they stay below BATCH_RECORDS and BATCH_BYTES."""
+    """Yield the Arrow batches, with neighbouring batches merged up to BATCH_RECORDS rows and BATCH_BYTES bytes."""
     waiting: list[Any] = []
     rows = size = 0
     for batch in batches:
@@ -41,7 +41,7 @@ def _as_one(batches: list[Any]) -> list[Any]:
 
 
 def cut(table: RecordTable, most_bytes: int = BATCH_BYTES) -> Iterator[RecordTable]:
-    """Yield, in order, parts of at most `most_bytes` bytes, or of one record."""
+    """Yield the parts of a table in order. A part has at most `most_bytes` bytes, or one larger record."""
     ends = np.cumsum(table.records["body_bytes"].astype(np.int64))
     start = 0
     while start < len(table):
@@ -52,7 +52,7 @@ def cut(table: RecordTable, most_bytes: int = BATCH_BYTES) -> Iterator[RecordTab
 
 
 def binary(column: BytesColumn) -> Any:
-    """Return a binary array over the column's own bytes."""
+    """Return an Arrow array of the binary values, without copying the column's data."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     validity = None
@@ -64,7 +64,7 @@ def binary(column: BytesColumn) -> Any:
 
 
 def header_names(column: BytesColumn) -> Any:
-    """Return an array of strings, decoded as Kafka's consumer does: invalid UTF-8 becomes U+FFFD."""
+    """Return an Arrow array of strings, decoded as by Kafka's consumer: invalid UTF-8 becomes U+FFFD."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     raw = binary(column)

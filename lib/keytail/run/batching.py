@@ -13,7 +13,7 @@ def in_bundles(
 ) -> Iterator[list[T]]:
     """Yield the items in order, in bundles of at most `most_bytes` bytes and `most` items.
 
-    A larger item is a bundle of its own.
+    An item of more than `most_bytes` bytes is a bundle of its own.
     """
     bundle: list[T] = []
     size_bytes = 0

@@ -1,4 +1,4 @@
-"""Reads the contents of segments in tasks: a few segments per task, one answer per segment."""
+"""Summarizes the contents of segments in tasks. A task reads a few segments and returns one answer for each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from keytail.run.batching import in_bundles
 from keytail.run.engine import Engine
 from keytail.run.tasks import as_problem
 
-# Maximum bytes of the segments of one task, which reads them in some tenths of a second.
+# Maximum total size of the segments of one task: about the bytes that a task reads in some tenths of a second.
 TASK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class SegmentPlace:
-    """One segment of one partition directory."""
+    """The place of one segment: its partition's directory, and its base offset."""
 
     partition_path: str
     base_offset: int
@@ -36,7 +36,8 @@ def read_contents(
     fs: FileSystem = LOCAL,
     stopped: Callable[[], bool] = lambda: False,
 ) -> list[Answer]:
-    """Return, for each place in order, the segment's contents or the error that prevented reading them."""
+    """Return for each place, in order, the summary of the segment's contents, or the error that prevented the reading.
+    """
     parts = list(in_bundles(places, lambda place: _log_bytes(place, fs), TASK_BYTES))
     answers: list[Answer] = []
     outcomes = engine.run_bundle(parts, _read_on_worker, name="ledger: segments", stopped=stopped)

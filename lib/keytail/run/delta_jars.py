@@ -1,8 +1,8 @@
 """`python -m keytail.run.delta_jars DIR` downloads Delta's jars into a folder, for hosts that cannot reach Maven.
 
-The folder is for `--delta-jars DIR`, or Spark's own folder of jars, as in conf/Dockerfile. Needs Java, and access to
-Maven Central or to the repository whose address is the last argument. `DIR s3a://` also downloads the jars for tables
-at such URIs.
+DIR can then be given to `--delta-jars`; it may also be Spark's own folder of jars, as in conf/Dockerfile. The command
+needs Java, and access to Maven Central or to the repository whose address is the last argument. With the arguments
+`DIR s3a://` it also downloads the jars for tables at such URIs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from keytail.run.spark.session import end_jvm, local_session
 
 
 def fetch(folder: str, repository: str | None = None, *, place: str | None = None) -> list[str]:
-    """Download the jars, also those for tables at `place`, and return their names in `folder`. Raises UsageProblem if
-    they cannot be downloaded."""
+    """Download Delta's jars, and those for tables at `place`, into `folder`; return their file names. Raises
+    UsageProblem if the jars cannot be downloaded."""
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keytail-jars-") as ivy:
         settings = {**session_settings(None, place=place), "spark.jars.ivy": ivy}

@@ -1,7 +1,7 @@
 """Calls a function for each chosen partition: in this process for a few partitions, in child processes for many.
 
-Listing a partition needs as much CPU time as disk time, so threads would wait for each other. On remote storage,
-processes mostly wait, so more processes than cores run at the same time.
+Listing a partition takes as much CPU time as disk time, so threads of one process would wait for each other. On remote
+storage, processes mostly wait for the storage, so more processes than cores run at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 
 A = TypeVar("A")
 
-# Minimum number of partitions for which processes are used: with fewer, processes cost as much time as they save.
+# Minimum number of partitions for which processes are used: for fewer, processes cost more time than they save.
 MANY = 2000
 _PARTITIONS_PER_TASK = 250
 _PROCESSES_PER_CORE = 2
@@ -28,8 +28,8 @@ _MAX_PROCESSES = 32
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection within the context: listing a large broker creates a million objects, all of which are
-    kept."""
+    """Disable Python's garbage collection within the context: listing a large broker creates a million objects, none of
+    which is garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -44,8 +44,8 @@ def of_each(
     function: Callable[[LogDirFacts, PartitionEntry], A],
     fs: FileSystem = LOCAL,
 ) -> list[A]:
-    """Return the answers of `function` in the order of the partitions. If there are many, the answers are pickled, but
-    not the objects that `function` refers to. It must change nothing: it is called again if a process is lost."""
+    """Return the answers of `function` in the order of the partitions. `function` must change no file, because it is
+    called again if a process is lost. Answers from processes are pickled; what `function` refers to is not."""
     cores = len(os.sched_getaffinity(0))
     is_main = threading.current_thread() is threading.main_thread()
     if len(partitions) < MANY or fs is not LOCAL or not is_main:

@@ -1,7 +1,8 @@
 """Handles the end of Spark during a run: Spark's JVM is killed or receives a signal, or the session is stopped.
 
-The driver's later calls of Spark then fail with many different errors. All these errors are replaced by SparkEnded: in
-run/spark/engine.py if a job is lost, and in run/spark/session.py, when the session is closed, for any other call.
+After the end of Spark, the driver's calls of Spark fail with many different errors, which are replaced by SparkEnded:
+errors of lost jobs in run/spark/engine.py, and errors of other calls in run/spark/session.py, when the session is
+closed.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Any, Protocol
 
 from keytail.errors import KeytailError
 
-# Maximum wait for the signal: a JVM that receives it first stops its session, which the driver notices, and ends only
-# afterwards.
+# Maximum wait for the signal in seconds. A JVM that receives a signal first stops its session, which the driver
+# notices, and ends only later.
 _LONGEST_END_S = 20.0
-# The JVM's output is delayed by this time, after which it is known whether a stop has begun.
+# Seconds by which the JVM's output is delayed: after this time it is known whether a stop of the run has begun.
 HELD_BACK_S = 0.2
 _LONGEST_SWEEP_S = 3.0
 _PY4J_CALL = "An error occurred while calling "
 
 
 class SparkEnded(KeytailError):
-    """Spark's JVM or session ended during the run. `rows` are the run's result rows up to that point."""
+    """The error that Spark's JVM or session ended during the run. `rows` are the result rows that are known so far."""
 
     default_slug = "spark-ended"
 
@@ -43,14 +44,14 @@ class _Engine(Protocol):
 
 
 def raise_if_ended(engine: _Engine, problem: BaseException) -> None:
-    """Raise SparkEnded in place of `problem`, which a call of Spark raised, if Spark's end is the reason."""
+    """Raise SparkEnded if Spark has ended. `problem` is the error that a call of Spark raised."""
     if engine.has_ended():
-        time.sleep(2 * HELD_BACK_S)  # the JVM's last output is printed first
+        time.sleep(2 * HELD_BACK_S)  # lets the JVM's last output be printed first
         raise SparkEnded from problem
 
 
 def is_of_spark(problem: BaseException | None) -> bool:
-    """Return whether the error, or an error that it was raised from, comes from pyspark or py4j."""
+    """Return whether the error, or an error that caused it, is of a class of pyspark or py4j."""
     while problem is not None:
         if type(problem).__module__.partition(".")[0] in ("py4j", "pyspark"):
             return True
@@ -59,19 +60,18 @@ def is_of_spark(problem: BaseException | None) -> bool:
 
 
 def signal_of(problem: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the signal that caused `problem`, if any: after a signal has interrupted a call of Spark, later calls can
-    fail."""
+    """Return the KeyboardInterrupt that caused `problem`, or None. After a signal has interrupted a call of Spark,
+    later calls can fail with other errors."""
     while problem is not None and not isinstance(problem, KeyboardInterrupt):
         problem = problem.__cause__ or problem.__context__
     return problem
 
 
 def await_signal() -> None:
-    """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py), soon after the failures that
-    this end causes.
+    """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py).
 
-    The signal, which shows what ended the run, is raised here, in the main thread. Returns if no signal arrives in
-    time.
+    The end of the JVM causes failures, and the signal, which shows what ended the run, arrives soon after them. The
+    signal is raised here, in the main thread. Returns if no signal arrives within 20 s.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ or threading.current_thread() is not threading.main_thread():
         return
@@ -81,7 +81,8 @@ def await_signal() -> None:
 
 
 def text_of(problem: BaseException) -> str:
-    """Return the error's text. The text of a Java exception is requested from the JVM, which may have ended."""
+    """Return the error's text, or the name of its class if the text is lost: the text of a Java exception is requested
+    from the JVM, which may have ended."""
     try:
         return str(problem)
     except Exception:
@@ -89,15 +90,15 @@ def text_of(problem: BaseException) -> str:
 
 
 def first_line(problem: BaseException) -> str:
-    """Return the first line of the error's text that has information, or its type: py4j begins with the name of the
-    call that failed, and the Java exception follows after a colon."""
+    """Return the first informative line of the error's text, or the name of its class if there is none. py4j's first
+    line has only the name of the call that failed; the Java exception follows after a colon."""
     lines = [line for line in text_of(problem).strip().splitlines() if not line.startswith(_PY4J_CALL)]
     return lines[0].removeprefix(": ").strip() if lines else type(problem).__name__
 
 
 def sweep(remove: Callable[[], int]) -> None:
-    """Call `remove`, which removes scratch files and returns their number, until no new files appear: a worker may
-    outlive its JVM for a moment."""
+    """Call `remove`, which removes scratch files and returns their number, until no new files appear, for 3 s at most.
+    A worker may outlive its JVM for a moment and write more files."""
     quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
     while quiet < 2 and time.monotonic() < last_s:
         quiet = 0 if remove() else quiet + 1
@@ -105,9 +106,9 @@ def sweep(remove: Callable[[], int]) -> None:
 
 
 def silence_py4j() -> None:
-    """Keep py4j and pyspark from printing a traceback for each connection that the JVM's end breaks.
+    """Prevent py4j and pyspark from printing a traceback for each connection that the JVM's end breaks.
 
-    The resulting errors are still raised.
+    The errors of broken connections are still raised.
     """
     import pyspark.accumulators as of_accumulators  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
@@ -124,4 +125,4 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _ignore(server: socketserver.BaseServer, request: Any, client_address: Any) -> None:
-    """Print no traceback on standard error."""
+    """Handle an error of a server without printing a traceback."""

@@ -1,8 +1,8 @@
-"""The protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), or this
-process.
+"""Defines the protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), or
+this process.
 
-Drivers and commands use the protocol `Engine`, whatever the engine is. Code that needs Spark's DataFrames is an
-exception: it takes the session from the engine.
+Drivers and commands use only the protocol `Engine`. Code that needs Spark's DataFrames is an exception: it takes the
+session from the engine.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from keytail.run.watching import HERE, DriverAddress
 P = TypeVar("P")
 R = TypeVar("R")
 
-# Maximum wait for tasks at a stop: a replacement in progress takes milliseconds to finish, and a disk that hangs must
-# not keep a run from ending.
+# Maximum wait for tasks at a stop, in seconds. A replacement in progress ends after milliseconds, and a disk that does
+# not respond must not prevent the end of a run.
 _LONGEST_STOP_S = 20.0
 
 
 class Engine(Protocol):
-    """Runs tasks. Any thread may call it."""
+    """Runs tasks. Any thread may call the methods."""
 
     @property
     def session(self) -> Any:
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
     @property
     def parallel_tasks(self) -> int:
-        """The number of tasks that run at a time on all hosts together, as far as it is known."""
+        """The number of tasks that run at a time on all hosts together; an estimate if the engine does not know it."""
 
     @property
     def driver_address(self) -> DriverAddress:
@@ -56,15 +56,15 @@ class Engine(Protocol):
     ) -> list[Outcome[R]]:
         """Run `function(payload, attempt)` for each payload; return outcomes in the order of the payloads.
 
-        `attempt` differs between any two runs of a task, so files named by it never collide. `function` is a
-        module-level function of an installed package (or picklable); the function runs where the files are mounted. If
-        a worker dies, its payload is run again, after `before_again(payload)` is called: the earlier attempt may have
-        left scratch files. Once `stopped()` is true, no payload is run again. `name` is the name of the job. Raises
-        SparkEnded if no more jobs can be run.
+        `attempt` differs between any two runs of a task, so files that are named by it never collide. `function` must
+        be picklable, for example a module-level function of an installed package; it runs on hosts where the files are
+        mounted. If a worker dies, its payload is run again; `before_again(payload)` is called before the second
+        attempt, because the first one may have left scratch files. Once `stopped()` returns True, no payload is run
+        again. `name` is the name of the job. Raises SparkEnded if no more jobs can be run.
         """
 
     def cancel(self) -> None:
-        """End the running tasks, as far as the engine can. Raises no error if the engine has ended."""
+        """End the running tasks, if the engine can do so. Raises no error if the engine has ended."""
 
     def has_ended(self) -> bool:
         """Return whether the engine can no longer run tasks, although this program has not ended it."""
@@ -85,14 +85,15 @@ class ThisProcess:
         return [run_attempt(function, payload, f"h{next(self._numbers)}") for payload in payloads]
 
     def cancel(self) -> None:
-        """Do nothing: a running task ends by itself."""
+        """Do nothing: the caller waits until the running task ends."""
 
     def has_ended(self) -> bool:
         return False
 
 
 def end_tasks(engine: Engine, is_one_alive: Callable[[], bool]) -> None:
-    """Cancel all tasks until no thread waits for a task, for 20 s at most. Such threads must not start other tasks."""
+    """Cancel tasks until no thread waits for a task, as `is_one_alive()` reports, for 20 s at most. The waiting threads
+    must not start other tasks."""
     last_s = time.monotonic() + _LONGEST_STOP_S
     engine.cancel()
     while is_one_alive() and time.monotonic() < last_s:

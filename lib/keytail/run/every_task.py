@@ -1,4 +1,4 @@
-"""Runs many tasks that change nothing, in bundles, largest first."""
+"""Runs many tasks that change no files, in bundles, the largest tasks first."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def run_every(
     name: str,
     size_of: Callable[[P], int],
 ) -> None:
-    """Run `function(task, attempt)` for each task; call `on_result` in this thread, in the order of the bundles.
-    `size_of` returns the bytes that a task reads; `name` is the name of the jobs."""
+    """Run `function(task, attempt)` for each task. `on_result` is called with each task and its outcome, in the thread
+    of the caller and in descending order of size. `size_of` returns the bytes that a task reads. `name` is the name of
+    the jobs."""
     threads = engine.concurrent_tasks + 1
     stopped = threading.Event()
     with Threads(max_workers=threads, thread_name_prefix="bundles") as pool:
@@ -41,7 +42,7 @@ def run_every(
             for bundle, job in zip(bundles, jobs, strict=True):
                 for task, outcome in zip(bundle, job.result(), strict=True):
                     on_result(task, outcome)
-        except BaseException:  # after a signal, or when Spark has ended, no other bundle is started
+        except BaseException:  # after a signal, or the end of Spark, no other bundle is started
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             end_tasks(engine, lambda: any(job.running() for job in jobs))

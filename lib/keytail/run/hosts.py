@@ -1,8 +1,8 @@
 """Checks that all hosts of a run see the same files at the same paths.
 
-Another host may have other files at a path: none, if a mount is missing; an older copy; or a copy with the same names,
-sizes and times, into which it would write. Cleaning and index tasks check each of their sources
-(log/partition.refuse_changed); the remaining checks are here.
+Another host may have different files at the same path: no files, if a mount is missing; an older copy; or a copy with
+the same names, sizes and times, into which a task would write. Tasks that clean or index check each of their sources
+(log/partition.refuse_changed); this module has the other checks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.run.storage import refuse_shared_storage
 
-_MOUNT = "Mount the log dirs on that host as on all others, or exclude it from the run"
+_MOUNT = "Mount the log dirs on that host as on all other hosts, or exclude that host from the run"
 
 
 @dataclass(frozen=True)
 class SeenLogs:
-    """A summary of the listing of a partition's `.log` files on one host."""
+    """A summary of a partition's `.log` files as one host lists them."""
 
     segments: int
     size_bytes: int
@@ -44,7 +44,7 @@ def seen_logs(fs: FileSystem, partition_path: str) -> SeenLogs:
 
 
 def refuse_other_logs(fs: FileSystem, partition_path: str, by_driver: SeenLogs) -> None:
-    """Raise Refused on a host that sees other segments than the driver did."""
+    """Raise Refused if this host does not list the same segments as the driver (`by_driver`)."""
     host = os.uname().nodename
     try:
         here = seen_logs(fs, partition_path)
@@ -57,22 +57,23 @@ def refuse_other_logs(fs: FileSystem, partition_path: str, by_driver: SeenLogs) 
         ) from missing
     if here != by_driver:
         alike = (here.segments, here.size_bytes) == (by_driver.segments, by_driver.size_bytes)
-        more = ", with other names, sizes or modification times" if alike else ""
+        more = "; names, sizes or modification times differ" if alike else ""
         raise Refused(
-            f"the segments differ from those on the driver's host: {here} on host {host}, {by_driver} there{more}",
+            f"two hosts have different segments: {here} on host {host}, {by_driver} on the driver's host{more}",
             path=partition_path,
-            remedy="Make sure that nothing writes to the directory and that every host sees the same files",
+            remedy="Make sure that no process writes to the directory, and that every host sees the same files",
             slug="segments-differ-on-host",
         )
 
 
 def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: str) -> None:
-    """Raise Refused if a file that a task on `host` wrote does not exist here: that host has another directory at this
-    path."""
+    """Raise Refused if a file that a task on `host` wrote to `directory` does not exist on this host: then the two
+    hosts have different directories at this path."""
     for name in written:
         if not fs.exists(os.path.join(directory, name)):
             raise Refused(
-                f"host {host} wrote {name}, but this host does not have it: they have different files at this path",
+                f"host {host} wrote {name}, which does not exist on this host: the hosts have different files at this "
+                "path",
                 path=directory,
                 remedy=f"On host {host}, remove the files there whose names end in {names.SCRATCH}. {_MOUNT}",
                 slug="task-output-missing",
@@ -80,6 +81,6 @@ def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: 
 
 
 def refuse_network_here(fs: FileSystem, log_dir: str) -> None:
-    """Raise Refused on a host that accesses the log dir over the network, whatever type of file system the driver sees:
-    on the storage server the file system appears local, but brokers on other hosts can still have the log dir open."""
+    """Raise Refused if this host accesses the log dir over the network, even if the file system is local to the driver:
+    a driver on the storage server sees a local file system, but brokers on other hosts can have the log dir open."""
     refuse_shared_storage(fs, [log_dir], os.uname().nodename)

@@ -1,8 +1,9 @@
 """Compiles the kernels of a command before its tasks run, in parallel processes, once for each host and user.
 
-`kernels.json` lists the kernels that each command calls, slowest first, with the types of their arguments and the time
-that compiling each kernel took; `python -m tests.run.list_kernels` creates it by running all operations on small logs.
-Kernels listed as RARE are needed by few logs: they are compiled when they are called, or by `doctor --warm`.
+`kernels.json` lists the kernels that each command calls, slowest first, with the types of their arguments and the
+seconds that compiling each kernel took. `python -m tests.run.list_kernels` creates `kernels.json` by running all
+operations on small logs. Kernels listed as RARE are needed for few logs: they are compiled when they are called, or by
+`doctor --warm`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from keytail.threads import inheriting
 RARE = "rare"
 _LIST = "kernels.json"
 _SET_DIRECTORY = "Set KEYTAIL_CACHE_DIR to a directory to which only this user and root may write"
-# Seconds between two reports of progress.
+# Minimum seconds between two reports of progress.
 _PACE_S = 5.0
 
 
 class Listed(NamedTuple):
-    """A kernel (`module:name` in keytail.kernels) with the types of its arguments, as `type_of` reads them."""
+    """An entry of kernels.json: a kernel (`module:name` in keytail.kernels), the types of its arguments (the format is
+    that of `type_of`), the commands that need it, and the seconds that compiling took."""
 
     kernel: str
     types: list[Any]
@@ -48,13 +50,16 @@ def _listed() -> tuple[Listed, ...]:
 
 
 def kernels_of(commands: Collection[str] | None) -> list[Listed]:
-    """Return the kernels that these commands need (None: all commands), slowest first."""
+    """Return the kernels that these commands need, slowest first; None stands for all commands."""
     return [item for item in _listed() if commands is None or not {*commands}.isdisjoint(item.commands)]
 
 
 def type_of(spec: Any) -> Any:
-    """Return the Numba type of an argument: `int64`; `uint8[1C]`, an array with dimensions, layout and, if read-only,
-    `r`; `format.batch:BATCH_TABLE[1C]`, a dtype of keytail; or a list of a tuple's class (empty: plain) and its types.
+    """Return the Numba type of an argument from its description in kernels.json.
+
+    A description is the name of a type, such as `int64`, or of a dtype of keytail, such as `format.batch:BATCH_TABLE`.
+    An array has its dimensions and layout in brackets, as in `uint8[1C]`, and `r` if it is read-only. A tuple is a list
+    of its class ("" for a plain tuple) and the types of its items.
     """
     from numba import types  # noqa: PLC0415 (brings in the compiler)
     from numba.np.numpy_support import from_dtype  # noqa: PLC0415 (the same)
@@ -70,7 +75,8 @@ def type_of(spec: Any) -> Any:
 
 
 def _missing(listed: Iterable[Listed]) -> list[tuple[Any, tuple[Any, ...], float]]:
-    """Return kernel, types and seconds of each listed kernel that this process can neither run nor load."""
+    """Return (kernel, types, seconds) of each listed kernel that is neither compiled in this process nor in the cache.
+    """
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
     found = []
@@ -83,9 +89,9 @@ def _missing(listed: Iterable[Listed]) -> list[tuple[Any, tuple[Any, ...], float
 
 
 def expected_seconds(commands: Collection[str] | None = None) -> float:
-    """Return about how many seconds it takes on this host to compile the kernels that have no file in the cache.
+    """Return the estimated seconds for compiling, on this host, the kernels of these commands that the cache lacks.
 
-    Only file names are compared, so that no kernel is loaded. Code for another CPU counts as compiled.
+    Only file names in the cache are compared, so that no kernel is loaded. Code for another CPU counts as compiled.
     """
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
@@ -94,7 +100,7 @@ def expected_seconds(commands: Collection[str] | None = None) -> float:
 
 
 def report_uncompiled(command: str) -> None:
-    """Report on standard error if a run of this command, on this host, would have to compile its kernels first."""
+    """Print a message on standard error if a run of this command on this host would have to compile kernels first."""
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
     seconds = expected_seconds([command])
@@ -114,23 +120,23 @@ def _seconds(each: Collection[float]) -> float:
 
 
 def is_on_this_host(master: str | None) -> bool:
-    """Return whether tasks run on the driver's host, by Spark's master; None stands for `local[*]`."""
+    """Return whether tasks run on the driver's host with this master of Spark; None stands for `local[*]`."""
     return master is None or master.startswith("local")
 
 
 def note_on_standard_error(line: str) -> None:
-    """Print a line; the `note` of a command that has no other display of progress."""
+    """Print a line on standard error. Commands without a display of progress pass this function as `note`."""
     print_message(f"keytail: {line}")
 
 
 def compile_kernels(
     commands: Collection[str] | None, note: Callable[[str], object] = note_on_standard_error
 ) -> int:
-    """Compile the kernels of these commands (None: of all) that the cache lacks; return their number.
+    """Compile the kernels of these commands (None: of all commands) that the cache lacks; return their number.
 
-    `note` is called with lines about the progress. Call this in the main thread, before other threads start: it forks.
-    A signal ends the processes. Without a cache that this user may write to, a warning is printed, and the kernels are
-    compiled for this run alone.
+    `note` is called with lines about the progress. This function forks, so it must be called in the main thread, before
+    other threads start. A signal ends the forked processes. If this user may not write to the cache, a warning is
+    printed, and the kernels are compiled for this run only.
     """
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
@@ -140,10 +146,10 @@ def compile_kernels(
     if not jit.IS_WRITABLE:
         _warn_of_no_cache(_seconds([seconds for *_, seconds in missing]))
         jit.use_cache_of_this_run()
-        missing = _missing(kernels_of(commands))  # the kernels in a read-only cache are not missing
+        missing = _missing(kernels_of(commands))  # kernels of a read-only cache are not missing
         where = "for this run only"
     else:
-        where = f"which later runs load from {jit.CACHE_FOLDER}"
+        where = f"stored for later runs in {jit.CACHE_FOLDER}"
     count, total = min(cores(), len(missing)), len(missing)
     note(f"compiling {total} kernels, {where}, slowest first")
     start_s = last_s = time.monotonic()
@@ -177,16 +183,17 @@ def compile_kernels(
             workers.run(range(total), on_end=on_end)
         finally:
             over.set()
-    with lock:  # a line that is being printed is completed first
+    with lock:  # another thread may be printing a line
         note(f"compiled {total} kernels in {time.monotonic() - start_s:.0f} s")
     return total
 
 
 def _left_s(expected: Sequence[float], ended_s: Mapping[int, float], workers: int, now_s: float) -> float | None:
-    """Return about how many seconds are left, by the time that compiling took so far; None if no kernel is compiled.
+    """Return the estimated seconds until all kernels are compiled; None if no kernel has been compiled yet.
 
-    `expected` are the seconds of each kernel on an idle machine, in the order in which they begin; `ended_s` when
-    kernels ended, by their numbers. Times are counted from the start of the first kernel.
+    `expected` has the seconds of each kernel on an idle machine, in the order in which their compilations begin.
+    `ended_s` has the times at which compilations ended, by the number of the kernel. Times, and the present time
+    `now_s`, are seconds since the start of the first compilation.
     """
     began_s = [0.0] * workers + sorted(ended_s.values())  # a worker begins a kernel when it has compiled another
     if not (expected_s := sum(expected[number] for number in ended_s)):
@@ -200,14 +207,14 @@ def _left_s(expected: Sequence[float], ended_s: Mapping[int, float], workers: in
 
 
 def _compile_here(kernel: Any, types: tuple[Any, ...]) -> None:
-    """Compile a kernel in a process that does nothing else."""
+    """Compile a kernel in this process, which is used only for compiling."""
     gc.disable()  # garbage collection would take a tenth of the time
     kernel.compile(types)
 
 
 def compile_on_worker(command: str) -> None:
-    """Compile missing kernels in this process, a Spark worker, together with the other workers of its host: each
-    compiles kernels that no other worker is compiling, and in the end waits for the others."""
+    """Compile missing kernels in this process, a Spark worker, together with the other workers of its host. Each worker
+    compiles kernels that no other worker is compiling; then it waits for the kernels that others are compiling."""
     if command in _done_here:
         return
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
@@ -229,8 +236,8 @@ def _warn_of_no_cache(seconds: float) -> None:
     if jit.UNTRUSTED:  # the folder was reported when it was rejected
         return
     print_message(
-        f"keytail: compiled kernels cannot be stored ({jit.WHY_NOT_WRITABLE}), so each run compiles them itself: about "
-        f"{seconds:.0f} s. {_SET_DIRECTORY}",
+        f"keytail: compiled kernels cannot be stored ({jit.WHY_NOT_WRITABLE}), so each run compiles all its kernels, "
+        f"which takes about {seconds:.0f} s. {_SET_DIRECTORY}",
         "warning",
     )
 

@@ -1,4 +1,4 @@
-"""Limits the memory of one task's offset map on this host."""
+"""Determines the memory and the cores of this host, and the memory for the offset map of one task."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit
 _SMALLEST_MAP_BYTES = 16 << 20
 
 
-@cache  # a plan needs the result twice for each partition
+@cache  # a plan calls this function twice for each partition
 def physical_bytes() -> int:
-    """Return the memory in bytes of the host, or of the container if it has less."""
+    """Return the memory of the host in bytes, or the memory limit of the container if that is lower."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in _LIMIT_FILES:
         try:
@@ -25,11 +25,11 @@ def physical_bytes() -> int:
 
 
 def map_memory_bytes(tasks_per_host: int) -> int:
-    """Return half of the memory, in bytes, divided by the number of concurrent tasks, but at least 16 MiB; the other
-    half is for everything else."""
+    """Return the memory of one task's offset map, in bytes: half of the host's memory divided by the number of
+    concurrent tasks, but at least 16 MiB."""
     return max(physical_bytes() // 2 // max(tasks_per_host, 1), _SMALLEST_MAP_BYTES)
 
 
 def cores() -> int:
-    """Return how many tasks run at a time on this host, as with Spark's `local[*]`."""
+    """Return the number of cores of this process, which is also the number of tasks that run at a time on this host."""
     return len(os.sched_getaffinity(0))

@@ -1,8 +1,8 @@
 """Child processes that run tasks in place of Spark's Python workers, for work that does not justify a session.
 
-The processes are forked from the driver once it has loaded what tasks need, so they start in milliseconds. A child that
-dies, for example because the kernel kills it when memory runs out, loses only its own task. No child outlives the
-driver, however the driver ends.
+The processes are forked from the driver after the driver has loaded the modules that tasks need, so they start in
+milliseconds. If a child dies, for example because the kernel kills it when memory runs out, only its own task is lost.
+No child outlives the driver, even if the driver is killed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from keytail.threads import inheriting
 P = TypeVar("P")
 R = TypeVar("R")
 
-_SET_PARENT_DEATH_SIGNAL = 1  # an operation of prctl(2)
+_SET_PARENT_DEATH_SIGNAL = 1  # number of an operation of prctl(2), PR_SET_PDEATHSIG
 _FORK, _END = b"f", b"e"
 _PID_BYTES = 8
 _LONGEST_END_S = 10.0
 
 
 class Processes:
-    """The engine (run/engine.py) of `count` child processes; a context manager.
+    """An engine (run/engine.py) that runs tasks in `count` child processes; a context manager.
 
-    Create the object before other threads start, and in the main thread: children are killed when the thread that
-    forked them ends. Give `function` here, where it is inherited by the fork, or to `run`, which pickles it.
+    The object must be created in the main thread, before other threads start: children are killed when the thread that
+    forked them ends. A `function` that is given here is inherited by the fork; a function that is given to `run` is
+    pickled.
     """
 
     session: Any = None
@@ -88,7 +89,7 @@ class Processes:
         stopped: Callable[[], bool] = lambda: False,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
-        """See `Engine.run_bundle`."""
+        """Run `function` for each payload, as described in `Engine.run_bundle`."""
         jobs = self._put(payloads, partial(watched_attempt, function, current_channel()), before_again)
         answers = [job.answer.result() for job in jobs]
         is_stopped = stopped() or self.is_cancelled
@@ -104,12 +105,13 @@ class Processes:
         before_again: Callable[[P], object] = lambda payload: None,
         on_end: Callable[[int], object] = lambda number: None,
     ) -> list[R | None]:
-        """Call `function(payload, attempt)` for each payload, started in order; return the answers in order. Any thread
-        may call it. `on_end` is called with the number of each payload that ended, in another thread.
+        """Call `function(payload, attempt)` for each payload, in order, and return the answers in this order. Any
+        thread may call this method. `on_end` is called with the index of each payload that has ended, in another
+        thread.
 
         A worker that dies is replaced, and its payload is tried once more, after `before_again(payload)` is called. The
-        answer is None if the worker died again, or everything was cancelled. Raises OSError if no worker could be
-        started. `function` must not raise: an exception ends its worker.
+        answer is None if the worker of the second attempt dies too, or the tasks are cancelled. Raises OSError if no
+        worker could be started. `function` must not raise exceptions, since an exception ends its worker.
         """
         jobs = self._put(payloads, function, before_again, on_end)
         answers = [job.answer.result() for job in jobs]
@@ -141,12 +143,12 @@ class Processes:
         return False
 
     def cancel(self) -> None:
-        """Kill the running tasks and start no other tasks; the callers of all these tasks get None."""
+        """Kill the running tasks, and start no other tasks. The answers of killed and waiting tasks are None."""
         self.is_cancelled = True
         self._end_workers()
 
     def close(self) -> None:
-        """End all processes, which also releases their share of the driver's locks, and wait for them."""
+        """End all processes and wait for them, so that none still shares the driver's locks."""
         self.is_cancelled = True
         for _ in self._threads:
             self._jobs.put(None)
@@ -158,7 +160,7 @@ class Processes:
             thread.join(_LONGEST_END_S)
 
     def _serve(self) -> None:
-        """Run the jobs of one worker, in a thread of the driver."""
+        """Pass jobs to one worker and store the answers, in a thread of the driver, until there are no more jobs."""
         worker: Connection | None = None
         while (job := self._jobs.get()) is not None:
             answer: Any = None
@@ -175,7 +177,7 @@ class Processes:
                     break
                 except (EOFError, OSError) as error:
                     if worker is None:
-                        job.error = error  # an error of the driver, which could not start the worker
+                        job.error = error  # the driver could not start the worker
                     else:
                         job.error = None  # the worker has died
                         worker.close()
@@ -189,7 +191,7 @@ class Processes:
             worker.close()
 
     def _new_worker(self) -> Connection:
-        """Have a worker forked, and return the connection to it. Raises OSError if the fork fails."""
+        """Start a worker, and return the connection to it. Raises OSError if the fork fails."""
         ours, theirs = socket.socketpair()
         with ours, theirs, self._lock:
             try:
@@ -215,22 +217,23 @@ class _Job:
 
 
 def _problem(job: _Job, is_stopped: bool) -> KeytailError:
-    """Return why the job has no answer."""
+    """Return the error that describes why the job has no answer."""
     if is_stopped:
         return interrupted()
     return killed("twice") if job.error is None else as_problem(job.error)
 
 
 def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
-    """Run `main` after a fork by `parent`, with `keep` as the only inherited descriptor above 2, then exit.
+    """Run `main` in a process that `parent` has forked, then exit. Only `keep` of the descriptors above 2 stays open.
 
-    Descriptors are closed first: until then the child shares the driver's locks, even if the driver has been killed.
+    All descriptors except `keep` are closed first, because with them the child would hold the driver's locks even after
+    the driver has been killed.
     """
     try:
         os.closerange(3, keep)
         os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
         _end_with_parent(parent)
-        # These signals are sent to the whole process group, and the driver handles them.
+        # SIGINT and SIGTERM may be sent to the whole process group, but only the driver handles them.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # the collector skips the driver's objects, so that their pages stay shared
@@ -247,8 +250,8 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _fork_on_demand(control: socket.socket, function: Any) -> None:
-    """Fork workers on request. The child that runs this has no threads, so a fork cannot copy a lock that a thread
-    holds."""
+    """Fork a worker for each request on `control`, until the driver ends. The process that runs this function has no
+    threads, so a fork cannot copy a lock that a thread holds."""
     workers: set[int] = set()
     forker = os.getpid()
     while True:
@@ -270,7 +273,7 @@ def _fork_on_demand(control: socket.socket, function: Any) -> None:
         for pid in workers:
             os.waitpid(pid, 0)
         workers.clear()
-        if not request:  # the driver has closed its end, or died
+        if not request:  # the driver has closed its socket, or has died
             return
         control.send(bytes(_PID_BYTES))
 

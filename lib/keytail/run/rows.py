@@ -1,6 +1,6 @@
-"""The result row of commands that change a partition: what was done to it, or why nothing was done.
+"""Defines the result row of commands that change partitions: how a partition was changed, or why it was not.
 
-Rows are plain values; cli/ prints them.
+Rows are plain values; the modules in cli/ print them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated
 
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
-# The status of a partition that a run did not begin, because of its deadline or a signal. Like "skipped", this status
-# is not a failure.
+# The status of a partition that a run did not begin, because of its deadline or a signal. The statuses "not-begun" and
+# "skipped" are not failures.
 NOT_BEGUN = "not-begun"
 DONE = frozenset(
     {"compacted", "prepared", "repacked", "clean", "skipped", NOT_BEGUN, "would-compact", "would-repack"}
@@ -22,7 +22,7 @@ _LEFT = ("skipped", NOT_BEGUN)
 
 
 class OfPartition:
-    """A row of one partition."""
+    """The base class of all rows that describe one partition."""
 
     __slots__ = ()
     topic: str
@@ -35,7 +35,7 @@ class OfPartition:
 
 @dataclass(frozen=True, slots=True)
 class RowOfPartition(OfPartition):
-    """A row of a partition in a log dir, with its status, and the reason for it."""
+    """A row of a partition in a log dir, with the partition's status and the reason for this status."""
 
     topic: str
     partition: int
@@ -47,12 +47,12 @@ class RowOfPartition(OfPartition):
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, the true number is
-    between each `low` and `high` for at least 95 of 100 partitions, and the figure of the row is in between; after a
-    measurement, all three are equal."""
+    between `low` and `high` for at least 95 of 100 partitions, and the number in the row is between them, too. After a
+    measurement, all three numbers are equal."""
 
     method: Annotated[str, "`measured`, or `estimated` from a sample"]
-    reclaimed_bytes: Annotated[int, "`bytes_before` less `bytes_after`"]
-    tombstones_after: Annotated[int, "tombstones in the cleaned segments after the compaction"]
+    reclaimed_bytes: Annotated[int, "`bytes_before` minus `bytes_after`"]
+    tombstones_after: Annotated[int, "number of tombstones in the cleaned segments after the compaction"]
     prepare_s: Annotated[float, "seconds that `compact --prepare` is expected to take"]
     commit_s: Annotated[float, "seconds that the commit is expected to take"]
     bytes_after_low: Annotated[int, "lower bound of `bytes_after`"]
@@ -65,16 +65,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded(RowOfPartition):
-    """The fields of a result that a ledger records: each is a column of the ledger's table of partitions, and the
-    fields declared here are numbers. Sizes are of `.log` files; a number that was not counted is None, not 0."""
+    """The fields of a result that a ledger records. Each is a column of the ledger's table of partitions. The fields
+    declared here are numbers; a number that was not counted is None, not 0. Sizes are those of `.log` files."""
 
     first_dirty_offset: Annotated[int | None, "offset at which the section to clean begins"] = None
-    end_dirty_offset: Annotated[int | None, "offset at which that section ends, exclusive"] = None
+    end_dirty_offset: Annotated[int | None, "offset before which the section to clean ends"] = None
     segments_before: int | None = None
     segments_after: int | None = None
     bytes_before: Annotated[int | None, "size of the `.log` files"] = None
     bytes_after: int | None = None
-    records_before: Annotated[int | None, "records of the segments that were read"] = None
+    records_before: Annotated[int | None, "number of records in the segments that were read"] = None
     records_after: int | None = None
     tombstones_removed: int | None = None
     markers_removed: int | None = None
@@ -84,40 +84,41 @@ class Recorded(RowOfPartition):
 
 @dataclass(frozen=True, slots=True)
 class ResultRow(Recorded):
-    """The result for one partition."""
+    """The result of a command for one partition."""
 
-    way: Annotated[str | None, "in a plan, if a round is due: the strategy"] = None
-    expected_s: Annotated[float | None, "in a plan, if a round is due: expected seconds"] = None
-    expected_scratch_bytes: Annotated[int | None, "in a plan, if a round is due: expected space for new files"] = None
+    way: Annotated[str | None, "in a plan, if a round is due: the strategy of the compaction"] = None
+    expected_s: Annotated[float | None, "in a plan, if a round is due: expected seconds of the compaction"] = None
+    expected_scratch_bytes: Annotated[int | None, "in a plan, if a round is due: expected bytes of new files"] = None
     removal_limit_offset: Annotated[
         int | None, "with `--replica`: the offset from which tombstones and markers are retained"
     ] = None
     removal_limit_replica: Annotated[
-        str | None, "with `--replica`: the replica that has not been cleaned further"
+        str | None, "with `--replica`: the replica that was cleaned only up to this offset"
     ] = None
     prepared: Annotated[
         str | None,
-        "state of what was prepared: `committed`, `not committed`, `discarded` and why; in a plan: `for --execute`",
+        "state of the preparation: `committed`, `not committed` or `discarded` (with the reason); in a plan "
+        "`for --execute`",
     ] = None
     active_segment: Annotated[
-        str | None, "with `--roll-active`: `rolled`, `would-roll` in a plan, `empty`, or `not rolled` and why"
+        str | None, "with `--roll-active`: `rolled`, `would-roll` in a plan, `empty`, or `not rolled` with the reason"
     ] = None
-    batches_before: Annotated[int | None, "with `--repack`: batches of the segments that were read"] = None
+    batches_before: Annotated[int | None, "with `--repack`: number of batches in the segments that were read"] = None
     batches_after: int | None = None
     measured: Annotated[Measured | None, "the result of `plan --measure` or `--estimate`"] = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error whose text is in `error`
-    # False: the ledger lacks the row, which affects the exit status.
+    # False if the ledger lacks this row, which affects the exit status.
     recorded: bool = field(default=True, compare=False, repr=False)
-    detail: object = field(default=None, compare=False, repr=False)  # details that a command adds for its report
-    shown: str | None = field(default=None, compare=False, repr=False)  # the text in the table, instead of `error`
+    detail: object = field(default=None, compare=False, repr=False)  # facts that a command adds for its report
+    shown: str | None = field(default=None, compare=False, repr=False)  # the text that tables show instead of `error`
 
     def __reduce__(self) -> tuple:
-        """Pickle only the fields: hundreds of thousands of rows may come from other processes, and the default method
-        of dataclasses takes twice as long."""
+        """Return the class and the values of the fields for pickling: the default method of dataclasses takes twice as
+        long, and hundreds of thousands of rows may come from other processes."""
         return ResultRow, _values_of(self)
 
     def unchanged(self, status: str, error: ErrorText) -> ResultRow:
-        """Return this row with a status, for a partition that was not changed."""
+        """Return this row with the given status and error, and with the numbers of a partition that was not changed."""
         return replace(
             self,
             status=status,
@@ -129,7 +130,7 @@ class ResultRow(Recorded):
         )
 
     def with_reason_after(self, begin: str) -> ResultRow:
-        """Return this row with `begin` before its reason."""
+        """Return this row with the text `begin` before its error."""
         return replace(self, error=begin + self.error, shown=begin + (self.shown or self.error))
 
 
@@ -144,9 +145,10 @@ def status_of(problem: BaseException) -> str:
 
 
 def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
-    """Return 0 if every row is done, 3 if some are or the ledger lacks a row, 1 if none is.
+    """Return 0 if every row is done, 3 if only some rows are done or the ledger lacks a row, 1 if no row is done.
 
-    `named` are partitions that the user named: such a partition counts as refused if it was skipped or not begun.
+    `named` are the names of partitions that the user gave. A named partition counts as not done if it was skipped or
+    not begun.
     """
     rows = list(rows)
     done = [row.status in DONE and not (row.status in _LEFT and row.name in named) for row in rows]

@@ -1,4 +1,4 @@
-"""The unit of data that a stage passes to the next stage through a shuffle of Spark."""
+"""Defines the unit of data that one stage of a job passes to the next stage through a shuffle of Spark."""
 
 from __future__ import annotations
 

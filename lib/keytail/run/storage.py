@@ -1,7 +1,7 @@
-"""The storage under the log dirs, as the driver sees it: how much may be written, and whether other hosts share it.
+"""Checks the storage of the log dirs on the driver: how many bytes may be written, and whether other hosts share it.
 
-`ScratchSpace` tracks the bytes that tasks in flight may write beside their sources. `ScratchSpace` gives no guarantee
-about writers outside this run.
+`ScratchSpace` tracks the bytes that running tasks may write beside their sources. Writers outside this run are not
+tracked.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from keytail.errors import Refused
 from keytail.log.fs import FileSystem
 from keytail.sizes import human_bytes
 
-# File systems that only one host mounts, which therefore sees every lock. All others may be shared: network file
-# systems, file systems of a hypervisor (9p, virtiofs), and FUSE, whose types do not show where the files are.
+# Types of file systems that only one host mounts, so that this host sees every lock. Other file systems may be shared:
+# network file systems, those of a hypervisor (9p, virtiofs), and FUSE, whose type does not show where the files are.
 _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "nilfs2", "reiserfs"}
     | {"tmpfs", "ramfs", "overlay", "aufs"}
@@ -23,15 +23,15 @@ _SHARED_REMEDY = "Make sure that no broker can reach this storage, then pass --s
 
 
 def is_local(kind: str) -> bool:
-    """Return whether a file system of this type (the kernel's name; "" if unknown) is known to be used by this host
-    only."""
+    """Return whether only this host can use a file system of type `kind`, which is the kernel's name of the type, or ""
+    if that is unknown."""
     return kind in _LOCAL_TYPES
 
 
 def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str = "") -> None:
-    """Raise Refused when a log dir is on a file system that may be shared: locks only exclude brokers on this host.
+    """Raise Refused if a log dir is on a file system that may be shared: a lock excludes only brokers on this host.
 
-    `for_host` names the host that reports the type, if it is not the driver.
+    `for_host` names the host that reports the type of the file system, if it is not the driver.
     """
     for log_dir in log_dirs:
         kind = fs.file_system_type(log_dir)
@@ -47,20 +47,24 @@ def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str
 
 
 def bytes_for_passes(free_bytes: int, limit_bytes: int | None, least_bytes: int) -> int | None:
-    """Return the bytes that a partition alone may use of `free_bytes`, or None if `free_bytes` are too few for the
-    partition's largest group. Without a limit this is half of the free space, or `least_bytes` if that is more."""
+    """Return the maximum scratch bytes of a partition that is written alone, or None if this is less than the
+    `least_bytes` that its largest group needs.
+
+    The result is `limit_bytes`, or without it the larger of `least_bytes` and half of `free_bytes`; in both cases at
+    most `free_bytes`.
+    """
     bound = max(free_bytes // 2, least_bytes) if limit_bytes is None else limit_bytes
     return min(bound, free_bytes) if least_bytes <= min(bound, free_bytes) else None
 
 
 @dataclass
 class ScratchSpace:
-    """Reserved bytes by file system (device number). Not thread safe: the caller must hold its own lock.
+    """The bytes that are reserved on each file system, by device number. Not thread safe: the caller must hold a lock.
 
-    Without `limit_bytes`, at most half of the space that was free on a file system when the file system was first
-    queried is used. A partition that needs more is written in passes (`for_passes`). With `output_stays`, bytes that
-    tasks have written, and bytes that others have written meanwhile, still count after the tasks have ended: the free
-    space does not fall below the space that was free at the start minus the limit.
+    `limit_bytes` is the maximum on each file system; None stands for half of the bytes that were free at the first
+    query. A partition that needs more is written in passes (`for_passes`). With `output_stays`, written bytes still
+    count after tasks have ended, even bytes that other processes have written: the free space does not fall below the
+    bytes that were free at the start minus the limit.
     """
 
     fs: FileSystem
@@ -83,17 +87,17 @@ class ScratchSpace:
         return number
 
     def count_as_used(self, log_dir: str, size_bytes: int) -> None:
-        """Count bytes that an earlier run has written and that remain, as if this run had written them."""
+        """Count `size_bytes` that an earlier run has written, and that remain, as bytes that this run has written."""
         device = self.device(log_dir)
         self._free_at_start[device] += size_bytes
         self._half_free[device] = self._free_at_start[device] // 2
 
     def fits(self, needs: Mapping[int, int]) -> bool:
-        """Return whether these bytes, by device, may be written now in addition to the reserved bytes."""
+        """Return whether the bytes in `needs`, by device, may be written now in addition to the reserved bytes."""
         return self._fit(needs, self.reserved_bytes)
 
     def could_fit(self, needs: Mapping[int, int]) -> bool:
-        """Return whether these bytes, by device, could be written if nothing were reserved."""
+        """Return whether the bytes in `needs`, by device, could be written if no bytes were reserved."""
         return self._fit(needs, {})
 
     def _fit(self, needs: Mapping[int, int], reserved_bytes: Mapping[int, int]) -> bool:
@@ -116,24 +120,24 @@ class ScratchSpace:
             self.reserved_bytes[device] -= need
 
     def for_passes(self, device: int, least: int) -> int | None:
-        """Return the bytes that the passes of one partition alone may use now, or None if its largest group (`least`)
-        does not fit (`bytes_for_passes`)."""
+        """Return the maximum scratch bytes of a partition that is written alone and in passes, or None if its largest
+        group, which needs `least` bytes, does not fit (`bytes_for_passes`)."""
         return bytes_for_passes(self.fs.free_bytes(self._path_of[device]), self.limit_bytes, least)
 
     def refusal(self, device: int, need: int, *, out_of_place: bool = False) -> Refused:
-        """Return the reason why a partition cannot be rewritten even alone: its largest group or, out of place
-        and with `output_stays`, all of it needs `need` bytes."""
+        """Return the error for a partition that does not fit even if it is rewritten alone. `need` is the number of
+        bytes for its largest group or, out of place or with `output_stays`, for the whole partition."""
         what = "the partition" if out_of_place or self.output_stays else "the largest group of segments"
         path = self._path_of[device]
         free = self.fs.free_bytes(path)
         if self.output_stays and need <= free:
             limit = self._half_free[device] if self.limit_bytes is None else self.limit_bytes
             return Refused(
-                f"{what} needs up to {human_bytes(need)} of scratch space; of the limit of {human_bytes(limit)}, "
-                f"{human_bytes(max(0, self._free_at_start[device] - free))} are in use; {human_bytes(free)} are free",
+                f"{what} needs up to {human_bytes(need)} of scratch space, but of the limit of {human_bytes(limit)}, "
+                f"{human_bytes(max(0, self._free_at_start[device] - free))} are in use ({human_bytes(free)} are free)",
                 path=path,
-                remedy="Raise --max-scratch-bytes, or leave the partition to `compact --execute`, which replaces it in "
-                "several passes",
+                remedy="Raise --max-scratch-bytes, or compact the partition without a preparation: `compact --execute` "
+                "replaces it in several passes",
                 slug="scratch-limit-too-low",
             )
         if self.limit_bytes is not None and need > self.limit_bytes:

@@ -1,9 +1,9 @@
-"""One attempt of a task, on any engine (run/engine.py), and its outcome.
+"""Runs one attempt of a task on any engine (run/engine.py), and returns its outcome.
 
-Any exception of a task is returned as a value, so one bad partition never ends the work on other partitions. Memory
-that a task frees is kept, so that the buffers of one chunk are reused for the next chunk: the C library would return
-large blocks to the system, and each page of the next block would cause a page fault, which takes longer than filling
-it.
+Any exception of a task is returned as a value, so an error of one partition never ends the work on other partitions.
+Memory that a task frees is kept in its process, so that the next chunk reuses the buffers of the last one. If the C
+library returned large blocks to the system, as by default, each page of the next block would cause a page fault, which
+takes longer than filling the page.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from keytail.values import to_bytes
 
 P = TypeVar("P")
 R = TypeVar("R")
-# The number of failed attempts.
+# The number of attempts that have failed.
 Times = Literal["once", "twice"]
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """The result for one payload: a value or a problem, never both.
+    """The result of a task for one payload: a value or a problem, never both.
 
-    `trace` is the traceback of an unexpected error, for standard error.
+    `host` is the host of the task. `trace` is the traceback of an unexpected error, which the driver prints.
     """
 
     value: R | None
@@ -43,19 +43,19 @@ class Outcome(Generic[R]):
 
 
 def watched_attempt(function: Callable[[P, str], R], channel: Channel | None, payload: P, attempt: str) -> Outcome[R]:
-    """Call `run_attempt` in a worker process, with progress sent to `channel`."""
+    """Return the outcome of `run_attempt` in this worker process; the progress is sent to `channel`."""
     send_to(channel)
     return run_attempt(function, payload, attempt)
 
 
 def run_attempt(function: Callable[[P, str], R], payload: P, attempt: str) -> Outcome[R]:
-    """Run `function` here and return its result or error as an Outcome."""
+    """Call `function` in this process, and return its result or error as an Outcome."""
     keep_freed_memory()
     start_ms = time.time_ns() // 1_000_000
     value, problem, trace = None, None, ""
     try:
         value = function(payload, attempt)
-    except (KeytailError, OSError, MemoryError) as error:  # only an error of this program needs a traceback
+    except (KeytailError, OSError, MemoryError) as error:  # only unexpected errors need a traceback
         problem = as_problem(error)
     except Exception as error:
         problem, trace = as_problem(error), traceback.format_exc()
@@ -63,7 +63,7 @@ def run_attempt(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
 
 
 def answer_bytes(outcome: Outcome[Any]) -> bytes:
-    """Return the outcome encoded for the driver; a value that cannot be encoded is replaced by a problem."""
+    """Return the outcome as bytes for the driver. A value that cannot be encoded is replaced by a problem."""
     try:
         return to_bytes(outcome)
     except TypeError as error:
@@ -71,7 +71,7 @@ def answer_bytes(outcome: Outcome[Any]) -> bytes:
 
 
 def as_problem(error: Exception) -> KeytailError:
-    """Return the error itself if it is a KeytailError, else a KeytailError that describes it."""
+    """Return the error itself if it is a KeytailError, otherwise a KeytailError that describes the error."""
     if isinstance(error, KeytailError):
         return error
     if isinstance(error, OSError):
@@ -84,12 +84,12 @@ def as_problem(error: Exception) -> KeytailError:
 
 
 def interrupted() -> KeytailError:
-    """Return the problem of a task that was ended with its run."""
+    """Return the problem of a task that was ended because its run was interrupted."""
     return KeytailError("interrupted", slug="run-interrupted")
 
 
 def killed(times: Times) -> KeytailError:
-    """Return the problem of a task whose worker died each time that it ran."""
+    """Return the problem of a task whose worker process died in each attempt."""
     return KeytailError(
         f"the worker process of this partition was killed {times}",
         remedy="Check the kernel's log: the usual cause is a lack of memory. Lower --map-memory, or run fewer tasks "
@@ -99,22 +99,22 @@ def killed(times: Times) -> KeytailError:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # parameters of glibc's mallopt
-_LARGEST_KEPT_BYTES = 32 << 20  # the maximum that glibc accepts
-_KEPT_BYTES = 256 << 20
+_LARGEST_KEPT_BYTES = 32 << 20  # size of the largest blocks that are reused; glibc accepts no larger value
+_KEPT_BYTES = 256 << 20  # maximum bytes of free memory that a process keeps
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Make this process reuse freed blocks of up to 32 MiB from now on, and keep up to 256 MiB of free memory.
+    """Let this process reuse freed blocks of up to 32 MiB and keep up to 256 MiB of free memory; return whether it can.
 
-    Returns False, with nothing changed, if the C library is not glibc.
+    If the C library is not glibc, no setting is changed, and the result is False.
     """
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018 (others have a mallopt that means something else)
+        library.gnu_get_libc_version  # noqa: B018 (in other libraries, mallopt has another meaning)
         mallopt = library.mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    # One heap for all threads: otherwise the memory that a short-lived thread freed is returned with its own heap.
+    # All threads share one heap: a short-lived thread with its own heap would return its freed memory to the system.
     settings = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES))
     return sum(mallopt(parameter, value) for parameter, value in settings) == len(settings)

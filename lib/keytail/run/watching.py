@@ -1,11 +1,11 @@
-"""Reports the progress of running tasks to the driver: the partition that each task processes, and how many bytes the
-task has read.
+"""Reports the progress of running tasks to the driver: the partition that each task processes, and the number of bytes
+that the task has read.
 
-Spark reports a task only when it has ended. Tasks therefore send a small datagram twice a second to a port that the
-driver opens for the duration of the run: on 127.0.0.1, or on a cluster on the address where Spark has the driver
-listen. Nothing depends on these datagrams: a firewall that blocks them only hides the work in flight. Each datagram
-starts with an authentication code that requires the run's key, which Spark sends to the tasks. Datagrams without a
-valid code are ignored.
+Spark reports a task only when the task has ended. Tasks therefore send a small datagram twice a second to a port that
+the driver opens for the duration of the run. The port is on 127.0.0.1 or, with a cluster, on the address at which
+Spark's driver listens. If a firewall blocks the datagrams, the run only lacks the display of progress. Each datagram
+begins with an authentication code that is computed with the run's key, which the tasks get with their work. Datagrams
+without a valid code are ignored.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from keytail.log.meter import metered
 from keytail.threads import inheriting
 
-_EVERY_S = 0.5
-# A task that takes less time sends no last report: its answer suffices.
+_EVERY_S = 0.5  # seconds between two reports of a task
+# A task that takes at most this many seconds sends no last report: its answer arrives soon.
 _SHORT_S = 0.2
 _LONGEST_BYTES = 4096
 _KEY_BYTES = _CODE_BYTES = 32  # bytes of HMAC-SHA-256
@@ -35,8 +35,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class DriverAddress(NamedTuple):
-    """The driver's address. Tasks send to `host`; the driver listens on `bind`, which may be another address of the
-    driver."""
+    """The addresses of the driver: tasks send to `host`, and the driver listens on `bind`, which may be different."""
 
     host: str
     bind: str
@@ -47,9 +46,9 @@ HERE = DriverAddress(LOOPBACK, LOOPBACK)
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """The progress of one task attempt: its partition, its phase, and the bytes read so far.
+    """A report of one attempt of a task: the name of its partition, its phase, and the bytes that it has read so far.
 
-    `is_over` marks the last report. The task's answer may come later, with the answers of the other tasks of its job.
+    `is_over` is True in the last report. The task's answer may arrive later, with the answers of the job's other tasks.
     """
 
     name: str
@@ -61,7 +60,7 @@ class TaskProgress:
 
 @dataclass(frozen=True)
 class Channel:
-    """The address and key with which tasks send their progress; they are sent to tasks with the work."""
+    """The driver's address and the key with which tasks send their progress. Tasks get the channel with their work."""
 
     host: str
     port: int
@@ -69,7 +68,9 @@ class Channel:
 
     @contextlib.contextmanager
     def sending_progress(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
-        """Send the progress of partition `name` within the context; `phase` is reported until the work sets a phase."""
+        """Send the progress of the work on partition `name` while the context is open. `phase` is reported until the
+        work sets its own phase.
+        """
         started_s, over = time.monotonic(), threading.Event()
 
         def send(is_over: bool = False) -> None:
@@ -84,7 +85,7 @@ class Channel:
         with metered() as meter, contextlib.ExitStack() as held:
             meter.phase = phase
             try:
-                family, address = _address(self.host, self.port)  # looked up once, because that may take seconds
+                family, address = _address(self.host, self.port)  # once: a look-up may take seconds
                 out = held.enter_context(socket.socket(family, socket.SOCK_DGRAM))
                 out.setblocking(False)
                 out.connect(address)
@@ -103,7 +104,7 @@ class Channel:
 
 
 class Watch:
-    """Receives reports in the driver; a context manager. A thread of the watch calls `on_progress` for each report.
+    """Receives the reports of tasks in the driver; a context manager. A thread calls `on_progress` with each report.
 
     Raises OSError if no port can be opened.
     """
@@ -131,7 +132,7 @@ class Watch:
         _channel.set(self._before)
         self._over.set()
         with contextlib.suppress(OSError), socket.socket(self._socket.family, socket.SOCK_DGRAM) as out:
-            out.sendto(b"", self._socket.getsockname())  # this wakes the thread
+            out.sendto(b"", self._socket.getsockname())  # wakes the thread
         self._thread.join(timeout=1.0)
         self._socket.close()
 
@@ -146,24 +147,25 @@ class Watch:
                 self._on_progress(report)
 
 
-# A context variable (threads.py): the code that processes a partition is far below the code that shows progress.
+# The channel of this run is a context variable (threads.py), because many calls lie between the code that shows
+# progress and the code that processes a partition.
 _channel: contextvars.ContextVar[Channel | None] = contextvars.ContextVar("channel", default=None)
 
 
 def current_channel() -> Channel | None:
-    """Return the channel of this run's watch or, in a task, of the driver's watch; None if there is none."""
+    """Return the channel of this run's watch or, in a task, of the driver's watch; None if progress is not shown."""
     return _channel.get()
 
 
 def send_to(channel: Channel | None) -> None:
-    """Set the channel in the process of a task, before the task begins."""
+    """Set the channel in the process of a task. Must be called before the task begins."""
     _channel.set(channel)
 
 
 def sending_progress(path: str, attempt: str, phase: str = "") -> contextlib.AbstractContextManager[None]:
-    """Send the progress of the work on the partition in directory `path` to the current channel, if any.
+    """Return a context that sends the progress of the work on the partition in directory `path` to the current channel.
 
-    `phase` is reported until the work sets its own phases.
+    Without a channel, the context does nothing. `phase` is reported until the work sets its own phase.
     """
     channel = current_channel()
     return (
@@ -174,7 +176,7 @@ def sending_progress(path: str, attempt: str, phase: str = "") -> contextlib.Abs
 
 
 def _address(host: str, port: int) -> tuple[int, Any]:
-    """Return the address family, and the address in the form that a socket of that family takes."""
+    """Return the address family of a host, and its address in the form for a socket of this family."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     return family, address
 
@@ -184,7 +186,8 @@ def _with_code(text: bytes, key: bytes) -> bytes:
 
 
 def _parsed(data: bytes, key: bytes) -> TaskProgress | None:
-    """Return the report, or None, without parsing the data, if no task of this run sent it."""
+    """Return the report in a datagram, or None if the datagram is not from a task of this run. The authentication code
+    is checked before the report is parsed."""
     text = data[_CODE_BYTES:]
     if not hmac.compare_digest(data, _with_code(text, key)):
         return None

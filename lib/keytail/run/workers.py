@@ -1,8 +1,7 @@
 """Chooses the engine of a run: Spark or, for small work, child processes.
 
-The tasks and the handling of their answers are the same in both cases. Spark is used if it was requested, by
-spark-submit or `--master`, or if the work requires it; and, if it is installed, for work that takes long
-(run/rates.py).
+The tasks and the handling of their answers are the same for both engines. Spark is used if spark-submit or `--master`
+requests it, or if the work requires it. Spark is also used for long work (run/rates.py) if it is installed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Reporter(Protocol):
 
 
 def starts_spark(each_s: Sequence[float], *, is_asked: bool) -> bool:
-    """Return whether a run on this host starts Spark: if it was requested or is required (`is_asked`), or if the work
+    """Return whether a run on this host starts Spark: if Spark is requested or required (`is_asked`), or if the work
     takes long and Spark is installed."""
     return is_asked or (is_worth_spark(each_s, cores()) and not SPARK.missing())
 
@@ -46,9 +45,12 @@ def workers_of_run(
     needs_spark: bool = False,
     extra: Callable[[], Mapping[str, str]] | None = None,
 ) -> Engine:
-    """Return the engine, which is closed with `run`. `each_s` is the expected duration of each task in seconds; `extra`
-    returns settings for a session that is started. The kernels of the command `kernels` are compiled before the tasks:
-    on this host first, on other hosts by the first tasks on them."""
+    """Return the engine of a run; it is closed when the stack `run` is closed. `each_s` has the expected seconds of
+    each task. `extra` returns additional settings for a session that is started here.
+
+    The kernels of the command `kernels` are compiled before the tasks: on this host at once, on other hosts by their
+    first tasks.
+    """
     if not submitted and is_on_this_host(master):
         compile_kernels([kernels], reporter.note)
     if not starts_spark(each_s, is_asked=submitted or master is not None or needs_spark):

@@ -537,7 +537,8 @@ def test_a_run_without_drop_keyless_does_not_commit_a_preparation_with_it(run: R
         assert compact(run, log_dir, "--prepare", "--drop-keyless")["orders-0"]["status"] == "prepared"
         [row] = compact(run, log_dir, "--execute", *flags, status=0 if flags else 1).values()
         assert row["status"] == status
-        assert row["prepared"].startswith("committed" if flags else "discarded: it was prepared with --drop-keyless")
+        discarded = "discarded: the partition was prepared with --drop-keyless"
+        assert row["prepared"].startswith("committed" if flags else discarded)
         assert (records[20] in records_of(log_dir / "orders-0")) == (not flags)
 
 

@@ -108,4 +108,4 @@ def test_a_preparation_may_be_half_as_old_as_tombstones_are_retained(retention_m
         return replace(UNCHANGED, basis=basis, now_ms=RECORD.prepared_ms + age_ms)
 
     assert not reason_to_discard(record, after(limit_ms))
-    assert "must be committed within" in reason_to_discard(record, after(limit_ms + 1))
+    assert "ago; the limit is" in reason_to_discard(record, after(limit_ms + 1))

@@ -193,7 +193,7 @@ def test_producers_that_have_expired_are_forgotten_on_request(
     assert row["status"] == status, row
     if status == "refused":
         assert row["slugs"] == ["unknown-topic-settings"]
-        assert "which producers have expired is unknown" in row["error"]
+        assert "it is unknown which producers have expired" in row["error"]
     made = decode_log((idempotent / "orders-0" / f"{0:020d}.log").read_bytes())[0]
     assert (made.record_count, made.producer_id) == ((10, -1) if status == "repacked" else (1, 5))
 
@@ -282,7 +282,7 @@ def test_the_brokers_file_makes_the_limit_known(run: Run, log_dir: Path, tmp_pat
 
 def test_unknown_replicas_are_refused_unless_nothing_is_merged(run: Run, log_dir: Path) -> None:
     text = refusal(run, log_dir, *KNOWN)
-    assert "whether followers are in sync is unknown" in text
+    assert "it is unknown whether followers are in sync" in text
     assert "[replicas-unknown]" in text
     result = run("compact", "--log-dirs", log_dir, "--repack", *KNOWN, "--batch-bytes", "0", "--output", "json")
     assert {row["status"] for row in rows_of(result).values()} == {"would-repack"}

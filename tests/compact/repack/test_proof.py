@@ -340,18 +340,18 @@ MUTATIONS: list[tuple[Callable[[Case], None], str, int | None, int | None]] = [
     (_fields(0, max_timestamp=NOW + 10), "max timestamp is wrong", 0, 0),
     (_fields(4, max_timestamp=NOW + 8), "max timestamp is wrong", 4, 10),
     (_fields(0, last_offset=4), "last offset differs", 0, 4),
-    (_fields(6, last_offset=17), "a batch differs from the source's, which must stay as it is", 6, 15),
+    (_fields(6, last_offset=17), "a batch differs from its source batch, which must not be changed", 6, 15),
     (_fields(0, record_count=4), "a record is not in the output", None, 5),
     (_fields(0, record_count=6), "has a record that the source's does not have", 0, 0),
     (_patched(0, 57, struct.pack(">i", -1)), "a record is not in the output", None, 0),
     (_patched(0, 16, b"\x01"), "a batch is not of format v2", 0, 0),
-    (_merge_over_marker, "a batch differs from the source's, which must stay as it is", 0, 6),
+    (_merge_over_marker, "a batch differs from its source batch, which must not be changed", 0, 6),
     (_merge(2), "producer id, epoch or sequence differs", 2, 7),
     (_merge(3), "attributes differ", 3, 10),
     (_merge(4), "attributes differ", 4, 12),
     (_split, "last offset differs", 0, 4),
     (_rebuild_alone, "a batch from which nothing was removed differs", 5, 12),
-    (_change_marker, "a batch differs from the source's, which must stay as it is", 1, 6),
+    (_change_marker, "a batch differs from its source batch, which must not be changed", 1, 6),
     (_wrong_crc, "invalid CRC", 0, 0),
     (_cut, "cut off by the end of the file", 6, None),
     (_other_order, "has this base offset at this place", 3, 10),
@@ -404,7 +404,7 @@ def test_a_wrong_index_is_found(tmp_path, suffix, change, text):
 def test_a_merge_that_was_not_requested_is_found(tmp_path):
     case = example(rules=Rules(10**4, 10**5))
     case.rules = Rules(0, 10**5)
-    with pytest.raises(KeytailError, match="although nothing was to be merged"):
+    with pytest.raises(KeytailError, match="although merging is disabled"):
         case.prove(tmp_path)
 
 
@@ -539,7 +539,7 @@ def test_a_change_of_one_of_the_last_batches_of_a_producer_is_found(tmp_path, la
     case = Case(b"".join(batches), Rules(0, 10**5, codec=3), active=active)
     case.prove(tmp_path / "unknown")
     case.producer_ids = (3, 7)
-    with pytest.raises(KeytailError, match="must stay as it is") as caught:
+    with pytest.raises(KeytailError, match="must not be changed") as caught:
         case.prove(tmp_path / "known")
     assert caught.value.offset == 0
 

@@ -49,7 +49,7 @@ def test_the_reason_for_a_wait_is_reported() -> None:
     of_others = why_none(executor, MasterState((LARGE,), ("other (app-1)",)))
     assert of_others.endswith("other applications use the workers: other (app-1)")
     assert "needs 1 core (spark.executor.cores) and 1024 MiB" in of_others
-    assert "executors end as soon as they start" in why_none(executor, MasterState((LARGE, ONE_CORE)))
+    assert "executors end when they start" in why_none(executor, MasterState((LARGE, ONE_CORE)))
     assert "cluster manager" in why_none(executor, None)
     many = tuple(f"app-{number}" for number in range(9))
     assert "and 4 more" in why_none(executor, MasterState((LARGE,), many))

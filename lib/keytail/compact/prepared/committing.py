@@ -1,6 +1,6 @@
 """Decides whether an executing run may commit a preparation, and discards it if not.
 
-PREPARED.md in this directory explains why each condition suffices.
+PREPARED.md in this directory explains why each condition for a commit suffices.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
 
-# Maximum age of a preparation if delete.retention.ms is 0: tombstones need not be retained then.
+# Maximum age of a preparation (one day) if delete.retention.ms is 0: then tombstones need not be retained.
 _MAX_AGE_WITHOUT_RETENTION_MS = 86_400_000
 
 
 def max_age_ms(delete_retention_ms: int) -> int:
-    """Return the maximum age of a preparation that is committed: half of delete.retention.ms, or a day if that is 0.
+    """Return the maximum age in ms at which a preparation is committed.
 
-    New delete horizons are delete.retention.ms after the preparation. A consumer that reads a value just before the
-    commit then has at least the other half to read its tombstone.
+    The maximum age is half of delete.retention.ms, or a day if delete.retention.ms is 0.
+    New delete horizons are delete.retention.ms after the preparation. So a consumer that reads a value just before the
+    commit has at least half of delete.retention.ms left to read the tombstone of this key.
     """
     return delete_retention_ms // 2 if delete_retention_ms > 0 else _MAX_AGE_WITHOUT_RETENTION_MS
 
 
 @dataclass(frozen=True)
 class Now:
-    """A partition as the executing run finds it. `sources` are the record's sources that still exist."""
+    """The state of a partition that the executing run finds. `sources` and `outputs` are those sources and
+    outputs of the record that still exist."""
 
     now_ms: int
     basis: Basis
@@ -56,7 +58,8 @@ class Now:
 
 
 def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool) -> Basis:
-    """Return the basis of decisions about a planned partition. Raises KeytailError if a replica cannot be read."""
+    """Return the facts on which decisions about a planned partition depend. Raises KeytailError if a replica that
+    --replica names cannot be read."""
     facts = planned.facts
     assert planned.config is not None
     limit = planned.removal_limit
@@ -78,9 +81,9 @@ def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bo
 def reason_against_commit(
     fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool
 ) -> ErrorText:
-    """Return why the preparation cannot be committed to the partition as it is now (`planned`); NO_ERROR if it can be.
+    """Return why the preparation cannot be committed in the partition's present state (`planned`); NO_ERROR if it can.
 
-    Reads names, sizes, times, checkpoints, and the header of each source's first batch.
+    Reads names, sizes and times of files, checkpoints, and the header of each source's first batch.
     """
     facts = planned.facts
     if planned.decision.status == "refused" or not planned.is_compacted_topic:
@@ -101,17 +104,17 @@ def reason_against_commit(
 
 
 def commit_or_discard(fs: FileSystem, planned: Planned, record: Record, reason: ErrorText) -> Planned:
-    """Return the plan that commits `record`. With a `reason`, discard the preparation instead, and return the plan with
-    the reason. The preparation of a refused partition is kept: the run may only lack a flag.
+    """Return the plan that commits `record`. If there is a `reason`, discard the preparation instead, and return the
+    plan with this reason. The preparation of a refused partition is kept: perhaps only a flag is missing.
     """
     if planned.decision.status == "refused":
-        text = joined([planned.decision.error, "what was prepared is kept"])
+        text = joined([planned.decision.error, "the preparation is kept"])
         return replace(planned, decision=replace(planned.decision, error=text))
     if reason:
         try:
             discard(fs, planned.facts.path)
         except OSError as problem:
-            text = "what was prepared cannot be discarded: " + in_words(problem)
+            text = "the preparation cannot be discarded: " + in_words(problem)
             return replace(planned, decision=Decision("refused", text, None))
         return replace(planned, discarded=reason)
     return replace(
@@ -120,18 +123,19 @@ def commit_or_discard(fs: FileSystem, planned: Planned, record: Record, reason: 
 
 
 def without_compaction(fs: FileSystem, planned: Planned) -> Planned:
-    """Discard a preparation if its topic is known not to be compacted any more; return the plan with that reason."""
+    """Return the plan. If the topic is known not to be compacted any more, discard its preparation first, and return
+    the plan with this reason."""
     if not planned.settings_known or not any(is_prepared(name) for name in planned.facts.leftovers):
         return planned
     try:
         discard(fs, planned.facts.path)
-    except OSError:  # the next run discards it
+    except OSError:  # the next run discards the preparation
         return planned
     return replace(planned, discarded=ErrorText("the topic is not compacted any more"))
 
 
 def reason_to_discard(record: Record, now: Now) -> ErrorText:
-    """Return the reason why a prepared compaction must not be committed; NO_ERROR if it may be."""
+    """Return the reason why a prepared compaction must not be committed; NO_ERROR if it may be committed."""
     for reason in (_of_sources, _of_basis, _of_end, _of_outputs, _of_age):
         if text := reason(record, now):
             return text
@@ -170,13 +174,13 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
     elif changed := _changed_settings(then.config, basis.config):
         text = f"settings were changed after the preparation: {', '.join(changed)}"
     elif (basis.message_format, basis.by_file_time) != (then.message_format, then.by_file_time):
-        text = "it was prepared with another --message-format or --broker-version"
-    elif then.drop_keyless and not basis.drop_keyless:  # without it, there were no keyless records
-        text = "it was prepared with --drop-keyless, which is not given now"
+        text = "the partition was prepared with another --message-format or --broker-version"
+    elif then.drop_keyless and not basis.drop_keyless:  # without the flag then, no record was keyless
+        text = "the partition was prepared with --drop-keyless, which is not given now"
     elif basis.removal_limit_offset < then.removal_limit_offset:
         text = (
             f"tombstones and markers must be retained from offset {basis.removal_limit_offset} on (--replica), but the "
-            "partition was prepared with a higher limit, or with none"
+            "partition was prepared with a higher limit, or without a limit"
         )
     else:
         return NO_ERROR
@@ -184,10 +188,10 @@ def _of_basis(record: Record, now: Now) -> ErrorText:
 
 
 def _of_epochs(then: Basis, basis: Basis) -> str | None:
-    """Return how the leader epochs show that the log was truncated and then appended to; None if they do not.
+    """Return a sentence about the leader epochs if they show that the log was truncated and then appended to, or None.
 
-    Epochs that begin at or above the log end of the preparation do not matter. A broker removes such an epoch when it
-    stops or starts, or when another leader is elected before anything is appended.
+    Epochs that begin at or above the log end of the preparation do not matter: a broker removes an epoch without
+    records when it stops or starts, or when another leader is elected.
     """
     end = then.log_end_offset
     known = {epoch: start for epoch, start in then.leader_epochs if start < end}
@@ -214,14 +218,16 @@ def _changed_settings(then: CompactionConfig, now: CompactionConfig) -> list[str
 
 def _of_end(record: Record, now: Now) -> ErrorText:
     """Return the reason why a round can no longer end at the prepared end offset, such as a lower high watermark or an
-    open transaction; NO_ERROR if it can.
+    open transaction; NO_ERROR if a round can still end there.
     """
     end = record.result.end_offset
     if now.selection is None or end > now.selection.first_uncleanable_offset:
         limit = "nothing can be cleaned" if now.selection is None else (
             f"cleaning is limited to offset {now.selection.first_uncleanable_offset} ({now.selection.limit})"
         )  # fmt: skip
-        return refusal(f"it was prepared up to offset {end}, and now {limit}", slug="prepared-end-not-reached")
+        return refusal(
+            f"the partition was prepared up to offset {end}, but now {limit}", slug="prepared-end-not-reached"
+        )
     return NO_ERROR
 
 
@@ -230,7 +236,7 @@ def _of_outputs(record: Record, now: Now) -> ErrorText:
     for output in record.outputs:
         if seen.get(output.name) != output:
             return refusal(
-                f"{output.name}, which was prepared, {'was changed' if output.name in seen else 'does not exist'}",
+                f"the prepared file {output.name} {'was changed' if output.name in seen else 'does not exist'}",
                 slug="prepared-output-changed",
             )
     return NO_ERROR
@@ -246,15 +252,17 @@ def _of_age(record: Record, now: Now) -> ErrorText:
         )
     if age_ms > limit_ms:
         return refusal(
-            f"it was prepared {duration_text(age_ms)} ago, and must be committed within {duration_text(limit_ms)}, "
-            "half of delete.retention.ms (a day if that is 0)",
+            f"the partition was prepared {duration_text(age_ms)} ago; the limit is {duration_text(limit_ms)}, half of "
+            "delete.retention.ms (a day if that is 0)",
             slug="prepared-too-long-ago",
         )
     return NO_ERROR
 
 
 def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Record | None, ErrorText]:
-    """Return the record in a partition directory with these `leftovers`, or the reason why there is no usable one."""
+    """Return the record of a preparation in the partition directory `path`, or None and the reason if it is not usable.
+    `leftovers` are the names of scratch files; if none is a record, the result is None and NO_ERROR.
+    """
     found = sorted(name for name in leftovers if is_record(name))
     if not found:
         return None, NO_ERROR
@@ -269,8 +277,8 @@ def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Re
 
 
 def discard(fs: FileSystem, path: str, keep: Sequence[str] | frozenset[str] = ()) -> int:
-    """Remove all prepared files in a partition directory, except `keep`; remove records first. Return the bytes of the
-    removed outputs.
+    """Remove all prepared files in a partition directory, except those named in `keep`; records are removed first.
+    Return the total bytes of the removed outputs.
     """
     found = [entry for entry in fs.scan(path) if is_prepared(entry.name) and entry.name not in keep]
     for entry in sorted(found, key=lambda entry: (not is_record(entry.name), entry.name)):

@@ -1,7 +1,7 @@
-"""Prepares compactions beside a running broker or on a stopped one: does all of a compaction except the commit.
+"""Prepares compactions: does all steps of a compaction except the commit, while the broker may be running or stopped.
 
-Takes keytail's own lock, not the broker's, so that one run at a time prepares in a log dir. In a partition only scratch
-files are written, which brokers ignore (PREPARED.md in this directory).
+A preparing run takes keytail's own lock, not the broker's, so that only one run at a time prepares in a log dir. In
+partitions a preparing run writes only scratch files, which brokers ignore (PREPARED.md in this directory).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _Chosen = tuple[LogDirFacts, PartitionEntry]
 
 
 def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Prepare the chosen partitions that are due; return a row for each chosen partition."""
+    """Prepare the chosen partitions that are due for compaction; return a row for each chosen partition."""
     with contextlib.ExitStack() as run:
         steps = Steps(request, fs, run)
         rules = request.rules(fs)
-        select_partitions(fs, request.partition_filter)  # report invalid flags before taking locks
+        select_partitions(fs, request.partition_filter)  # invalid flags are reported before locks are taken
         steps.submitted_session()
         steps.lock(request.partition_filter.log_dirs, names.PREPARE_LOCK)
-        # A run that holds Kafka's lock may have begun before the prepare lock existed, and it removes scratch files.
+        # A run that holds Kafka's lock removes scratch files, and may have begun before the prepare lock existed.
         refuse_other_run(request.partition_filter.log_dirs, fs)
         chosen, configuration = steps.select_partitions(rules.now_ms)
         rows: dict[str, ResultRow] = {}
@@ -88,8 +88,8 @@ def _plan(
     *,
     drop_keyless: bool,
 ) -> Planned:
-    """Return the plan of a partition. Keep an earlier run's preparation if it can still be committed and ends where
-    this run would end, or if the partition is refused; otherwise discard it.
+    """Return the plan of a partition, after discarding an earlier preparation that is not kept. A preparation is kept
+    if it can still be committed and ends where this run would end, or if the partition is refused or not due.
     """
     planned = plan_beside_a_broker(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]
@@ -107,10 +107,10 @@ def _plan(
                 discard(fs, entry.path, record.files)
                 return replace(planned, prepared=record)
             reason = ErrorText(
-                f"it was prepared up to offset {record.result.end_offset}, and cleaning now reaches offset "
+                f"the partition was prepared up to offset {record.result.end_offset}, but cleaning now reaches offset "
                 f"{selection.first_uncleanable_offset}"
             )
-    with contextlib.suppress(OSError):  # then the committing run discards it
+    with contextlib.suppress(OSError):  # after an error, the committing run discards the preparation
         discard(fs, entry.path)
     return replace(planned, discarded=reason)
 
@@ -118,7 +118,7 @@ def _plan(
 def _prepare(
     steps: Steps, configuration: Configuration, rules: Rules, planned: Sequence[Planned]
 ) -> Mapping[str, ResultRow]:
-    """Prepare the partitions that are due and not prepared yet; return the row of each, by path."""
+    """Prepare the partitions that are due and not prepared yet; return the rows of all planned partitions, by path."""
     fs, request = steps.fs, steps.request
     rows = {plan.facts.path: _row(plan) for plan in planned}
     found: dict[str, Found] = {}
@@ -186,7 +186,8 @@ def _row(plan: Planned) -> ResultRow:
 def _all_rows(
     rows: Mapping[str, ResultRow], tasks: Sequence[CleaningTask], done: Sequence[ResultRow]
 ) -> list[ResultRow]:
-    """Return the rows of a run that ended early: `done` for its `tasks`, `rows` for other partitions."""
+    """Return all rows of a run that ended early: the rows `done` of its `tasks`, and `rows` for all other partitions.
+    """
     known = dict(rows)
     known.update((task.partition_path, row) for task, row in zip(tasks, done, strict=True))
     return list(known.values())

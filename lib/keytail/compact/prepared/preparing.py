@@ -1,5 +1,5 @@
-"""The destination of a run that prepares compactions: outputs stay beside the segments until a later run commits them,
-with a record for each partition (PREPARED.md in this directory).
+"""The destination of a run that prepares compactions. Outputs remain beside the segments until a later run commits
+them; each prepared partition has a record of its preparation (PREPARED.md in this directory).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.tasks import as_problem
 
-AGAIN = "Run the command again, or let `compact --execute` read the partition when the broker is stopped"
+AGAIN = "Run the command again, or run `compact --execute` without a preparation while the broker is stopped"
 
 
 class SourcesChanged(Refused):
-    """A broker has replaced, removed or truncated segments since they were listed."""
+    """The error that a broker has replaced, removed or truncated segments since they were listed."""
 
     default_slug = "segments-changed-meanwhile"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A partition as it was before its task began. `sources` are the segments that may be replaced."""
+    """The state of a partition before its task began. `sources` are the segments that may be replaced."""
 
     basis: Basis
     sources: tuple[Source, ...]
@@ -75,12 +75,12 @@ class Preparing:
     task: CleaningTask
     row: ResultRow
     problem: KeytailError | None = None
-    made: list[int] = field(default_factory=list)  # always empty: nothing is put in place
+    made: list[int] = field(default_factory=list)  # always empty: a preparation replaces no segments
     _result: CleaningResult | None = None
     _record_name: str = ""
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Write the record, durably. Raises SourcesChanged if the sources are not those that were read."""
+        """Write the record of the preparation durably. Raises SourcesChanged if the sources have changed."""
         if is_stopped():
             raise Interrupted("interrupted")
         assert result.rest is None, "a preparation has one pass"
@@ -119,7 +119,7 @@ class Preparing:
         return replace(with_numbers(self.row, result), status="prepared", detail=detail)
 
     def remove_unneeded(self) -> None:
-        """Remove the scratch files of lost attempts, and retain prepared files."""
+        """Remove the scratch files of lost attempts, but retain the prepared files."""
         prepared = Prepared(self.result, frozenset({self._record_name}), self.task.run_id)
         remove_unneeded(self.target.fs, replace(self.task, prepared=prepared), self.result)
 
@@ -127,8 +127,8 @@ class Preparing:
         return warnings_of(self.row.name, self.result)
 
     def fail(self, problem: KeytailError) -> None:
-        """Discard the preparation of a partition and set its row. If a broker has changed the log in the meantime, the
-        row reports this instead of `problem`, which is then not an error of the log.
+        """Discard the preparation of a partition, and set the partition's row. If a broker has changed the log since it
+        was listed, the row reports this change, because it may have caused `problem`.
         """
         remove_unneeded(self.target.fs, self.task)
         try:
@@ -143,7 +143,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Prepare:
-    """The destination of a run that only prepares. `found`: each partition as it was before its task, by path."""
+    """The destination of a run that only prepares. `found` has the state of each partition before its task, by path."""
 
     fs: FileSystem
     found: Mapping[str, Found]
@@ -156,6 +156,6 @@ class Prepare:
         return Preparing(self, task, row)
 
     def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
-        """Move nothing: the committing run moves the checkpoints."""
+        """Return an empty iterator: the checkpoints are moved by the run that commits."""
         return iter(())
 

@@ -1,8 +1,8 @@
-"""The record of a prepared compaction: what was read, what the decisions depend on, and what was written.
+"""The record of a prepared compaction: its sources, the facts on which its decisions depend, and its outputs.
 
-A record is JSON with a version, in a scratch file that is written to the partition's directory when the outputs are
-durable and proven (PREPARED.md in this directory). The owner of the directory can change it, so committing.py checks it
-before it is used.
+A record is JSON with a version number, in a scratch file that is written to the partition's directory after the outputs
+are durable and proven (PREPARED.md in this directory). The owner of the directory can change the record, so it is
+checked when it is read, and committing.py compares it with the present files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A file of the outputs, under its scratch name."""
+    """A prepared file: its scratch name, size, modification time and inode."""
 
     name: str
     size_bytes: int
@@ -50,7 +50,7 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Basis:
-    """What the decisions of a preparation depend on, besides the bytes of the sources.
+    """The facts on which the decisions of a preparation depend, besides the bytes of the sources.
 
     `log_end_offset` is the log end offset at the time of the survey, `leader_epochs` are pairs of epoch and start
     offset, and `removal_limit_offset` is as in `CleaningTask`.
@@ -69,7 +69,8 @@ class Basis:
 
 @dataclass(frozen=True)
 class Record:
-    """A prepared compaction of one partition, whose round is from `first_dirty_offset` to `result.end_offset`."""
+    """A prepared compaction of one partition, whose round covers the offsets from `first_dirty_offset` to before
+    `result.end_offset`."""
 
     run_id: str
     topic: str
@@ -87,7 +88,7 @@ class Record:
 
     @property
     def files(self) -> frozenset[str]:
-        """The names of all scratch files of the preparation, its record included."""
+        """The names of all scratch files of the preparation, including its record."""
         return frozenset((self.file_name, *(output.name for output in self.outputs)))
 
 
@@ -96,7 +97,7 @@ def record_name(base_offset: int, run_id: str) -> str:
 
 
 def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> tuple[Source, ...]:
-    """Return the `.log` files of these segments as they are now. Raises OSError if one does not exist any more."""
+    """Return the present identity of each segment's `.log` file. Raises FileNotFoundError if a file does not exist."""
     entries = {entry.name: entry for entry in fs.scan(path)}
     found = []
     for segment in segments:
@@ -111,7 +112,7 @@ def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> 
 
 
 def see_outputs(fs: FileSystem, path: str, files: frozenset[str]) -> tuple[Output, ...]:
-    """Return the scratch files among `files` that exist, sorted by name."""
+    """Return the files in `path` whose names are in `files`, sorted by name."""
     return tuple(
         sorted(
             Output(entry.name, entry.size_bytes, entry.mtime_ns, entry.inode)
@@ -131,11 +132,12 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes, where: str) -> Record:
-    """Parse a record. Raises CorruptLog if it cannot be read or has another version."""
+    """Return the record that `data`, read from the file `where`, contains. Raises CorruptLog if the record is invalid
+    or has another version."""
     try:
         stored = parse_object(data)
         if (version := stored.pop("version")) != _VERSION:
-            raise ValueError(f"it has version {version}, and this keytail reads version {_VERSION}")
+            raise ValueError(f"the record has version {version}, but this release supports only version {_VERSION}")
         basis, result = stored["basis"], stored["result"]
         config = basis["config"]
         config["cleanup_policy"] = frozenset(config["cleanup_policy"])
@@ -151,7 +153,7 @@ def decode_record(data: bytes, where: str) -> Record:
         _check_groups(record)
         foreign = [name for name in record.files if names.parse_file_name(name).run_id != record.run_id]
         if foreign:
-            raise ValueError("it lists files of other runs")
+            raise ValueError("the record lists files of other runs")
         if os.path.basename(where) != record.file_name:
             raise ValueError("the preparation was stopped before the record had its final name")
         return record
@@ -181,23 +183,23 @@ def _check_numbers(record: Record) -> None:
         *(file.size_bytes for out in outputs for file in out.files),
     ]
     if not all(isinstance(number, int) and 0 <= number <= names.MAX_OFFSET for number in numbers):
-        raise ValueError("an offset or a size in it is not a number from 0 to 2^63 - 1")
+        raise ValueError("an offset or size in the record is not a number from 0 to 2^63 - 1")
 
 
 def _check_groups(record: Record) -> None:
-    """Raise ValueError unless the groups replace exactly the sources, by files that are listed among the outputs."""
+    """Raise ValueError unless the groups replace exactly the sources, with files that are listed among the outputs."""
     groups = record.result.groups
     replaced = [base for group in groups for base in group.source_bases]
     if not replaced or replaced != [source.base_offset for source in record.sources]:
-        raise ValueError("it does not list the segments that it replaces")
+        raise ValueError("the listed sources are not the segments that the groups replace")
     if any(group.snapshots for group in groups):  # a compaction writes no producer snapshots
-        raise ValueError("it lists producer snapshots")
+        raise ValueError("the record lists producer snapshots")
     outputs = {output.name for output in record.outputs}
     for out in (out for group in groups for out in group.segments):
         for file in out.files:
             named = names.parse_file_name(file.name)
             if file.name not in outputs or (named.base_offset, named.suffix) != (out.base_offset, file.suffix):
-                raise ValueError("it does not list the files of its segments")
+                raise ValueError("the listed outputs are not the files of the new segments")
 
 
 def _group(stored: dict[str, Any]) -> GroupOutput:

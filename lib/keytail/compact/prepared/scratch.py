@@ -1,4 +1,4 @@
-"""The scratch files of preparations, by their names. Importing this module loads no kernels."""
+"""Recognises the scratch files of preparations by their names. Importing this module loads no kernels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from keytail.format import names
 from keytail.log.fs import FileSystem
 
-RUN_ID_PREFIX = "p"  # other run ids are hexadecimal, so none begins with it
+RUN_ID_PREFIX = "p"  # first character of the id of a preparing run; other run ids are hexadecimal
 
 
 def is_record(name: str) -> bool:
-    """Return whether this is the name of the record of a preparation."""
+    """Return whether `name` is the file name of the record of a preparation."""
     parsed = names.parse_file_name(name)
     return parsed.kind == "scratch" and parsed.suffix == names.PREPARED
 
 
 def is_prepared(name: str) -> bool:
-    """Return whether this is the name of a scratch file of a run that prepares."""
+    """Return whether `name` is the file name of a scratch file of a preparing run."""
     parsed = names.parse_file_name(name)
     return parsed.kind == "scratch" and parsed.run_id.startswith(RUN_ID_PREFIX)
 

@@ -1,5 +1,5 @@
-"""Repacks the chosen partitions (`keytail compact --repack`): plans, and runs other tasks as a compaction runs its own.
-"""
+"""Repacks the chosen partitions (`keytail compact --repack`): plans them, and runs repack tasks with the code that runs
+the tasks of a compaction."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from keytail.run.rows import ResultRow
 from keytail.run.spark.session import session_of_run
 from keytail.undo.options import announce_backup, backup_of
 
-# A repack reads the sources to write and to prove, and the output, about as large, to prove.
+# Estimate of how often each byte is read: the sources to write and to prove, and the output to prove.
 _TIMES_READ = 2.7
 
 
 def repack(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Repack the chosen partitions, or plan that without --execute; return a row for each."""
+    """Repack the chosen partitions, or only plan this without --execute; return a row for each partition."""
     refuse_combinations(request)
     return run_in_place(request, REPACK, fs) if request.execute else _plan_only(request, fs)
 
@@ -85,7 +85,8 @@ def _planned(
     rules: Rules,
     request: Request,
 ) -> Planned:
-    """Plan a partition; refuse it if it has a preparation, or if this process cannot create files like its files."""
+    """Return the plan of a partition. The plan is a refusal if the partition has a prepared compaction, or if this
+    process cannot give new files the owner and mode of the partition's files."""
     planned = plan_repack(fs, log_dir, entry, configuration, rules, _flags(request))
     facts = planned.facts
     if planned.decision.status == "refused" or not (planned.wanted or facts.leftovers):
@@ -94,9 +95,10 @@ def _planned(
         fs.refuse_unless_like(fs.stat(facts.path))
         if facts.leftovers and read_record(fs, facts.path, facts.leftovers)[0] is not None:
             raise Refused(
-                "the partition has files that `compact --prepare` has written, which a repack would make useless",
+                "`compact --prepare` has prepared files for the partition, which a repack would make useless",
                 path=facts.path,
-                remedy="Commit them with `compact --prepared-only --execute`, or remove them with `prepared --discard`",
+                remedy="Commit the prepared files with `compact --prepared-only --execute`, or remove them with "
+                "`prepared --discard --execute`",
                 slug="partition-is-prepared",
             )
     except (KeytailError, OSError) as problem:
@@ -107,7 +109,7 @@ def _planned(
 def _plan_resolved(
     fs: FileSystem, chosen: SelectedPartitions, configuration: Configuration, rules: Rules, request: Request
 ) -> list[Planned]:
-    """Return the decisions, after resolving leftovers of interrupted runs in partitions that are not refused."""
+    """Return the plans of all partitions, after resolving leftovers of interrupted runs in those not refused."""
 
     def plan(log_dir: LogDirFacts, entry: PartitionEntry) -> Planned:
         return _planned(fs, log_dir, entry, configuration, rules, request)
@@ -142,14 +144,14 @@ def _tasks(planned: Iterable[Planned], rules: Rules, request: Request, run_id: s
             continue
         task = RepackTask.of(
             plan.facts,
-            # No section is mapped: `begins_at` is where the section to repack begins.
+            # A repack maps no section. The section to repack begins at `begins_at`.
             first_dirty_offset=selection.first_uncleanable_offset,
             first_uncleanable_offset=selection.first_uncleanable_offset,
             now_ms=rules.now_ms,
             config=plan.config,
             run_id=run_id,
             hash_seed=secrets.randbits(63),
-            map_memory_bytes=1,  # it needs none
+            map_memory_bytes=1,  # a repack has no offset map
             throttle_bytes_per_s=request.throttle_bytes_per_s or None,
             repacking=_with_expiration(repacking, plan.config, flags),
             cleaner_checkpoint=plan.facts.cleaner_checkpoint,
@@ -188,7 +190,7 @@ class _Repacked(Replacing):
 
 
 class _InPlace(InPlace):
-    """The destination of a repack, which does not change where the next round of compaction begins."""
+    """The destination of a repack: it replaces segments in place, and does not change the cleaner's checkpoint."""
 
     def begin(self, task: CleaningTask, row: ResultRow) -> Replacing:
         return _Repacked(self.fs, self.keeper, task, row)

@@ -1,6 +1,6 @@
-"""Merges neighbouring batches of one segment, and compresses batches again, chunk by chunk (REPACK.md).
+"""Merges neighbouring batches of one segment and compresses batches with another codec, chunk by chunk (REPACK.md).
 
-Memory: the chunks of a reader, the open batch, and the bytes of its sources.
+Memory holds the reader's chunks, the open batch (to which source batches are added), and the bytes of its sources.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from keytail.log.records.scan import Portion, RecordScanner
 
 
 class Repacked(Protocol):
-    """Takes the batches of one segment in order: BATCH_TABLE rows over their bytes, both valid during the call."""
+    """Receives the batches of one repacked segment in order. `data` are their bytes, `table` their BATCH_TABLE rows;
+    both are valid only during the call."""
 
     def unchanged(self, data: np.ndarray, table: np.ndarray) -> None:
-        """Take batches of the source, byte for byte."""
+        """Receive batches that are copied from the source byte for byte."""
 
     def changed(self, data: np.ndarray, table: np.ndarray) -> None:
-        """Take a batch that replaces source batches."""
+        """Receive one batch that replaces source batches."""
 
 
 class Merger:
     """Repacks the segments of a partition into `out`, one segment after the other.
 
-    `kept` are the base offsets (int64, sorted) of batches that must stay as they are; `forgotten` tells which batches
+    `kept` are the base offsets (int64, sorted) of batches that must not be changed. `forgotten` decides which batches
     may be merged without their producer.
     """
 
@@ -63,10 +64,10 @@ class Merger:
         self._state = np.zeros(kernels.STATE, np.int64)
         self._state[kernels.LIMIT] = repacking.block_bytes(max_message_bytes)
         self._state[kernels.MAX_RECORDS] = WHOLE_BLOCK_RECORDS
-        # The open batch: its sources in this chunk begin at row `_first`, those of earlier chunks are copies.
+        # The open batch: its sources in this chunk begin at row `_first`; `_earlier` has copies of earlier sources.
         self._first = 0
         self._earlier: list[tuple[np.ndarray, np.ndarray]] = []
-        self._last_row = np.zeros(1, BATCH_TABLE)  # the last row of the chunk before
+        self._last_row = np.zeros(1, BATCH_TABLE)  # the last row of the previous chunk
         self._is_last_free = False
 
     def repack(self, chunks: Iterable[Chunk], out: Repacked) -> None:
@@ -98,8 +99,8 @@ class Merger:
             self._earlier.append((part[0].copy(), part[1]))
 
     def _decide(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return by the headers alone, for each row, whether it must be opened, and whether it may be merged with the
-        row before it."""
+        """Return for each row, from the headers alone, whether its batch must be opened, and whether this batch may be
+        merged with the batch before it (bool arrays)."""
         attributes, codecs = table["attributes"], table["attributes"] & CODEC_MASK
         rebuildable = (table["magic"] == 2) & (table["record_count"] > 0) & ((attributes & CONTROL) == 0)
         rebuildable &= ((attributes & ~v2.KNOWN_ATTRIBUTES) == 0) & (codecs <= v2.MAX_CODEC)
@@ -117,14 +118,14 @@ class Merger:
             joins[:] = False
         wanted = joins.copy()
         wanted[:-1] |= joins[1:]
-        wanted[-1] |= free[-1] and self._repacking.merges  # the next chunk is not known yet
+        wanted[-1] |= free[-1] and self._repacking.merges  # the first batch of the next chunk is not yet known
         if self._repacking.codec is not None:
             wanted |= codecs != self._repacking.codec
         self._is_last_free, self._last_row = bool(free[-1]), table[-1:].copy()
         return wanted & rebuildable, joins
 
     def _share_fields(self, before: np.ndarray, table: np.ndarray) -> np.ndarray:
-        """Return for each row whether its header allows one batch with the row before it."""
+        """Return for each row of `table` whether its header may be merged with that of the same row in `before`."""
         attributes = table["attributes"]
         kinds = DELETE_HORIZON | LOG_APPEND_TIME | (CODEC_MASK if self._repacking.codec is None else 0)
         same = ((before["attributes"] ^ attributes) & kinds) == 0
@@ -159,7 +160,7 @@ class Merger:
                 state[kernels.ROW] = end
 
     def _reserve(self, needed: int) -> None:
-        """Make room in the block for this many bytes more."""
+        """Enlarge the block, if necessary, so that `needed` more bytes fit."""
         used = int(self._state[kernels.USED]) if self._is_open else 0
         if len(self._block) < used + needed:
             larger = np.empty(2 * (used + needed), np.uint8)
@@ -170,7 +171,7 @@ class Merger:
         out.unchanged(*_rows_of(chunk, first, end))
 
     def _close(self, chunk: Chunk | None, end: int, out: Repacked) -> None:
-        """End the open batch before row `end` of the chunk; None: before the end of the segment."""
+        """End the open batch before row `end` of the chunk, or at the end of the segment if `chunk` is None."""
         sources = list(self._earlier)
         if chunk is not None and end > self._first:
             sources.append(_rows_of(chunk, self._first, end))
@@ -184,14 +185,14 @@ class Merger:
         self._earlier = []
 
     def _merged(self, sources: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the open batch and its row, or None if its sources must stay as they are.
+        """Return the open batch and its row, or None if its sources must be copied unchanged.
 
-        They stay if the batch would exceed `max.message.bytes`; and if it would be no smaller than they are, unless a
-        batch that is compressed with another codec is among them.
+        The sources are copied if the new batch would exceed `max.message.bytes`. The sources are also copied if the new
+        batch would not be smaller, unless a source is compressed with a codec other than the requested one.
         """
         repacking, state = self._repacking, self._state
         codecs = {attributes & CODEC_MASK for _, table in sources for attributes in table["attributes"].tolist()}
-        codec = max(codecs) if repacking.codec is None else repacking.codec  # without a given codec, all have the same
+        codec = max(codecs) if repacking.codec is None else repacking.codec  # if none is given, all are equal
         if state[kernels.SOURCES] == 1 and codecs == {codec}:
             return None
         block = memoryview(self._block)[: int(state[kernels.USED])]
@@ -212,7 +213,7 @@ class Merger:
 
 
 def _without_producers(table: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Return the rows of a table, those of `which` (bool) without their producer."""
+    """Return the rows of a table, without the producer fields in the rows that `which` (bool) selects."""
     if not which.any():
         return table
     table = table.copy()

@@ -1,4 +1,4 @@
-"""The flags of `compact --repack`, and the flags that cannot be combined with it."""
+"""Declares the flags of `compact --repack`, and refuses flags that cannot be combined with it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from keytail.compact.command import Request
 
 DEFAULT_BATCH_BYTES = 256 << 10
-MAX_BATCH_BYTES = 32 << 20  # larger batches are read in pieces, and not rebuilt
+MAX_BATCH_BYTES = 32 << 20  # larger batches are read in pieces and are not rebuilt
 
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec by its number, and its level; None: the default of Kafka's codec."""
+    """The number of a codec, and a compression level; a level of None is the default level of Kafka's codec."""
 
     codec: int
     level: int | None = None
@@ -28,7 +28,7 @@ class Compression:
 
 @dataclass(frozen=True)
 class RepackFlags:
-    """The flags of `--repack`. `compression` None: batches keep their codec."""
+    """The flags of `--repack`. If `compression` is None, batches keep their codec."""
 
     compression: Compression | None = None
     batch_bytes: int = DEFAULT_BATCH_BYTES
@@ -45,29 +45,29 @@ def _compression(text: str) -> Compression:
 
 Repack = Annotated[bool, o.run_flag(
     "--repack",
-    "Remove no record, but merge neighbouring batches into larger ones, in topics of every cleanup.policy. The "
-    "active segment stays as it is.",
+    "Merge neighbouring batches into larger ones without removing records, in topics of every cleanup.policy. The "
+    "active segment is not changed.",
 )]
 CompressionFlag = Annotated[Compression | None, o.run_flag(
     "--compression CODEC[:LEVEL]",
-    "With --repack: codec of all batches, none, gzip, snappy, lz4 or zstd, such as zstd:6. Default: the codec of each "
-    "batch.",
+    "With --repack: codec of all batches (none, gzip, snappy, lz4 or zstd), for example zstd:6. Default: each batch "
+    "keeps its codec.",
     parser=_compression,
 )]
 BatchBytes = Annotated[int | None, o.run_flag(
     "--batch-bytes SIZE",
-    "With --repack: maximum size of a merged batch before compression, also limited by max.message.bytes, at most 32m; "
-    "0 merges nothing. Default: 256k.",
+    "With --repack: maximum size of a merged batch before compression, up to 32m; max.message.bytes also limits it. 0 "
+    "disables merging. Default: 256k.",
 )]
 ReplicasInSync = Annotated[bool, o.safety_flag(
     "--replicas-in-sync",
-    "With --repack: assert that all followers have every record below the high watermark, if the metadata log does not "
-    "show it. A follower whose log ends inside a merged batch of its leader fails.",
+    "With --repack: assert that all followers have every record below the high watermark, even if the metadata log "
+    "does not show this. A follower whose log ends inside a merged batch of its leader fails.",
 )]
 ForgetProducers = Annotated[bool, o.run_flag(
     "--forget-producers",
-    "With --repack: also merge batches of idempotent and transactional producers, without their producer ids, if these "
-    "have been idle for producer.id.expiration.ms and their transaction was committed.",
+    "With --repack: also merge batches of idempotent and transactional producers that have been idle for "
+    "producer.id.expiration.ms. Their producer ids are removed; transactions must have been committed.",
 )]
 
 
@@ -78,7 +78,7 @@ def repack_flags(
     replicas_in_sync: ReplicasInSync = False,
     forget_producers: ForgetProducers = False,
 ) -> RepackFlags | None:
-    """Return the flags of --repack; None without it."""
+    """Return the flags of a repack; None if --repack is not given."""
     if repack:
         if compression is not None:
             from keytail.format.compression import check_level  # noqa: PLC0415 (--help needs no codec)
@@ -93,7 +93,7 @@ def repack_flags(
         if forget_producers and not batch_bytes:
             raise UsageProblem(
                 "--forget-producers cannot be combined with --batch-bytes 0: only merged batches lose their producers",
-                remedy="Omit one of them",
+                remedy="Omit one of the two flags",
                 slug="conflicting-flags",
             )
         return RepackFlags(compression, batch_bytes, replicas_in_sync, forget_producers)
@@ -118,7 +118,7 @@ def refuse_combinations(request: Request) -> None:
     if request.repack is not None and request.repack.forget_producers and request.unsafe_clock:
         raise UsageProblem(
             "--forget-producers cannot be combined with --unsafe-clock: brokers forget producers by their own clock",
-            remedy="Omit one of them",
+            remedy="Omit one of the two flags",
             slug="conflicting-flags",
         )
     reasons = {
@@ -126,7 +126,7 @@ def refuse_combinations(request: Request) -> None:
         "--prepared-only": (request.prepared_only, "a repack has no preparation"),
         "--output-dir": (bool(request.output_dirs), "a repack replaces segments in place"),
         "--scratch-dir": (request.scratch_dir is not None, "a repack replaces segments in place"),
-        "--roll-active": (request.roll_active, "a repack leaves the active segment as it is"),
+        "--roll-active": (request.roll_active, "a repack does not change the active segment"),
         "--show-keys": (request.show_keys, "a repack counts no keys"),
         "--fan-out": (request.fan_out != "auto", "one task repacks a whole partition"),
         "--grouping": (request.grouping != "measured", "a repack merges no segments"),
@@ -138,7 +138,7 @@ def refuse_combinations(request: Request) -> None:
         "--broker-version": (request.configuration.broker_version is not None, _REMOVES),
         "--message-format": (
             request.configuration.message_format != "unknown",
-            "a repack leaves messages of magic 0 and 1 as they are",
+            "a repack does not change messages of magic 0 and 1",
         ),
     }
     for flag, (is_given, why) in reasons.items():

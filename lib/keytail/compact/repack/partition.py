@@ -1,7 +1,7 @@
-"""Repacks one partition: writes new segments for those in which a batch changes, and proves them.
+"""Repacks one partition: writes a new segment for each segment in which a batch changes, and proves the new segments.
 
 `repack_partition` writes only scratch files, may run on any host that has access to the directory, and may be repeated.
-The driver installs its output as that of a compaction.
+The driver installs the new segments in the same way as those of a compaction.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ _BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RepackResult(CleaningResult):
-    """Also has the numbers of batches in the segments that were read, before and after."""
+    """The result of a repack: also has the numbers of batches in the segments that were read, before and after."""
 
     batches_before: int = 0
     batches_after: int = 0
 
 
 def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
-    """Write the replacements of the segments below the end offset in which a batch changes, and prove them.
+    """Write and prove the replacements of the segments in which a batch changes, and return the result.
 
-    Segments without a change have no group in the result. Raises CorruptLog or Refused, after removing every scratch
-    file of this attempt. Memory: less than 512 MiB, whatever the size of the segments.
+    Only segments below `first_uncleanable_offset` are read; segments without a change have no group in the result. On
+    any error, all scratch files of this attempt are removed. Raises CorruptLog, Refused or KeytailError. Memory: less
+    than 512 MiB for segments of any size.
     """
     clock = PhaseClock()
     check_sources(fs, task)
@@ -76,7 +77,7 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
             groups = writer.finish(_end_of(task, written.numbers[-1]) if written.numbers else 0)
         with clock.phase("prove"):
             report = prove_repack(fs, _spec(task, groups, live, producers.forgotten.ids, state))
-    except BaseException:  # whatever ends the task, its scratch files are removed
+    except BaseException:  # scratch files are removed after every kind of error
         writer.discard()
         raise
     result = replace(_result(task, written, writer, groups, stop, end), phases_s=clock.seconds)
@@ -86,10 +87,10 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
 
 
 def _live_producers(fs: FileSystem, task: RepackTask, reader: SegmentReader) -> np.ndarray:
-    """Return the ids (int64, sorted) of the producers whose last batches must stay: of all that a broker would know, or
-    of those that have not expired if the others are forgotten.
+    """Return the ids (int64, sorted) of the producers whose last batches must not be changed: all producers that a
+    broker would know or, if expired producers are forgotten, all that have not expired.
 
-    If only batches without a producer change, the ids are not needed.
+    If only batches without a producer are changed, the ids are not needed, and the result is empty.
     """
     if task.repacking.codec is None and task.expired_before_ms is None:
         return np.empty(0, np.int64)
@@ -98,7 +99,8 @@ def _live_producers(fs: FileSystem, task: RepackTask, reader: SegmentReader) -> 
 
 
 def producers_of_log(task: RepackTask, reader: SegmentReader, live: np.ndarray, end: int) -> ProducersOfLog:
-    """Return what the headers of the log show about producers; the repack reads the segments before number `end`."""
+    """Return what the batch headers of the whole log show about producers. The repack reads segments before number
+    `end`; `live` are the ids (int64, sorted) of the producers whose last batches must not be changed."""
     headers = HeaderPass(live, task.expired_before_ms)
     if len(live) or task.expired_before_ms is not None:
         for number in range(len(task.segments)):
@@ -117,7 +119,7 @@ def _chunks(task: RepackTask, reader: SegmentReader, number: int) -> Generator[C
 
 
 def _end_of(task: RepackTask, number: int) -> int:
-    """Return the offset below which segment `number` ends."""
+    """Return the end offset of segment `number`: the base offset of the next segment, or the log end offset."""
     return task.segments[number + 1].base_offset if number + 1 < len(task.segments) else task.log_end_offset
 
 
@@ -131,8 +133,8 @@ def _writer(fs: FileSystem, task: RepackTask) -> OutputWriter:
 
 
 def _txn_index(fs: FileSystem, task: RepackTask, base: int, next_base: int) -> bytes:
-    """Return the transaction index of the output with the offsets from `base` to before `next_base`: the entries of its
-    source that are there."""
+    """Return the transaction index of the output with the offsets from `base` to before `next_base`: those entries of
+    the source's index whose last offset is in this range."""
     number = bisect_right(task.segments, base, key=attrgetter("base_offset")) - 1
     segment = task.segments[number]
     if not segment.txn_index_bytes:
@@ -147,26 +149,26 @@ def _txn_index(fs: FileSystem, task: RepackTask, base: int, next_base: int) -> b
 
 @dataclass
 class _Written:
-    """Gives the batches of segments to a writer. A segment gets an output at its first change, which then begins with a
-    copy of the batches before it.
+    """Appends the repacked batches of segments to a writer. The output of a segment is created at the first changed
+    batch, and begins with a copy of the unchanged batches before it.
     """
 
     fs: FileSystem
     task: RepackTask
     writer: OutputWriter
-    copier: SegmentReader  # reads the batches before the first change
+    copier: SegmentReader  # reads the batches before the first changed batch
     batches_before: int = 0
     batches_after: int = 0
-    numbers: list[int] = field(default_factory=list)  # of the segments that changed
+    numbers: list[int] = field(default_factory=list)  # numbers of the changed segments
     sources: list[SourceCounts] = field(default_factory=list)
     _number: int = 0
     _has_output: bool = False
-    _unchanged_bytes: int = 0  # of the segment before its first change
+    _unchanged_bytes: int = 0  # bytes of the segment before its first changed batch
     _parts: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    _bytes: int = 0  # in `_parts`
+    _bytes: int = 0  # total bytes in `_parts`
 
     def has_room_for(self, number: int) -> bool:
-        """Return whether the pass may also write segment `number`; it may always write one."""
+        """Return whether this pass may also write segment `number`: its first segment, or if scratch space suffices."""
         limit = self.task.max_scratch_bytes
         if limit is None or not self.numbers:
             return True
@@ -211,7 +213,8 @@ class _Written:
                 self.writer.append(chunk.raw, chunk.table)
 
     def _put(self, data: np.ndarray, table: np.ndarray) -> None:
-        """Write the batches, or a buffer of them: writing each by itself would take longer than making it."""
+        """Add the batches to a buffer, which is written when it is full: many small writes would take longer than the
+        repacking itself."""
         if self._bytes + len(data) > _BUFFER_BYTES:
             self._flush()
         if len(data) > _BUFFER_BYTES:
@@ -230,7 +233,8 @@ class _Written:
 def _result(
     task: RepackTask, written: _Written, writer: OutputWriter, groups: tuple[GroupOutput, ...], stop: int, end: int
 ) -> RepackResult:
-    """Return the result of a pass that has read the segments before number `stop`, of those before number `end`."""
+    """Return the result of a pass that has read the segments before number `stop`. If `stop` is below `end`, the result
+    has the state for the next pass."""
     state = task.saved_state
     before = state if isinstance(state, RepackState) else RepackState.at(task.first_segment, Totals())
     same = [task.segments[source.segment] for source in written.sources if source.segment not in written.numbers]

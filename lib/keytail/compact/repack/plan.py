@@ -1,4 +1,4 @@
-"""Decides which partitions may be repacked, up to which offset. Reads no log data and changes nothing."""
+"""Decides which partitions may be repacked, and up to which offset. Reads no log data and changes no file."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from keytail.log.producers import Unstable, first_unstable
 
 _MAX_MESSAGE_BYTES, _UNCLEAN = "max.message.bytes", "unclean.leader.election.enable"
 _NEEDED = (_MAX_MESSAGE_BYTES, "remote.storage.enable")
-# Bytes per second and core that a repack reads, merges, writes and proves, and seconds for a partition: rough by
-# design, as in run/rates.py.
+# Rough estimates, as in run/rates.py: bytes per second and core that a repack reads, merges, writes and proves, and
+# seconds that each partition takes in addition.
 _BYTES_PER_S = 60e6
 _PARTITION_S = 0.1
 _MARGIN_BYTES = 1 << 20
@@ -44,7 +44,8 @@ def plan_repack(
     rules: Rules,
     flags: RepackFlags,
 ) -> Planned:
-    """Survey a partition and decide; an error of the partition or its settings makes the decision a refusal."""
+    """Survey a partition and return its plan. After an error of the partition or its settings, the plan is a refusal.
+    """
     facts = None
     try:
         config = configuration.for_compaction(entry.topic)[1]
@@ -66,7 +67,7 @@ def plan_repack(
         decision = decide(facts, config, unknown, rules, unstable)
         if decision.status == "would-compact":
             refuse_missing_segments(fs, facts)
-            if facts.clean_shutdown:  # if not, a broker was killed, and its start recovers the log
+            if facts.clean_shutdown:  # after a kill, the broker recovers the log when it starts
                 by_checkpoint = rules.high_watermark == "checkpoint"
                 refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
     except (KeytailError, OSError) as problem:
@@ -75,23 +76,23 @@ def plan_repack(
 
 
 _NO_HIGH_WATERMARK = refusal(
-    "the high watermark is unknown, and --high-watermark log-end does not tell what other replicas have: a follower "
-    "whose log ends inside a merged batch fails",
+    "the high watermark is unknown, and --high-watermark log-end does not show which records other replicas have: a "
+    "follower whose log ends inside a merged batch fails",
     slug="replicas-unknown",
-    remedy="Start the broker and stop it cleanly; or give --batch-bytes 0, which merges nothing",
+    remedy="Start the broker and stop it cleanly; or give --batch-bytes 0, which disables merging",
 )
 
 
 def refused(facts: PartitionFacts, problem: KeytailError | OSError) -> Planned:
-    """Return the refusal of a partition because of an error."""
+    """Return a plan that refuses the partition because of an error."""
     decision = Decision("refused", in_words(problem), None)
     known = problem if isinstance(problem, KeytailError) else None
     return Planned(facts, None, decision, corrupt=isinstance(problem, CorruptLog), problem=known)
 
 
 def why_settings_unknown(configuration: Configuration, topic: str, *names: str) -> ErrorText:
-    """Return why one of these settings is unknown, with a remedy; empty if all are known. Kafka's default is unknown
-    if the broker's file, which could set another one, was not read."""
+    """Return why one of the settings `names` is unknown, with a remedy; NO_ERROR if all are known. A setting that could
+    take its value from the broker's file is unknown if the file was not read."""
     if unknown := configuration.unknown(topic, names):
         return unknown
     cluster = configuration.cluster
@@ -109,38 +110,38 @@ def why_settings_unknown(configuration: Configuration, topic: str, *names: str) 
 
 
 def why_expiration_unknown(configuration: Configuration, topic: str) -> ErrorText:
-    """Return why it is unknown which producers have expired, with a remedy; empty if it is known."""
+    """Return why it is unknown which producers have expired, with a remedy; NO_ERROR if it is known."""
     found = configuration.producer_expiration(topic).uncertain
     if found is None:
         return NO_ERROR
     return refusal(
-        f"which producers have expired is unknown: {found.name} {found.why}",
+        f"it is unknown which producers have expired: {found.name} {found.why}",
         slug="unknown-topic-settings",
         remedy=f"{found.remedy} --topic-config {found.name}=VALUE; or run without --forget-producers",
     )
 
 
 def why_not_mergeable(configuration: Configuration, topic: str) -> ErrorText:
-    """Return why batches of a replicated topic must not be merged, with a remedy; empty if they may be.
+    """Return why batches of a replicated topic must not be merged, with a remedy; NO_ERROR if they may be merged.
 
     A broker that truncates its log to an offset inside a batch removes the whole batch, but keeps this offset as its
-    log end: the records before it are lost on this replica, without any message. Only after an unclean leader election
-    does it truncate below the high watermark.
+    log end: the batch's records before this offset are lost on the replica, without any message. A broker truncates
+    below the high watermark only after an unclean leader election.
     """
     if unknown := why_settings_unknown(configuration, topic, _UNCLEAN):
         return unknown
     if not configuration.of(topic).value(_UNCLEAN):
         return NO_ERROR
     return refusal(
-        f"unclean.leader.election.enable is true for {topic}: after such an election, this broker could truncate its "
-        "log inside a merged batch, and would lose the first records of that batch without any message",
+        f"unclean.leader.election.enable is true for {topic}: after an unclean election, this broker could truncate "
+        "its log inside a merged batch, and would lose the first records of that batch without any message",
         slug="unclean-leader-election",
-        remedy="Set unclean.leader.election.enable to false, or give --batch-bytes 0, which merges nothing",
+        remedy="Set unclean.leader.election.enable to false, or give --batch-bytes 0, which disables merging",
     )
 
 
 def replicas_of(cluster: Cluster | None, topic: str, partition: int) -> int | None:
-    """Return the number of replicas of a partition by the metadata log; None if it is unknown."""
+    """Return the number of replicas of a partition according to the metadata log; None if it is unknown."""
     if cluster is None or cluster.metadata is None or topic in cluster.metadata.uncertain_topics:
         return None
     found = cluster.metadata.topics.get(topic)
@@ -148,19 +149,19 @@ def replicas_of(cluster: Cluster | None, topic: str, partition: int) -> int | No
 
 
 def why_not_in_sync(cluster: Cluster | None, topic: str, partition: int) -> ErrorText:
-    """Return why followers may lack records below the high watermark, with a remedy; empty if the metadata log shows
-    that none does.
+    """Return why followers may lack records below the high watermark, with a remedy; NO_ERROR if the metadata log shows
+    that no follower lacks any.
 
-    A replica in sync has all records below the high watermark of its leader, and also later, when it is no longer in
-    sync. The broker of these log dirs is stopped, and so need not be in sync.
+    An in-sync replica has all records below the high watermark of its leader, and still has them after it has fallen
+    out of sync. The broker of these log dirs is stopped, so it need not be in sync.
     """
     remedy = (
-        "Let all followers catch up, and stop the broker ten minutes later; or state with --replicas-in-sync that all "
-        "followers have every record below the high watermark; or give --batch-bytes 0, which merges nothing"
+        "Let all followers catch up, and stop the broker ten minutes later; or assert with --replicas-in-sync that all "
+        "followers have every record below the high watermark; or give --batch-bytes 0, which disables merging"
     )
     if cluster is None or cluster.metadata is None or replicas_of(cluster, topic, partition) is None:
         why = cluster.why_unknown(topic) if cluster is not None else "no metadata log was read"
-        return refusal(f"whether followers are in sync is unknown: {why}", slug="replicas-unknown", remedy=remedy)
+        return refusal(f"it is unknown whether followers are in sync: {why}", slug="replicas-unknown", remedy=remedy)
     found = cluster.metadata.topics[topic]
     in_sync = found.in_sync.get(partition, ())
     behind = [broker for broker in found.replicas[partition] if broker != cluster.broker and broker not in in_sync]
@@ -182,8 +183,8 @@ def decide(
     rules: Rules,
     unstable: Unstable | None,
 ) -> Decision:
-    """Return the status of a partition in a plan, whatever its cleanup.policy. The section ends where that of a
-    compaction would end, but the minimum compaction lag does not matter.
+    """Return the decision about a partition of any cleanup.policy. The section to repack ends where the section of a
+    forced compaction would end without a minimum compaction lag.
     """
     reasons = refusals(
         facts, config, joined(unknown), rules.now_ms, high_watermark=rules.high_watermark,
@@ -203,12 +204,12 @@ def decide(
 
 
 def to_repack(facts: PartitionFacts, end_offset: int) -> list[SegmentFacts]:
-    """Return the segments below the offset at which the section of a repack ends."""
+    """Return the segments below `end_offset`, the end of the section to repack."""
     return [segment for segment in facts.segments if segment.base_offset < end_offset]
 
 
 def expected(planned: Planned) -> Expected | None:
-    """Return the estimate for a due partition; None if it is not due."""
+    """Return the estimated cost of repacking a partition; None if it is not to be repacked."""
     selection = planned.decision.selection
     if selection is None or not planned.wanted:
         return None

@@ -1,5 +1,5 @@
 """Determines from the headers of a whole log which batches a repack must not change because of their producers, and
-which ones may lose their producer (REPACK.md, "Forgotten producers")."""
+which batches may lose their producer (REPACK.md, "Forgotten producers")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.kernels.transactions import COMMIT
 from keytail.log.producers import ProducerStates
 
-# A broker keeps this many batches of each producer in memory, to recognise duplicates.
+# Number of batches of each producer that a broker keeps in memory, to recognise duplicates.
 _KEPT_BATCHES = 5
 _MERGED_ROWS = 1 << 16
 _MARKER = ("base_offset", "control_type", "producer_id")
@@ -22,10 +22,11 @@ _no_numbers = partial(np.empty, 0, np.int64)
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Producers that have expired, and how their transactions ended.
+    """Producers that have expired, and the markers of their transactions.
 
-    `ids` (int64, sorted) are the producers. `markers` and `kinds` (int64) are the offsets and control types of all
-    transaction markers below the end of the section, in log order, and `marker_ids` (int64) their producers.
+    `ids` (int64, sorted) are the ids of the producers. `markers` and `kinds` (int64) are the offsets and control types
+    of their transaction markers below the end of the section, in log order; `marker_ids` (int64) are the producer ids
+    of these markers.
     """
 
     ids: np.ndarray = field(default_factory=_no_numbers)
@@ -43,8 +44,8 @@ class Forgotten:
         object.__setattr__(self, "_ranks", keys[order])
 
     def may_lose(self, table: np.ndarray) -> np.ndarray:
-        """Return for each data batch (BATCH_TABLE rows) whether it may lose its producer: whether this has expired, and
-        its transaction, if any, was committed. Other rows have no meaning."""
+        """Return for each row of `table` (BATCH_TABLE) whether its batch may lose its producer: the producer has
+        expired, and the transaction, if there is one, was committed. Values of control batches have no meaning."""
         is_one = np.zeros(len(table), bool)
         if not len(self.ids):
             return is_one
@@ -70,16 +71,16 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class ProducersOfLog:
-    """What the headers of a log show about producers. `kept` are the base offsets (int64, sorted) of batches that must
-    stay as they are."""
+    """Facts about producers from the headers of a log. `kept` are the base offsets (int64, sorted) of batches that must
+    not be changed; `forgotten` are the expired producers."""
 
     kept: np.ndarray
     forgotten: Forgotten
 
 
 def live_ids(producers: ProducerStates, expired_before_ms: int | None) -> np.ndarray:
-    """Return the ids (int64, sorted) of the producers with an open transaction, or that were active after a time; of
-    all that a broker would know without one."""
+    """Return the ids (int64, sorted) of the producers that have an open transaction or were active after
+    `expired_before_ms`; the ids of all producers if this is None."""
     states = producers.states
     found = [
         producer_id
@@ -92,8 +93,8 @@ def live_ids(producers: ProducerStates, expired_before_ms: int | None) -> np.nda
 class HeaderPass:
     """One pass over the headers of a log, in log order.
 
-    `live` (int64, sorted) are the producers whose last batches stay as they are. Producers whose headers are all of
-    `expired_before_ms` or older are forgotten, unless they are among `live`; None: none is.
+    `live` (int64, sorted) are the ids of the producers whose last batches must not be changed. Other producers are
+    forgotten if none of their batches is newer than `expired_before_ms`; if that is None, no producer is forgotten.
     """
 
     def __init__(self, live: np.ndarray, expired_before_ms: int | None) -> None:
@@ -104,7 +105,7 @@ class HeaderPass:
         self._markers: list[np.ndarray] = []
 
     def add(self, table: np.ndarray, *, is_in_section: bool) -> None:
-        """Add the next batches (BATCH_TABLE rows); `is_in_section`: of a segment that is repacked."""
+        """Add the next batches (BATCH_TABLE rows). `is_in_section` is True if their segment is repacked."""
         self._note_latest(table)
         if self._expired_before_ms is None:
             return
@@ -140,7 +141,8 @@ class HeaderPass:
 
 
 class _NewestTimes:
-    """The largest timestamp of each producer's batches; merged now and then, so that a pass stays linear."""
+    """The largest timestamp of each producer's batches. Parts are merged only when they are large, so that the time of
+    a pass remains proportional to its rows."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
@@ -156,7 +158,7 @@ class _NewestTimes:
             self.totals()
 
     def totals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids (int64, sorted) and for each its largest timestamp (int64, ms)."""
+        """Return the producer ids (int64, sorted), and the largest timestamp of each (int64, ms)."""
         if self._parts:
             ids, times = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
             self._parts = [_newest_of(ids, times)]

@@ -1,8 +1,8 @@
-"""The proof before the commit of a repack: reads the outputs back and checks them against the sources (REPACK.md).
+"""Proves a repack before its commit: reads the outputs back and compares them with the sources (REPACK.md).
 
-Every record of a source must be in its output, at the same place and with the same offset, timestamp, key, value and
-headers, and nothing else. Every header must be lawful for all source batches of which it takes the place. The index
-files must be those that the output requires. The proof reads with another reader and another parser than the writer.
+An output must have exactly the records of its source, in the same order, each with the same offset, timestamp, key,
+value and headers. The header of a new batch must satisfy the rules for all source batches that it replaces. Index files
+must have the content that the output requires. The proof uses another reader and another parser than the writer.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import GroupOutput, OutputSegment
 
-KEPT_BATCHES = 5  # the batches of each producer that a broker keeps in memory, to recognise duplicates
+KEPT_BATCHES = 5  # number of batches of each producer that a broker keeps in memory, to recognise duplicates
 _MAX_MARKERS_BYTES = 128 << 20
 _TXN_ENTRY = np.dtype([("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")])
 
 _WRONG = {
     kernels.LOST_BATCH: "a batch is not in the output",
     kernels.LOST_RECORD: "a record is not in the output",
-    kernels.OUTPUT_CHANGED: "a batch differs from the source's, which must stay as it is",
-    kernels.OUTPUT_MERGED: "a batch has the records of several source batches, although nothing was to be merged",
+    kernels.OUTPUT_CHANGED: "a batch differs from its source batch, which must not be changed",
+    kernels.OUTPUT_MERGED: "a batch has the records of several source batches, although merging is disabled",
     kernels.OUTPUT_LARGE: "a batch is larger than allowed",
 }
 
 
 @dataclass(frozen=True)
 class RepackSpec:
-    """What a proof has to show: that the scratch files of `groups` may replace the segments that they name.
+    """The input of a proof, which shows that the scratch files of `groups` may replace the segments that they name.
 
-    `max_block_bytes` is the limit of a merged batch's uncompressed records (-1: nothing may be merged),
-    `max_batch_bytes` that of a rebuilt batch. `codec` is that of all rebuilt batches; None: that of their sources.
-    `producer_ids` (int64, sorted) are the producers whose last batches must stay as they are. `forgotten_ids` (int64,
-    sorted) are those that merged batches may lose: none may have a batch after `expired_before_ms`, and a transaction
-    must have been committed below `end_offset`. In later passes, `proven` is from the report of the first pass.
+    `max_block_bytes` limits the uncompressed records of a merged batch (-1: merging is disabled), `max_batch_bytes` the
+    size of a rebuilt batch. `codec` is the codec of all rebuilt batches; if it is None, each has the codec of its
+    sources. `producer_ids` (int64, sorted) are the ids of the producers whose last batches must not be changed.
+    `forgotten_ids` (int64, sorted) are the ids that merged batches may lose: such a producer may have no batch after
+    `expired_before_ms`, and its transactions must have been committed below `end_offset`. In later passes, `proven` is
+    taken from the report of the first pass.
     """
 
     partition_path: str
     segments: Sequence[SegmentFacts]  # all segments of the partition, ascending
-    groups: Sequence[GroupOutput]  # in ascending order, each of one source
+    groups: Sequence[GroupOutput]  # in ascending order, each with one source
     log_end_offset: int
     max_block_bytes: int
     max_batch_bytes: int
@@ -73,8 +74,9 @@ class RepackSpec:
 
 @dataclass(frozen=True)
 class ProvenProducers:
-    """`kept`: base offsets (int64, sorted) of batches that must stay as they are. `markers`: all markers of the log
-    (kernels/proof/markers.py), if producers are forgotten."""
+    """Facts about producers that the proof has found. `kept` are the base offsets (int64, sorted) of batches that must
+    not be changed. `markers` are all markers of the log (kernels/proof/markers.py), or empty if no producers are
+    forgotten."""
 
     kept: np.ndarray
     markers: np.ndarray
@@ -82,8 +84,8 @@ class ProvenProducers:
 
 @dataclass(frozen=True)
 class RepackReport:
-    """The figures of a proof that has passed: batches of the sources and of the outputs, and compared records.
-    `producers` is for the next pass.
+    """The report of a proof that has passed: the numbers of source batches, output batches and compared records.
+    `producers` is an input of the next pass.
     """
 
     source_batches: int
@@ -93,14 +95,15 @@ class RepackReport:
 
 
 def prove_repack(fs: FileSystem, spec: RepackSpec) -> RepackReport:
-    """Raise KeytailError unless the groups may replace their sources; CorruptLog for a corrupt source."""
+    """Prove that the groups may replace their sources, and return the report. Raises KeytailError if the proof fails,
+    and CorruptLog for a corrupt source."""
     by_base = {segment.base_offset: segment for segment in spec.segments}
     named = [by_base.get(base) for group in spec.groups for base in group.source_bases]
     own = [segment for segment in named if segment is not None]
     proof = _RepackProof(fs, spec)
     try:
         if len(own) < len(named) or any(len(group.source_bases) != 1 for group in spec.groups):
-            raise _invalid(spec, "a group is not that of one segment")
+            raise _invalid(spec, "a group does not have exactly one source segment")
         check_groups(proof.spec, own)
         bases = [segment.base_offset for segment in spec.segments]
         next_base = dict(pairwise([*bases, max(spec.log_end_offset, bases[-1] + 1)]))
@@ -119,9 +122,9 @@ def _invalid(spec: RepackSpec, what: str) -> KeytailError:
 
 
 def _producers(fs: FileSystem, spec: RepackSpec) -> ProvenProducers:
-    """Return from the headers of the log the last batches of the live producers, and the markers.
+    """Return the last batches of the live producers and the markers, from the headers of the log.
 
-    Raises KeytailError if a forgotten producer is live, or has a batch that is too new.
+    Raises KeytailError if a forgotten producer is live or has a batch that is too new; Refused for too many markers.
     """
     ids, forgotten = np.array(spec.producer_ids, np.int64), np.array(spec.forgotten_ids, np.int64)
     markers = np.empty((0, COLUMNS), np.int64)
@@ -141,7 +144,7 @@ def _producers(fs: FileSystem, spec: RepackSpec) -> ProvenProducers:
         found = collect_markers(fs, spec.partition_path, spec.segments, _MAX_MARKERS_BYTES)
         if found is None:
             raise Refused(
-                "the markers of all transactions would exceed the memory of a task",
+                f"the transaction markers of the log take more than {_MAX_MARKERS_BYTES >> 20} MiB of memory",
                 path=spec.partition_path,
                 remedy="Run without --forget-producers",
                 slug="too-many-transactions",
@@ -151,11 +154,11 @@ def _producers(fs: FileSystem, spec: RepackSpec) -> ProvenProducers:
 
 
 def read_txn_index(fs: FileSystem, path: str, segment: SegmentFacts) -> bytes:
-    """Return the transaction index of a source. Raises KeytailError if it does not have its size in the plan."""
+    """Return the transaction index of a source. Raises KeytailError if the file's size differs from the planned one."""
     data = fs.read_bytes(path)
     if len(data) != segment.txn_index_bytes:
         raise KeytailError(
-            f"the file has {len(data)} bytes instead of {segment.txn_index_bytes}",
+            f"the file has {len(data)} bytes; it had {segment.txn_index_bytes} bytes when the run was planned",
             path=path,
             remedy="Another process writes to this directory: stop it, then run again",
             slug="file-size-differs",
@@ -164,7 +167,7 @@ def read_txn_index(fs: FileSystem, path: str, segment: SegmentFacts) -> bytes:
 
 
 class _RepackProof(Proof):
-    """The state of one proof, with the windows and the messages of the proof of a compaction."""
+    """The state of one proof of a repack, which uses the windows and the messages of a compaction's proof."""
 
     def __init__(self, fs: FileSystem, spec: RepackSpec) -> None:
         self.repack = spec
@@ -197,7 +200,7 @@ class _RepackProof(Proof):
         self.of_producers = kernels.Producers(no_ids, no_ids, np.empty((0, COLUMNS), np.int64))
 
     def prove_group(self, group: GroupOutput, source: SegmentFacts, next_base: int) -> None:
-        """Prove the outputs of one segment, which ends below `next_base`."""
+        """Prove the outputs of one source segment, whose offsets are below `next_base`."""
         bases = [output.base_offset for output in group.segments]
         if bases[-1] >= next_base:
             raise _invalid(self.repack, f"an output segment has the wrong base offset {bases[-1]}")
@@ -226,7 +229,7 @@ class _RepackProof(Proof):
         self._check_txn_index(source, group.segments, txn_index, next_base)
 
     def _supply(self, code: int) -> None:
-        """Provide what the kernel requested by its return code, or raise the error for what it found."""
+        """Provide the data that the kernel's return code requests, or raise the error that this code means."""
         if code in (codes.NEED_SOURCE, codes.NEED_OUTPUT):
             self.advance(is_output=code == codes.NEED_OUTPUT)
         elif code == codes.NEED_SOURCE_BLOCK:
@@ -234,7 +237,7 @@ class _RepackProof(Proof):
             block = open_block(self.source, at, CorruptLog, SOURCE_REMEDY)
             if block is None:
                 self.state.failure.at = self.state.output.at
-                self.fail(kernels.OUTPUT_CHANGED)  # too large to be rebuilt
+                self.fail(kernels.OUTPUT_CHANGED)  # a source batch that is too large to be rebuilt
             self.source_block = put_block(block, self.source_block)
             self.state.source.block_bytes = len(block)
         elif code == codes.NEED_OUTPUT_BLOCK:
@@ -244,7 +247,7 @@ class _RepackProof(Proof):
                 self.fail(kernels.OUTPUT_LARGE)
             self.output_block = put_block(block, self.output_block)
             self.state.output.block_bytes = len(block)
-        elif code == codes.NEED_NEXT_OUTPUT:  # the batch begins above all outputs
+        elif code == codes.NEED_NEXT_OUTPUT:  # the batch is above the last output
             at = int(self.state.source.at)
             self.fail_at_source(codes.SOURCE_ORDER, int.from_bytes(self.source.bytes[at : at + 8].tobytes(), "big"))
         else:
@@ -267,7 +270,8 @@ class _RepackProof(Proof):
     def _check_txn_index(
         self, source: SegmentFacts, outputs: Sequence[OutputSegment], found: Sequence[bytes], next_base: int
     ) -> None:
-        """Check that the outputs together have the entries of the source, each in the output with its offset."""
+        """Raise KeytailError unless the transaction indexes of the outputs together have the entries of the source,
+        each in the output that contains the entry's last offset."""
         path = os.path.join(self.path, names.segment_file(source.base_offset, names.TXN_INDEX))
         before = b"" if source.txn_index_bytes is None else read_txn_index(self.fs, path, source)
         bases = [output.base_offset for output in outputs]
@@ -278,7 +282,7 @@ class _RepackProof(Proof):
                 is_same = is_same and all(base <= entry["last"] < end for entry in np.frombuffer(data, _TXN_ENTRY))
         if not is_same:
             raise KeytailError(
-                "the transaction indexes of the outputs differ from that of their source",
+                "the transaction indexes of the outputs differ from the transaction index of their source",
                 path=f"{self.scratch_path}/{outputs[0].files[0].name}",
                 offset=source.base_offset,
                 remedy=REMEDY,

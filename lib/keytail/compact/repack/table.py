@@ -20,7 +20,7 @@ _COLUMNS: tuple[Column[ResultRow], ...] = (
 
 
 def show_repack(rows: Sequence[ResultRow], *, execute: bool) -> None:
-    """Print one line per partition, but only count those in which nothing changes; then reasons and totals."""
+    """Print a line for each changed partition, then reasons and totals. Unchanged partitions are only counted."""
     title = "Repacked" if execute else "Dry run: nothing was changed"
     changes = [row for row in rows if row.status != "clean"]
     if changes:
@@ -40,12 +40,12 @@ def show_repack(rows: Sequence[ResultRow], *, execute: bool) -> None:
 
 
 def next_step_of_repack(rows: Sequence[ResultRow], *, execute: bool) -> str:
-    """Return what to do after a repack or its dry run."""
+    """Return what the operator should do after a repack or its dry run."""
     failed = sum(row.status in FAILURES for row in rows)
     rest = f" Partitions not repacked: {failed}. Reasons and remedies are given above." if failed else ""
     if any(row.status == "repacked" for row in rows):
         return f"Next: run `keytail verify` on the same partitions, then start the broker.{rest}"
     if any(row.status == "would-repack" for row in rows):
-        return f"This was a dry run. To do it: stop the broker, and run the same command with --execute.{rest}"
+        return f"This was a dry run. To repack, stop the broker, and run the same command with --execute.{rest}"
     nothing = "No batch was changed." if execute else "This was a dry run, and there is nothing to repack."
     return rest.strip() or nothing

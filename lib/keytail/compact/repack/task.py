@@ -1,4 +1,4 @@
-"""The input of a task that repacks one partition, and what one of its passes saves for the next."""
+"""Defines the input of a task that repacks one partition, and the state that one pass saves for the next pass."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NO_FILE = CleanFile("", "", 0, "")
 
 @dataclass(frozen=True)
 class Repacking:
-    """What a repack changes. Neighbouring batches are merged up to `batch_bytes` of uncompressed records, which 0
-    disables. `codec` is the number of the codec that all batches get, at `level`; None: batches keep their codec, and
-    merged ones are compressed at `level`, too. A level of None is the default of Kafka's codec. Merged batches lose
-    producers that have been idle for `forget_after_ms`; None: none does.
+    """The changes that a repack makes. Neighbouring batches are merged up to `batch_bytes` of uncompressed records; 0
+    disables merging. All batches get the codec with the number `codec`; if it is None, they keep their codec. Rebuilt
+    batches are compressed at `level`; None is the default level of Kafka's codec. Merged batches lose producers that
+    have been idle for `forget_after_ms`; if this is None, they lose none.
     """
 
     batch_bytes: int
@@ -36,7 +36,7 @@ class Repacking:
         return self.batch_bytes > 0
 
     def block_bytes(self, max_message_bytes: int) -> int:
-        """Return the limit of a merged batch's records, uncompressed and encoded for that batch."""
+        """Return the maximum size of a merged batch's records, uncompressed and encoded for that batch."""
         return max(0, min(self.batch_bytes, max_message_bytes - HEADER_BYTES))
 
 
@@ -54,26 +54,27 @@ class RepackTask(CleaningTask):
 
     @property
     def expired_before_ms(self) -> int | None:
-        """Producers without a batch after this time have expired; None: producers are not forgotten."""
+        """The time in ms at or before which the last batch of expired producers was written; None if none is forgotten.
+        """
         idle_ms = self.repacking.forget_after_ms
         return None if idle_ms is None else self.now_ms - idle_ms
 
     def next_checkpoint(self, end_offset: int) -> int:
-        """Return the cleaner's checkpoint, which a repack does not move; if there is none, `end_offset`."""
+        """Return the cleaner's checkpoint, which a repack does not move, or `end_offset` if that is larger."""
         return max(end_offset, self.cleaner_checkpoint or 0)
 
 
 @dataclass(frozen=True)
 class RepackState(SavedState):
-    """A pass saves no files, only where the next one continues: each segment is repacked by itself.
+    """The state that one pass saves for the next pass, without files: each segment is repacked by itself.
 
-    `producers` and `proven` are what the writer and the proof of the first pass have found about producers: later, some
-    sources are replaced.
+    `producers` and `proven` are the facts about producers that the writer and the proof found in the first pass: in
+    later passes, some sources have already been replaced.
     """
 
     producers: ProducersOfLog | None = field(default=None, compare=False)
     proven: ProvenProducers | None = field(default=None, compare=False)
-    batches_before: int = 0  # in all passes so far
+    batches_before: int = 0  # number of source batches in all passes so far
     batches_after: int = 0
 
     @classmethod
@@ -86,7 +87,7 @@ class RepackState(SavedState):
 
 
 def output_segment_bytes(task: CleaningTask) -> int:
-    """Return the limit of an output's size: twice that of a segment, so that only segments that grow much are divided.
-    """
+    """Return the maximum bytes of an output: twice the largest segment, so that only a segment that grows to more than
+    its double is divided."""
     largest = max((segment.log_bytes for segment in task.segments), default=0)
     return min(MAX_SEGMENT_BYTES, 2 * max(task.config.segment_bytes, largest))

@@ -13,10 +13,10 @@ import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
 /**
- * Delta's log store for S3, except that a commit is created by one conditional request (If-None-Match: *): of several
- * drivers that create the same commit, one succeeds, and Delta repeats the commits of the others with another version.
+ * Delta's log store for S3, except that a commit is created by one conditional request (If-None-Match: *). If several
+ * drivers create the same commit, one of them succeeds, and Delta repeats the commits of the others with a new version.
  *
- * s3_commits.py compiles this file with Janino, which Spark contains, and which ignores type parameters.
+ * s3_commits.py compiles this file with Janino, which is a part of Spark and ignores type parameters.
  */
 public class ConditionalLogStore extends S3SingleDriverLogStore {
     public ConditionalLogStore(Configuration conf) {
@@ -37,8 +37,8 @@ public class ConditionalLogStore extends S3SingleDriverLogStore {
         try {
             create(store, path, commit);
         } catch (IOException problem) {
-            // The request may have succeeded, and only its response was lost. Commits contain random ids: one with the
-            // same bytes is this one. If it has other bytes, this commit can never succeed.
+            // The request may have succeeded, and only its response was lost. Commits contain random ids: if the stored
+            // commit has the same bytes, it is this commit. If it has other bytes, this commit can never succeed.
             byte[] found = null;
             try {
                 found = read(store, path);

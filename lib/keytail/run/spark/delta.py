@@ -1,8 +1,8 @@
 """Provides the jars and settings that a Spark session needs to read and write Delta tables.
 
-The jars of the installed delta-spark are taken from Spark's own jars (an image may have them there), from a folder, or,
-at the first start, from a Maven repository (Spark's Ivy caches them). spark-submit starts its JVM before keytail runs:
-there its own flags or conf must name the jars.
+The jars of the installed delta-spark are taken from Spark's own jars (an image may have them there), from a folder, or
+from a Maven repository (Spark's Ivy downloads them at the first start and caches them). spark-submit starts its JVM
+before keytail runs, so the flags or the conf of spark-submit must name the jars.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 SETTINGS = {
     "spark.sql.extensions": EXTENSION,
     "spark.sql.catalog.spark_catalog": CATALOG,
-    # The number of tasks with which Delta rebuilds a table's state after every commit: 50 took 5 s on two cores, one
-    # takes 0.9 s. The state of a million files still fits into one task.
+    # The number of tasks with which Delta rebuilds a table's state after every commit. The default of 50 tasks took 5 s
+    # on two cores; one task takes 0.9 s. The state of a table with a million files still fits into one task.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-# Dependencies of Delta's jars that are not downloaded, 66 of 80 MB: Spark has newer versions of them, or only Unity
-# Catalog, which is not used, needs them.
+# Dependencies of Delta's jars that are not downloaded (66 of 80 MB): Spark has newer versions of them, or only Unity
+# Catalog needs them, which is not used.
 _SPARKS_OWN = (
     "com.fasterxml.jackson.core:jackson-annotations",
     "com.fasterxml.jackson.core:jackson-core",
@@ -53,7 +53,7 @@ _SPARKS_OWN = (
     "io.unitycatalog:unitycatalog-hadoop",
 )
 LOCK = ".keytail.lock"
-_LONGEST_WAIT_S = 300
+_LONGEST_WAIT_S = 300  # maximum seconds to wait for the lock
 _NEEDED = ("delta-spark_", "delta-storage-")
 # Progress lines of Ivy, which resolves or downloads the packages.
 IVY_NOISE = re.compile(
@@ -65,21 +65,22 @@ IVY_NOISE = re.compile(
 @as_caller()
 def session_settings(jars: str | None, *packages: str, place: str | None = None) -> dict[str, str]:
     """Return the settings for a session that keytail starts itself, and that accesses tables at `place`. `jars` is a
-    folder with Delta's jars; if None, the jars are among Spark's own or come from Maven, as do other `packages`."""
+    folder with Delta's jars; if it is None, the jars are among Spark's own or come from Maven. Additional `packages`
+    come from Maven, too."""
     connector = connector_for(place)
     found = _from_folder(jars, connector) if jars else _from_maven(packages, connector)
     return {**SETTINGS, **connector.settings, **found}
 
 
 def in_sparks_jars() -> str | None:
-    """Return the path of Delta's jar of the installed version among Spark's own jars; None if it is missing."""
+    """Return the path of Delta's jar among Spark's own jars; None if the jar of the installed version is not there."""
     _, artifact, version = coordinates().split(":")
     found = jars_of_spark(f"*{artifact}-{version}.jar")
     return found[0] if found else None
 
 
 def coordinates() -> str:
-    """Return the Maven package of the installed delta-spark for the installed Spark, as `io.delta:NAME:VERSION`."""
+    """Return the Maven coordinates, `io.delta:NAME:VERSION`, of the installed delta-spark for the installed Spark."""
     require("Delta", DELTA)
     from delta import configure_spark_with_delta_pip  # noqa: PLC0415 (brings in pyspark.sql)
     from pyspark.sql import SparkSession  # noqa: PLC0415 (as the line above)
@@ -110,8 +111,8 @@ def _from_folder(folder: str, connector: Connector) -> dict[str, str]:
         if not any(start in os.path.basename(jar) for jar in jars):
             raise UsageProblem(
                 f"the directory of --delta-jars, {folder}, has no *{start}*.jar",
-                remedy=f"Copy {packages} to it. `python -m keytail.run.delta_jars DIR{scheme}` downloads them on a "
-                "host that can reach a Maven repository",
+                remedy=f"Copy {packages} to this directory. `python -m keytail.run.delta_jars DIR{scheme}` downloads "
+                "the jars on a host that can reach a Maven repository",
                 slug="missing-delta-jars",
             )
     return {"spark.jars": ",".join(jars)}
@@ -155,12 +156,12 @@ def changed_settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(folder: str) -> Iterator[None]:
-    """Keep other keytail processes from committing to tables below `folder`, if it is a directory of a mounted file
-    system.
+    """Prevent other keytail processes from committing to tables below `folder` while the context is open, with a lock
+    if `folder` is a path of a mounted file system.
 
     Delta commits by a rename that must not replace a file. Hadoop's rename on local file systems checks first and then
-    renames: of two concurrent commits one or both would be lost. HDFS, Azure and GCS prevent this, and on S3
-    `s3_commits.py`. Raises KeytailError if the lock cannot be acquired for minutes.
+    renames: if two commits were concurrent, one or both would be lost. HDFS, Azure and GCS prevent such a loss, and
+    `s3_commits.py` prevents it on S3. Raises KeytailError if the lock cannot be acquired within five minutes.
     """
     path = local_path(folder)
     if path is None:
@@ -176,7 +177,7 @@ def alone(folder: str) -> Iterator[None]:
                 raise KeytailError(
                     f"another run has held the lock of the Delta tables for {_LONGEST_WAIT_S} s",
                     path=os.path.join(path, LOCK),
-                    remedy="Find out what that run waits for. The lock is released when it ends; then run again",
+                    remedy="Wait until the other run ends, or find out why it does not end; then run again",
                     slug="delta-tables-locked",
                 )
             time.sleep(0.05)
@@ -205,7 +206,7 @@ def _no_lock_file(path: str) -> KeytailError:
     return KeytailError(
         "the lock file of the Delta tables is not a regular file",
         path=path,
-        remedy="Find out what created it, remove it, and run again",
+        remedy="Find out which program created this file, remove the file, then run again",
         slug="delta-lock-not-regular",
     )
 
@@ -219,8 +220,8 @@ def _locked(fd: int) -> bool:
 
 
 def jars_problem(withheld: bytes) -> UsageProblem | None:
-    """Return the error if a start failed because jars could not be resolved, according to the output `withheld`; else
-    None."""
+    """Return the error for a failed start of Spark if its output `withheld` shows that jars could not be resolved; None
+    if it does not."""
     lines = [line.strip() for line in withheld.decode(errors="replace").splitlines()]
     lost = [line for line in lines if "UNRESOLVED" in line or ("not found" in line and ":: " in line)]
     if not lost:
@@ -229,8 +230,8 @@ def jars_problem(withheld: bytes) -> UsageProblem | None:
     what = f" ({name.group(0).replace('#', ':').replace(';', ':')})" if name else ""
     return UsageProblem(
         f"Delta's jars could not be downloaded from a Maven repository{what}",
-        remedy="Give this host access to a Maven repository (spark.jars.repositories or spark.jars.ivySettings set "
-        "another one), or download the jars on another host and pass their directory as --delta-jars, or omit the "
-        "flag that needs Delta",
+        remedy="Give this host access to a Maven repository (spark.jars.repositories or spark.jars.ivySettings select "
+        "one). Or download the jars on another host and pass their directory as --delta-jars. Or omit the flag that "
+        "needs Delta",
         slug="delta-jars-not-downloaded",
     )

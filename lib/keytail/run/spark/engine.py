@@ -1,7 +1,7 @@
-"""Runs tasks on Spark's Python workers, one payload per task, and returns one small answer for each.
+"""Runs tasks on Spark's Python workers, with one payload per task, and returns one small answer for each payload.
 
-Answers are data (values.py): a worker sends the driver no code to run. A worker that dies (killed, out of memory) ends
-its job: the payloads of that job are run again, one per job, and only a payload whose worker dies again has failed.
+Answers are data (values.py): a worker never sends code to the driver. If a worker dies (killed, out of memory), its
+whole job fails, and each payload of the job is run again in its own job. A payload whose worker dies again has failed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ answer_schema = "id bigint, answer binary"
 
 
 class SparkEngine:
-    """The engine (run/engine.py) of a Spark session, which is started and stopped by run/spark/session.py.
+    """The engine (run/engine.py) of a Spark session, which run/spark/session.py starts and stops.
 
-    `log` is the output of the session's JVM; `kernels` is the command whose kernels workers compile before their first
-    task, if any.
+    `log` is the output of the session's JVM. `kernels` is the name of the command whose kernels each worker compiles
+    before its first task; None if workers compile none.
     """
 
     has_workers = True
@@ -71,8 +71,8 @@ class SparkEngine:
         stopped: Callable[[], bool] = lambda: False,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
-        """Do the same as `Engine.run_bundle`, in one Spark job, and in one more job for each payload if the first job
-        is lost."""
+        """Run `function` for each payload in one Spark job, as described in `Engine.run_bundle`. If the job is lost,
+        run one more job for each payload."""
         if not payloads:
             return []
         try:
@@ -98,7 +98,7 @@ class SparkEngine:
     def cancel(self) -> None:
         self.log.silence()
         with contextlib.suppress(Exception):  # the JVM may have ended
-            self.session.sparkContext.setLogLevel("OFF")  # cancelled jobs fail with long messages
+            self.session.sparkContext.setLogLevel("OFF")  # otherwise cancelled jobs print long messages
             self.session.sparkContext.cancelAllJobs()
 
     def has_ended(self) -> bool:
@@ -110,7 +110,7 @@ class SparkEngine:
 
 @as_caller()
 def _run_job(session: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
-    """Run one Spark job, with a partition of one id for each payload, started in order; return the outcomes."""
+    """Run one Spark job with one task for each payload, started in order; return the outcomes in this order."""
     context = session.sparkContext
     name_jobs(context, name)
     shared = context.broadcast(list(payloads))
@@ -124,16 +124,17 @@ def _run_job(session: Any, payloads: Sequence[P], function: Callable[[P, str], R
 
 
 def _prepared(kernels: str | None, function: Callable[[P, str], R], payload: P, attempt: str) -> R:
-    """Return the result of `function`, called in a worker that has the kernels of the command `kernels`."""
+    """Compile the kernels of the command `kernels` if this worker lacks them; then call `function`, and return its
+    result."""
     if kernels is not None:
         compile_on_worker(kernels)
     return function(payload, attempt)
 
 
 def name_jobs(context: Any, name: str) -> None:
-    """Set the name that Spark's UI shows for the subsequent jobs of this thread and their stages.
+    """Set the name that Spark's UI shows for the next jobs of this thread.
 
-    Cancelling such a job interrupts its workers, which would otherwise continue beside the next attempt.
+    The cancellation of such a job interrupts its workers, which would otherwise continue during the next attempt.
     """
     context.setJobGroup(f"keytail-{time.monotonic_ns()}", name, interruptOnCancel=True)
 
@@ -162,7 +163,7 @@ def _task_of(
 
 
 def attempt_name() -> str:
-    """Return a name, unique in the session, for the task attempt that runs here, on a worker."""
+    """Return a name of the task attempt that runs in this worker. The name is unique in the session."""
     from pyspark import TaskContext  # noqa: PLC0415 (as above)
 
     context = TaskContext.get()
@@ -171,7 +172,7 @@ def attempt_name() -> str:
 
 
 def lost(problem: Exception, times: Times) -> KeytailError:
-    """Return the problem of a task whose job failed each time that it ran, the last time with `problem`."""
+    """Return the problem of a task whose job failed in each attempt, and in the last one with the error `problem`."""
     text = text_of(problem)
     if "worker exited unexpectedly" in text or "crashed" in text or "EOFException" in text:
         return killed(times)

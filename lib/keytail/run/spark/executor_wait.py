@@ -1,7 +1,9 @@
-"""Reports that a run gets no executors from its cluster, and why: at once if none can ever start, or else after 30 s.
+"""Reports that a run gets no executors from its cluster, and the reason: as an error at the start if no executor can
+ever start, otherwise as a warning after 30 s.
 
-Spark itself only logs a warning, every 15 s, that a job has not accepted any resources. On a standalone cluster the
-workers are requested from the master, by the message that its web page uses; other cluster managers are not asked.
+Spark itself only logs a warning every 15 s that a job has not accepted any resources. On a standalone cluster the list
+of workers is requested from the master, with the message that the master's web page uses; other cluster managers are
+not asked.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from keytail.console import print_message
 from keytail.errors import KeytailError
 from keytail.threads import inheriting
 
-# Seconds after which a wait is reported: executors of a cluster with free resources start within a few seconds.
+# Seconds without an executor after which a warning is printed: with free resources, executors start in a few seconds.
 LONGEST_WAIT_S = 30.0
 _PACE_S = 1.0  # seconds between two checks
 _ANSWER_S = 10  # seconds to wait for the master's reply
-_MAX_NAMED = 5
+_MAX_NAMED = 5  # maximum number of workers or applications that a message names
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker of a standalone master, with its total cores and memory, used or free."""
+    """A worker of a standalone cluster, with all its cores and memory, whether they are used or free."""
 
     host: str
     cores: int
@@ -39,8 +41,8 @@ class Worker:
 
 @dataclass(frozen=True)
 class MasterState:
-    """The state that a standalone master reports: its workers, including those that died recently, and the other
-    applications. The master's reply contains neither the free resources of a worker nor whether it is alive."""
+    """The state that a standalone master reports: its workers, including workers that died recently, and the other
+    applications. The reply does not show which workers are alive, or how many of their resources are free."""
 
     workers: tuple[Worker, ...]
     others: tuple[str, ...] = ()
@@ -48,8 +50,8 @@ class MasterState:
 
 @dataclass(frozen=True)
 class Executor:
-    """The resources of one executor by Spark's settings. `cores` None: all free cores of a worker. `cores_max`: the
-    limit for all executors of the run together; None: no limit."""
+    """The resources of one executor according to Spark's settings. `cores` is None if an executor takes all free cores
+    of a worker. `cores_max` is the limit for all executors of the run together; None if there is no limit."""
 
     memory_mib: int
     cores: int | None = None
@@ -64,11 +66,12 @@ class Executor:
 
 
 def refuse_too_large(executor: Executor, workers: Sequence[Worker], master: str) -> None:
-    """Raise KeytailError if the settings or all workers exclude such an executor. Without workers, this is unknown."""
+    """Raise KeytailError if no such executor can start, because the settings contradict each other or all workers are
+    too small."""
     if executor.cores is not None and executor.cores_max is not None and executor.cores > executor.cores_max:
         raise KeytailError(
-            f"spark.executor.cores is {executor.cores}, but spark.cores.max is {executor.cores_max}: no executor would "
-            "start",
+            f"spark.executor.cores is {executor.cores}, but spark.cores.max is {executor.cores_max}: no executor "
+            "would start",
             remedy="Set spark.executor.cores to at most spark.cores.max",
             slug="no-executor-possible",
         )
@@ -86,18 +89,19 @@ def refuse_too_large(executor: Executor, workers: Sequence[Worker], master: str)
 
 
 def why_none(executor: Executor, state: MasterState | None) -> str:
-    """Return why there is no executor. `state` is None if the master is not standalone, or does not answer."""
+    """Return the probable reason why there is no executor, and what to check. `state` is None if the cluster is not
+    standalone, or its master does not answer."""
     if state is None:
         return "see the cluster manager for free resources, and the logs of executors"
     if not state.workers:
         return "the master has no worker; start one"
     if state.others:
         return (
-            f"an executor needs {executor} of one worker, and other applications use the workers: "
+            f"an executor needs {executor} of one worker, but other applications use the workers: "
             f"{_listed(state.others)}"
         )
     return (
-        "no other application uses the workers, so they are dead, or executors end as soon as they start or do not "
+        "no other application uses the workers, so the workers are dead, or executors end when they start or do not "
         "reach the driver; see the page of the master, and stderr in the work directories of the workers"
     )
 
@@ -113,7 +117,8 @@ def _listed(items: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def reported_wait(session: Any) -> Iterator[None]:
-    """Report, within the context, if a job waits for executors. Raises KeytailError if no executor can ever start."""
+    """Print a warning if a job waits for executors while the context is open. Raises KeytailError at the beginning if
+    no executor can ever start."""
     context = session.sparkContext
     if context.master.startswith("local"):
         yield
@@ -139,7 +144,7 @@ def reported_wait(session: Any) -> Iterator[None]:
 
 
 def report_waits(is_waiting: Callable[[], bool], report: Callable[[], None], over: threading.Event) -> None:
-    """Call `report` once each time that `is_waiting` was true for LONGEST_WAIT_S, until `over` is set."""
+    """Until `over` is set, call `report` once for each wait in which `is_waiting` returns True for LONGEST_WAIT_S."""
     waited_s, pace_s = 0.0, min(_PACE_S, LONGEST_WAIT_S)
     while not over.wait(pace_s):
         try:
@@ -149,7 +154,7 @@ def report_waits(is_waiting: Callable[[], bool], report: Callable[[], None], ove
             before_s, waited_s = waited_s, waited_s + pace_s
             if before_s < LONGEST_WAIT_S <= waited_s:
                 report()
-        except Exception:  # Spark is ending, which the run detects elsewhere
+        except Exception:  # Spark is ending; other code of the run detects this
             logging.getLogger(__name__).info("the executors cannot be counted", exc_info=True)
 
 
@@ -162,17 +167,17 @@ def _executor_of(context: Any) -> Executor:
 
 
 def _is_waiting(context: Any) -> bool:
-    """Return whether a job runs without any executor. Spark counts the driver as an executor."""
+    """Return whether there is a job, but no executor. Spark counts the driver as an executor."""
     has_jobs = bool(context.statusTracker().getActiveJobsIds())
     return has_jobs and int(context._jsc.sc().getExecutorMemoryStatus().size()) <= 1
 
 
 def _state(context: Any) -> MasterState | None:
-    """Return the state of the standalone master; None for another cluster manager, or if no master answers."""
+    """Return the state of the active standalone master; None for another cluster manager, or if no master answers."""
     scheme, _, hosts = context.master.partition("://")
     if scheme != "spark":
         return None
-    for host in hosts.split(","):  # of several masters, only one is active
+    for host in hosts.split(","):  # if there are several masters, only one is active
         try:
             state = _master_state(context, f"{scheme}://{host}")
             if str(state.status().toString()) == "ALIVE":
@@ -185,7 +190,8 @@ def _state(context: Any) -> MasterState | None:
 
 
 def _master_state(context: Any, url: str) -> Any:
-    """Return the master's answer to Spark's internal message for its state. Raises an error of py4j if that fails."""
+    """Return the master's reply to Spark's internal message RequestMasterState. Raises an error of py4j if there is no
+    reply."""
     java, rpc = context._jvm, context._jsc.sc().env().rpcEnv()
     unit = java.java.util.concurrent.TimeUnit.SECONDS
     timeout = java.org.apache.spark.rpc.RpcTimeout(java.scala.concurrent.duration.FiniteDuration(_ANSWER_S, unit), "")

@@ -1,8 +1,8 @@
 """Protects keytail's JVM and its Python workers from other users of the host and from modules in the current directory.
 
-The directories in which Spark keeps shuffle files, broadcasts and temporary files have mode 0700, and the process that
-created them holds their flock until it removes them. Directories of a killed process are removed by the next run of the
-same user, which recognises them by name, owner, mode and the free lock.
+The directories in which Spark keeps shuffle files, broadcasts and temporary files have mode 0700. The process that has
+created a directory holds a lock on it (flock) until it removes the directory. Directories of a killed process are
+removed by the next run of the same user, which recognises them by name, owner, mode and the free lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRIVATE = 0o700
 
 
 class LocalDirs:
-    """New private directories, one below each of `parents`. OSError becomes KeytailError."""
+    """New private directories, one below each of `parents`. Raises KeytailError if a directory cannot be created."""
 
     def __init__(self, parents: list[str]) -> None:
         self._maker = os.getpid()
@@ -40,8 +40,8 @@ class LocalDirs:
             raise of_system(problem) from problem
 
     def remove(self) -> None:
-        """Remove the directories with their contents, except in a forked child. The next run removes the directories
-        that cannot be removed now."""
+        """Remove the directories with their contents; do nothing in a forked child. Directories that cannot be removed
+        now are removed by the next run."""
         if os.getpid() != self._maker:
             return
         while self.paths:
@@ -54,7 +54,7 @@ def _make_locked(parent: str) -> tuple[str, int]:
     """Create a private directory; return its path, and a descriptor that holds its lock."""
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-        # Another run may have locked the directory first, and removed it as abandoned.
+        # Before this process locks the directory, another run may lock it and remove it as abandoned.
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -67,10 +67,10 @@ def _make_locked(parent: str) -> tuple[str, int]:
 
 
 def remove_abandoned(parent: str) -> None:
-    """Remove the directories of this user below `parent` whose creator has ended."""
+    """Remove those private directories of this user below `parent` whose creator has ended."""
     try:
         parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # the caller fails to create a directory in it, and reports that
+    except OSError:  # the caller will fail to create a directory in `parent`, and report the error
         return
     try:
         for name in os.listdir(parent_fd):
@@ -83,8 +83,8 @@ def remove_abandoned(parent: str) -> None:
 
 @contextlib.contextmanager
 def _locked(name: str, parent_fd: int) -> Iterator[None]:
-    """Hold the directory's lock. Raises OSError if it is not a private directory of this user, or if its creator holds
-    the lock."""
+    """Hold the lock of directory `name` while the context is open. Raises OSError if it is not a private directory of
+    this user, or if its creator holds the lock."""
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
     try:
         status = os.fstat(fd)
@@ -97,8 +97,8 @@ def _locked(name: str, parent_fd: int) -> Iterator[None]:
 
 
 def configured_parents() -> list[str]:
-    """Return the directories in which Spark is configured to keep temporary files: SPARK_LOCAL_DIRS, spark.local.dir of
-    spark-defaults.conf, or the temporary directory. Raises KeytailError if one of them cannot be created."""
+    """Return the directories that are configured for Spark's temporary files: SPARK_LOCAL_DIRS, else spark.local.dir of
+    spark-defaults.conf, else the temporary directory. Raises KeytailError if a directory cannot be created."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or _local_dir_of_conf() or tempfile.gettempdir()
     parents = [os.path.abspath(parent) for parent in named.split(",") if parent]
     for parent in parents:
@@ -124,8 +124,8 @@ def _local_dir_of_conf() -> str | None:
 
 
 def safe_environment(local_dirs: list[str]) -> dict[str, str]:
-    """Return environment variables for a JVM and its Python workers; the executors of a cluster use the variables of
-    their hosts."""
+    """Return environment variables for a JVM and its Python workers, with `local_dirs` as Spark's local directories.
+    The executors of a cluster use the variables of their hosts instead."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {
         "PYTHONSAFEPATH": "1",
@@ -136,7 +136,7 @@ def safe_environment(local_dirs: list[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_of_children(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for processes started within the context, and restore this process's own afterwards."""
+    """Set environment variables for processes that start while the context is open; then restore the old values."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -1,4 +1,4 @@
-"""Finds the Java that Spark starts, and its version."""
+"""Finds the Java executable that Spark starts, and its version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from keytail.versions import OLDEST_JAVA, numbers
 
 @as_caller()
 def require_java() -> str:
-    """Return the path of the `java` that Spark starts. Raises UsageProblem if there is no Java, or if it is too old."""
+    """Return the path of the `java` that Spark starts. Raises UsageProblem if there is no Java or its version is too
+    old."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if home and not os.access(java or "", os.X_OK):
@@ -27,7 +28,7 @@ def require_java() -> str:
     if java is None:
         raise UsageProblem(
             "Java was not found: JAVA_HOME is not set, and there is no `java` on PATH",
-            remedy=f"Install a JDK {OLDEST_JAVA} or newer, or set JAVA_HOME to the directory of one",
+            remedy=f"Install a JDK {OLDEST_JAVA} or newer, or set JAVA_HOME to the directory of such a JDK",
             slug="java-not-found",
         )
     version = java_version(java)
@@ -42,8 +43,8 @@ def require_java() -> str:
 
 @as_caller()
 def java_version(java: str) -> tuple[int, ...] | None:
-    """Return the version's numbers, such as (17, 0, 15), from the `release` file beside `bin/` (which starts no JVM),
-    else from `java -version`."""
+    """Return the version of Java as numbers, such as (17, 0, 15); None if the version is not recognised. The version is
+    read from the `release` file beside `bin/`, without a start of a JVM, or else from the output of `java -version`."""
     release = Path(os.path.realpath(java)).parent.parent / "release"
     try:
         text = release.read_text(errors="replace")

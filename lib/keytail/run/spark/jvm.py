@@ -1,8 +1,8 @@
 """The JVM of Spark sessions that keytail starts: its start, its private directory, its output and its end.
 
-A process has at most one JVM of pyspark, which keeps running when a session is stopped; `SparkContext._gateway` refers
-to it. This attribute also has the data of a JVM that keytail started, so this module has no global state. A JVM that
-other code of this process started, as in a notebook, is used but never ended.
+A process has at most one JVM of pyspark, which keeps running when a session is stopped. `SparkContext._gateway` refers
+to this JVM and, if keytail started it, also to its `Jvm` object, so this module has no global state. A JVM that other
+code of this process started, as in a notebook, is used but never ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from keytail.run.spark.jvm_log import JvmLog
 
 
 class Jvm:
-    """A JVM to be started in `starting`. Raises KeytailError if its private directory cannot be created.
+    """A JVM that pyspark starts in the context `starting`. Raises KeytailError if its private directory cannot be
+    created.
 
     The directory is removed by `end`, or at the end of this process.
     """
@@ -39,7 +40,7 @@ class Jvm:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Provide the context in which pyspark starts the JVM, with `popen`. If that fails, the JVM is ended."""
+        """Return the context in which pyspark starts the JVM, with `popen`. After an error, the JVM is ended."""
         try:
             with environment_of_children(safe_environment(self._dirs.paths)), self.log.of_start():
                 yield
@@ -49,8 +50,8 @@ class Jvm:
             raise
 
     def popen(self, *arguments: Any, **options: Any) -> Any:
-        """Start and return the JVM's process, for pyspark, as the user that started this process: it reads packages and
-        writes tables."""
+        """Start the JVM's process for pyspark, and return it. The JVM runs as the user that started this process,
+        because it reads packages and writes tables."""
         process = popen_as_caller(*arguments, **options)
         self._processes.append(process)
         if self._is_ended:  # another thread was interrupted during the start
@@ -58,7 +59,7 @@ class Jvm:
         return process
 
     def end(self) -> None:
-        """End the JVM, whose session has been stopped or abandoned, and remove its files."""
+        """End the JVM and remove its files. The JVM's session must have been stopped or abandoned."""
         self._is_ended = True
         for process in self._processes:
             process.kill()
@@ -75,22 +76,22 @@ class Jvm:
 
 
 def has_jvm() -> bool:
-    """Return whether this process is already a driver, with a JVM that it or spark-submit started."""
+    """Return whether this process already has a JVM of pyspark, which it or spark-submit started."""
     return "pyspark" in sys.modules and _pyspark().SparkContext._gateway is not None
 
 
 def has_session() -> bool:
-    """Return whether a session is active in this process."""
+    """Return whether a Spark session is active in this process."""
     return "pyspark" in sys.modules and _pyspark().SparkContext._active_spark_context is not None
 
 
 def jvm_of_keytail() -> Jvm | None:
-    """Return the JVM of this process if keytail started it."""
+    """Return the JVM of this process if keytail started it; otherwise None."""
     return getattr(_pyspark().SparkContext._gateway, "keytail_jvm", None) if has_jvm() else None
 
 
 def end_jvm() -> None:
-    """End the JVM of this process if keytail started it."""
+    """End the JVM of this process if keytail started it; otherwise do nothing."""
     if (jvm := jvm_of_keytail()) is not None:
         jvm.end()
 

@@ -1,4 +1,5 @@
-"""Filters the output of Spark's JVM: omits the lines of every healthy start, and everything once a stop has begun."""
+"""Filters the output of Spark's JVM: omits lines that every healthy start prints, and all output once a stop has begun.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _START_NOISE = re.compile(
 
 
 class JvmLog:
-    """The output of one JVM. Nothing is passed on after `silence`."""
+    """The output of one JVM. After a call of `silence`, no more output is passed on."""
 
     def __init__(self) -> None:
         self.withheld: list[bytes] = []
@@ -29,21 +30,20 @@ class JvmLog:
         self._also: re.Pattern[bytes] | None = None
 
     def silence(self) -> None:
-        """Discard all further output: a stop has begun, and cancelled work and the shutdown fail with long messages
-        that no logging level suppresses."""
+        """Discard all further output. Called when a stop begins: then cancelled work and the shutdown print long
+        messages that no logging level suppresses."""
         self._silenced.set()
 
     def withhold(self, lines: re.Pattern[bytes]) -> None:
-        """Collect lines of the start that match `lines` in `withheld`."""
+        """Collect those lines of the start that match `lines` in `withheld`, and do not print them."""
         self._also = lines
 
     @contextlib.contextmanager
     def of_start(self) -> Iterator[None]:
-        """Pass on the standard error of the JVM that is launched within the context, without the lines that every
-        healthy start writes.
+        """Pass on the output of the JVM that is launched while the context is open, to standard error, without the
+        lines that every healthy start prints.
 
-        The JVM's standard output is sent to standard error too. The JVM inherits the descriptors when it is launched
-        and keeps them: the pipe exists until the process ends.
+        The JVM inherits its descriptors when it is launched and keeps them: the pipe exists until the JVM ends.
         """
         started = threading.Event()
         reader, writer = os.pipe()
@@ -64,11 +64,10 @@ class JvmLog:
             os.dup2(real, 2)
 
     def redirect(self, session: Any) -> None:
-        """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process, as for
-        keytail's own JVM.
+        """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process.
 
-        If that is impossible, the JVM keeps its standard error. The JVM's log is redirected too, if the appender of the
-        log has `follow`.
+        If the redirection is impossible, the JVM keeps its standard error. The JVM's log is also redirected if the
+        appender of the log has the setting `follow`.
         """
         reader, writer = os.pipe()
         real, started = os.dup(2), threading.Event()
@@ -78,11 +77,11 @@ class JvmLog:
             java = session.sparkContext._jvm.java
             stream = java.io.FileOutputStream(f"/proc/{os.getpid()}/fd/{writer}")
             java.lang.System.setErr(java.io.PrintStream(stream, True))
-        os.close(writer)  # the thread ends when the JVM ends, or now
+        os.close(writer)  # the thread ends with the JVM, or now after an error
 
     def _pass_on(self, reader: int, real: int, started: threading.Event) -> None:
-        """Pass on lines at once while the JVM starts, and afterwards with a delay: the signal that ends a run may reach
-        the JVM and its workers a moment before the driver."""
+        """Write lines without a delay while the JVM starts, and later with a delay: the signal that ends a run may
+        reach the JVM and its workers a moment before it reaches the driver."""
         begun_so_far = b""  # an incomplete line
         while data := os.read(reader, 1 << 16):
             if started.is_set() and not self._silenced.is_set():
@@ -104,7 +103,7 @@ class JvmLog:
 
 
 def write(fd: int, data: bytes) -> None:
-    """Write the data, or discard it if there is no reader any more: a JVM whose pipe is not emptied would wait forever.
-    """
+    """Write the data, or discard it after an error. The caller must go on reading the JVM's pipe: if the pipe is full,
+    the JVM waits forever."""
     with contextlib.suppress(OSError):
         os.write(fd, data)

@@ -1,8 +1,9 @@
-"""Makes Delta commit to s3a:// by conditional requests, so that several drivers at once lose no commit.
+"""Lets Delta commit to s3a:// with conditional requests, so that no commit is lost if several drivers write.
 
-Delta 4.4 checks that a commit does not exist, and then writes it with a call that S3A 3.5 never makes conditional,
-whatever its settings. S3A makes conditional requests for files of its builder, which ConditionalLogStore.java uses.
-The driver compiles that class with Janino, which is one of Spark's jars, so that keytail needs no jar of its own.
+Delta 4.4 checks that a commit does not exist, and then writes the commit with a call that S3A 3.5 never makes
+conditional, with any settings. S3A makes conditional requests for files that its file builder creates, which
+ConditionalLogStore.java uses. The driver compiles that class with Janino, which is one of Spark's jars, so keytail
+needs no jar of its own.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ PROBE = ".keytail-conditional-writes"
 
 
 def commit_conditionally(spark: Any, uri: str) -> None:
-    """Make Delta in this session commit to s3a:// conditionally, unless its configuration names a log store. `uri` is
-    the directory of the tables. Raises UsageProblem if the server ignores the condition.
+    """Let Delta in this session commit to s3a:// conditionally, unless Spark's configuration names a log store. `uri`
+    is the directory of the tables. Raises UsageProblem if the server ignores conditions.
 
-    The object PROBE in that directory remains: if it exists, one request shows that the server does not replace it.
+    The object PROBE in that directory is not removed: as long as it exists, one request is enough for the check.
     """
     known = spark.sparkContext.getConf()
     if known.get(_KEY, LOG_STORE) != LOG_STORE or known.get(_KEY_OF_ALL):
         return
     if not known.get(_KEY):
         _add_log_store(spark.sparkContext)
-        spark.sparkContext._jsc.sc().conf().set(_KEY, LOG_STORE)  # the configuration that Delta reads
-        # Tables that were read before are cached with the other log store.
+        spark.sparkContext._jsc.sc().conf().set(_KEY, LOG_STORE)  # Delta reads this configuration
+        # Delta's cache may have tables with the default log store.
         spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     if _creates(spark, f"{uri}/{PROBE}") and _creates(spark, f"{uri}/{PROBE}"):
         raise UsageProblem(
-            "the S3 server ignores the header If-None-Match of PUT requests: if two runs wrote at once, commits would "
-            "be lost",
+            "the S3 server ignores the header If-None-Match of PUT requests: if two runs wrote at the same time, "
+            "commits would be lost",
             path=uri,
             remedy=f"Use a server that supports conditional writes. If only one run at a time writes, set {_KEY} to "
             "io.delta.storage.S3SingleDriverLogStore in Spark's configuration",
@@ -48,7 +49,7 @@ def commit_conditionally(spark: Any, uri: str) -> None:
 
 
 def _add_log_store(context: Any) -> None:
-    """Compile the log store, and add it to the classes of the driver and the executors."""
+    """Compile the class of the log store, and add it to the classes of the driver and of the executors."""
     java = context._jvm.java
     loader = java.lang.Thread.currentThread().getContextClassLoader()
     compiler = context._jvm.org.codehaus.janino.SimpleCompiler()
@@ -63,7 +64,8 @@ def _add_log_store(context: Any) -> None:
 
 
 def _creates(spark: Any, uri: str) -> bool:
-    """Create an empty object conditionally; return False if the server refuses because the object exists."""
+    """Send a conditional request to create an empty object. Return True if the server accepts the request, and False if
+    it refuses because the object exists."""
     path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(uri)
     store = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
     try:

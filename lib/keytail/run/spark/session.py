@@ -1,7 +1,7 @@
 """The Spark session in which keytail's jobs run: a session that a run starts, or the session of spark-submit.
 
-The session's settings are defined in run/spark/settings.py; run/spark/jvm.py starts and ends its JVM. A job under
-spark-submit never gets a master from here.
+run/spark/settings.py defines the settings of the session; run/spark/jvm.py starts and ends its JVM. The master of a job
+under spark-submit is never set in this module.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def local_session(
     *,
     rows_in_jvm: bool = False,
 ) -> Any:
-    """Return a session for a command line run, with `extra` settings. `master` may be any of Spark's; `local[...]`
-    binds to 127.0.0.1. With `rows_in_jvm` the JVM processes records, and is configured for that and not for a quick
-    start.
+    """Return a session for a run on the command line, with `extra` settings. `master` is any master that Spark accepts;
+    with `local[...]`, ports are bound to 127.0.0.1. `rows_in_jvm` is True if the JVM processes records: then the
+    JVM is configured for throughput instead of a quick start.
 
     The JVM keeps its files in a private directory, which is removed by `end_jvm` or at the end of this process. If this
-    process has a JVM already, that JVM is used.
+    process already has a JVM, that JVM is used.
     """
     require_java()
     refuse_unreachable(master)
     local = master.startswith("local")
     if local:
-        # Workers must use this interpreter, whatever the environment names: they import keytail and numpy.
+        # Workers import keytail and numpy, so they must use this interpreter and not one that the environment names.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -78,13 +78,13 @@ def local_session(
         withheld = b"".join(jvm.log.withheld)
         if (jars := jars_problem(withheld)) is not None:
             raise jars from problem
-        write(2, withheld)  # a healthy start does not print these lines
+        write(2, withheld)  # these lines are printed only if the start has failed
         raise
 
 
 def refuse_unreachable(master: str) -> None:
-    """Raise KeytailError if none of the standalone masters in `spark://HOST:PORT,...` accepts connections. Spark itself
-    would try for a minute, and then give no reason."""
+    """Raise KeytailError if `master` is `spark://HOST:PORT,...` and none of these standalone masters accepts
+    connections. Spark itself would try for a minute, and then report no reason."""
     if not master.startswith("spark://"):
         return
     problems = []
@@ -111,13 +111,14 @@ def session_of_run(
     rows_in_jvm: bool = False,
     kernels: str | None = None,
 ) -> SparkEngine:
-    """Return the engine of spark-submit's session if there is one, or else of a `local_session` on `master`. The
-    session is stopped with `run`, unless other code of this process, such as a notebook, had started it before. Raises
-    KeytailError if no worker of a standalone cluster is large enough for an executor.
+    """Return the engine of spark-submit's session (`submitted`), or of a `local_session` on `master`. The session is
+    stopped when the stack `run` is closed, unless other code of this process (such as a notebook) has started it.
+    Raises KeytailError if no worker of a standalone cluster is large enough for an executor.
 
-    A cluster marks a submitted application that never creates a session as failed. If the session ends during the run,
-    the resulting errors become SparkEnded, or the signal that accompanies the end. Errors that a signal caused become
-    the signal. Workers compile the kernels of the command `kernels` before their first task.
+    Every submitted job must call this function, because a cluster marks an application without a session as failed. If
+    the session ends during the run, the resulting errors are replaced by SparkEnded, or by the signal that accompanies
+    the end. Errors that a signal caused are replaced by the signal. Workers compile the kernels of the command
+    `kernels` before their first task.
     """
     require("Spark", SPARK)
     if submitted:
@@ -133,7 +134,7 @@ def session_of_run(
     engine = SparkEngine(session, log, kernels)
     if is_own:
         run.callback(_stop, engine)
-    run.push(partial(_raise_ended, engine))  # called before end_jvm and _stop
+    run.push(partial(_raise_ended, engine))  # an ExitStack calls the last callback first, before end_jvm and _stop
     run.enter_context(reported_wait(session))
     return engine
 
@@ -142,7 +143,7 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
     if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
         raise stop from None
     if isinstance(problem, SparkEnded):
-        if problem.rows is None:  # a run with rows has awaited the signal already
+        if problem.rows is None:  # a run with rows has already waited for the signal
             await_signal()
     elif isinstance(problem, Exception) and is_of_spark(problem) and engine.has_ended():
         await_signal()
@@ -151,11 +152,11 @@ def _raise_ended(engine: SparkEngine, kind: Any, problem: BaseException | None, 
 
 @as_caller()
 def _stop(engine: SparkEngine) -> None:
-    """Stop the session. The session's JVM may have ended before: the signal that stops a run also reaches the JVM of
-    spark-submit."""
+    """Stop the session. The session's JVM may already have ended, because the signal that stops a run also reaches the
+    JVM of spark-submit."""
     engine.log.silence()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pyspark warns in that case
+        warnings.simplefilter("ignore")  # pyspark warns if the JVM has ended
         try:
             engine.session.stop()
         except Exception:
@@ -163,7 +164,7 @@ def _stop(engine: SparkEngine) -> None:
 
 
 def submitted_session(app_name: str = "keytail") -> Any:
-    """Return the session of a job under spark-submit, which has already chosen master, memory and logging."""
+    """Return the session of a job under spark-submit, which has already set the master, the memory and the logging."""
     try:
         return _build(app_name, {}, None)
     except KeytailError:
@@ -174,7 +175,7 @@ def submitted_session(app_name: str = "keytail") -> Any:
 def _build(
     app_name: str, settings: dict[str, str], master: str | None, popen: Callable[..., Any] = popen_as_caller
 ) -> Any:
-    """Return a session; `popen` starts the JVM if this process has none."""
+    """Return a session. `popen` starts the JVM if this process has no JVM."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
     silence_py4j()
@@ -190,9 +191,9 @@ def _build(
         what = first_line(problem)
         raise KeytailError(
             f"Spark did not start: {what}",
-            remedy="Set spark.authenticate.secret, in spark-defaults.conf of SPARK_CONF_DIR, to the secret of the "
-            "cluster; or, if it has no secret, set spark.authenticate and spark.network.crypto.enabled to false there "
-            "(run/CLUSTER.md)"
+            remedy="Set spark.authenticate.secret in spark-defaults.conf of SPARK_CONF_DIR to the secret of the "
+            "cluster. If the cluster has no secret, set spark.authenticate and spark.network.crypto.enabled to false "
+            "in this file (run/CLUSTER.md)"
             if "spark.authenticate.secret" in what
             else "Read Spark's messages above, and check JAVA_HOME, --master and free memory",
             slug="spark-not-started",
@@ -201,7 +202,7 @@ def _build(
 
 @as_caller()
 def _launched(get_or_create: Callable[[], Any], popen: Callable[..., Any]) -> Any:
-    """Start Spark's JVM, with the file access of the user that started this process."""
+    """Start Spark's JVM with the file access of the user that started this process, and return the session."""
     import pyspark.java_gateway as gateway  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
     gateway.Popen = popen
@@ -209,8 +210,9 @@ def _launched(get_or_create: Callable[[], Any], popen: Callable[..., Any]) -> An
 
 
 def _in_a_thread(make: Callable[[], Any]) -> Any:
-    """Return what `make` returns, or raise what it raises. In the main thread Spark would install its own handler for
-    SIGINT, and a signal would interrupt `make` anywhere; in another thread only the wait for it is interrupted."""
+    """Call `make` in another thread, and return its result or raise its error, so that a signal interrupts only the
+    wait. In the main thread a signal could interrupt `make` at any point, and Spark would install its own handler for
+    SIGINT."""
     made: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def work() -> None:

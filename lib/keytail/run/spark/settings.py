@@ -1,6 +1,6 @@
-"""The settings of Spark sessions that are set in code: for correctness and safety, and for sessions on one machine.
+"""Defines the settings of Spark sessions that are set in code: for correctness and safety, and for one machine.
 
-Tuning belongs to conf/spark-defaults.conf.
+Settings that only affect speed are in conf/spark-defaults.conf.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from keytail.limits import MAX_RECORD_VARIABLE
 
-# A task that runs twice at once would write everything twice; a worker that is not reused compiles the kernels again.
+# With speculation, a task could run twice at the same time and write its files twice. Without the reuse of workers, a
+# new worker would have to load the kernels for each task.
 CORRECTNESS = {
     "spark.speculation": "false",
     "spark.python.worker.reuse": "true",
@@ -18,7 +19,7 @@ CORRECTNESS = {
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
     "spark.sql.adaptive.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Without this, Python puts the current directory first on sys.path: a `pyspark` there would run in every worker.
+    # Without this variable, the current directory is first on sys.path, and a `pyspark` in it runs in every worker.
     "spark.executorEnv.PYTHONSAFEPATH": "1",
 }
 
@@ -26,23 +27,24 @@ _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Without this, Spark's ports accept serialized Java objects from any local user. Spark generates a new secret for
-    # each JVM. The secret never leaves the JVM: on one machine no other process needs it.
+    # Without authentication, Spark's ports accept serialized Java objects from any local user. Spark generates a secret
+    # for each JVM, which never leaves the JVM: on one machine no other process needs the secret.
     "spark.authenticate": "true",
     "spark.log.structuredLogging.enabled": "false",
 }
-# The driver's JVM only distributes ids and collects small cells: with the first compiler tier and the serial collector
-# it starts about 1.5 s sooner (measured on 2 cores) and leaves cores to the Python workers.
+# The driver's JVM only distributes ids and collects small cells. With the first compiler tier and the serial collector
+# this JVM starts about 1.5 s sooner (measured on 2 cores), and leaves cores to the Python workers.
 _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ROWS_JAVA_OPTIONS = "-XX:+UseSerialGC"
 _QUIET_LOGGING = Path(__file__).parents[1] / "log4j2.properties"
 
 
 def settings_of(*, local: bool, rows_in_jvm: bool, temporary: str | None) -> dict[str, str]:
-    """Return the settings of a session that is not spark-submit's; CORRECTNESS is not included.
+    """Return the settings of a session that keytail starts without spark-submit. CORRECTNESS is not included.
 
-    `local`: all processes are on this machine. With `rows_in_jvm`, the JVM processes records, and is configured for
-    that and not for a quick start. `temporary` is the JVM's directory for temporary files, None if a JVM exists.
+    `local` is True if all processes are on this machine. `rows_in_jvm` is True if the JVM processes records: then the
+    JVM is configured for throughput instead of a quick start. `temporary` is the JVM's directory for temporary files;
+    None if the JVM already exists.
     """
     java_options = [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
     if local:
@@ -53,6 +55,6 @@ def settings_of(*, local: bool, rows_in_jvm: bool, temporary: str | None) -> dic
 
 
 def settings_of_every_session() -> dict[str, str]:
-    """Return CORRECTNESS, and the settings that pass variables of this process's environment to executors."""
+    """Return CORRECTNESS, and settings that pass environment variables of this process to executors."""
     limit = os.environ.get(MAX_RECORD_VARIABLE)
     return {**({f"spark.executorEnv.{MAX_RECORD_VARIABLE}": limit} if limit else {}), **CORRECTNESS}

@@ -1,7 +1,7 @@
-"""Tables at URIs such as s3a://bucket/lake: which URIs are accepted, and what Spark needs to access them.
+"""Checks URIs of tables, such as s3a://bucket/lake, and determines which jars and settings Spark needs for a URI.
 
 Only Spark accesses a URI: its configuration and environment have the credentials, and Delta commits by the rules of the
-store. Spark itself brings the connector for hdfs://; guide/tables-in-object-stores.md has the connectors of the others.
+store. Spark contains the connector for hdfs://; guide/tables-in-object-stores.md names the connectors for other stores.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from keytail.run.ended import first_line
 from keytail.run.spark.s3_commits import commit_conditionally
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):/")
-# The connectors of Hadoop, by the scheme of the URIs.
+# Hadoop's connectors (Maven artifacts), by the scheme of the URIs.
 _ARTIFACTS = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "abfs": "hadoop-azure", "gs": "hadoop-gcp"}
-# The AWS SDK's version by the version of Hadoop whose hadoop-aws was built with it.
+# By the version of Hadoop: the version of the AWS SDK with which its hadoop-aws was built.
 _AWS_SDK = {"3.5.0": "2.35.4"}
 _AWS_MODULES = ("s3", "s3-transfer-manager", "sts")
-# The bundle contains all of the AWS SDK, 600 MB; the modules take 10 MB. Spark has the other packages.
+# Packages that are not downloaded. The bundle is the whole AWS SDK (600 MB), of which only modules (10 MB) are needed;
+# Spark contains the other packages.
 _NOT_FETCHED = (
     "software.amazon.awssdk:bundle",
     "org.wildfly.openssl:wildfly-openssl",
@@ -34,14 +35,14 @@ _NOT_FETCHED = (
     "commons-logging:commons-logging",
     "org.slf4j:slf4j-api",
 )
-# The default since Hadoop 3.5 gives up a read after 30 s, and prints a stack trace for each of its retries.
+# The default stream since Hadoop 3.5 ends a read after 30 s with an error, and prints a stack trace for each retry.
 _S3A = {"spark.hadoop.fs.s3a.input.stream.type": "classic"}
 
 
 @dataclass(frozen=True)
 class Connector:
-    """What a session needs for URIs of `scheme`: jars, excluded dependencies (both as Maven coordinates), and settings.
-    `jar`: the beginning of the name of the connector's jar."""
+    """The packages, excluded dependencies (both as Maven coordinates) and settings that a session needs for URIs of
+    `scheme`. `jar` is the beginning of the file name of the connector's jar."""
 
     scheme: str = ""
     jar: str = ""
@@ -62,20 +63,20 @@ def scheme_of(uri: str) -> str:
 
 
 def local_path(place: str) -> str | None:
-    """Return the path on this host of a path or a file URI; None for other URIs."""
+    """Return the path on this host if `place` is a path or a file URI; None for other URIs."""
     if scheme_of(place) in ("", "file"):
         return unquote(urlsplit(place).path) if is_uri(place) else place
     return None
 
 
 def is_remote(place: str) -> bool:
-    """Return whether only Spark can access `place`: whether it is a URI other than a file URI."""
+    """Return whether `place` is a URI other than a file URI, which only Spark can access."""
     return local_path(place) is None
 
 
 def checked_uri(uri: str, flag: str) -> str:
-    """Return the URI without trailing slashes. Raises UsageProblem if it contains credentials or options, or if its
-    scheme is s3 or s3n."""
+    """Return the URI without trailing slashes. Raises UsageProblem if the URI contains credentials or options, or if
+    its scheme is s3 or s3n."""
     scheme = scheme_of(uri)
     refuse_slash_in_password(uri, flag)
     user, at, _ = uri.partition("://")[2].partition("@")
@@ -83,20 +84,20 @@ def checked_uri(uri: str, flag: str) -> str:
     if at and not is_container and ("/" not in user or (scheme == "s3a" and ":" in user)):
         raise UsageProblem(
             f"the URI of {flag} contains credentials",
-            remedy="Remove them from the URI, and give them in the environment or in Spark's configuration "
+            remedy="Remove the credentials from the URI, and give them in the environment or in Spark's configuration "
             "(guide/tables-in-object-stores.md)",
             slug="credentials-in-uri",
         )
     if scheme in ("s3", "s3n"):
         raise UsageProblem(
             f"{flag} begins with {scheme}://, for which Spark has no connector",
-            remedy="Give s3a://BUCKET/PATH, the name of the same store for Spark",
+            remedy="Give the URI as s3a://BUCKET/PATH, for which Spark has a connector",
             slug="unsupported-uri",
         )
     if "?" in uri or "#" in uri:
         raise UsageProblem(
             f"the URI of {flag} has options after a ? or #",
-            remedy="Remove them, and set Spark's options of the store, such as spark.hadoop.fs.s3a.endpoint",
+            remedy="Remove the options, and set Spark's settings for the store, such as spark.hadoop.fs.s3a.endpoint",
             slug="unsupported-uri",
         )
     return uri.rstrip("/")
@@ -117,27 +118,28 @@ def refuse_slash_in_password(uri: str, flag: str) -> None:
 
 
 def connector_for(place: str | None) -> Connector:
-    """Return what a session that keytail starts needs for `place`; nothing for a path."""
+    """Return the connector that a session started by keytail needs for `place`; if that is a path, it has no packages.
+    """
     scheme = scheme_of(place or "")
     if scheme != "s3a":
         return Connector(scheme)
     artifact, hadoop = _ARTIFACTS[scheme], hadoop_version()
     connector, sdk = f"org.apache.hadoop:{artifact}:{hadoop}", _AWS_SDK.get(hadoop)
-    if sdk is None:  # the dependencies of hadoop-aws, with the bundle
+    if sdk is None:  # hadoop-aws is downloaded with all its dependencies, including the bundle
         return Connector(scheme, artifact, (connector,), (), _S3A)
     modules = (f"software.amazon.awssdk:{name}:{sdk}" for name in _AWS_MODULES)
     return Connector(scheme, artifact, (connector, *modules), _NOT_FETCHED, _S3A)
 
 
 def hadoop_version() -> str:
-    """Return the version of the Hadoop that Spark contains; "" if it is unknown."""
+    """Return the version of Hadoop's client that Spark contains; "" if the version is unknown."""
     found = jars_of_spark("hadoop-client-api-*.jar")
     return os.path.basename(found[0]).removeprefix("hadoop-client-api-").removesuffix(".jar") if found else ""
 
 
 @as_caller()
 def jars_of_spark(pattern: str) -> list[str]:
-    """Return the paths of those among Spark's own jars whose names match the pattern."""
+    """Return the paths of Spark's own jars whose names match the pattern."""
     home = os.environ.get("SPARK_HOME")
     if home is None:
         import pyspark  # noqa: PLC0415 (a start without Delta does not pay for it)
@@ -148,9 +150,11 @@ def jars_of_spark(pattern: str) -> list[str]:
 
 @as_caller()
 def require_store(spark: Any, place: str, *, writes: bool = False) -> None:
-    """Raise UsageProblem if the session has no connector for `place`, a directory of tables. Sends no request to the
-    store unless the session `writes` tables to S3: commits are then made conditional, and UsageProblem is also raised
-    if the server ignores conditions. Raises KeytailError if writing to the store fails."""
+    """Raise UsageProblem if the session has no connector for `place`, a directory of tables.
+
+    If the session `writes` tables to S3, its commits become conditional: UsageProblem is also raised if the server
+    ignores conditions, and KeytailError if writing to the store fails. In all other cases no request is sent.
+    """
     if not is_remote(place):
         return
     context = spark.sparkContext
@@ -178,7 +182,7 @@ def _no_connector(scheme: str, problem: str) -> UsageProblem:
     connector = f"org.apache.hadoop:{_ARTIFACTS[scheme]}:{hadoop_version()}" if known else "a connector for it"
     return UsageProblem(
         f"Spark cannot access {scheme}://: {problem}",
-        remedy=f"Check the URI and the store's settings. If Spark lacks the connector: pass {connector} and its "
+        remedy=f"Check the URI and the store's settings. If Spark lacks the connector, pass {connector} and its "
         "dependencies as --packages or --jars of spark-submit, or add these jars to the directory of --delta-jars",
         slug="store-not-accessible",
     )
