@@ -87,7 +87,7 @@ def table_columns() -> list[str]:
 
 
 def raw_schema(formats: Formats) -> str:
-    """Return the Spark schema of the rows that tasks return."""
+    """Return the Spark schema (as DDL) of the rows that tasks return."""
     types = {"key": formats.key.sql_type, "value": formats.value.sql_type}
     return ", ".join(f"{column.name} {column.sql_type or types[column.name]}" for column in columns_of(formats))
 
@@ -116,7 +116,7 @@ def _timestamps(records: np.ndarray) -> Any:
         raise Undecodable(
             f"timestamp {times_ms[at]} is out of range for a table",
             offset=int(records["offset"][at]),
-            remedy="Leave out this partition, of which nothing was written",
+            remedy="Leave this partition out of the export; nothing of it was written",
         )
     return pyarrow.array(times_ms * 1000, pyarrow.int64(), mask=times_ms == -1).view(pyarrow.timestamp("us", "UTC"))
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Exported:
-    """The state of a partition in the table, which has its committed records below `end_offset`.
+    """The state of a partition in the table. The table has the partition's committed records below `end_offset`.
 
     `leader_epoch` is the leader epoch of the offset before `end_offset` (None if unknown), and `log_start_offset` is
     the log start offset at the time of the export.

@@ -210,8 +210,8 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
 
 
 def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
-    """Return the leader epoch for imported batches: the latest epoch of any replica, or FIRST_LEADER_EPOCH if there is
-    none. Raises Refused if the last epoch of a replica begins above the log end."""
+    """Return the leader epoch for imported batches: the latest epoch of any replica, or FIRST_LEADER_EPOCH if no
+    replica has an epoch. Raises Refused if the last epoch of a replica begins above the log end."""
     for replica in replicas:
         if replica.epochs and replica.epochs[-1][1] > log_end_offset:
             raise Refused(
@@ -253,9 +253,10 @@ def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
 
 
 def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
-    """Return the bytes of the producer snapshot at the log end; of an empty snapshot if the partition has no snapshots,
-    since a broker then assumes that there are no producers. Raises Refused if only that snapshot is missing, or it is
-    invalid. As records without a producer do not change it, the snapshots of an import have the same bytes.
+    """Return the bytes of the producer snapshot at the log end or, if the partition has no snapshots, of an empty
+    snapshot: a broker then assumes that there are no producers. Raises Refused if the snapshot at the log end is
+    invalid, or is missing although there are older ones. Imported records have no producer, so the snapshots of an
+    import have the same bytes.
     """
     usable = [offset for offset in facts.snapshots if offset > facts.log_start_offset]
     path = os.path.join(facts.path, names.segment_file(facts.log_end_offset, names.SNAPSHOT))

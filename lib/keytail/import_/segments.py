@@ -150,7 +150,7 @@ class SegmentsWriter:
         return path
 
     def _close(self) -> None:
-        if self._current is not None:  # it is set until all of its files are durable, for `discard`
+        if self._current is not None:  # `_current` is set until its files are durable, so that `discard` removes them
             self._finished.append(self._current.seal(self._task.now_ms, b""))
             self._made += self._current.made
             self._current = None
