@@ -33,7 +33,8 @@ from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
-# Up to this number of partitions, each gets a line when it ends; above it, only those that failed or took long.
+# In a run of at most this many partitions, each gets a line when it ends; in a larger run, only partitions that failed
+# or took long get a line.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Reasons with fewer characters are printed for each partition.
@@ -66,7 +67,7 @@ class Reporter:
         self._clock = clock
         self._start_s = self._last_line_s = clock()
         self._lock = threading.RLock()
-        self._reported: dict[tuple[str, str], str] = {}  # by status and reason: the first partition with them
+        self._reported: dict[tuple[str, str], str] = {}  # the first partition with each status and reason
         self._over = threading.Event()
         self._held = contextlib.ExitStack()
         self._bar: _Live | None = None

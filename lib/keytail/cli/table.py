@@ -37,7 +37,7 @@ class Column(Generic[R]):
     is_number: bool = True
 
 
-# For rows of partitions.
+# Columns for rows of partitions.
 PARTITION: Column[Any] = Column("partition", lambda row: row.name, is_number=False)
 STATUS: Column[Any] = Column(_STATUS, lambda row: row.status, is_number=False)
 TOOK: Column[Any] = Column("took", lambda row: show.human_seconds(row.start_ms, row.end_ms))
@@ -210,7 +210,7 @@ def print_line(markup: str) -> None:
 
 
 def total(rows: Sequence[Any]) -> str:
-    """Return `3 partitions: 2 kept, 1 refused.`, as markup."""
+    """Return a sentence such as `3 partitions: 2 kept, 1 refused.`, as markup."""
     counts = Counter(row.status for row in rows)
     found = ", ".join(f"{number} {styled(status)}" for status, number in counts.most_common())
     return f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}."

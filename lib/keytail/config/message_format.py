@@ -26,7 +26,8 @@ _FIRST_THAT_IGNORES = (3, 0)
 
 
 def message_format(resolved: Resolved, mode: ClusterMode) -> MessageFormat:
-    """Return "v2" if the topic's format is version 2, "keep" if it may be older, "unknown" without information."""
+    """Return "v2" if the topic's format is version 2, "keep" if it may be older, "unknown" if the settings do not
+    determine it."""
     protocol = _version(resolved, PROTOCOL)
     if mode == "KRaft" or (protocol is not None and protocol >= _FIRST_THAT_IGNORES):
         return "v2"

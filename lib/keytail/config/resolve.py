@@ -223,9 +223,9 @@ def from_broker(
     """Return the settings in a broker's file, by the names of the topic settings whose defaults they are.
 
     `needed` are the names (as in `keys.py`) of the settings that the command uses. Raises UsageProblem if such a
-    setting is invalid, or refers to a config provider. Others are then ignored, and `on_note` is called with the
-    reason. A name that a name of higher precedence overrides is not needed. The log dirs are needed only without
-    `--log-dirs`: their error is kept in the setting.
+    setting is invalid, or refers to a config provider. Other settings with such a fault are ignored, and `on_note` is
+    called with the reason. A name that a name of higher precedence overrides is not needed. The log dirs are needed
+    only without `--log-dirs`: an error in them is kept in the setting.
     """
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
@@ -261,7 +261,7 @@ def _setting(
     key: Key, name: str, text: str, where: str, source: str, *, is_usage: bool = True
 ) -> Setting:
     """Parse the text of `name`, which was found in `where`. Raises UsageProblem for a value that `key` does not allow,
-    or Refused without `is_usage`: the value was not given for this run.
+    or, if `is_usage` is False (the value was not given for this run), Refused.
     """
     try:
         return Setting(parse_broker(key, name, text), source)
@@ -376,8 +376,9 @@ _SAFEST: Mapping[Safer, Callable[[Sequence[Any]], Value]] = {
 
 
 def safest_value(name: str, values: Sequence[Value]) -> Value:
-    """Return the value, by the rule of the setting's key, with which no more is removed than with any of `values`, of
-    which the latest is last: one of them, or for cleanup.policy the list of policies that all of them contain.
+    """Return the value with which no more is removed than with any of `values`, by the rule of the setting's key. The
+    latest of `values` is last. The result is one of them or, for cleanup.policy, the list of policies that all of them
+    contain.
 
     The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
     value; `log/cluster/metadata.py` finds these values.

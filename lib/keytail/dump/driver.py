@@ -1,7 +1,7 @@
 """Prints the contents of files of a log dir line by line, and checks them.
 
-Takes no lock, changes nothing and does not use Spark. Lines are written to standard output immediately, findings to
-standard error. As JSON, both are written to standard output, one object per line.
+The command takes no lock, changes nothing and does not use Spark. Lines are written to standard output immediately,
+findings to standard error. As JSON, lines and findings are written to standard output, one object per line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Determines the ages of segments by the largest timestamp of their checked batches or, without one, by the mtime.
+"""Determines the ages of segments by the largest timestamp of their checked batches or, without a timestamp, by the
+mtime.
 
 The time index is not used: if it is missing or full of zeros, a young segment appears old (EXPIRE.md beside this file).
 `partition.py` decides what an age means for a segment.

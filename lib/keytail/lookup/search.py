@@ -55,7 +55,7 @@ class FoundRecord:
 
 
 class Search:
-    """One search in a partition. `steps` are sentences about what it has done so far.
+    """One search in a partition. `steps` are sentences about what the search has done so far.
 
     `trusts_indexes`: search like a broker that starts on the files as they are. If False, search as if invalid indexes
     had been rebuilt.
@@ -278,8 +278,8 @@ class Search:
 
 
 def spell_time(timestamp_ms: int) -> str:
-    """Return for example `1700000000000 (2023-11-14T22:13:20.000Z)`, without a date for a negative or too large
-    time."""
+    """Return a time as text, such as `1700000000000 (2023-11-14T22:13:20.000Z)`. A negative or too large time has no
+    date."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:

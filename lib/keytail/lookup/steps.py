@@ -36,8 +36,8 @@ class Lookup:
 
 
 def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
-    """Find the first record at or after `offset`, as a fetch from that offset does. Raises CorruptLog if it reads
-    damaged bytes."""
+    """Find the first record at or after `offset`, as a fetch from that offset does. Raises CorruptLog if damaged bytes
+    are read."""
     search = Search(fs, facts)
     start, end = facts.log_start_offset, facts.log_end_offset
     if not start <= offset <= end:
@@ -65,7 +65,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
 def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
     """Find the first record at or after a time (0 or more), or none, as `offsetsForTimes` does.
 
-    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog if it reads damaged bytes.
+    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog if damaged bytes are read.
     """
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)

@@ -28,8 +28,8 @@ from keytail.rebuild_index.aborted import Needed
 from keytail.rebuild_index.entry_checks import why_wrong
 from keytail.rebuild_index.epochs import Epoch, epochs_seen
 
-# As large as a core's own cache: smaller chunks are slower because of the work per chunk. Chunks are not prefetched:
-# passing a chunk to another thread takes longer than processing its headers and checksums.
+# The size of a chunk is that of a core's own cache: smaller chunks are slower because of the work per chunk. Chunks are
+# not prefetched: passing a chunk to another thread takes longer than processing its headers and checksums.
 CHUNK_BYTES = 1 << 20
 _NO_LIMIT_BYTES = 1 << 40
 
@@ -173,8 +173,8 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
     """Append the result of the next slice (`part`) to `whole`. Each entry determines the next entry. The entries of the
-    slice are valid from the first entry on that also follows from the entries before the slice. This is its very first
-    entry if the slice begins at an entry that a recovery would write.
+    slice are valid from the first entry on that also follows from the entries before the slice. This first entry is the
+    slice's very first if the slice begins at an entry that a recovery would write.
     """
     if whole.indexer.next_gets_entry:
         whole.indexer.join(part.indexer)

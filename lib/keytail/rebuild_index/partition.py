@@ -205,7 +205,7 @@ def truncation_text(torn: Truncation, remedy: str = "") -> str:
         text += f" and the segments {', '.join(map(str, torn.removed_segments))}"
     text += f"; lost: {lost}"
     if torn.acknowledged_until is not None:
-        text += f", of which those below {torn.acknowledged_until} were acknowledged to producers"
+        text += f", of which the offsets below {torn.acknowledged_until} were acknowledged to producers"
     return f"{text}. {remedy}" if remedy else text
 
 
@@ -229,8 +229,8 @@ def _check_txn_index_entries(fs: FileSystem, task: SegmentTask, entries: np.ndar
 
 
 def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
-    """Return why the index is wrong. Entries below the log start offset are not served: only their order and range are
-    checked.
+    """Return why the index is wrong; "" if it is valid. Entries below the log start offset are not served: only their
+    order and range are checked.
     """
     if len(data) % TXN_ENTRY.itemsize:
         return f"its size of {len(data)} bytes is not a multiple of {TXN_ENTRY.itemsize}"
@@ -243,7 +243,8 @@ def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
         return ""
     differs = {entry.tobytes() for entry in there} ^ {entry.tobytes() for entry in served}
     first = min(int(np.frombuffer(entry, served.dtype)["last_offset"][0]) for entry in differs)
-    return f"it has {_count(there)}, the log has {_count(served)}; they first differ at the marker at offset {first}"
+    return f"the file has {_count(there)}, the log has {_count(served)}; these first differ at the marker at offset "
+    f"{first}"
 
 
 def _count(entries: np.ndarray) -> str:

@@ -26,8 +26,8 @@ NAMES = (
 _OF_RECORDS = ("isolationLevel", "includeHeaders", "maxOffsetsPerTrigger")
 _OF_CLIENT = ("groupIdPrefix", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
 # Options of Spark's Kafka source that these sources do not have, with the remedy for each.
-_REFUSED = {name.lower(): "Remove the option: it configures a Kafka client, which is not used" for name in "
-"_OF_CLIENT} | {
+_FOR_CLIENT = "Remove the option: it configures a Kafka client, which is not used"
+_REFUSED = {name.lower(): _FOR_CLIENT for name in _OF_CLIENT} | {
     "kafka.bootstrap.servers": 'Give .option("logDirs", ...) instead: files are read, and no broker is asked',
     "minoffsetspertrigger": "Set an interval between batches with .trigger(processingTime=...)",
     "maxtriggerdelay": "Set an interval between batches with .trigger(processingTime=...)",
@@ -190,7 +190,7 @@ def _by_name(given: Mapping[str, str], records: bool) -> tuple[dict[str, str], d
 def _unknown(name: str, spellings: Mapping[str, str]) -> UsageProblem:
     remedy = _REFUSED.get(name.lower())
     if remedy is None and name.lower().startswith("kafka."):
-        remedy = "Remove the option: it configures a Kafka client, which is not used"
+        remedy = _FOR_CLIENT
     if remedy is not None:
         return UsageProblem(
             f"option {name} of Spark's Kafka source is not supported", remedy=remedy, slug="unsupported-option"

@@ -1,8 +1,7 @@
-"""Verifies the chosen partitions, and lists the problems that a broker would have. Reads every byte of the files, or,
-with --only-ends, only index files and the ends of segments.
-
-Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process;
-verify/task.py inspects a partition. Topic settings are not needed: the checks apply to every topic.
+"""Verifies the chosen partitions, and lists the problems that a broker would have. Every byte of the files is read or,
+with --only-ends, only index files and the ends of segments. The command takes no lock and changes nothing. The tasks
+run on an engine (run/engine.py), or, for little data, in this process; verify/task.py inspects a partition. Topic
+settings are not needed: the checks apply to every topic.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ def _tasks(fs: FileSystem, chosen: SelectedPartitions, only_ends: bool) -> list[
     for facts, entry in chosen.partitions:
         claims = claims_of(facts, entry.topic, entry.partition)
         seen = None
-        with contextlib.suppress(OSError):  # the task reports it
+        with contextlib.suppress(OSError):  # the task reports the error
             seen = seen_logs(fs, entry.path)
         size_bytes = seen.size_bytes if seen is not None else 0
         tasks.append(
@@ -204,7 +203,7 @@ def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
         except CorruptLog as problem:
             findings.add("checkpoint-unreadable", name, reason=problem.what)
         except OSError as problem:
-            if is_denied(problem):  # the survey of the log dir reports it
+            if is_denied(problem):  # the survey of the log dir reports this error
                 continue
             findings.add("unreadable", name, reason=problem.strerror or str(problem))
     return tuple(findings.found)

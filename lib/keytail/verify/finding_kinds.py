@@ -11,7 +11,7 @@ _CLEANER_STOPS = "Serves the data before the batch; its cleaner marks the partit
 _SERVED_TWICE = "Serves records twice or out of order"
 _WRONG_FETCH = "Uses the index: fetches and lookups start at a wrong position"
 _WRONG_TIME = "Uses the index: lookups by time and retention by time give wrong results"
-_OF_1970 = "Treats the segment as written in 1970: retention by time deletes it at once"
+_OF_1970 = "Treats the segment as written in 1970: retention by time deletes the segment at once"
 _FROM_START = "Uses the index: every lookup reads the segment from its start"
 _TRUNCATED_HERE = Recovery(
     "error",
@@ -159,7 +159,8 @@ _TIME_INDEX = {
     ),
     "time-entry": _index(
         "error",
-        "{timestamp} is not the segment's largest timestamp up to this batch, or an earlier batch has it too",
+        "{timestamp} is not the segment's largest timestamp up to this batch, or an earlier batch also has this "
+        "timestamp",
         _WRONG_TIME,
     ),
     "time-incomplete": _index(
@@ -189,7 +190,8 @@ _TXN_INDEX = {
     "txn-first-offset": _index(
         "error",
         "the entry begins at offset {stated}, but the transaction has data from offset {first} on",
-        "Serves the data before the entry's offset to read_committed consumers; its cleaner treats it as committed",
+        "Serves the data before the entry's offset to read_committed consumers; its cleaner treats this data as "
+        "committed",
         "yes",
     ),
     "txn-stable-offset": _index(

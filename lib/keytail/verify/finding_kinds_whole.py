@@ -197,7 +197,7 @@ _PRODUCERS = {
 
 _EPOCHS = {
     "epochs-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line; or remove the file and "
-                              "run `keytail rebuild-index --execute`, which rebuilds it"),
+                              "run `keytail rebuild-index --execute`, which rebuilds the file"),
     "epochs-order": Kind(
         "error",
         "line {line}: epochs and start offsets must be ascending; epoch {epoch} at offset {start} is not",

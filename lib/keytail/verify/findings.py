@@ -29,14 +29,15 @@ class Finding:
     """
 
     kind: Annotated[str, "name of the finding, as in ERRORS"]
-    severity: Annotated[Severity, "`warning`: it costs time, but no data"]
+    severity: Annotated[Severity, "`error`, or `warning` for a problem that costs time, but no data"]
     what: str
     path: str
     byte_position: int | None
     offset: Annotated[int | None, "first offset that is affected"]
     broker: Annotated[str, "how a broker reacts"]
     remedy: str
-    start_loses: Annotated[bool, "whether a broker that starts on it loses or hides acknowledged records"] = False
+    start_loses: Annotated[bool, "whether a broker that starts with this problem loses or hides acknowledged "
+    "records"] = False
 
     @property
     def place(self) -> str:
@@ -70,7 +71,8 @@ class Findings:
         recovered: bool = False,
         **facts: int | str,
     ) -> None:
-        """Add a finding; only count it if the file has MAX_PER_FILE already. `facts` fill the placeholders of messages.
+        """Add a finding, or only count it if the file already has MAX_PER_FILE findings. `facts` fill the placeholders
+        of messages.
 
         `file`: a name in the directory, "" for the directory itself, or an absolute path. `recovered`: a broker
         recovers the file's segment when it starts.

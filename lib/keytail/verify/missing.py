@@ -35,7 +35,7 @@ class MissingSegments:
         self._are_dense = self._are_dense and records == end - base
 
     def close(self) -> None:
-        """Add the findings. Call it only after the whole log was read, and only if the broker is stopped."""
+        """Add the findings. Call this method only after the whole log was read, and only if the broker is stopped."""
         bases, log_start = self._scope.bases, self._scope.log_start
         gaps = [
             (base, max(end, log_start), next_base)
@@ -56,7 +56,8 @@ class MissingSegments:
                 self._scope.findings.add("offsets-missing", log, 0, first, **facts)
 
     def _left_files(self) -> dict[int, str]:
-        """Return, by offset, a file that shows that a segment began there; none after an unclean shutdown."""
+        """Return for each offset a file that shows that a segment began there; an empty mapping after an unclean
+        shutdown."""
         return names.left_by_missing_segments(self._scope.files) if self._scope.claims.clean_shutdown else {}
 
     def _may_be_of_a_shutdown(self, file: str) -> bool:

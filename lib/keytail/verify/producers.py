@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class ProducerChecks:
-    """Checks the batches of a partition's producers, given in order; call `close_segment` after each segment and
-    `close` at the end."""
+    """Checks the batches of a partition's producers. Pass the batches in order, and call `close_segment` after each
+    segment and `close` at the end."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -223,7 +223,7 @@ class ProducerChecks:
 
 
 def _impossibility(entry: ProducerEntry, at: int) -> str:
-    """Return why no broker writes such an entry into a snapshot at offset `at`; empty if a broker may write it."""
+    """Return the reason why no broker writes `entry` into a snapshot at offset `at`; empty if a broker may write it."""
     if entry.last_offset >= at:
         return f"its last offset {entry.last_offset} is not below the offset of the snapshot"
     if entry.current_txn_first_offset >= at:
@@ -253,7 +253,7 @@ def _contradiction(entry: ProducerEntry, state: np.ndarray) -> str:
         )
     current = entry.current_txn_first_offset
     if opened >= 0 and current < 0:
-        return f"it has no open transaction, but in the log one has been open since offset {opened}"
+        return f"it has no open transaction, but in the log a transaction has been open since offset {opened}"
     if opened >= 0 and current > opened:
         return f"its open transaction begins at offset {current}, but in the log at offset {opened} or before"
     if 0 <= current < marker:

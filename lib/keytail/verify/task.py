@@ -1,7 +1,7 @@
 """Verifies a partition directory: every batch, every index entry, every name, and the consistency between the files
 (VERIFY.md).
 
-With `only_ends` it reads index files and the end of each segment only (VERIFY.md, "Only the ends").
+With `only_ends`, only index files and the end of each segment are read (VERIFY.md, "Only the ends").
 
 Nothing is changed, and no lock is needed. While a broker is running, files may vanish or grow, and the active segment's
 tail is not checked. Invalid bytes give findings, not exceptions.
