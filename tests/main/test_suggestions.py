@@ -58,7 +58,7 @@ def test_a_dry_run_is_the_default_or_not_needed(command: str, flag: str, run: Ru
         ("compact", "--yes", "Did you mean --execute?"),
         ("compact", "--excute", "Did you mean --execute?"),
         ("lookup", "--json", "Did you mean --output json?"),
-        ("plan", "--output-dir", "It is a flag of compact and cut"),
+        ("plan", "--output-dir", "--output-dir is a flag of compact and cut"),
         ("compact", "--threads", "Did you mean --master 'local[N]'?"),
         ("verify", "--fix", "keytail salvage saves the intact batches of a damaged log"),
         ("compact", "--xyzzy", ""),

@@ -114,8 +114,7 @@ def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
         if found.version == 0:
             return f"{NO_METADATA}: the broker runs with ZooKeeper, according to version=0 in {file}"
     if properties:
-        return f"{NO_METADATA}: with KRaft the metadata log is in metadata.log.dir or, by default, in the first of "
-        "log.dirs"
+        return f"{NO_METADATA}: with KRaft the log is in metadata.log.dir or, by default, in the first of log.dirs"
     return NO_METADATA
 
 

@@ -147,9 +147,8 @@ def _room(fs: FileSystem, facts: LogDirFacts, sizes: _Sizes) -> CheckRow:
         remedy = "Free more space: a partition with a segment above the free space is refused (not-enough-space). "
         return CheckRow(check, FAIL, found, f"{remedy}`keytail plan` reports how much space each partition needs")
     if free < sizes.largest_bytes:
-        remedy = "For a shorter run, free more space. With too little space, the largest partition is compacted in "
-        "passes, "
-        remedy += "group by group, or refused if its largest group does not fit; `keytail plan` reports which"
+        remedy = "For a shorter run, free more space. With too little space, the largest partition is compacted "
+        remedy += "in passes, group by group, or refused if its largest group does not fit; `keytail plan` reports which"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
 
@@ -170,8 +169,8 @@ def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
     if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
         ahead = duration_text(newest_ms - now_ms)
-        remedy = "Set the clock, which determines the ages of tombstones and segments. Partitions with newer segments "
-        "are refused"
+        remedy = "Set the clock, which determines the ages of tombstones and segments. Partitions with such segments "
+        remedy += "are refused"
         return CheckRow("clock", FAIL, f"{found}; a segment is {ahead} newer than this time", remedy)
     return CheckRow("clock", OK, found)
 

@@ -37,8 +37,7 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
     if slot < 0:
         return 0, ""
     if not _agrees(fs, log_path, size, int(positions[slot]), int(offsets[slot])):
-        text = f"{path} has offset {offsets[slot]} at byte position {positions[slot]}, where no batch at or below it "
-        "begins"
+        text = f"{path} has offset {offsets[slot]} at byte position {positions[slot]}, where no such batch begins"
         return 0, f"{text}: the log is read from its start"
     return int(positions[slot]), ""
 

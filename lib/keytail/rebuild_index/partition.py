@@ -243,8 +243,7 @@ def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
         return ""
     differs = {entry.tobytes() for entry in there} ^ {entry.tobytes() for entry in served}
     first = min(int(np.frombuffer(entry, served.dtype)["last_offset"][0]) for entry in differs)
-    return f"the file has {_count(there)}, the log has {_count(served)}; these first differ at the marker at offset "
-    f"{first}"
+    return f"the file has {_count(there)}, the log {_count(served)}; they first differ at the marker at offset {first}"
 
 
 def _count(entries: np.ndarray) -> str:
