@@ -247,7 +247,7 @@ def test_hosts_that_differ_are_reported() -> None:
     there = replace(here, host="b", log_dirs={"/x": ("", "No such file or directory")})
     here = replace(here, log_dirs={"/x": ("abc", "7 directories")})
     assert spark_doctor.differences(here, here) == []
-    nothing = "there /x has no listing (No such file or directory), here 7 directories"
+    nothing = "on that host /x has no listing (No such file or directory), on this host 7 directories"
     assert spark_doctor.differences(here, there) == [nothing]
     versions = ("keytail 9", *here.versions[1:])
     other = replace(here, python="3.9.1", versions=versions, log_dirs={"/x": ("ab", "7 directories")})

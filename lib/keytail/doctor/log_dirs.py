@@ -147,8 +147,8 @@ def _room(fs: FileSystem, facts: LogDirFacts, sizes: _Sizes) -> CheckRow:
         remedy = "Free more space: a partition with a segment above the free space is refused (not-enough-space). "
         return CheckRow(check, FAIL, found, f"{remedy}`keytail plan` reports how much space each partition needs")
     if free < sizes.largest_bytes:
-        remedy = "For a shorter run, free more space. With too little space, the largest partition is compacted "
-        remedy += "in passes, group by group, or refused if its largest group does not fit; `keytail plan` reports which"
+        remedy = "For a shorter run, free more space. With too little space, the largest partition is compacted in "
+        remedy += "passes, group by group, or refused if its largest group does not fit; `keytail plan` reports which"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
 
