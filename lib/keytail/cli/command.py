@@ -1,4 +1,4 @@
-"""Defines `Command`, the declaration of a command. Each command's folder has one in its `command.py`.
+"""Defines `Command`, the declaration of a command. Each command's folder has its declaration in `command.py`.
 
 A declaration has the command's flags (the fields of its request), rows, statuses, exit status, next step and examples.
 The command line, its help, completion, and the pages REFERENCE and ROWS are generated from the declarations.
@@ -48,9 +48,9 @@ class Command:
     """One command. `run` names a function by a string; the function is imported when the command runs, so that --help
     is fast.
 
-    The function `run` (`module:function`) is called with a request. It returns rows, or prints its result itself and
-    returns the exit status. With `reports_rows`, the function also has a parameter `on_row`, which it calls with each
-    finished row, so that the report of a run that ends early has these rows.
+    The function `run` (`module:function`) is called with a request. The function returns rows, or prints its result
+    itself and returns the exit status. With `reports_rows`, the function also has a parameter `on_row`, which it calls
+    with each finished row, so that the report of a run that ends early has these rows.
 
     `show`, `below`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `variant` and
     `log_dirs` with the request.

@@ -1,6 +1,6 @@
 """Derives the flags of a command from the declaration of its request.
 
-A request is a dataclass. Each of its fields is one of these:
+A request is a dataclass. Each field of a request is one of these:
 
 - a flag: its annotation contains a typer.Option or a typer.Argument;
 - made from flags: its annotation contains FromFlags with a function. The function's parameters are declared like the

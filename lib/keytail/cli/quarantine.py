@@ -84,7 +84,7 @@ def writing_row_files(
 
 
 def _write(what: str, path: str, write: Callable[[TextIO], object]) -> bool:
-    """Write a file, and return True. If that fails, report the error, and return False."""
+    """Write a file, and return True. If writing fails, report the error, and return False."""
     try:
         write_whole(path, write)
     except (KeytailError, OSError) as problem:

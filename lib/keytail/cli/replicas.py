@@ -1,6 +1,6 @@
 """Lists the log dirs of other replicas, as given by `--replica [NAME=]DIR[,DIR]`, and the partitions in them.
 
-These log dirs are only read: nothing in them is created, changed or locked. Their brokers may be running.
+These log dirs are only read: nothing in them is created, changed or locked. The brokers of replicas may be running.
 """
 
 from __future__ import annotations

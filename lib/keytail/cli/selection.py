@@ -1,6 +1,6 @@
 """Selects the partitions for a command, by flags and listings.
 
-The code reads listings, checkpoints and index tails of the log dirs, and the broker's file. It decides only whether a
+The code reads listings, checkpoints and index tails of the log dirs, and the broker's file, and only decides whether a
 partition is selected. A selection that matches nothing is an error, since it is usually a typing mistake.
 """
 
@@ -150,7 +150,7 @@ def matching_partitions(
 
 def did_you_mean(wrong: Iterable[str], existing: Iterable[str]) -> str:
     """Return a question with the existing names that are most similar to the wrong names; empty if there are none. The
-    question ends with a space, for the rest of a remedy."""
+    question ends with a space, so that the rest of a remedy can follow."""
     names = sorted(existing)
     near = dict.fromkeys(match for name in wrong for match in get_close_matches(name, names, n=1))
     return f"Did you mean {', '.join(near)}? " if near else ""

@@ -70,7 +70,7 @@ def stoppable() -> Iterator[None]:
 
 
 def exit_without_trace() -> None:
-    """Make Ctrl-C end this program without a traceback. This is for the time before anything has begun, and after all
+    """Make Ctrl-C end this program without a traceback. Call this function before anything has begun, and after all
     output is printed.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

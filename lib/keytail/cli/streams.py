@@ -2,7 +2,7 @@
 
 If descriptor 1 is closed, the next file that is opened gets this number, and output is printed into that file.
 Therefore, closed standard descriptors are opened on /dev/null before anything else. Failed output is reported once, at
-the end. It does not affect the run, and changes the exit status only of a run that changes no log dir
+the end. Failed output does not affect the run, and changes the exit status only of a run that changes no log dir
 (`end_of_output`).
 """
 

@@ -127,7 +127,7 @@ def _evidence(signs: Signs) -> Iterator[Evidence]:
     if signs.snapshots:
         means = "every Kafka version since 0.11 reads and writes such snapshots"
         if not signs.snapshots <= {SNAPSHOT_VERSION}:
-            means = "this keytail supports version 1 only, and verify reports the others: update keytail"
+            means = "this keytail supports version 1 only, and verify reports other versions: update keytail"
         yield Evidence(f"producer snapshots of version {', '.join(map(str, sorted(signs.snapshots)))}", means)
 
 

@@ -5,8 +5,8 @@ A broker below 3.0 sends batches of version 2 unconverted to clients that cannot
 format for the topic. The format is, by Kafka's LogConfig and KafkaConfig of 2.4 to 3.9:
 
 - with KRaft, and if inter.broker.protocol.version is 3.0 or later, version 2, whatever else is set;
-- otherwise the topic's message.format.version, or else the broker's log.message.format.version;
-- otherwise the format of the latest version that the broker supports, which is version 2 from 0.11 on.
+- if not, the topic's message.format.version or, if that is not set, the broker's log.message.format.version; -
+if none of these is set, the format of the latest version that the broker supports, which is version 2 from 0.11 on.
 """
 
 from __future__ import annotations

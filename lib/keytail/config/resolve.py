@@ -2,8 +2,8 @@
 
 Pure functions take layers of settings and return values with their sources. The command line takes precedence over the
 file of `--topic-configs`; then follow the topic's own overrides in the metadata log, the settings with which a broker
-creates an internal topic, the broker's dynamic settings (its own before those of all brokers), the broker's file, and
-Kafka's default. `TOPIC:key=value` takes precedence over `key=value`.
+creates an internal topic, the broker's dynamic settings (the broker's own before the settings of all brokers), the
+broker's file, and Kafka's default. `TOPIC:key=value` takes precedence over `key=value`.
 
 A value alone does not justify removing records: `Resolved.unknown` returns the settings that were neither read nor
 given.
@@ -89,14 +89,14 @@ class Resolved:
         return self.known >= _OF_TOPICS
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` that were neither read nor given for this topic. Their values do not justify removing
-        anything.
+        """Return the settings of `names` that were neither read nor given for this topic. Values of such settings do
+        not justify removing anything.
         """
         return tuple(name for name in names if name not in self.known)
 
     def assumed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` for which Kafka's default is assumed: the broker's file, which was not read, may set
-        them."""
+        """Return the settings of `names` for which Kafka's default is assumed: the broker's file, which was not read,
+        may set other values."""
         if self.broker_known:
             return ()
         return tuple(name for name in names if self.settings[name].source == DEFAULT_SOURCE)

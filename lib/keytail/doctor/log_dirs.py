@@ -68,7 +68,8 @@ def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
     if cluster.metadata is None:
         return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
     if cluster.is_old(now_ms):
-        remedy = "If the rest of the cluster kept running, start and stop this broker: it then has the current settings"
+        remedy = "If the rest of the cluster kept running, start and stop this broker, which then has the current "
+        "settings"
         return CheckRow(check, WARN, cluster.sentence(now_ms), remedy)
     if cluster.is_uncertain:
         return CheckRow(check, WARN, cluster.sentence(now_ms), GIVE_SETTINGS)

@@ -75,7 +75,8 @@ def _options(request: Request) -> DumpOptions:
 
 
 class _OutputLost(Exception):
-    """Raised when standard output fails. It is not an OSError, because that would mean an error of the dumped file."""
+    """Raised when standard output fails. This class is no OSError, because an OSError would mean an error of the dumped
+    file."""
 
     def __init__(self, problem: OSError) -> None:
         super().__init__(problem)

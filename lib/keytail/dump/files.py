@@ -238,7 +238,7 @@ def may_grow(fs: FileSystem, path: str) -> bool:
 
 class _Gaps:
     """Finds record offsets that do not directly follow the previous record's offset. `last` is the offset before the
-    first record: -1 as in Kafka's tool. If it is None, there is no gap before the first record."""
+    first record: -1 as in Kafka's tool. If `last` is None, there is no gap before the first record."""
 
     def __init__(self, last: int | None) -> None:
         self._last = last

@@ -128,7 +128,7 @@ def _is_plain(row: ExpireRow) -> bool:
 
 def _about_segments(name: str, segments: Sequence[ExpiredSegment]) -> str:
     """Return a sentence, as markup, about removed segments of a partition with the same kind of reason. The reason in
-    words is that of the last segment."""
+    words is the reason of the last segment."""
     first, last = segments[0], segments[-1]
     facts = f"offsets to {last.end_offset - 1}, {show.human_bytes(sum(segment.log_bytes for segment in segments))}"
     if len(segments) == 1:
@@ -171,8 +171,8 @@ def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
 def next_step(rows: Sequence[ExpireRow], request: Request) -> str:
     if any(finding.broker_deletes for row in rows for finding in row.findings):
         return (
-            "Run `keytail rebuild-index --execute` before you start the broker. Without this, the broker deletes "
-            "segments that must be retained."
+            "Run `keytail rebuild-index --execute` before you start the broker. A broker that starts on the wrong "
+            "indexes deletes segments that must be retained."
         )
     if any(row.status == "would-expire" for row in rows):
         return "This was a dry run. To remove the segments, stop the broker, and run the same command with --execute."

@@ -281,7 +281,7 @@ def _claim_text(segment: SegmentFacts) -> str:
 def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[str]:
     """Remove the expired segments, in the order of EXPIRE.md, and leftovers of an interrupted removal.
 
-    If no segment is expired, only leftovers are removed, and a sentence for each change is returned. Otherwise the
+    If no segment is expired, only leftovers are removed, and a sentence for each change is returned; in other cases the
     result is an empty list. The log start offset is moved first: from then on a broker or keytail removes all files
     below it that still exist.
     """

@@ -41,9 +41,9 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
 
 
 def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
-    """Return the reason if settings that the topic does not override are unknown; empty otherwise. Kafka's defaults are
-    no evidence for the broker's values; nor is the broker's file evidence for the policy, which may be changed while
-    the broker runs.
+    """Return the reason if settings that the topic does not override are unknown; empty if they are known. Kafka's
+    defaults are no evidence for the broker's values; nor is the broker's file evidence for the policy, which may be
+    changed while the broker runs.
     """
     assumed = [*resolved.assumed(name for name in wanted if name in _REMOVE_BY_DEFAULT)]
     if not resolved.in_metadata and CLEANUP_POLICY not in {*resolved.given, *assumed}:

@@ -321,7 +321,8 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
     """Yield tables of some thousands of the records whose bits are set, in order. A table is valid until the next table
     is yielded.
 
-    Raises the same errors as `find_latest`; if the files have changed meanwhile, perhaps only after the last table.
+    Raises the same errors as `find_latest`. If the files have changed meanwhile, this may be detected only after the
+    last table.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
     # `bytearray` makes the array writable, like all arrays of bits.

@@ -1,7 +1,7 @@
 """Decides with pure functions which offsets of a partition have to be exported, given the state of the table.
 
-If the resulting table is certain to equal that of a full export, only records after the last exported offset are read.
-If not, the whole log is read (export/EXPORT.md, "Full or incremental").
+If the resulting table is certain to equal the table of a full export, only records after the last exported offset are
+read. If not, the whole log is read (export/EXPORT.md, "Full or incremental").
 """
 
 from __future__ import annotations

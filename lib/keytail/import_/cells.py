@@ -44,7 +44,8 @@ _NO_PARTITION = -1  # stands for a partition number that does not fit into an in
 @dataclass(frozen=True)
 class Piece:
     """A row group. `file_number` is the number of its file in the order of names, and `first_row` the number of its
-    first row in the file, both from 0. `size_bytes` and `mtime_ns` are those of the file when its footer was read."""
+    first row in the file, both from 0. `size_bytes` and `mtime_ns` are the file's size and modification time when its
+    footer was read."""
 
     path: str
     file_number: int

@@ -46,8 +46,8 @@ from keytail.run.spark.delta import session_settings
 from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 
-# Default of --batch-bytes, in bytes. It is larger than a producer's default of 16 KiB: imported records are usually
-# read in bulk, and larger batches compress better.
+# Default of --batch-bytes, in bytes. This default is larger than a producer's default of 16 KiB: imported records are
+# usually read in bulk, and larger batches compress better.
 BATCH_BYTES = 128 << 10
 
 

@@ -23,7 +23,7 @@ from keytail.errors import UsageProblem
 from keytail.format.json_object import parse_object
 from keytail.import_.source import Source, SourceFileFacts, check_types, chosen_columns
 
-# If one of these variables is set, a plain path may be on another file system than this host's.
+# Environment variables. If one of them is set, a plain path may be on another file system than this host's.
 _OTHER_FILE_SYSTEM = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
 # Paths whose characters Spark neither encodes (except for spaces) nor treats as a pattern.
 _PLAIN_PATH = re.compile(r"[\w/.,=+@~ -]*", re.ASCII)

@@ -21,7 +21,7 @@ from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.values import from_bytes
 
 Records = Iterator[tuple[int, RecordColumns]]
-# A function that writes the records of a partition. Its parameters: partition number, records, name of the attempt.
+# A function of partition number, records and name of the attempt that writes the records of the partition.
 WritePartition = Callable[[int, Records, str], Written | None]
 _ANSWER_SCHEMA = "partition int, answer binary"
 

@@ -203,8 +203,8 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
         f"whether the records from offset {record.base_offset} to before {record.end_offset} are of that import",
         path=replica.path,
         offset=record.base_offset,
-        remedy="Look at these records with `keytail lookup` or `keytail dump`. If they were imported, leave out this "
-        f"partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
+        remedy="Look at these records with `keytail lookup` or `keytail dump`. If these records were imported, leave "
+        "out this partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
         slug="import-state-unknown",
     )
 

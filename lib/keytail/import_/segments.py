@@ -20,8 +20,8 @@ from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
-# Bytes of data that are encoded at a time. With this size, it takes little time to encode the last batch of each part
-# again with later records.
+# Bytes of data that are encoded at a time. The size is so large that encoding the last batch of each part again with
+# later records takes little time.
 PART_BYTES = 8 << 20
 _RECORD_BYTES = 16  # approximate size of a record without its key, value and headers
 

@@ -71,8 +71,8 @@ class Target:
             raise Refused(
                 "it is unknown whether the partition has other replicas, which would differ permanently: the log dirs "
                 "contain no metadata log",
-                remedy="If the partition has no other replicas, give --single-replica. If it has other replicas, stop "
-                "their brokers, and give the log dirs of each broker with a separate --replica-log-dirs",
+                remedy="If the partition has no other replicas, give --single-replica. If the partition has other "
+                "replicas, stop their brokers, and give the log dirs of each broker with a separate --replica-log-dirs",
                 slug="unknown-replicas",
             )
 

@@ -1,7 +1,7 @@
 """Implements the steps of a lookup in a partition: in its segments, their indexes, batches and records.
 
-Each step reports what it did, with its numbers. steps.py beside this file decides which steps to take; the rules are
-those of format/INDEX.md.
+Each step reports what it did, with its numbers. steps.py beside this file decides which steps to take. The rules are in
+format/INDEX.md.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Search:
             at = index.lookup(timestamp_ms)
             text = f"{name} has {_count(len(index), 'entry', 'entries')}. "
         if at.slot < 0:
-            text += f"None is at or before {spell_time(timestamp_ms)}: the search begins at base offset {base}."
+            text += f"No entry is at or before {spell_time(timestamp_ms)}: the search begins at base offset {base}."
         else:
             text += (
                 f"The last entry not after {spell_time(timestamp_ms)} is in slot {at.slot}: up to offset {at.offset} "
@@ -125,7 +125,8 @@ class Search:
             if index.used < len(index):
                 self.indexes.note(
                     f"{name} has zeros after its {_count(index.used, 'entry', 'entries')}: it was not trimmed. A "
-                    "broker uses it and reads the segment from its start: this is slower, with the same result"
+                    f"broker uses this index and reads the segment from its start, which is slower, with the same "
+                    f"result"
                 )
                 self.add_step(f"{name} is not used, since it was not trimmed: the segment is read from byte 0.")
                 return self._begin(number)
@@ -133,7 +134,7 @@ class Search:
             text = f"{name} has {_count(len(index), 'entry', 'entries')}, each with the last offset of a batch, or of "
             text += "a set of batches, and the byte position where the batch or set begins. "
         if at.slot < 0:
-            text += f"None is at or below {offset}: reading begins at byte 0."
+            text += f"No entry is at or below {offset}: reading begins at byte 0."
         else:
             text += f"The last entry not above {offset} is in slot {at.slot}: offset {at.offset}, byte {at.position}."
         self.add_step(text)

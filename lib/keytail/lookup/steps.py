@@ -1,8 +1,7 @@
 """Finds an offset or a time in a partition as a broker does, and reports every step with its numbers.
 
-The rules are those of format/INDEX.md, "Look-ups". If an index is missing or full of zeros, its segment is read
-instead, as if the index had been rebuilt. The result reports if a broker that starts on these files would find
-something else.
+The rules are in format/INDEX.md, "Look-ups". If an index is missing or full of zeros, its segment is read instead, as
+if the index had been rebuilt. The result reports if a broker that starts on these files would find something else.
 """
 
 from __future__ import annotations
@@ -92,7 +91,8 @@ def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str
             break
         passed.append(reported)
     else:
-        search.add_step(f"Largest timestamp of each segment: {_some(passed)}. None is at or after {asked}.")
+        search.add_step(f"Largest timestamp of each segment: {_some(passed)}. No segment has a timestamp at or after "
+        f"{asked}.")
         return None, f"no segment has a timestamp at or after {asked}"
     search.add_step(
         f"The first segment whose largest timestamp is at or after {asked} is number {number + 1} of "

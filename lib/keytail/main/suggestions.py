@@ -1,4 +1,5 @@
-"""Suggests commands and flags that have the same meaning as an unknown name, or else a similar spelling."""
+"""Suggests commands and flags whose meaning is that of an unknown name or, if there are none, whose spelling is
+similar."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def right_entries(
 
     `parts` are the needed batches of the log's parts, in order; `known` are the entries on disk, by first offset;
     `first_offset` is the base offset of the log's first segment. Entries below the log start offset are not served, and
-    a cleaned log contains less evidence for them. They are retained nevertheless, because the log start offset may be
-    lost.
+    a cleaned log contains less evidence for them. Such entries are retained nevertheless, because the log start offset
+    may be lost.
     """
     rows = np.concatenate([*parts, np.empty(0, BATCH_TABLE)])
     entries = _entries(rows, known, log_start_offset)

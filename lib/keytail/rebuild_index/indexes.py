@@ -81,7 +81,8 @@ class Slice:
 
 @dataclass
 class Scan:
-    """The result of one pass over a slice. Its valid batches end at byte `end`, before `damage` if there is any."""
+    """The result of one pass over a slice. The valid batches of the slice end at byte `end`, before `damage` if there
+    is any."""
 
     slice: Slice
     indexer: SegmentIndexer
@@ -106,8 +107,8 @@ class FileVerdict:
 
 @dataclass(frozen=True)
 class SegmentResult:
-    """The result for one segment. Its valid batches end at byte `end_position` and before offset `next_offset`, and
-    before `damage` if there is any.
+    """The result for one segment. The valid batches of the segment end at byte `end_position` and before offset
+    `next_offset`, and before `damage` if there is any.
 
     The whole log's transaction indexes and leader epochs are built from `rows` and `epochs`.
     """
@@ -173,8 +174,8 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
     """Append the result of the next slice (`part`) to `whole`. Each entry determines the next entry. The entries of the
-    slice are valid from the first entry on that also follows from the entries before the slice. This first entry is the
-    slice's very first if the slice begins at an entry that a recovery would write.
+    slice are valid from the first entry on that also follows from the entries before the slice. All entries of the
+    slice are valid if the slice begins at an entry that a recovery would write.
     """
     if whole.indexer.next_gets_entry:
         whole.indexer.join(part.indexer)

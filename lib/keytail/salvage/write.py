@@ -1,6 +1,6 @@
 """Writes the directory of a salvaged partition: segments, then the files derived from them. Renames the directory last.
 
-Until it is complete, the directory has a name with which a broker fails at startup, so that it is never used as a
+Until the directory is complete, it has a name with which a broker fails at startup, so that it is never used as a
 partition. Everything is durable before the final rename.
 """
 

@@ -2,7 +2,7 @@
 imported.
 
 The columns of records are those of Spark's own Kafka source (SOURCE.md). Types are named as in Spark's SQL: `schema.py`
-maps them to the types of pyspark, and `columns.py` to those of Arrow.
+maps these names to the types of pyspark, and `columns.py` to the types of Arrow.
 """
 
 from __future__ import annotations

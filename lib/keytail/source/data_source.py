@@ -44,8 +44,8 @@ class _Share(InputPartition):
 
 
 class _LogSource(DataSource):
-    """The base class of both sources. Its readers have no pushFilters, because with that method pyspark 4.2 gives wrong
-    results in the second query on a DataFrame. The range that is read is limited by options instead."""
+    """The base class of both sources. The readers of a source have no pushFilters, because with that method pyspark 4.2
+    gives wrong results in the second query on a DataFrame. The range that is read is limited by options instead."""
 
     columns: Mapping[str, DataType]
     of_records: bool

@@ -248,7 +248,7 @@ def _pattern(text: str | None, spelled: Mapping[str, str]) -> str | None:
 
 
 def _one_of(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """Return the value of an option. It must be one of `values`, of which the first is the default."""
+    """Return the value of an option, which must be one of `values`; the first of these is the default."""
     value = options.get(name, values[0]).lower()
     if value not in values:
         raise UsageProblem(

@@ -1,7 +1,7 @@
 """Plans a read of the `kafka-log` data sources: the range of offsets in each partition, and the slices of the log.
 
-This code runs in the process in which Spark plans a query. It reads listings, checkpoints and indexes, and the batches
-near a time or a transaction that has to be found.
+The planning runs in the process in which Spark plans a query. Listings, checkpoints and indexes are read, and the
+batches near a time or a transaction that has to be found.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions, Topic
 
 T = TypeVar("T")
 
-# The cost of opening a file, as a number of bytes read in the same time, as in Spark: many small partitions share a
-# task.
+# The cost of opening a file, as the number of bytes that can be read in the same time: small partitions share a task.
 _OPENING_BYTES = 4 << 20
 _IN_RANGE = "Give offsets in this range, or set failOnDataLoss to false to read the records that exist"
 

@@ -42,7 +42,7 @@ class Backup:
 
 @dataclass(frozen=True)
 class Entry:
-    """The backup of one partition by one run. If it has no manifest, its creation or its removal was interrupted.
+    """The backup of one partition by one run. If an entry has no manifest, its creation or its removal was interrupted.
 
     `held_bytes` is the size of the files without another hard link: this space is freed when the entry is removed.
     """
@@ -276,7 +276,7 @@ def _entry(fs: FileSystem, path: str) -> Entry:
 def refuse_foreign(fs: FileSystem, path: str) -> None:
     """Raise Refused unless `keep` has created the entry at `path`. Neither the entry nor any directory above it may be
     a log dir. The directory of its run must have the marker or, if an older keytail created it, the entry must have a
-    manifest of this run and partition. It may contain only files that `keep` creates.
+    manifest of this run and partition. The entry may contain only files that `keep` creates.
     """
     _refuse_below_log_dir(fs, path)
     if not _has_marker(fs, os.path.dirname(path)) and not _has_own_manifest(fs, path):

@@ -343,8 +343,8 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, pa
 
 
 def _may_link(kept: BackupFile, facts: FileStat, partition: FileStat) -> bool:
-    """Return whether a file of the backup can be linked into the log: whether it is on the same file system, its owner,
-    mode and mtime are unchanged, and a copy would get the same owner and mode."""
+    """Return whether a file of the backup can be linked into the log: the file is on the file system of the log, its
+    owner, mode and mtime are unchanged, and a copy would get the same owner and mode."""
     if partition.uid not in (0, facts.uid) or facts.mode & ~0o666:
         return False
     same = (facts.uid, facts.gid, facts.mode, facts.mtime_ns) == (kept.uid, kept.gid, kept.mode, kept.mtime_ns)

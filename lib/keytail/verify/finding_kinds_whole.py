@@ -116,7 +116,7 @@ _FILES = {
     "leftover-swap": Kind(
         "warning",
         "the file is from an interrupted replacement of segments",
-        "When it starts, replaces the segments that the file covers with the file",
+        "Replaces the segments that the file covers with the file when it starts",
         _RESOLVE,
     ),
     "leftover-swap-void": Kind(
@@ -175,7 +175,7 @@ _PRODUCERS = {
     "snapshot-beyond": Kind(
         "error",
         "the producer snapshot is above the log end offset {end}",
-        "When it starts, deletes the snapshot at the log end offset, and then this snapshot",
+        "Deletes the snapshot at the log end offset when it starts, and then this snapshot",
         "Remove this snapshot, if the log end offset is correct",
     ),
     "snapshot-entry": Kind(

@@ -50,7 +50,8 @@ class Findings:
     """The findings about the files of one directory, in the order in which they were added.
 
     `last` is the last segment, and `unindexed` are the segments without an offset index, which a broker recovers
-    individually even after a clean shutdown. Both are given as the 20 digits that the file names begin with.
+    individually even after a clean shutdown. `last` and `unindexed` have segments as the 20 digits with which the file
+    names begin.
     """
 
     directory: str

@@ -38,13 +38,13 @@ class Entries:
 
     def add_offset_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
         """Add a finding about the offset of offset index entry `i` if a batch begins at the entry's position
-        (`at_batch`), otherwise about the position."""
+        (`at_batch`); if not, add a finding about the position."""
         kind = "index-offset" if at_batch else "index-position"
         self._add(scope, kind, names.INDEX, OFFSET_ENTRY.itemsize * i, self.offsets[i], position=self.positions[i])
 
     def add_time_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
         """Add a finding about the timestamp of time index entry `i` if a batch ends with the entry's offset
-        (`at_batch`), otherwise about the offset."""
+        (`at_batch`); if not, add a finding about the offset."""
         kind = "time-entry" if at_batch else "time-offset"
         self._add(scope, kind, names.TIME_INDEX, TIME_ENTRY.itemsize * i, self.time_offsets[i], timestamp=self.times[i])
 

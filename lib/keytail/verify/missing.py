@@ -63,7 +63,7 @@ class MissingSegments:
     def _may_be_of_a_shutdown(self, file: str) -> bool:
         """Return whether a file at the start of a gap may be the snapshot that a follower wrote at its log end when it
         was stopped. If the leader then removed the following offsets by compaction, the follower's next segment begins
-        above them. This is possible only in a compacted topic.
+        above them. Such a gap is possible only in a compacted topic.
         """
         return file.endswith(names.SNAPSHOT) and self._scope.claims.cleaner is not None
 

@@ -118,7 +118,7 @@ class ProducerChecks:
                 self._scope.findings.add("snapshot-entry", file, None, at, producer=producer, reason=reason)
 
     def _read_snapshot(self, at: int, parse: Callable[[bytes], T]) -> T | None:
-        """Return the parsed snapshot at offset `at`. If it is not valid, return None and add a finding."""
+        """Return the parsed snapshot at offset `at`. If the snapshot is not valid, return None and add a finding."""
         file = names.segment_file(at, names.SNAPSHOT)
         data = self._scope.read(file)
         try:

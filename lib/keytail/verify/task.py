@@ -57,8 +57,8 @@ def verify_partition(
     """Return the findings about the partition directory `path`. Raises OSError if the directory cannot be listed, and
     Refused if this process is not allowed to read a file in it.
 
-    `live`: a broker may be writing to the directory meanwhile. Then only findings that two inspections have in common
-    are returned, since files that are replaced between two reads seem to contradict each other.
+    `live`: a broker may be writing to the directory meanwhile, so only findings that two inspections have in common are
+    returned, since files that are replaced between two reads seem to contradict each other.
     """
     refuse_unreadable(fs, path)
     report = _inspect(fs, path, claims, live, only_ends)
