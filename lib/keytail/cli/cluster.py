@@ -28,8 +28,8 @@ GIVE_SETTINGS = (
 class Cluster:
     """The cluster that the log dirs belong to, as described by their metadata log.
 
-    `problem` is the reason why the metadata log gives no information; then `metadata` is None. `is_absent`: there is no
-    metadata log. `mode` is derived from the metadata log, from `meta.properties` or from the broker's file.
+    `problem` is the reason why the metadata log gives no information; `metadata` is None in this case. `is_absent`:
+    there is no metadata log. `mode` is derived from the metadata log, from `meta.properties` or from the broker's file.
     """
 
     broker: int = -1
@@ -44,8 +44,8 @@ class Cluster:
         return f"metadata log at offset {self.metadata.as_of_offset}"
 
     def sentence(self, now_ms: int, instead: str = GIVE_SETTINGS) -> str:
-        """Return a message about the metadata log, with a warning if it is old. If the log gives no information, return
-        the reason and `instead`, a sentence about where the settings of topics come from.
+        """Return a message about the metadata log, with a warning if that log is old. If the log gives no information,
+        return the reason and `instead`, a sentence about where the settings of topics come from.
         """
         if self.metadata is None:
             return self.problem + f". {instead}"

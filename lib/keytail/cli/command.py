@@ -20,7 +20,8 @@ BROKER = "--config /etc/kafka/server.properties"
 
 @dataclass(frozen=True)
 class Below:
-    """Lines below a table. With `--output json` they are one message on standard error, with `figures` as its facts."""
+    """Lines below a table. With `--output json` these lines are one message on standard error, with `figures` as its
+    facts."""
 
     lines: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NO_METADATA = "no metadata log here"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 _MAX_RESOLVED = 64
-# Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
+# Kafka before 3.1 has no separate setting for producers: producers expire when transactional ids do.
 PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
 
 

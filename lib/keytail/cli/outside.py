@@ -1,5 +1,5 @@
-"""Checks that a directory named by a flag is outside of every log dir. In a log dir it would keep brokers from
-starting."""
+"""Checks that a directory named by a flag is outside of every log dir. In a log dir, the directory would keep brokers
+from starting."""
 
 from __future__ import annotations
 

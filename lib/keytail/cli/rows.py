@@ -62,8 +62,8 @@ def print_note(markup: str, level: Level = "info") -> None:
 
 
 def print_sentence(console: Console, markup: str) -> None:
-    """Print text that is not part of a table. On a terminal, it is laid out as `console.wrapped` does; elsewhere it is
-    one line, for programs that search it.
+    """Print text that is not part of a table. On a terminal, the text is laid out as `console.wrapped` does; elsewhere
+    the text is one line, for programs that search it.
     """
     text = console.render_str(markup)
     if not console.is_terminal:

@@ -34,7 +34,8 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The partition in progress that has the most bytes left to read. `share` of its bytes have been read."""
+    """The partition in progress that has the most bytes left to read. `share` is the part of the partition's bytes that
+    has been read."""
 
     name: str
     phase: str

@@ -2,7 +2,8 @@
 scratch files are removed.
 
 A signal raises `Stopped` in the main thread, where context managers and `finally` clean up. A second signal soon after
-only prints that the run is stopping. If stopping takes too long, SIGKILL is safe, too: the next run cleans up.
+the first only prints that the run is stopping. If stopping takes too long, SIGKILL is safe, too: the next run cleans
+up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _is_stoppable = threading.Event()
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was stopped by signal `number`. `rows` are the rows of the run; None if it had no rows yet."""
+    """The run was stopped by signal `number`. `rows` are the rows of the run; None if the run had no rows yet."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -62,8 +62,8 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
 def print_remarkable(
     title: str, columns: Sequence[Column[R]], rows: Sequence[R], is_plain: Callable[[R], bool]
 ) -> list[R]:
-    """Print rows as `print_rows` does; if more than a few are plain, and --verbose is not given, only count the plain
-    rows. Return the rows that are printed."""
+    """Print rows as `print_rows` does; if more than a few rows are plain, and --verbose is not given, only count the
+    plain rows. Return the rows that are printed."""
     plain = [row for row in rows if is_plain(row)]
     if len(plain) <= _MAX_PLAIN or output_style().verbose:
         print_rows(title, columns, rows)

@@ -18,7 +18,8 @@ _NOR_BROKER = "Restore the file: a broker does not start on this log dir either"
 
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
-    """Return the kept keys and their values, unparsed. Raises UsageProblem if the data is not a properties file."""
+    """Return the keys that are kept, with their values, unparsed. Raises UsageProblem if the data is not a properties
+    file."""
     properties = _properties(data, path, "Give the server.properties that the broker is started with")
     return {name: properties[name] for name in file_names() if name in properties}
 

@@ -27,11 +27,12 @@ SNAPSHOT_VERSION = 1
 class Signs:
     """The signs found in log dirs; a value of None or an empty value means that there is no information.
 
-    `meta_versions`: the versions of `meta.properties` files; `has_directory_id`: whether they have a directory id;
-    `has_metadata_log`: whether there is a metadata log, used or not; `features`: its feature levels by name, if it is
-    used; `clean_shutdown_has_json`: whether the clean-shutdown file contains JSON. `partitions`: the number of examined
-    partitions, of which `with_topic_id` have a `partition.metadata`; `magics`: the magics of the first batches of their
-    segments, with an example of each; `snapshots`: the versions of their producer snapshots.
+    `meta_versions`: the versions of `meta.properties` files. `has_directory_id`: whether these files have a directory
+    id. `has_metadata_log`: whether there is a metadata log, used or not. `features`: the feature levels in the metadata
+    log by name, if it is used. `clean_shutdown_has_json`: whether the clean-shutdown file contains JSON. `partitions`:
+    the number of examined partitions, of which `with_topic_id` have a `partition.metadata`. `magics`: the magics of the
+    first batches of the partitions' segments, with an example of each. `snapshots`: the versions of the partitions'
+    producer snapshots.
     """
 
     meta_versions: frozenset[int] = frozenset()

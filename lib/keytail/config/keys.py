@@ -1,7 +1,7 @@
 """Lists the configuration keys of Kafka that keytail reads: names, synonyms, types, defaults and ranges, as in 4.3.
 
 `message.format.version` and `inter.broker.protocol.version` are settings of versions before 4.0. If an older version
-allows more values, its range is used: before Kafka 4.1, `segment.bytes` may be as low as 14.
+allows more values, the range of that version is used: before Kafka 4.1, `segment.bytes` may be as low as 14.
 
 A key that is not in this table is never kept, shown or stored, so secrets are not exposed. `resolve.py` decides which
 value applies.

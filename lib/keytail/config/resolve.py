@@ -61,7 +61,7 @@ Layer: TypeAlias = Mapping[str, Setting | Possibilities]
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The settings of all `--topic-config` arguments: for every topic (by key), or for one (by topic and key)."""
+    """The settings of all `--topic-config` arguments: for every topic (by key), or for one topic (by topic and key)."""
 
     everywhere: Mapping[str, Setting] = field(default_factory=dict)
     by_topic: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)

@@ -86,7 +86,8 @@ class DescribeRow(OfPartition):
 
 
 def exit_status(rows: Sequence[DescribeRow], request: Request | None = None) -> int:
-    """Return 0 if all partitions were read, and their records counted if requested; 3 if only some were; 1 if none."""
+    """Return 0 if all partitions were read, and their records counted if requested; 3 if only some partitions were; 1
+    if none were."""
     bad = sum(bool(row.error) for row in rows)
     return 0 if not bad else 1 if bad == len(rows) else 3
 

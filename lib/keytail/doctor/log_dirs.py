@@ -68,8 +68,7 @@ def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
     if cluster.metadata is None:
         return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
     if cluster.is_old(now_ms):
-        remedy = "If the rest of the cluster kept running, start and stop this broker, which then has the current "
-        "settings"
+        remedy = "If the rest of the cluster kept running, start and stop this broker to update its settings"
         return CheckRow(check, WARN, cluster.sentence(now_ms), remedy)
     if cluster.is_uncertain:
         return CheckRow(check, WARN, cluster.sentence(now_ms), GIVE_SETTINGS)
@@ -166,7 +165,8 @@ def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
 
 
 def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
-    """Return the row of the clock's check. `newest_ms`: mtime of the latest segment, in ms; None without segments."""
+    """Return the row of the clock's check. `newest_ms`: mtime of the latest segment, in ms; None if there are no
+    segments."""
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
     if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
         ahead = duration_text(newest_ms - now_ms)

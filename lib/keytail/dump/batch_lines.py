@@ -1,7 +1,7 @@
 """Formats the batches and records of a dump as the lines of Kafka's DumpLogSegments, or as JSON objects.
 
-The fields are those that Kafka's tool prints (format/DUMP.md). In JSON the fields have the same names. Data that is not
-UTF-8 is in base64, under the name with the suffix `_base64`.
+Kafka's tool prints the same fields (format/DUMP.md). In JSON the fields have the same names. Data that is not UTF-8 is
+in base64, under the name with the suffix `_base64`.
 """
 
 from __future__ import annotations

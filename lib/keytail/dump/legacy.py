@@ -136,7 +136,7 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
 
 
 def _message(offset: int, data: bytes) -> _Message:
-    """Parse one message; `data` begins at the checksum. Raises ValueError if it is not valid."""
+    """Parse one message; `data` begins at the checksum. Raises ValueError if the message is not valid."""
     if len(data) < _MIN_BYTES:
         raise ValueError(f"the message has only {len(data)} bytes")
     magic = int.from_bytes(data[4:5], "big", signed=True)

@@ -74,7 +74,8 @@ class Report:
         self._gaps[path] = kept, count + len(before)
 
     def end(self) -> None:
-        """Print the findings that Kafka's tool prints at the end of its output; as JSON, they are already written."""
+        """Print the findings that Kafka's tool prints at the end of its output; as JSON, these findings are already
+        written."""
         if self.as_json:
             return
         for path, mismatches in self._mismatches.items():

@@ -88,9 +88,10 @@ class LogReader:
         wanted: Callable[[np.ndarray], slice] | None = None,
     ) -> Iterator[Part]:
         """Yield the batches from byte `start`, where a batch begins, up to `end`; afterwards `extent` has the position
-        where they end.
+        where these batches end.
 
-        `wanted` returns the slice of the given rows (BATCH_TABLE) to yield; if it omits the last rows, reading ends.
+        `wanted` returns the slice of the given rows (BATCH_TABLE) to yield; if this slice omits the last rows, reading
+        ends.
         """
         for chunk, valid in self._chunks(path, start, end):
             chosen = slice(0, len(chunk.table)) if wanted is None else wanted(chunk.table)

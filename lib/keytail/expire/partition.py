@@ -98,7 +98,7 @@ def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "chec
     marked = facts.high_watermark
     if marked is None and high_watermark == "log-end":
         marked = facts.log_end_offset
-    # If a broker that starts has no high watermark, or a lower one, it uses the log start offset.
+    # A broker that starts without a high watermark, or with one below the log start offset, uses the log start offset.
     marked = max(facts.log_start_offset, marked if marked is not None else 0)
     for number, (segment, end) in enumerate(zip(facts.segments, segment_ends(facts), strict=True)):
         is_last = number + 1 == len(facts.segments)
@@ -147,7 +147,7 @@ def decide(
     first segment that is too young.
 
     There are three passes from the oldest segment on, each of which ends at the first segment that does not qualify: by
-    log start offset, by size, by time; the last two only if `cleanup.policy` has `delete`.
+    log start offset, by size, by time; by size and by time only if `cleanup.policy` has `delete`.
     """
     segments, ends = facts.segments, segment_ends(facts)
     limit, what_keeps = removable(facts, high_watermark)

@@ -54,8 +54,9 @@ class _Piece:
 
 @dataclass(frozen=True)
 class ExportColumn:
-    """One column of an export. `sql_type`: its type in Spark, empty for a key or value, whose format determines it.
-    `values`: returns the column of a piece as an Arrow array. `in_table`: False for a column that is not stored."""
+    """One column of an export. `sql_type`: the column's type in Spark, empty for a key or value, whose format
+    determines the type. `values`: returns the column of a piece as an Arrow array. `in_table`: False for a column that
+    is not stored."""
 
     name: str
     sql_type: str
@@ -108,7 +109,8 @@ def _headers(headers: HeadersColumn) -> Any:
 
 
 def _timestamps(records: np.ndarray) -> Any:
-    """Return the timestamps as Arrow timestamps in microseconds, null for -1. Raises Undecodable if out of range."""
+    """Return the timestamps as Arrow timestamps in microseconds, null for -1. Raises Undecodable if one is out of
+    range."""
     times_ms = records["timestamp_ms"].astype(np.int64)
     beyond = np.flatnonzero(np.abs(times_ms) > _MAX_MS)
     if len(beyond):

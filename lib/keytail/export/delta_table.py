@@ -40,7 +40,7 @@ class TableState:
     """The export state of a table. `columns` are the names of the columns (`table_columns`) that the version of keytail
     which exported the table writes. `as_of`: the offset or time of the exported log state, empty for the latest state.
 
-    `changed`: how others changed the table after the last export (`partitions` is then empty), or "".
+    `changed`: how other programs changed the table after the last export (`partitions` is then empty), or "".
     """
 
     topic: str

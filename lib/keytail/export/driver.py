@@ -166,7 +166,8 @@ def _plan_topic(
 
 
 def _state(request: Request, topic: str, session: _Session) -> TableState | None:
-    """Return the state of the topic's table; None without a table. Raises Refused if this export does not match it."""
+    """Return the state of the topic's table; None if there is no table. Raises Refused if the export does not match the
+    table."""
 
     path = os.path.join(request.target, topic)
     local = local_path(path)

@@ -43,9 +43,9 @@ _NO_PARTITION = -1  # stands for a partition number that does not fit into an in
 
 @dataclass(frozen=True)
 class Piece:
-    """A row group. `file_number` is the number of its file in the order of names, and `first_row` the number of its
-    first row in the file, both from 0. `size_bytes` and `mtime_ns` are the file's size and modification time when its
-    footer was read."""
+    """A row group. `file_number` is the number of the row group's file in the order of names, and `first_row` the
+    number of its first row in that file, both from 0. `size_bytes` and `mtime_ns` are the file's size and modification
+    time when its footer was read."""
 
     path: str
     file_number: int
@@ -79,7 +79,7 @@ class Cell(NamedTuple):
 @dataclass(frozen=True)
 class Scratch:
     """The partition directories (`folders`) in which the run `run_id` may write cells. The run's scratch files are
-    removed when it ends."""
+    removed when the run ends."""
 
     folders: Sequence[str]
     run_id: str
@@ -142,7 +142,7 @@ def pack_slice(
     item: Slice, columns: Mapping[str, str], n_partitions: int, skipped: Collection[int]
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
     """Yield task, place, partition and bytes (uint8) of each cell of the slice, without records of the partitions in
-    `skipped`. The bytes are valid until the next cell.
+    `skipped`. The bytes are valid until the next cell is yielded.
 
     Records for a partition that the topic does not have are omitted. Instead, an empty cell with the number of such a
     partition is yielded before the other cells of the part; its task, the number modulo `n_partitions`, reports the
@@ -187,9 +187,9 @@ def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> I
 
 
 def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
-    """Return the partition of each record (int32): the record's number in `own`, if that number is valid. If not, the
-    key determines the partition; a record without a key gets its turn modulo `n_partitions`. The turns of the records
-    ascend by 1 from `first_turn` on."""
+    """Return the partition of each record (int32): the record's number in `own`, if that number is valid. If it is not
+    valid, the key determines the partition; a record without a key gets its turn modulo `n_partitions`. The turns of
+    the records ascend by 1 from `first_turn` on."""
     found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
     keyless = np.flatnonzero(~keys.valid)
     found[keyless] = (first_turn + keyless) % n_partitions

@@ -178,8 +178,9 @@ class ImportRow(RowOfPartition):
 
 
 def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> int:
-    """Return 0 if no partition has a problem. If some have, return 3 if records of other partitions were or can be
-    imported, and 1 if not. A partition with the status `unchanged` counts neither as a problem nor as imported."""
+    """Return 0 if no partition has a problem. If some partitions have one, return 3 if records of other partitions were
+    or can be imported, and 1 if not. A partition with the status `unchanged` counts neither as a problem nor as
+    imported."""
     if all(row.status not in FAILURES for row in rows):
         return 0
     return 3 if any(row.status.startswith("imported") or row.status == "would-import" for row in rows) else 1

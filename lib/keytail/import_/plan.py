@@ -43,7 +43,8 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """One replica. `record`: its last import, if any. `has_first_batch`: the log has the first batch of that import."""
+    """One replica. `record`: the record of the replica's last import, if any. `has_first_batch`: the log has the first
+    batch of that import."""
 
     facts: PartitionFacts
     epochs: tuple[Epoch, ...]
@@ -61,7 +62,8 @@ ReplicaState = Literal["new", "committed", "done"]
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """The plan for one partition: its replicas, and their `states` in the same order. Tasks write only the first.
+    """The plan for one partition: its replicas, and their `states` in the same order. Tasks write only the first
+    replica.
 
     Records get the offsets from `base_offset` on and the epoch `leader_epoch`. `record` is set if a replica already has
     the import with this id; then tasks write nothing, and the replicas without the import get copies.
@@ -228,7 +230,7 @@ def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> 
     """Return `epochs` of a replica with an entry for batches of `leader_epoch` from `base_offset` on."""
     if epochs and epochs[-1][0] >= leader_epoch:
         return tuple(epochs)
-    # As in a broker, an older epoch that begins at the same offset is removed: it has no records.
+    # As in a broker, an older epoch that begins at the same offset is removed: that epoch has no records.
     return (*(entry for entry in epochs if entry[1] < base_offset), (leader_epoch, base_offset))
 
 

@@ -1,7 +1,7 @@
 """Writes the records of one partition as new segments with scratch names, in a task of an import.
 
 Records arrive as columns, in pieces of any size; a batch may have records of several pieces. Batches are appended to a
-segment until it is full. Brokers ignore files with scratch names; `install.py` gives them their final names.
+segment until it is full. Brokers ignore files with scratch names; `install.py` gives the files their final names.
 """
 
 from __future__ import annotations
@@ -173,6 +173,6 @@ class SegmentsWriter:
             self._made += self._current.made
             self._current = None
         for path in self._made:
-            with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes it
+            with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes the file
                 self._fs.unlink(path)
         self._made.clear()

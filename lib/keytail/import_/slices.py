@@ -257,8 +257,8 @@ def _logical(leaf: Any) -> str:
 
 
 def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:
-    """Divide the row groups of the files into slices of about SLICE_BYTES. If these would be fewer than `tasks`, slices
-    are smaller, but have at least MIN_SLICE_BYTES."""
+    """Divide the row groups of the files into slices of about SLICE_BYTES. If there would be fewer slices than `tasks`,
+    slices are smaller, but have at least MIN_SLICE_BYTES."""
     total = sum(group.decoded_bytes for file in files for group in file.row_groups)
     enough = min(SLICE_BYTES, max(MIN_SLICE_BYTES, -(-total // max(tasks, 1))))
     slices: list[Slice] = []

@@ -44,9 +44,9 @@ class Source:
 
 
 def records_of(frame: Any, source: Source) -> Any:
-    """Return a DataFrame of records, from the frame that `opened` returned. Its columns are key, value (binary);
-    timestamp (bigint, ms), headers (array of structs of binaries) and partition (int), if the source has them;
-    `sort_0`, `sort_1`, ... with the values of the columns `sort_by`; `number` and `turn` (bigint).
+    """Return a DataFrame of records, from the frame that `opened` returned. The columns of the result are key, value
+    (binary); timestamp (bigint, ms), headers (array of structs of binaries) and partition (int), if the source has
+    them; `sort_0`, `sort_1`, ... with the values of the columns `sort_by`; `number` and `turn` (bigint).
 
     `number` ascends in the order of the source; records without partition and key are distributed by `turn`. For
     Parquet, `number` and `turn` depend only on the number of the file, in the order of names, and on the number of the
@@ -186,7 +186,7 @@ def check_types(types: Mapping[str, str], columns: Mapping[str, str], sort_by: S
 
 _BYTES = ("binary", "string")
 _AS_BYTES = (_BYTES, "binary or string", "Convert the column to the bytes that consumers are to receive")
-# By role: the allowed types, their description, and the remedy for a column of another type.
+# The allowed types of each role, their description, and the remedy for a column of another type.
 _ALLOWED: dict[str, tuple[Collection[str], str, str]] = {
     "key": _AS_BYTES,
     "value": _AS_BYTES,

@@ -77,8 +77,8 @@ class Target:
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return the name and the level of the codec that `flag` names or, if it is None, the topic's compression.type.
-        The level is None if it is the codec's default."""
+        """Return the name and the level of the codec that `flag` names or, if `flag` is None, the topic's
+        compression.type. The level is None if it is the codec's default."""
         of_topic = str(self.values["compression.type"])
         name = flag or {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(of_topic, of_topic)
         codec = TABLE[CODECS.index(name)]

@@ -57,8 +57,8 @@ class FoundRecord:
 class Search:
     """One search in a partition. `steps` are sentences about what the search has done so far.
 
-    `trusts_indexes`: search like a broker that starts on the files as they are. If False, search as if invalid indexes
-    had been rebuilt.
+    `trusts_indexes`: search like a broker that starts on the files as they are. If it is False, search as if invalid
+    indexes had been rebuilt.
     """
 
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:

@@ -58,8 +58,8 @@ class SegmentIndexes:
         return segment.index_bytes is None
 
     def is_readable(self, number: int) -> bool:
-        """Return whether the time index of a closed segment is usable, according to its size and last entry. If not,
-        the segment must be read."""
+        """Return whether the time index of a closed segment is usable, according to its size and last entry. If the
+        index is not usable, the segment must be read."""
         if self.is_rebuilt(number):
             return False
         problem = _time_index_problem(self.facts.segments[number])

@@ -23,7 +23,7 @@ _MAX_NAMED = 3  # maximum number of passed segments that a step lists
 class Lookup:
     """The result of a lookup, and how it was found.
 
-    `reason`: why no record was found, or a record at another offset. `notes`: problems of the files, and what a broker
+    `reason`: why no record, or a record at another offset, was found. `notes`: problems of the files, and what a broker
     that starts on them returns. `steps`: sentences in the order of the search.
     """
 

@@ -31,7 +31,7 @@ class Needed:
 
     Of the data between two markers of a producer, the first batch is needed, and the first batch that reaches the log
     start offset. If the part contains no ABORT marker, batches between a producer's first and last marker are omitted:
-    they do not affect entries of other parts.
+    such batches do not affect entries of other parts.
     """
 
     def __init__(self, asked: np.ndarray, log_start_offset: int) -> None:

@@ -128,7 +128,8 @@ def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slic
     small or its index cannot be used.
 
     The index may be wrong: `finish` checks that the batches of each slice end where the next slice starts, and that the
-    next slice begins with a complete batch at or below the entry's offset. If not, `finish` reads the segment again.
+    next slice begins with a complete batch at or below the entry's offset. If a check fails, `finish` reads the segment
+    again.
     """
     whole = (Slice(0, task.log_bytes),)
     if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):

@@ -3,7 +3,7 @@
 `segment_tasks` defines what is to be read, by any number of tasks. `settle` combines their results and checks the
 transaction indexes. `truncate` truncates a torn tail, after which everything is read again. `install` renames new index
 files. `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. With `execute` the caller
-holds the locks; without it nothing is written here.
+holds the locks; without `execute` nothing is written here.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
             index_interval_bytes=settings.index_interval_bytes,
             segment_index_bytes=settings.segment_index_bytes,
             asked_offsets=asked,
-            # If a broker recovers the segment at startup, it also truncates it at the first invalid batch.
+            # A broker that recovers the segment at startup also truncates the segment at the first invalid batch.
             torn_tail=not facts.clean_shutdown and end > facts.recovery_point,
             is_in_use=settings.is_in_use and end == names.MAX_OFFSET,
             rebuild_all=settings.rebuild_all,
@@ -253,8 +253,8 @@ def _count(entries: np.ndarray) -> str:
 def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> None:
     """Rename every new index file to its final name, and remove transaction indexes that should not exist.
 
-    If a `.index` is missing, a broker rebuilds all three indexes; if it exists and the `.timeindex` does not, the
-    broker uses an empty time index. So the `.index` is renamed last.
+    If a `.index` is missing, a broker rebuilds all three indexes; if the `.index` exists and the `.timeindex` does not,
+    the broker uses an empty time index. So the `.index` is renamed last.
     """
     tasks = {task.base_offset: task for task in segment_tasks(plan)}
     for task in tasks.values():

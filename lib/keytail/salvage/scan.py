@@ -1,7 +1,7 @@
 """Finds the intact batches of one damaged segment file, checks them to the last record, and orders them by offset.
 
-The file is read into memory once, except for unreadable pages, so the bytes that were checked are those written later.
-SALVAGE.md, "What counts as intact", defines intact batches, and how the bytes between them are reported.
+The file is read into memory once, except for unreadable pages, so the bytes that were checked are the bytes that are
+written later. SALVAGE.md, "What counts as intact", defines intact batches, and how the bytes between them are reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Writes the directory of a salvaged partition: segments, then the files derived from them. Renames the directory last.
+"""Writes the directory of a salvaged partition: segments, then the files derived from them. The directory is renamed
+last.
 
 Until the directory is complete, it has a name with which a broker fails at startup, so that it is never used as a
 partition. Everything is durable before the final rename.
@@ -68,8 +69,8 @@ class NewPartition:
         self._is_made = True
 
     def _like(self, stat: FileStat) -> FileStat | None:
-        """Return `stat`, or None if this process cannot give files that owner; the operator then sets the owner
-        later."""
+        """Return `stat`, or None if this process cannot give files the owner in `stat`; the operator then sets the
+        owner later."""
         try:
             self._fs.refuse_unless_like(stat)
         except Refused:

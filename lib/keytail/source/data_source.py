@@ -2,8 +2,8 @@
 
     spark.read.format("kafka-log").option("logDirs", "/data/kafka-logs").option("topic", "orders").load()
 
-Both formats can also be read as streams. The tasks of the query read the files of stopped or running brokers, or
-copies, and never change them. Spark finds both formats through the modules `pyspark_kafka_log` and
+Both formats can also be read as streams. The tasks of a query read the files of stopped or running brokers, or copies
+of such files, and never change them. Spark finds both formats through the modules `pyspark_kafka_log` and
 `pyspark_kafka_log_batches`; `register` is for a session that does not search for these modules. SOURCE.md describes the
 options, and what is read.
 """
@@ -164,6 +164,6 @@ class _LogStreamReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableN
 
 
 def register(spark: Any) -> None:
-    """Register both formats in a session. If keytail is installed in Spark's Python, this is not necessary."""
+    """Register both formats in a session. This call is not necessary if keytail is installed in Spark's Python."""
     for source in (KafkaLogSource, KafkaLogBatchesSource):
         spark.dataSource.register(source)

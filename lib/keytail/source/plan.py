@@ -245,6 +245,6 @@ def _available(facts: PartitionFacts, limit: Readable) -> str:
 
 
 def _offset_of(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int, limit: Readable) -> int | None:
-    """Return the offset of the first readable record at or after a time, or None."""
+    """Return the offset of the first readable record at or after a time, or None if there is no such record."""
     found = lookup_time(fs, facts, timestamp_ms).record
     return None if found is None or found.offset >= limit.end_offset else found.offset

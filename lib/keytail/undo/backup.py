@@ -105,7 +105,7 @@ def keep(
             files=tuple(_keep_file(fs, backup, partition_path, path, name) for name in files),
             parts=parts_of(groups),
         )
-        write_manifest(fs, path, manifest)  # this also makes the other names in the directory durable
+        write_manifest(fs, path, manifest)  # writing the manifest also makes the other names in the directory durable
     except BaseException:
         with contextlib.suppress(OSError, KeytailError):  # only the first error is reported
             forget(fs, path)
@@ -177,7 +177,7 @@ def _keep_file(fs: FileSystem, backup: Backup, partition_path: str, path: str, n
                     slug="no-hard-links",
                 ) from error
             raise
-        # The file is synced, because its writer may not have made it durable, and it loses its name in the log.
+        # The file is synced, because its writer may not have made it durable, and the file loses its name in the log.
         size_bytes, digest_hex = digest_file(fs, source, sync=True)
     if size_bytes != facts.size_bytes:
         raise Refused(
@@ -333,7 +333,8 @@ def _has_own_manifest(fs: FileSystem, path: str) -> bool:
 
 
 def forget(fs: FileSystem, path: str) -> None:
-    """Remove an entry, and with the last entry the directory of its run. After an interruption it can be called again.
+    """Remove an entry, and with the last entry the directory of its run. After an interruption the function can be
+    called again.
 
     The manifest is removed last, since it lists the files. Raises Refused, with nothing removed, if keytail did not
     create the entry, or if it contains files that `keep` does not create.

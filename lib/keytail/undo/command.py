@@ -79,7 +79,7 @@ class Request:
 
     @property
     def is_list(self) -> bool:
-        """Whether runs are to be listed, and none is to be undone or forgotten."""
+        """Whether runs are to be listed, and no run is to be undone or forgotten."""
         return self.run_id is None or self.list_runs
 
 

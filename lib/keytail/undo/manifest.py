@@ -1,6 +1,6 @@
 """Reads and writes the manifest of a backup: the files before the run, and the files that replace them.
 
-The manifest is a JSON file and is replaced atomically. Only one version of its format is supported.
+The manifest is a JSON file and is replaced atomically. Only one version of the manifest's format is supported.
 """
 
 from __future__ import annotations

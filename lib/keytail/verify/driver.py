@@ -42,8 +42,9 @@ _END_BYTES = int(SEGMENT_S * VERIFIED_BYTES_PER_S)
 class VerifyTask:
     """One partition directory, and the offsets that the log dir's checkpoints have for the partition.
 
-    `live`: a broker may be writing to the directory, so the log's tail is not checked. If not, `seen` describes the
-    files that the driver saw in it: a task that sees other files raises Refused (None: files are not compared).
+    `live`: a broker may be writing to the directory, so the log's tail is not checked. If `live` is False, `seen`
+    describes the files that the driver saw in the directory: a task that sees other files raises Refused (None: files
+    are not compared).
     """
 
     path: str
@@ -98,7 +99,7 @@ class _Run:
 def verify(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[VerifyRow], None] = lambda row: None
 ) -> list[VerifyRow]:
-    """Return a row for each log dir with findings of its own, then one for each chosen partition. `on_row` is called
+    """Return a row for each log dir with findings of its own, then a row for each chosen partition. `on_row` is called
     with the row of each partition when it is done.
 
     Spark is started only if there is much to read, the request names a master, or spark-submit runs this process.
@@ -193,7 +194,8 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
 
 
 def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
-    """Return the findings about checkpoints and directory names of the log dir. Raises OSError if listing it fails."""
+    """Return the findings about checkpoints and directory names of the log dir. Raises OSError if the log dir cannot be
+    listed."""
     findings = Findings(path)
     for name in foreign_dirs(fs.scan(path)):
         findings.add("foreign-directory", name)

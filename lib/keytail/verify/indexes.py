@@ -118,7 +118,8 @@ def _begins_at_zero(scope: Scope, base: int) -> bool:
 
 
 def _ascending(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_bytes: int, kind: str) -> int:
-    """Return the number of entries before the first that does not ascend in both columns or has a negative value."""
+    """Return the number of entries before the first entry that does not ascend in both columns or has a negative
+    value."""
     bad: np.ndarray = np.asarray((entries < 0).any(axis=1))
     bad[1:] |= (entries[1:] <= entries[:-1]).any(axis=1)
     if not bad.any():

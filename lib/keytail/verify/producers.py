@@ -50,7 +50,7 @@ class ProducerChecks:
             if at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
-                self._read_snapshot(at, check_snapshot)  # a broker removes it when it starts
+                self._read_snapshot(at, check_snapshot)  # a broker that starts removes this snapshot
         self._follow(base, rows)
 
     def _follow(self, base: int, rows: np.ndarray) -> None:
@@ -81,7 +81,7 @@ class ProducerChecks:
             "transaction", names.segment_file(base, names.LOG), int(row[columns.ROW_POSITION]),
             int(row[columns.ROW_BASE]), producer=self._ids[number], first=int(state[kernels.OPEN_FROM]),
         )  # fmt: skip
-        state[kernels.OPEN_FROM] = -1  # report it only once
+        state[kernels.OPEN_FROM] = -1  # report the transaction only once
 
     def _number(self, producer_id: int) -> int:
         number = self._numbers.setdefault(producer_id, len(self._ids))
@@ -130,7 +130,7 @@ class ProducerChecks:
     # Transaction indexes
 
     def close_segment(self, base: int, *, is_valid: bool) -> None:
-        """Compare the segment's transaction index with its markers; `is_valid`: its batches are valid."""
+        """Compare the segment's transaction index with its markers; `is_valid`: the segment's batches are valid."""
         found = np.concatenate(self._markers) if self._markers else np.empty((0, kernels.MARKER_COLUMNS), np.int64)
         self._markers = []
         aborts = found[found[:, kernels.MARKER_ABORTS] == 1]
