@@ -160,8 +160,8 @@ LedgerFlag = Annotated[str | None, run_flag(
 )]
 DeltaJars = Annotated[str | None, run_flag(
     "--delta-jars DIR",
-    "Directory with Delta's jars, for hosts that cannot reach a Maven repository. Default: Spark downloads them once "
-    "(about 30 s) and keeps them. Under spark-submit use the --packages or --jars of spark-submit.",
+    "Directory with Delta's jars, for hosts that cannot reach a Maven repository. Default: Spark downloads the jars "
+    "once (about 30 s) and keeps the jars. Under spark-submit use the --packages or --jars of spark-submit.",
 )]
 
 # Flags of other tools, each with the flags of keytail that may be meant.

@@ -104,7 +104,7 @@ def _evidence(signs: Signs) -> Iterator[Evidence]:
     if signs.has_directory_id:
         yield Evidence("directory.id in meta.properties", "Kafka writes this id from 3.7 on", first=(3, 7))
     if signs.clean_shutdown_has_json:
-        yield Evidence("a clean-shutdown file with JSON", "Kafka writes JSON into it from 3.7 on", first=(3, 7))
+        yield Evidence("a clean-shutdown file with JSON", "Kafka writes JSON into this file from 3.7 on", first=(3, 7))
     elif signs.clean_shutdown_has_json is not None:
         means = "Kafka before 3.7 wrote the file; an index may have one entry for several batches, which verify accepts"
         yield Evidence("an empty clean-shutdown file", means, end=(3, 7))

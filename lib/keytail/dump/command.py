@@ -89,7 +89,7 @@ OutputFlag = Annotated[Format, o.flag(
 Escape = Annotated[bool | None, o.flag(
     "--escape/--no-escape",
     "Write control characters of the data as text such as \\x1b. Default: only on a terminal, which would interpret "
-    "them; in files and pipes the bytes are those of Kafka's tool.",
+    "such characters; in files and pipes the bytes are those of Kafka's tool.",
     show_default=False,
 )]
 

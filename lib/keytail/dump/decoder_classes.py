@@ -66,7 +66,7 @@ def decoder_of_class(flag: str, name: str) -> Callable[[bytes], str] | None:
         if name.removeprefix(package) in _CLASSES and name.startswith(package):
             return _CLASSES[name.removeprefix(package)]
     raise UsageProblem(
-        f"{flag} {name}: keytail does not run Java classes, and this one is not a decoder of Kafka itself",
+        f"{flag} {name}: keytail does not run Java classes, and this class is not a decoder of Kafka itself",
         remedy=f"Give one of {', '.join(_PACKAGES[0] + item for item in _CLASSES)}, or use kafka-dump-log.sh",
         slug="unknown-decoder-class",
     )

@@ -186,7 +186,8 @@ EXPIRE = Command(
     also_called=("retention", "delete", "purge", "prune", "trim", "retain", "remove"),
     help="Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, before its "
     "start.\n\n"
-    "Without --execute it lists the segments that would be removed, and the reasons; --verbose lists each segment.",
+    "Without --execute the command lists the segments that would be removed, and the reasons; --verbose lists each "
+    "segment.",
     request=Request,
     run="keytail.expire.driver:expire",
     examples=(f"keytail expire {BROKER}", f"keytail expire {BROKER} --execute"),

@@ -161,7 +161,8 @@ def files_of(
             paths = (unquote(urlsplit(uri).path) for uri in uris)
             files = list(readers.map(partial(_look_into, columns=columns), paths))
     except Exception as problem:  # an error of any type: Spark may be able to read the files, or reports the fault
-        return f"its footers cannot be read without the JVM ({type(problem).__name__}: {str(problem)[:200]})"
+        fault = f"{type(problem).__name__}: {str(problem)[:200]}"
+        return f"the footers of the source cannot be read without the JVM ({fault})"
     why = rows_needed_by_types(files, types)
     return files if why is None else why
 
@@ -198,7 +199,7 @@ def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) 
                 return f"the column for {role} is not the same in all files of the source"
             if not _is_known(role, kind, column):
                 leaves = ", ".join(" ".join(item) for item in column.leaves)
-                return f"its column for {role} has the type {column.arrow} ({leaves})"
+                return f"the source's column for {role} has the type {column.arrow} ({leaves})"
     return None
 
 

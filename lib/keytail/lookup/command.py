@@ -26,8 +26,8 @@ Offset = Annotated[int | None, o.run_flag(
 )]
 Timestamp = Annotated[str | None, o.run_flag(
     "--timestamp MS-OR-TIME",
-    "Find the first record at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z (UTC "
-    "unless it contains a time zone).",
+    "Find the first record at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z (UTC unless "
+    "the time contains a time zone).",
 )]
 Explain = Annotated[bool, o.run_flag("--explain", "Print each step of the search, with its numbers.")]
 

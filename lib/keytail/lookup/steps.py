@@ -76,7 +76,7 @@ def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Loo
         if search.indexes.is_unknown:
             search.indexes.note("The answer of a broker that starts on these files is unknown")
         else:
-            search.indexes.note(f"A broker that starts on these files returns {'the same' if same else answer}")
+            search.indexes.note(f"A broker that starts on these files returns {'the same answer' if same else answer}")
     return _answer(search, "found" if record else "none", reason, record)
 
 

@@ -56,7 +56,7 @@ _BATCHES = {
     ),
     "offset-order": Kind(
         "error",
-        "a batch's offsets are invalid, or are not above those of the batches before it",
+        "a batch's offsets are invalid, or are not above the offsets of earlier batches",
         _SERVED_TWICE,
         REFETCH,
         start_loses="at-end",
@@ -184,7 +184,7 @@ _TXN_INDEX = {
     "txn-no-entry": _index(
         "error",
         "there is no entry for the transaction that producer {producer} aborted, with data from offset {first} on",
-        "Serves the transaction's records to read_committed consumers; its cleaner treats them as committed",
+        "Serves the transaction's records to read_committed consumers; its cleaner treats these records as committed",
         "yes",
     ),
     "txn-first-offset": _index(

@@ -39,8 +39,8 @@ class Kind:
 
 REFETCH = (
     "Restore the segment from a replica or a backup. Or, if other replicas are in sync: stop the broker, and move the "
-    "partition's directory out of the log dir; the broker fetches it again when it starts. If no other replica has "
-    "the data, save the intact batches by `keytail salvage --to DIR`"
+    "partition's directory out of the log dir; the broker fetches the partition again when it starts. If no other "
+    "replica has the data, save the intact batches by `keytail salvage --to DIR`"
 )
 _REBUILD_EPOCHS = (
     "Stop the broker and run `keytail rebuild-index --execute`, which adds missing epochs and removes epochs above the "
@@ -169,8 +169,8 @@ _FILES = {
 _PRODUCERS = {
     "snapshot": Kind(
         "error", "the producer snapshot is invalid: {reason}", _FORGETS,
-        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary "
-        "batches",
+        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds the snapshot if the log still has the "
+        "necessary batches",
     ),
     "snapshot-beyond": Kind(
         "error",
@@ -182,8 +182,8 @@ _PRODUCERS = {
         "error",
         "producer {producer}: {reason}",
         "Uses the entry: rejects valid batches of the producer, accepts duplicate ones, or serves uncommitted records",
-        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary "
-        "batches",
+        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds the snapshot if the log still has the "
+        "necessary batches",
         start_loses="yes",
     ),
     "snapshots-missing": Kind(
