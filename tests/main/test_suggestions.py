@@ -53,7 +53,7 @@ def test_a_dry_run_is_the_default_or_not_needed(command: str, flag: str, run: Ru
         ("expire", "--retention-bytes", "--topic-config TOPIC:retention.bytes=VALUE"),
         ("compact", "--min.cleanable.dirty.ratio", "--topic-config TOPIC:min.cleanable.dirty.ratio=VALUE"),
         ("verify", "--retention-bytes", "retention.bytes is a topic setting; this command uses no topic settings"),
-        ("expire", "--log-retention-hours", "log.retention.hours is read from the file that --config names"),
+        ("expire", "--log-retention-hours", "which is read from the file that --config names"),
         ("plan", "--bootstrap-server", "Give --config or --log-dirs"),
         ("compact", "--yes", "Did you mean --execute?"),
         ("compact", "--excute", "Did you mean --execute?"),
