@@ -21,11 +21,11 @@ STEPS = """
 | Task | What it does |
 |---|---|
 | `plan` | `keytail plan` and `keytail describe`: what is due, and how many bytes of it are dirty. Changes nothing |
-| `gate` | skips the rest unless these reach `least_bytes` and `least_dirty_ratio`; the figures are in its log |
-| `compact` | `keytail compact --execute`. Refused while a broker runs there: the task is then retried later |
+| `gate` | skips the rest unless the dirty bytes reach `least_bytes` and `least_dirty_ratio`; its log has the figures |
+| `compact` | `keytail compact --execute`, which is refused while a broker runs there: the task is then retried later |
 | `verify` | `keytail verify` of the same partitions: every checksum, offset, index entry and file name |
 | `ledger` | reads the record of the run back from the ledger; skipped without a `ledger` |
-| `report_partial` | fails with partitions and reasons if a step was done only in part; otherwise skipped |
+| `report_partial` | fails with partitions and reasons if a step was done only in part; is skipped if not |
 | `done` | last task: succeeds if no step failed |
 
 Retries are safe: keytail finishes or reverts what a killed run has begun, and a second run changes nothing. If some

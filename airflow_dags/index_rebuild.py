@@ -56,7 +56,7 @@ and is retried, and the other tasks continue.
 | `choose` | reads the inventory: one mapped task for each broker, or for the brokers of a group, one after the other |
 | `rebuild` | `keytail rebuild-index --execute` |
 | `verify` | `keytail verify` |
-| `report_partial` | fails with partitions and reasons if something was refused or is damaged; otherwise skipped |
+| `report_partial` | fails with partitions and reasons if something was refused or is damaged; is skipped if not |
 | `done` | last task: succeeds if no step failed |
 
 Retries are safe: index files that match their logs are not changed, so a second run finds nothing to do. With

@@ -59,11 +59,12 @@ def maintain_one(values: Mapping[str, Any], ledger: str, name: str | None) -> co
 | Task | What it does |
 |---|---|
 | `maintain` | removes rows older than `retain_days`, merges small files, removes files unreferenced for a week |
-| `report_partial` | fails if a table could not be maintained and others were; otherwise skipped |
+| `report_partial` | fails if a table could not be maintained and other tables were; is skipped if not |
 | `done` | last task: succeeds if no step failed |
 
 With the schedule `keytail_ledger`, a run follows each task that has written a ledger, and maintains the ledgers of
-these tasks, each once, on the hosts of their brokers. Otherwise it maintains `ledger`.
+these tasks, each once, on the hosts of their brokers. A run with another schedule maintains the ledger of the Param
+`ledger`.
 
 Runs may append at the same time. Retries are safe: each table is changed by Delta's own commits, and finished work is
 not repeated. The ledger is only a record: no decision of keytail depends on it.

@@ -1,8 +1,9 @@
-"""DAG that prepares, stops, compacts, verifies and starts each broker of the inventory in turn, and waits until it is
-in sync.
+"""DAG that prepares, stops, compacts, verifies and starts each broker of the inventory in turn, and waits until the
+broker is in sync.
 
 The steps of a broker are a task group, created from the inventory when this file is parsed. This file defines the order
-of the tasks; keytail_provider/rolling_actions.py contains their work, and rolling.py there the decisions.
+of the tasks; keytail_provider/rolling_actions.py contains their actions, and keytail_provider/rolling.py their
+decisions.
 
 `start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, even if a worker
 died in one of them, or somebody marks the whole run as failed.
@@ -32,11 +33,11 @@ from keytail_provider.rolling_params import PARAMS
 
 inventory = KeytailHook()
 DAG_ID = "keytail_rolling_maintenance"
-DOC = """Prepares the compaction of each broker of the inventory (the Connection `keytail_default`) in turn while it
-runs, stops it, commits and verifies the compaction, starts it and waits until it is in sync; then continues with the
-next one. A broker that was stopped is always started again, whatever the result of its compaction, unless `verify`
-reports that a start would lose records. At any problem the rolling run stops, and `roll` fails with the broker, the
-step, and what to do. Details: `airflow_dags/ROLLING.md`.
+DOC = """Prepares the compaction of each broker of the inventory (the Connection `keytail_default`) in turn while the
+broker runs, stops the broker, commits and verifies the compaction, starts the broker and waits until it is in sync;
+then continues with the next broker. A broker that was stopped is always started again, whatever the result of its
+compaction, unless `verify` reports that a start would lose records. At any problem the rolling run stops, and `roll`
+fails with the broker, the step, and what to do. Details: `airflow_dags/ROLLING.md`.
 
 | Task | What it does |
 |---|---|
@@ -45,7 +46,7 @@ step, and what to do. Details: `airflow_dags/ROLLING.md`.
 | `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is stopped before |
 | `begin` | from here on the broker may be down: `start` runs, whatever happens |
 | `stop` | runs the inventory's command |
-| `stopped` | waits for `.kafka_cleanshutdown` in every log dir and for free locks; otherwise nothing is compacted |
+| `stopped` | waits for `.kafka_cleanshutdown` in every log dir and for free locks, before which nothing is compacted |
 | `compact` | `keytail compact --execute` commits what is prepared and compacts the rest; nothing is retried |
 | `verify` | `keytail verify --only-ends` of what was compacted, whatever the result of the compaction |
 | `start` | runs the inventory's command, many times if necessary, unless `verify` reports that this loses records |
@@ -128,7 +129,7 @@ def _group(group: str, name: str) -> Any:
             with _explained():
                 return actions.wait_until_good(inventory.broker(name), rolling.AFTER, looks=2)
 
-        # Runs also for a broker that is down or not in sync, but not if it was not stopped.
+        # Runs also for a broker that is down or not in sync, but not for a broker that was not stopped.
         @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=2, outlets=[assets.LEDGERS])
         def downtime() -> Any:
             with _explained():
@@ -179,7 +180,7 @@ def _left_by(group: str, left: Mapping[str, str]) -> list[Any]:
 
 
 def _left_of_downtime(group: str) -> dict[str, Any]:
-    """Return the values that the steps of a broker have stored about its downtime; None if unknown."""
+    """Return the values that the steps of a broker have stored about its downtime; a value is None if it is unknown."""
     down_at_ms, was_down, run_id = _left_by(group, {"stop": "down_at_ms", "stopped": "was_down", "compact": "run_id"})
     started, in_sync = _left_by(group, {"start": "return_value", "in_sync": "return_value"})
     started, in_sync = started or {}, in_sync or {}
@@ -266,8 +267,9 @@ def _declare(named: list[str]) -> None:
     tags=["keytail", "kafka", "rolling"],
 )
 def rolling_maintenance() -> None:
-    # Without the Connection this raises: Airflow then reports an import error, and keeps the tasks that it knows. A DAG
-    # without them, while a secrets backend does not answer, would remove `start` from a run that has stopped a broker.
+    # Without the Connection this call fails: Airflow then reports an import error, and keeps the tasks that it knows. A
+    # DAG without tasks, while a secrets backend does not answer, would remove `start` from a run that has stopped a
+    # broker.
     _declare([one.name for one in inventory.get_conn()])
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 
 def restart(missing: str) -> None:
-    """Restart with the Python beside Spark, if Spark was installed by pip; otherwise exit with a message.
+    """Restart with the Python beside Spark, if Spark was installed by pip; exit with a message if not.
 
-    spark-submit runs the first `python3` on PATH, which may not have keytail. `missing` is the module that it lacks.
+    spark-submit runs the first `python3` on PATH, which may not have keytail. `missing` is the module that this Python
+    lacks.
     """
     home = Path(os.environ.get("SPARK_HOME", ""))
     beside = home.parents[3] / "bin" / "python" if home.parent.name == "site-packages" else None

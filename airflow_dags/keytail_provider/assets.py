@@ -17,8 +17,8 @@ LEDGERS = AssetAlias("keytail_ledger")
 
 
 def uri_of(ledger: str, broker: str | None = None) -> str:
-    """Return the URI of a ledger's asset: file://BROKER/PATH for a directory on a broker's host, file:///PATH for one
-    on the worker; any other URI, such as s3a://bucket/ledger, is returned unchanged."""
+    """Return the URI of a ledger's asset: file://BROKER/PATH for a directory on a broker's host, file:///PATH for a
+    directory on the worker; any other URI, such as s3a://bucket/ledger, is returned unchanged."""
     parts = urlsplit(ledger)
     if parts.scheme and parts.scheme != "file":
         return ledger
@@ -34,7 +34,7 @@ def add_event(ledger: str | None, broker: str | None, command: str, run_id: str 
 
 
 def written(extras: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str | None]]:
-    """Return each ledger of these events once, by the URI of its asset, with the broker on whose host it is."""
+    """Return each ledger of these events once, by the URI of its asset, with the broker on whose host the ledger is."""
     made: dict[str, tuple[str, str | None]] = {}
     for one in extras:
         if one.get("ledger"):
@@ -43,6 +43,7 @@ def written(extras: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str | N
 
 
 def triggering() -> dict[str, tuple[str, str | None]]:
-    """Return the ledgers of the events that have started this run, as `written` does; empty if no event has."""
+    """Return the ledgers of the events that have started this run, as `written` does; empty if no event has started
+    it."""
     by_asset: Any = get_current_context()["triggering_asset_events"]
     return dict(sorted(written(event.extra for events in by_asset.values() for event in events).items()))

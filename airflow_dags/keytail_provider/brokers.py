@@ -1,7 +1,7 @@
 """Checks the inventory, the brokers of a Connection: how to run commands on their hosts, and keytail's flags for each.
 
-It is read by tasks, and while the DAG of the rolling run is parsed. A mistake in it fails the task that needs it,
-without retries, with the error in that task's log.
+The inventory is read by tasks, and while the DAG of the rolling run is parsed. A mistake in it fails the task that
+needs it, without retries, with the error in that task's log.
 """
 
 from __future__ import annotations

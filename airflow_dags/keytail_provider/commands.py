@@ -1,8 +1,9 @@
 """Runs keytail from a task, here or on a broker's host: logs its output by line, stops it by SIGTERM, reads its rows.
 
-A command runs under a small shell whose standard input is held open. When that closes, because the task was killed or
-timed out, or its worker died, the shell sends SIGTERM to the command, on whichever host it is: keytail then stops
-within seconds, with its locks released and its scratch files removed. Signals alone would not pass through ssh or sudo.
+A command runs under a small shell whose standard input is held open. When the standard input closes, because the task
+was killed or timed out, or its worker died, the shell sends SIGTERM to the command, on whichever host the command runs:
+keytail then stops within seconds, with its locks released and its scratch files removed. Signals alone would not pass
+through ssh or sudo.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from keytail_provider.brokers import HERE, Host, InventoryError
 from keytail_provider.processes import Local, NotStarted, Process
 
-# Exit statuses that keytail does not use: those of timeout(1) and of shells.
+# Exit statuses that keytail does not use, but timeout(1) and shells do.
 TIMED_OUT = 124
 NOT_FOUND = (126, 127)
 # Rows of these statuses are listed in the XCom before all others.
@@ -35,7 +36,7 @@ _RETRY_HELPS = frozenset({"failed"})
 MAX_ROWS = 50
 LARGEST_ROWS = 10
 MAX_TEXT = 600
-# Seconds that keytail may take to stop; a few suffice. Then the process group is killed, which is safe, too.
+# Seconds that keytail may take to stop; a few seconds suffice. Then the process group is killed, which is safe, too.
 GRACE_S = 60.0
 
 # A background command of a shell has no standard input. The line `go` shows that standard input is passed on to the
@@ -77,11 +78,11 @@ def run(
     """Run a command on a host to its end, and return its result; its standard error is passed to `on_line` as it
     arrives.
 
-    After `timeout_s` it is stopped, and the status is 124. It is also stopped if this process gets SIGTERM, or if an
-    exception is raised here (such as Airflow's own timeout). `parse_rows`: standard output is a JSON array; if not
-    set, it is logged like standard error. `keep_output`: for a command without rows, its standard output is returned in
-    `output` and not logged. Raises AirflowFailException if standard output should be an array and is not, after status
-    0 or 3, and InventoryError for a mistake in the Connection of the host.
+    After `timeout_s` the command is stopped, and the status is 124. The command is also stopped if this process gets
+    SIGTERM, or if an exception is raised here (such as Airflow's own timeout). `parse_rows`: standard output is a JSON
+    array; if not set, standard output is logged like standard error. `keep_output`: the standard output of a command
+    without rows is returned in `output` and not logged. Raises AirflowFailException if standard output should be an
+    array and is not, after status 0 or 3, and InventoryError for a mistake in the Connection of the host.
     """
     line = ["sh", "-c", _UNDER_A_SHELL, "keytail", *words]
     command = [*host.prefix, shlex.join(line)] if host.prefix else line
@@ -164,7 +165,7 @@ def _follow(
 
 
 def _wait(process: Process, timeout_s: float | None) -> Any:
-    """Return the exit status of the process, or None if it has not ended within this time."""
+    """Return the exit status of the process, or None if the process has not ended within this time."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     while (status := process.poll()) is None and (until_s is None or time.monotonic() < until_s):
         time.sleep(0.05)

@@ -1,4 +1,5 @@
-"""The process of a command: its input, its output as it arrives, and its end. ssh.py has those of other hosts."""
+"""The process of a command: its input, its output as it arrives, and its end. ssh.py defines the process of a command
+on another host."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Process(Protocol):
     def write(self, data: bytes) -> None: ...
     def close_input(self) -> None: ...
     def read(self, timeout_s: float) -> bytes | None:
-        """Return output; None if there is none within this time; b"" if there will be no more."""
+        """Return output; None if there is no output within this time; b"" if there will be no more output."""
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal; None while the process runs."""

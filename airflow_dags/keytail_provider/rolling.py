@@ -29,7 +29,7 @@ _BAD = ("damaged", "failed", "refused")
 
 
 def lacking(commands: Mapping[str, Sequence[str]]) -> str:
-    """Return what is wrong with a broker's commands; empty if nothing is."""
+    """Return what is wrong with a broker's commands; empty if nothing is wrong."""
     missing = [name for name in NEEDED if not commands.get(name)]
     unknown = sorted(set(commands) - set(KNOWN))
     texts = [f"lacks commands.{name}" for name in missing]
@@ -51,7 +51,7 @@ def group_ids(names: Iterable[str]) -> list[str]:
 
 
 def chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """Return the brokers of this run, in the inventory's order. Raises ValueError for an unknown one."""
+    """Return the brokers of this run, in the inventory's order. Raises ValueError for an unknown broker."""
     unknown = sorted(set(only) - set(names))
     if unknown:
         raise ValueError(f"only_brokers has {', '.join(unknown)}, but the inventory has only {', '.join(names)}")
@@ -68,7 +68,7 @@ UNKNOWN = "unknown"
 
 
 def state_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the state of a broker's log dirs: RUNNING, BUSY, CLEAN, UNCLEAN, or UNKNOWN if one is unchecked."""
+    """Return the state of a broker's log dirs: RUNNING, BUSY, CLEAN, UNCLEAN, or UNKNOWN if a log dir is unchecked."""
     clean: dict[str, bool | None] = {}
     held: dict[str, bool | None] = {}
     for row in rows:
@@ -102,7 +102,8 @@ def has_stopped(states: Sequence[str]) -> str | None:
 
 
 def is_good(name: str, exit_status: int, output: str) -> bool:
-    """Return whether a check found nothing: `reachable` by its status alone, the others also by an empty output."""
+    """Return whether a check found nothing: `reachable` by its status alone, the other checks also by an empty
+    output."""
     return exit_status == 0 and (name == "reachable" or not output.strip())
 
 
@@ -110,8 +111,8 @@ def is_good(name: str, exit_status: int, output: str) -> bool:
 
 
 def to_verify(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the partitions that were compacted, or whose compaction failed; empty if they are too many
-    for one argument."""
+    """Return the names of the partitions that were compacted, or whose compaction failed; empty if the names are too
+    long for one argument."""
     names = [_name(row) for row in rows if row.get("status") in ("compacted", "failed", "corrupt")]
     return names if sum(len(name) + 1 for name in names) <= MAX_NAMES else []
 
@@ -128,7 +129,7 @@ TIMES = ("down_at_ms", "reachable_at_ms", "in_sync_at_ms")
 
 def downtime(left: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the times of a broker's downtime: when its stop began, when it answered again, and when all replicas were
-    in sync again. A time is None if it is unknown, out of order, or after such a time.
+    in sync again. A time is None if it or an earlier time is unknown or out of order.
     """
     made: dict[str, int | None] = dict.fromkeys(TIMES)
     before = 0
@@ -163,8 +164,8 @@ def downtime_flags(found: Mapping[str, int | None]) -> list[str]:
 
 def verdict(exit_status: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the relevant facts about a run of verify: `ran`, whether it was completed; `loses`, the findings because
-    of which a start would lose records; `bad`, partitions that are damaged or were not read. The last two have a
-    limited number of items, and the total count beside them."""
+    of which a start would lose records; `bad`, partitions that are damaged or were not read. The lists `loses` and
+    `bad` have a limited number of items, and the total counts beside them."""
     losing = [
         _words(row, finding) for row in rows for finding in row.get("findings") or () if finding.get("start_loses")
     ]
@@ -215,9 +216,9 @@ def stops_the_roll(
     *,
     stop_on_damage: bool,
 ) -> str:
-    """Return why the rolling run ends at a broker that is back in sync; empty if it continues.
+    """Return the reason why the rolling run ends at a broker that is back in sync; empty if the run continues.
 
-    Each argument is the result of that step, or None if there is none.
+    Each argument is the result of a step, or None if the step has no result.
     """
     if not stopped or stopped.get("state") != CLEAN:
         return "the broker was not stopped cleanly, so it was started again without a compaction"
@@ -276,8 +277,8 @@ def ending(
     groups: Mapping[str, str], states: Mapping[str, str | None], whys: Mapping[str, str], starts: Mapping[str, str]
 ) -> Ending:
     """Return how the rolling run ended. `groups`: broker by its task group, in order; `states` and `whys` by
-    "group.step" (and "choose", the first task): the state of the task, and why it failed, if it reported it; `starts`:
-    the command that starts a broker, by group."""
+    "group.step" (and "choose", the first task): the state of the task, and the reason why it failed, if it reported
+    one; `starts`: the command that starts a broker, by group."""
     became = {broker: _became(group, states, whys) for group, broker in groups.items()}
     unrecorded = [
         f"The downtime of broker {broker} is not recorded: {whys.get(f'{group}.downtime', _SILENT)}. The times are in "
@@ -321,8 +322,8 @@ def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str
 
 
 def _stopping_step(group: str, states: Mapping[str, str | None]) -> str | None:
-    """Return the step at which the rolling run stopped at this broker; None if it did not stop there, or did not reach
-    it."""
+    """Return the step at which the rolling run stopped at this broker; None if the run did not stop at this broker, or
+    did not reach it."""
     for step in ("prepare", "precheck", "begin", "start", "in_sync", "go_on"):
         if states.get(f"{group}.{step}") == "failed":
             return step

@@ -1,5 +1,5 @@
-"""The actions of the tasks of a rolling run (rolling_maintenance.py) at a broker: they run its commands and keytail's,
-and wait.
+"""The actions of the tasks of a rolling run (rolling_maintenance.py) at a broker: they run the broker's commands and
+keytail's, and wait.
 
 Decisions on the output of commands are in rolling.py.
 """
@@ -28,7 +28,7 @@ def words_of(
     one: Broker, values: Mapping[str, Any], to_verify: Sequence[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """Return the commands that a run executes for a broker, as lists of words, by step. `verify` is limited to the
-    partitions `to_verify`, unless there are none or `verify_everything` is set."""
+    partitions `to_verify`, unless this list is empty or `verify_everything` is set."""
     topic = ("--topic", values["topic"]) if values["topic"] else ()
     throttle = ("--throttle", values["prepare_throttle"]) if values["prepare_throttle"] else ()
     ledger = ("--ledger", values["ledger"]) if values["ledger"] else ()
@@ -63,8 +63,8 @@ def _doctor(one: Broker) -> commands.Ended:
 
 
 def _check(one: Broker, names: tuple[str, ...]) -> tuple[str, str]:
-    """Return the name and the output of the first check that is not good; empty if all are. A missing command fails the
-    task."""
+    """Return the name and the output of the first check that is not good; empty if all checks are good. A missing
+    command fails the task."""
     for name in names:
         if name not in one.commands:
             continue
@@ -80,7 +80,7 @@ def _check(one: Broker, names: tuple[str, ...]) -> tuple[str, str]:
 
 def wait_until_good(one: Broker, names: tuple[str, ...], looks: int) -> dict[str, int]:
     """Wait until `reachable` and all checks were good `looks` times in a row; return the times at which checks first
-    showed that (`reachable_at_ms`, `in_sync_at_ms`). Raises AirflowFailException with the last failure."""
+    showed this (`reachable_at_ms`, `in_sync_at_ms`). Raises AirflowFailException with the last failure."""
     values = steps.given()
     until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
     good, found = 0, dict[str, int]()
@@ -152,7 +152,7 @@ def _wait_until_ready(one: Broker) -> None:
 
 
 def _show(one: Broker, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Do a dry run: print what would be done, and return what is due there."""
+    """Do a dry run: print what would be done, and return what is due on the broker."""
     _, wrong = _check(one, ("reachable", *rolling.BEFORE))
     print(f"{one.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
     words = words_of(one, values)
@@ -164,8 +164,8 @@ def _show(one: Broker, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stop(one: Broker, begun_ms: int) -> None:
-    """Stop the broker. It is down from now on or, in another try of the task, perhaps since the first one, which was
-    after `begun_ms`.
+    """Stop the broker. The broker is down from now on or, in another try of the task, perhaps since the first try,
+    which was after `begun_ms`.
     """
     ti: Any = get_current_context()["ti"]
     ti.xcom_push(key="down_at_ms", value=now_ms() if ti.try_number == 1 else begun_ms)
@@ -209,8 +209,8 @@ def compact(one: Broker) -> dict[str, Any]:
 
 
 def verify(one: Broker, compacted: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Verify the partitions that were compacted, or failed. If these are not known, or in another try, before which
-    somebody may have moved one of them away, verify all that were chosen."""
+    """Verify the partitions that were compacted, or failed. If these partitions are not known, or in another try,
+    before which somebody may have moved a partition away, verify all chosen partitions."""
     values, ti = steps.given(), get_current_context()["ti"]
     named = compacted["to_verify"] if compacted and ti.try_number == 1 else ()
     ended = commands.run(words_of(one, values, named)["verify"], one.host, 60 * values["verify_minutes"])
@@ -226,7 +226,7 @@ def verify(one: Broker, compacted: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def start(one: Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Start the broker, unless verify reported a loss, and check that it then holds a lock."""
+    """Start the broker, unless verify reported a loss, and check that the broker then holds a lock."""
     if not rolling.may_start(said):
         assert said is not None
         raise AirflowFailException(f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}")
@@ -253,7 +253,8 @@ def start(one: Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _reachable_at_ms(one: Broker, poll_s: float) -> int | None:
-    """Wait until the broker answers, and return the time; None if that takes too long: then in_sync continues to wait.
+    """Wait until the broker answers, and return the time; None if this takes too long: `in_sync` then continues to
+    wait.
     """
     until_s = time.monotonic() + CONFIRM_S
     while time.monotonic() < until_s:

@@ -7,17 +7,18 @@ from airflow.sdk import Param
 PARAMS = {
     "only_brokers": Param(
         [], type="array", items={"type": "string"}, title="Only these brokers",
-        description="Names of the inventory, one per line. Empty: all, in its order.",
+        description="Names of the inventory, one per line. Empty: all brokers, in the order of the inventory.",
     ),
     "topic": Param(
         None, type=["null", "string"], minLength=1, title="Topics by pattern",
-        description="Regular expression that must match the whole topic name (--topic). Empty: all that the "
+        description="Regular expression that must match the whole topic name (--topic). Empty: all topics that the "
         "inventory's flags allow.",
     ),
     "prepare": Param(
         True, type="boolean", title="Prepare",
-        description="Prepare each broker's compaction while it runs (compact --prepare), right before it is stopped. "
-        "Partitions that could not be prepared are compacted while it is down, unless prepared_only is set.",
+        description="Prepare the compaction of each running broker (compact --prepare), right before the broker is "
+        "stopped. Partitions that could not be prepared are compacted while the broker is down, unless prepared_only "
+        "is set.",
     ),
     "prepared_only": Param(
         False, type="boolean", title="Prepared only",
@@ -38,12 +39,12 @@ PARAMS = {
     ),
     "overrun_minutes": Param(
         60, type="number", minimum=0, title="Overrun",
-        description="Minutes after its deadline that a preparation or a compaction may take to finish. Then it is "
-        "stopped by SIGTERM.",
+        description="Minutes after its deadline that a preparation or a compaction may take to finish. After these "
+        "minutes the run is stopped by SIGTERM.",
     ),
     "verify_everything": Param(
         False, type="boolean", title="Verify everything",
-        description="Read every byte of the chosen topics again before the start. Otherwise verify reads what a "
+        description="Read every byte of the chosen topics again before the start. Without this, verify reads what a "
         "broker reads when it starts, of the partitions that were compacted (verify --only-ends): the compaction has "
         "compared every segment that it wrote with its sources.",
     ),
@@ -67,7 +68,7 @@ PARAMS = {
     ),
     "stop_on_damage": Param(
         True, type="boolean", title="Stop on damage",
-        description="Stop the rolling run after damage that loses no records at a start; otherwise it continues. "
+        description="Stop the rolling run after damage that loses no records at a start; if off, the run continues. "
         "The broker is started either way. Verify cannot distinguish new damage from old damage.",
     ),
     "dry_run": Param(

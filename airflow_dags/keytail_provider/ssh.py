@@ -85,8 +85,8 @@ class OverSsh:
 
 
 def _hook(ssh_conn_id: str) -> SSHHook:
-    """Return the SSHHook of a Connection. Raises InventoryError if it has a mistake, and AirflowNotFoundException if it
-    is missing.
+    """Return the SSHHook of a Connection. Raises InventoryError if the Connection has a mistake, and
+    AirflowNotFoundException if it is missing.
     """
     try:
         return SSHHook(ssh_conn_id, keepalive_interval=KEEPALIVE_S, conn_retry_attempts=1)  # the task is retried

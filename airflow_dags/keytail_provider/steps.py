@@ -64,7 +64,7 @@ def given() -> Mapping[str, Any]:
 
 
 def left_by(task_id: str) -> dict[str, Any]:
-    """Return the XCom of that task for the map index of the current one; empty if it left none."""
+    """Return the XCom of that task for the map index of the current task; empty if there is no such XCom."""
     instance: Any = get_current_context()["ti"]
     return instance.xcom_pull(task_ids=task_id, map_indexes=instance.map_index) or {}
 
@@ -116,7 +116,7 @@ def brokers_param() -> Param:
 
 
 def selection() -> dict[str, Param]:
-    """Return the Params that select partitions; without values, they select all."""
+    """Return the Params that select partitions; without values, they select all partitions."""
     return {
         "topic_list": words_param((), "Topics", "Topics by name, one per line (--topic-list)."),
         "topic": words_param(
@@ -142,7 +142,7 @@ def settings() -> dict[str, Param]:
         "topics_have_no_overrides": Param(
             False, type="boolean", title="Topics have no overrides",
             description="Assert that no topic has settings of its own besides those given, if no metadata log has "
-            "them (--topics-have-no-overrides). cleanup.policy must still be given for each topic.",
+            "these settings (--topics-have-no-overrides). cleanup.policy must still be given for each topic.",
         ),
         "metadata_is_current": Param(
             False, type="boolean", title="Metadata is current",
@@ -233,11 +233,12 @@ Command = Callable[..., tuple[str, ...]]
 
 
 def figures(command: Command, values: Mapping[str, Any], host: Host = HERE) -> dict[str, Any]:
-    """Return what is due, from `plan`, and how much of it is dirty, from `describe`: the figures for the gate.
+    """Return the figures for the gate: the partitions that are due, from `plan`, and their dirty bytes, from
+    `describe`.
 
-    `cleanable_bytes` are those from the first dirty offset, by the cleaner's checkpoint, to the end of what may be
-    cleaned, of the partitions that `plan` would compact; `dirty_ratio` is their share of these and the clean bytes
-    before. Both commands read only listings, no log data.
+    `cleanable_bytes` are the bytes from the first dirty offset, by the cleaner's checkpoint, to the end of what may be
+    cleaned, of the partitions that `plan` would compact; `dirty_ratio` is their share of the sum of cleanable and clean
+    bytes. Both commands read only listings, no log data.
     """
     planned = run(command("plan", *flags(values, "plan")), host)
     made = outcome(planned)
@@ -258,7 +259,7 @@ def figures(command: Command, values: Mapping[str, Any], host: Host = HERE) -> d
 
 
 def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return why the gate is open. Raises AirflowSkipException with the reason if it is closed."""
+    """Return the figures by which the gate is open. Raises AirflowSkipException with the reason if it is closed."""
     text = (
         f"{found['due']} of {found['partitions']} partitions are due, {found['cleanable_bytes']:,} bytes cleanable "
         f"(minimum {values['least_bytes']:,}), dirty ratio {found['dirty_ratio']:.4f} (minimum "
@@ -310,8 +311,8 @@ def run_with_id(
 def of_each(parts: Mapping[str, Callable[[], Ended]], step: str, kind: str = "broker") -> list[dict[str, Any]]:
     """Call the functions of `parts` in order, even if one fails; return their outcomes, with their names as `kind`.
 
-    If any failed, the error of the task names them. The task is retried if a retry may help any of them; in the parts
-    that succeeded, a retry finds nothing to do.
+    If any part failed, the error of the task names the failed parts. The task is retried if a retry may help any of
+    them; in the parts that succeeded, a retry finds nothing to do.
     """
     outcomes: list[dict[str, Any]] = []
     failed: list[tuple[str, Exception]] = []
@@ -346,8 +347,8 @@ def end_with(*steps: Any, partial: Sequence[str]) -> None:
 
 
 def report_problems(outcomes: Iterable[Any]) -> None:
-    """Raise AirflowFailException with the partitions and reasons if a step was done only in part, otherwise
-    AirflowSkipException.
+    """Raise AirflowFailException with the partitions and reasons if a step was done only in part, and
+    AirflowSkipException if not.
 
     If a part of a run was refused or is damaged, the run is not retried, but is not a success either.
     """

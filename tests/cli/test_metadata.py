@@ -70,7 +70,7 @@ def test_old_metadata_is_reported(run: Run, log_dir: Path, log: MetadataLog) -> 
     _, message = plan(run, log_dir, "--now", str(as_of_ms + 3_600_000))
     assert "Warning" not in message
     _, message = plan(run, log_dir, "--now", str(as_of_ms + 2 * 86_400_000))
-    assert "Warning: this is 2 d before this run; settings of topics may have changed since" in message
+    assert "Warning: this time is 2 d before this run; settings of topics may have changed since" in message
 
 
 def test_the_plan_of_the_golden_log_dir_is_the_same_whether_or_not_topics_are_named(run: Run, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_plan_of_the_golden_log_dir_is_the_same_whether_or_not_topics_are_na
     named, _ = plan(run, log_dir, *flags, *golden.topic_config_arguments())
     shutil.rmtree(log_dir / METADATA)
     without_log, message = plan(run, log_dir, *flags, *golden.topic_config_arguments())
-    assert "keytail: no metadata log here: with KRaft it is in metadata.log.dir or" in message
+    assert "keytail: no metadata log here: with KRaft the log is in metadata.log.dir or" in message
     assert ". As --topics-have-no-overrides states, topics have no settings but those given" in message
     assert rows == named == without_log
     assert rows.keys() == {f"{topic}-{number}" for topic, number in golden.partitions()}
@@ -356,7 +356,7 @@ def test_each_command_reports_which_metadata_it_uses(
     assert f"keytail: metadata as of offset {log.end_offset - 1}" in message
     shutil.rmtree(log.path)
     message = run(command, "--log-dirs", log_dir, *more).stderr
-    assert "keytail: no metadata log here: with KRaft it is in metadata.log.dir or" in message
+    assert "keytail: no metadata log here: with KRaft the log is in metadata.log.dir or" in message
     assert ". Save the settings of topics from any running broker" in message
 
 
@@ -398,7 +398,7 @@ def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
     named = "topics without a value of their own (" if source == "broker" else "orders (16384)"
     assert f"segment.bytes is below 1048576 for {named}" in message
-    assert "Kafka 4.1 and later do not start with it" in message
+    assert "Kafka 4.1 and later do not start with such a value" in message
     if source in ("metadata", "broker"):
         found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json", *flags[source]).stdout)
         [row] = [row for row in found if row["check"] == "segment.bytes"]

@@ -90,7 +90,7 @@ def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path)
     rows = rows_of(result)
     assert rows["orders-0"]["status"] == "would-compact"
     assert rows["users-0"]["status"] == "refused"
-    assert rows["users-0"]["error"].startswith("topic config unknown: no metadata log here: with KRaft it is in ")
+    assert rows["users-0"]["error"].startswith("topic config unknown: no metadata log here: with KRaft the log is in ")
     assert ". Unknown settings of users: cleanup.policy. Give " in rows["users-0"]["error"]
 
 

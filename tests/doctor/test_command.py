@@ -96,7 +96,7 @@ def test_missing_requirements_are_listed_with_a_remedy(
     assert "compiled kernels warn: Set KEYTAIL_CACHE_DIR" in result.stdout
     assert "checksum and hash warn: Install the wheels of crc32c and xxhash" in result.stdout
     assert "file descriptors warn: Run ulimit -n 4096" in result.stdout
-    assert "Delta's jars warn: Start such a run once" in result.stdout
+    assert "Delta's jars warn: Start an export once" in result.stdout
     monkeypatch.setattr("keytail.kernels.jit.UNTRUSTED", ["/cache/foreign"])
     rows = rows_of(run("doctor", "--output", "json", "--delta-jars", str(tmp_path)))
     assert "other users own /cache/foreign or may write to it" in rows["compiled kernels"]["found"]
@@ -247,12 +247,12 @@ def test_hosts_that_differ_are_reported() -> None:
     there = replace(here, host="b", log_dirs={"/x": ("", "No such file or directory")})
     here = replace(here, log_dirs={"/x": ("abc", "7 directories")})
     assert spark_doctor.differences(here, here) == []
-    nothing = "there /x has no listing (No such file or directory), here 7 directories"
+    nothing = "on that host /x has no listing (No such file or directory), on this host 7 directories"
     assert spark_doctor.differences(here, there) == [nothing]
     versions = ("keytail 9", *here.versions[1:])
     other = replace(here, python="3.9.1", versions=versions, log_dirs={"/x": ("ab", "7 directories")})
     assert [text.split(",")[0] for text in spark_doctor.differences(here, other)] == [
-        "it has Python 3.9.1", "it has keytail 9", "there /x has 7 directories"]  # fmt: skip
+        "that host has Python 3.9.1", "that host has keytail 9", "on that host /x has 7 directories"]  # fmt: skip
     assert spark_doctor.differences(here, replace(here, native=f"fallback, {here.native.split(', ')[1]}")) == []
 
 

@@ -184,7 +184,7 @@ def test_a_wrong_index_is_not_trusted(run: Run, segment: Path, damage: str) -> N
     index.write_bytes(data)
     result = run("dump", segment, "--from-offset", 150, "--to-offset", 151, "--output", "json")
     assert [item["baseOffset"] for item in objects(result.stdout, "batch")] == [150]
-    assert ("not in ascending order" if damage == "swapped" else "where no batch for it begins") in result.stderr
+    assert ("not in ascending order" if damage == "swapped" else "where no such batch begins") in result.stderr
     assert "the log is read from its start" in result.stderr
     assert run("dump", index).exit_code == 1
 

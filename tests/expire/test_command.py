@@ -331,7 +331,7 @@ def test_an_index_of_zeros_is_reported_and_not_trusted(run: Run, log_dir: Path) 
     result = run("expire", "--log-dirs", log_dir, *KNOWN, *flags, "--partitions", "orders-0", "--execute")
     assert result.exit_code == 1
     assert "error: the time index of segment 200 ends with 0 ms" in result.stdout
-    assert "Before you start the broker" in result.stderr
+    assert "before you start the broker" in result.stderr
     assert bases(log_dir / "orders-0") == [200, 300]
     assert run("rebuild-index", "--log-dirs", log_dir, "--partitions", "orders-0", "--execute").exit_code == 0
     status, rows = run_expire(run, log_dir, *flags, "--partitions", "orders-0")

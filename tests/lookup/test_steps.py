@@ -235,7 +235,7 @@ def test_wrong_indexes_are_reported_and_not_trusted(damage: Damage, tmp_path: Pa
             else:
                 expected, answer = at_time(believed, start, timestamp), at_time(files, start, timestamp)
                 if expected == answer:
-                    assert all(note.endswith("returns the same") for note in broker)
+                    assert all(note.endswith("returns the same answer") for note in broker)
                 elif expected is None:
                     assert [note.endswith("returns nothing") for note in broker] == [True]
                 else:
@@ -267,7 +267,7 @@ def test_after_an_unclean_shutdown_a_broker_rebuilds_the_indexes_after_the_recov
     result = lookup_time(LOCAL, survey(partition, clean=False), NOW + 25)
     assert result.record is not None and result.record.offset == 25
     if recovery_point < 40:
-        expected = "returns the same"
+        expected = "returns the same answer"
     elif damage is _wrong_time_index:
         expected = "on these files is unknown"
     else:  # the segment counts as older than the time, and the next one begins later

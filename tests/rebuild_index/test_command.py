@@ -178,7 +178,7 @@ def test_damage_that_is_not_truncated_has_a_reason_and_an_effective_remedy(
     if not clean_shutdown:
         (sound / ".kafka_cleanshutdown").unlink()
         (sound / "recovery-point-offset-checkpoint").write_text("0\n1\norders 1 300\n")
-        why = "it is below the recovery point 300"
+        why = "the damage is below the recovery point 300"
     chosen = ("--partitions", "orders-1")
     assert "`keytail rebuild-index --truncate`" in run_rebuild(run, sound, *chosen)[1]["orders-1"]["error"]
     before = snapshot(partition)

@@ -122,7 +122,7 @@ def test_a_cleaned_log_without_snapshots_is_refused_with_the_first_missing_offse
             name
         )
     _, rows = made(tmp_path / "raised", DATA, {}, 5, log_start=1)
-    assert {row.problem.rpartition(": ")[2] for row, _ in rows.values()} == {"it begins at offset 1"}
+    assert {row.problem.rpartition(": ")[2] for row, _ in rows.values()} == {"the log begins at offset 1"}
 
 
 def test_a_gap_between_the_last_batch_and_the_next_base_offset_is_refused(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_batches_after_an_older_snapshot_must_be_present(tmp_path: Path) -> None
     older = encode_snapshot(state_at([], 0))
     segments = {3: DATA[3], 5: b""}
     _, rows = made(tmp_path, segments, {2: older}, 5, log_start=3)
-    assert rows[5][0].source is None and "it begins at offset 3" in rows[5][0].problem
+    assert rows[5][0].source is None and "the log begins at offset 3" in rows[5][0].problem
 
 
 def test_rebuilding_stops_at_damage_and_continues_after_a_valid_snapshot(tmp_path: Path) -> None:

@@ -737,7 +737,7 @@ def test_a_log_that_is_a_symbolic_link_is_not_read(tmp_path: Path) -> None:
     log.symlink_to(tmp_path / "elsewhere.log")
     found = salvage(tmp_path / "t-0", None, high_watermark=6)
     assert found.left_out == 1
-    assert any("its log is not a regular file" in loss.why for loss in found.losses)
+    assert any("the log of this segment is not a regular file" in loss.why for loss in found.losses)
 
 
 def test_a_batch_with_an_unknown_attribute_after_damage_is_found(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_dry_run_reports_that_links_save_no_space_and_creates_nothing(run: Run
     result = run("compact", "--log-dirs", log_dir, *CONFIG, "--keep-originals", kept)
     assert result.exit_code == 0
     assert f"kept as hard links in {kept}: replaced files free no space until" in result.stderr
-    assert "(because of --max-scratch-bytes, or for lack of space) frees nothing between them" in result.stderr
+    assert "(because of --max-scratch-bytes, or for lack of space) frees nothing between the passes" in result.stderr
     assert "--forget" in result.stderr
     assert not kept.exists()
 

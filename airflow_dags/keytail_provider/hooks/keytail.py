@@ -14,8 +14,9 @@ from keytail_provider.brokers import Broker, InventoryError, brokers_of
 class KeytailHook(BaseHook):
     """The brokers of one Connection, read again by each call. README.md describes the Connection.
 
-    All methods raise InventoryError if the Connection has a mistake, and AirflowNotFoundException if it is missing. A
-    retry may help then: Airflow also reports it as missing while its secrets backend or API server does not answer.
+    All methods raise InventoryError if the Connection has a mistake, and AirflowNotFoundException if the Connection is
+    missing. A retry may help then: Airflow also reports a Connection as missing while its secrets backend or API server
+    does not answer.
     """
 
     conn_name_attr = "keytail_conn_id"
@@ -43,7 +44,7 @@ class KeytailHook(BaseHook):
             raise InventoryError(f"{where}: its extra is not valid JSON: {problem}") from problem
 
     def broker(self, name: str) -> Broker:
-        """Return the broker with this name. Raises InventoryError if there is none."""
+        """Return the broker with this name. Raises InventoryError if there is no such broker."""
         known = self.get_conn()
         for one in known:
             if one.name == name:

@@ -19,9 +19,9 @@ class KeytailOperator(BaseOperator):
     """Runs `keytail COMMAND` on the log dirs of a broker of a Connection, on that broker's host.
 
     `arguments` are further words, or a function of the context and Jinja's environment that returns them. `ledger` is
-    passed as --ledger, and the task adds an event of its asset. The XCom has the broker, the command (`step`), the id
-    of the run in the ledger, and the counts and rows of `commands.outcome`, which also decides whether the task fails
-    or is retried.
+    passed as --ledger, and the task adds an event of the ledger's asset. The XCom has the broker, the command (`step`),
+    the id of the run in the ledger, and the counts and rows of `commands.outcome`, which also decides whether the task
+    fails or is retried.
     """
 
     template_fields: Sequence[str] = ("broker", "arguments", "ledger")

@@ -13,7 +13,7 @@ import numpy as np
 
 from keytail.kernels.audit import entries as kernels
 
-_HEAD = struct.Struct("<qqb")  # number of rows; smallest value of a column; bytes of each difference from it
+_HEAD = struct.Struct("<qqb")  # number of rows; smallest value of a column; bytes of each difference from that value
 _WIDTHS = ((1 << 8, np.uint8), (1 << 16, np.uint16), (1 << 32, np.uint32))
 _NARROW = (kernels.OFFSET, kernels.TIMESTAMP, kernels.PRODUCER, kernels.EPOCHS, kernels.WHAT)
 _WHOLE = (kernels.LOW, kernels.CONTENT)

@@ -33,8 +33,8 @@ Examples = Annotated[int, o.run_flag(
 
 Erased = Annotated[str | None, o.flag(
     "--erased FILE",
-    "File with keys, one on each line, as for `erase`. Report which replicas have records with these keys, in place of "
-    "comparing them. No key is printed.",
+    "File with keys, one on each line, as for `erase`. Report which replicas have records with these keys, instead of "
+    "comparing the replicas. No key is printed.",
 )]
 
 
@@ -81,7 +81,7 @@ class AuditRow(OfPartition):
     ] = ()
     first_offset: Annotated[int | None, "start of the compared range"] = None
     end_offset: Annotated[int | None, "end of the compared range, exclusive"] = None
-    records_compared: Annotated[int | None, "records that at least two replicas have"] = None
+    records_compared: Annotated[int | None, "number of records that at least two replicas have"] = None
     divergences: Annotated[dict[str, int] | None, "counts by kind"] = None
     first_divergence: Annotated[int | None, "the smallest offset of the examples"] = None
     examples: Annotated[
@@ -90,7 +90,8 @@ class AuditRow(OfPartition):
     ] = ()
     explained: Annotated[
         dict[str, int] | None,
-        "records that only some replicas have, by reason; for `cleaning-unknown` and `unknown`, they may be lost",
+        "number of records that only some replicas have, by reason; records with the reason `cleaning-unknown` or "
+        "`unknown` may be lost",
     ] = None
     dropped_early: Annotated[
         dict[str, int] | None,
@@ -202,7 +203,8 @@ AUDIT = Command(
     name="audit",
     also_called=("compare", "diff", "replicas", "divergence"),
     help="Compare the replicas of partitions, record by record. Reads only; brokers may run.\n\n"
-    "With --erased, it looks for records with given keys in each replica instead: after `erase`, none may be left.",
+    "With --erased, the command looks for records with given keys in each replica instead: after `erase`, no such "
+    "record may be left.",
     request=Request,
     run="keytail.audit.driver:audit",
     examples=(
@@ -219,7 +221,7 @@ AUDIT = Command(
         "unread": Status("with `--erased`: files that may have such records were not read", "not done"),
         "skipped": Status("nothing to compare, as stated in `error`", "skipped"),
         "refused": Status("keytail does not act on this state", "not done"),
-        "failed": Status("something else went wrong; run again", "failed"),
+        "failed": Status("another error occurred; run again", "failed"),
     },
     show=show_rows,
     exit_status=exit_status,

@@ -27,7 +27,7 @@ DIFFERENCES = (
     "transactional",
 )
 assert len(DIFFERENCES) == differences.DIFFERENCES
-# Why a record that other replicas have is missing; "lost": no reason.
+# The reasons why a record that other replicas have is missing; "lost": there is no reason.
 REASONS = ("superseded", "deleted", "aborted", "marker", "keyless", "cleaning-unknown", "unknown", "lost")
 assert len(REASONS) == reasons.REASONS
 

@@ -31,7 +31,7 @@ Hosting = Mapping[tuple[str, int], Sequence[tuple[Replica, LogDirFacts, Partitio
 
 @dataclass(frozen=True)
 class _InReplica:
-    """What was found in one replica. `facts` is None if it has only other directories of the partition."""
+    """What was found in one replica. `facts` is None if the replica has only other directories of the partition."""
 
     name: str
     facts: PartitionFacts | None
@@ -65,7 +65,7 @@ class _InReplica:
             has = f"{n:,} record{'' if n == 1 else 's'} with these keys"
             found.append(f"{self.name} has {has}, the first at offset {self.left.first_offset}")
         if self.not_read:
-            found.append(f"{self.name} may have more of them in what was not read: {', '.join(self.not_read)}")
+            found.append(f"{self.name} may have more such records in what was not read: {', '.join(self.not_read)}")
         return found
 
 

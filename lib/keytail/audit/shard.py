@@ -33,7 +33,8 @@ class ShardFindings:
     """The findings of one shard. `lost`: offset, mask of the replicas that lack the record, and the record's words.
     `elsewhere`: examples of offsets at which replicas have different records. `in_span`: for each of the spans of
     AuditTask, whether replicas have a common record in the span. `records`, `shown` and `first_removable` are by
-    replica, the latter two as in `cleaning_limits`; `first_removable` follows from the records of this shard.
+    replica, `shown` and `first_removable` as in `cleaning_limits`; `first_removable` follows from the records of this
+    shard.
 
     `needs_all_shards`: missing records can be explained only with the facts of all shards (`FromAllShards`).
     """

@@ -122,7 +122,7 @@ def _together(
             result.divergences["epoch-start"] += 1
             begins = {r.name: dict(r.epochs).get(epoch) for r in task.replicas}
             examples.note("epoch-start", start, {"leader_epoch": epoch, "end_offset": end, "starts": begins})
-    result.divergences += Counter()  # this removes the kinds with count 0
+    result.divergences += Counter()  # removes the kinds with count 0
     result.explained += Counter()
     result.early += Counter()
     result.examples = examples.found()

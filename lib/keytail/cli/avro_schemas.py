@@ -18,7 +18,7 @@ def schema_id(text: str) -> int | None:
 
 @as_caller()
 def read_schema(flag: str, path: str) -> str:
-    """Return the text of the schema that a flag names. Raises UsageProblem if it cannot be read."""
+    """Return the text of the schema that a flag names. Raises UsageProblem if the file cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -28,7 +28,7 @@ def read_schema(flag: str, path: str) -> str:
 
 
 def parse_schema(parse: Callable[[Any], Any], text: str) -> Any:
-    """Return what `parse` returns for the schema's JSON. Raises UsageProblem for an error of either."""
+    """Return what `parse` returns for the schema's JSON. Raises UsageProblem if the JSON or the schema is invalid."""
     try:
         return parse(json.loads(text))
     except Exception as reason:  # an error of json or fastavro, or caused by unexpected JSON

@@ -28,8 +28,8 @@ GIVE_SETTINGS = (
 class Cluster:
     """The cluster that the log dirs belong to, as described by their metadata log.
 
-    `problem` is the reason why the metadata log gives no information; then `metadata` is None. `is_absent`: there is no
-    metadata log. `mode` is derived from the metadata log, from `meta.properties` or from the broker's file.
+    `problem` is the reason why the metadata log gives no information; `metadata` is None in this case. `is_absent`:
+    there is no metadata log. `mode` is derived from the metadata log, from `meta.properties` or from the broker's file.
     """
 
     broker: int = -1
@@ -44,8 +44,8 @@ class Cluster:
         return f"metadata log at offset {self.metadata.as_of_offset}"
 
     def sentence(self, now_ms: int, instead: str = GIVE_SETTINGS) -> str:
-        """Return a message about the metadata log, with a warning if it is old. If it gives no information, return the
-        reason and `instead`, a sentence about where the settings of topics come from.
+        """Return a message about the metadata log, with a warning if that log is old. If the log gives no information,
+        return the reason and `instead`, a sentence about where the settings of topics come from.
         """
         if self.metadata is None:
             return self.problem + f". {instead}"
@@ -62,7 +62,7 @@ class Cluster:
         if not self.is_old(now_ms):
             return message
         age = duration_text(now_ms - at.as_of_ms)
-        return f"{message}. Warning: this is {age} before this run; settings of topics may have changed since"
+        return f"{message}. Warning: this time is {age} before this run; settings of topics may have changed since"
 
     @property
     def is_uncertain(self) -> bool:
@@ -72,14 +72,14 @@ class Cluster:
         return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - OLD_MS
 
     def topics(self, topic: str) -> Mapping[str, Layer]:
-        """Return the layer of settings of `topic` by its name; empty if the metadata does not have the settings."""
+        """Return a mapping of `topic` to its layer of settings; empty if the metadata does not have these settings."""
         at = self.metadata
         if at is None or topic not in at.topics or topic in at.uncertain_topics:
             return {}
         return {topic: topic_options(topic, at.topic_configs[topic], self.origin)}
 
     def why_unknown(self, topic: str) -> str:
-        """Return why this metadata does not have the settings of `topic`."""
+        """Return the reason why this metadata does not have the settings of `topic`."""
         if self.metadata is None:
             return self.problem or NO_METADATA
         why = self.metadata.uncertain_topics.get(topic)
@@ -102,7 +102,8 @@ class Cluster:
             raise Refused(
                 f"stray: {why}",
                 path=entry.path,
-                remedy="If the directory is needed, find out why it is here: a broker that starts here renames it",
+                remedy="If the directory is needed, find out why it is in this log dir: a broker that starts renames "
+                "it",
                 slug="stray-partition",
             )
 

@@ -1,4 +1,4 @@
-"""Defines `Command`, the declaration of a command. Each command's folder has one in its `command.py`.
+"""Defines `Command`, the declaration of a command. Each command's folder has its declaration in `command.py`.
 
 A declaration has the command's flags (the fields of its request), rows, statuses, exit status, next step and examples.
 The command line, its help, completion, and the pages REFERENCE and ROWS are generated from the declarations.
@@ -20,7 +20,8 @@ BROKER = "--config /etc/kafka/server.properties"
 
 @dataclass(frozen=True)
 class Below:
-    """Lines below a table. With `--output json` they are one message on standard error, with `figures` as its facts."""
+    """Lines below a table. With `--output json` these lines are one message on standard error, with `figures` as its
+    facts."""
 
     lines: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
@@ -45,11 +46,12 @@ def extras_of_flags(request: Any) -> Needs:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command. `run` names a function by a string; it is imported when the command runs, so that --help is fast.
+    """One command. `run` names a function by a string; the function is imported when the command runs, so that --help
+    is fast.
 
-    The function `run` (`module:function`) is called with a request. It returns rows, or prints its result itself and
-    returns the exit status. With `reports_rows`, it also has a parameter `on_row`, which it calls with each finished
-    row, so that the report of a run that ends early has these rows.
+    The function `run` (`module:function`) is called with a request. The function returns rows, or prints its result
+    itself and returns the exit status. With `reports_rows`, the function also has a parameter `on_row`, which it calls
+    with each finished row, so that the report of a run that ends early has these rows.
 
     `show`, `below`, `next_step` and `exit_status` are called with the rows and the request, `extras`, `variant` and
     `log_dirs` with the request.
@@ -60,7 +62,7 @@ class Command:
     request: type[Any]  # a dataclass whose fields are the flags (flags.py)
     run: str
     extras: Callable[[Any], Needs] = extras_of_flags  # the extras needed, checked before `run` is imported
-    only: Collection[str] = ()  # the fields of the request that are flags of this command; empty: all of them
+    only: Collection[str] = ()  # the fields of the request that are flags of this command; if empty, all fields
     examples: tuple[str, ...] = ()  # the most frequent examples first
     also_called: tuple[str, ...] = ()  # words for which this command is suggested
     rows: Mapping[str, type[Any]] = field(default_factory=dict)  # the row types by subject; ROWS.md has their fields

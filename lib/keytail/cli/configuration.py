@@ -49,7 +49,7 @@ class Configuration:
     metadata_is_current: bool = False
     message_format: MessageFormat = "unknown"  # from the command line
     broker_version: BrokerVersion | None = None  # from the command line
-    cluster: Cluster | None = None  # read from the metadata log in the log dirs; None before that
+    cluster: Cluster | None = None  # from the metadata log in the log dirs; None until that log is read
     _resolved: dict[str, tuple[Resolved, CompactionConfig]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -87,11 +87,12 @@ class Configuration:
         return producer_expiration(resolved, self.broker_version, mode, level)
 
     def why_unknown(self, topic: str) -> str:
-        """Return why the metadata log does not have the settings of a topic."""
+        """Return the reason why the metadata log does not have the settings of a topic."""
         return self.cluster.why_unknown(topic) if self.cluster is not None else NO_METADATA
 
     def unknown(self, topic: str, names: Iterable[str]) -> ErrorText:
-        """Return why an operation that requires the settings `names` is refused, and a remedy; empty if all are known.
+        """Return why an operation that requires the settings `names` is refused, and a remedy; empty if all of them are
+        known.
         """
         missing = self.of(topic).unknown(names)
         if not missing:
@@ -172,9 +173,9 @@ def _known_settings(
 
 
 ConfigurationByFlags = Annotated[Configuration, FromFlags(read_configuration)]
-# For commands that remove nothing because of a setting.
+# The configuration of commands that remove nothing because of a setting.
 WithoutAssertions = Annotated[Configuration, FromFlags(_known_settings)]
-# For commands that use only the broker's file.
+# The configuration of commands that use only the broker's file.
 BrokerSettings = Annotated[Configuration, FromFlags(_broker_settings)]
 
 

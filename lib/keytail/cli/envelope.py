@@ -29,7 +29,7 @@ class EnvelopeError:
 
 @dataclass(frozen=True)
 class Envelope:
-    """The object of one run."""
+    """The object that is printed for one run."""
 
     version: Annotated[Literal[1], "version of this object"]
     keytail: Annotated[str, "version of keytail"]

@@ -1,11 +1,11 @@
 """Derives the flags of a command from the declaration of its request.
 
-A request is a dataclass. Each of its fields is one of these:
+A request is a dataclass. Each field of a request is one of these:
 
 - a flag: its annotation contains a typer.Option or a typer.Argument;
 - made from flags: its annotation contains FromFlags with a function. The function's parameters are declared like the
   fields of a request; a parameter that is neither a flag nor made from flags gets the field of that name;
-- neither: it has its default, unless the caller gives a value.
+- neither: the field has its default, unless the caller gives a value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Input:
 
     name: str
     annotation: Any
-    default: Any  # inspect.Parameter.empty if there is none
+    default: Any  # inspect.Parameter.empty if there is no default
     is_flag: bool
     made_by: FromFlags | None
 
@@ -45,8 +45,8 @@ class _Input:
 def flags_of(source: Callable[..., Any], only: Collection[str] = ()) -> dict[str, inspect.Parameter]:
     """Return the flags of a request's class by name, as parameters of a function from which Typer derives flags.
 
-    `only` names the fields whose flags are wanted; empty: all fields. A flag that several functions need is declared by
-    each of them, and is listed at the first of these fields.
+    `only` names the fields whose flags are wanted; if it is empty, all flags are returned. A flag that the functions of
+    several fields declare is listed at the first of these fields.
     """
     found: dict[str, inspect.Parameter] = {}
     for item in _inputs(source):

@@ -46,8 +46,8 @@ def with_metadata(
     """Return the configuration, extended by the settings in the metadata log of these log dirs.
 
     A cluster that the configuration already has is not read again. Reports on standard error which metadata is used, or
-    why none is used, and topics of `--topic-configs` that the log dirs do not have. `now_ms` is the time from which the
-    log's age is computed (None: the clock). `is_reported`: an earlier call has made this report.
+    why no metadata is used, and topics of `--topic-configs` that the log dirs do not have. `now_ms` is the time from
+    which the log's age is computed (None: the clock). `is_reported`: an earlier call has made this report.
     """
     cluster = configuration.cluster or read_cluster(fs, log_dirs, configuration)
     cluster = replace(cluster, mode=_mode(fs, log_dirs, configuration, cluster))
@@ -76,7 +76,8 @@ def _report(
 
 
 def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Cluster:
-    """Return the cluster as described by the metadata log of these log dirs, or the reason why it is unknown."""
+    """Return the cluster as described by the metadata log of these log dirs; if it is unknown, with the reason
+    (`problem`)."""
     own_dir = _value(configuration.broker, "metadata.log.dir")
     try:
         path = find_metadata_dir(fs, [*([str(own_dir)] if own_dir else []), *log_dirs])
@@ -95,7 +96,8 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
 
 
 def _mode(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, cluster: Cluster) -> ClusterMode:
-    """Return whether the brokers use KRaft or ZooKeeper. A trusted metadata log takes precedence over a file."""
+    """Return the mode of the cluster (KRaft, ZooKeeper or unknown). A trusted metadata log takes precedence over a
+    file."""
     if cluster.metadata is not None or _value(configuration.broker, "process.roles"):
         return "KRaft"
     try:
@@ -112,7 +114,7 @@ def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
         if found.version == 0:
             return f"{NO_METADATA}: the broker runs with ZooKeeper, according to version=0 in {file}"
     if properties:
-        return f"{NO_METADATA}: with KRaft it is in metadata.log.dir or, by default, in the first of log.dirs"
+        return f"{NO_METADATA}: with KRaft the log is in metadata.log.dir or, by default, in the first of log.dirs"
     return NO_METADATA
 
 
@@ -149,7 +151,8 @@ def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMeta
 
 
 def _report_unmatched(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> None:
-    """Report topics of `--topic-configs` without a partition here: they may belong to other brokers, or be misspelt."""
+    """Report topics of `--topic-configs` without a partition in the log dirs: they may be on other brokers, or
+    misspelt."""
     given = configuration.topic_configs.by_topic
     if not given:
         return

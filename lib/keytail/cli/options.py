@@ -17,7 +17,7 @@ from keytail.errors import UsageProblem
 
 HighWatermark = Literal["checkpoint", "log-end"]
 
-LONG_MAX = 2**63 - 1  # the largest offset, byte position and size that fits in the files
+LONG_MAX = 2**63 - 1  # the largest number that fits into an 8-byte field of Kafka's files
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest time that can be printed
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -112,8 +112,8 @@ TopicConfigs = Annotated[str | None, config_flag(
 )]
 NoOverrides = Annotated[bool, safety_flag(
     "--topics-have-no-overrides",
-    "Assert that no selected topic has settings of its own besides those given. Does not apply to cleanup.policy, "
-    "which must be read or given for each topic.",
+    "Assert that no selected topic has settings of its own besides those given. The flag does not apply to "
+    "cleanup.policy, which must be read or given for each topic.",
 )]
 MetadataIsCurrent = Annotated[bool, safety_flag(
     "--metadata-is-current",
@@ -121,7 +121,7 @@ MetadataIsCurrent = Annotated[bool, safety_flag(
     "seems to have been reverted to ZooKeeper.",
 )]
 Execute = Annotated[bool, run_flag(
-    "--execute", "Change files. Without it the command prints what it would do. The broker must be stopped."
+    "--execute", "Change files. Without this flag the command prints what it would do. The broker must be stopped."
 )]
 Now = Annotated[int | None, run_flag(
     "--now MS",
@@ -136,10 +136,11 @@ Master = Annotated[str | None, run_flag(
 )]
 MapMemory = Annotated[int | None, run_flag(
     "--map-memory SIZE",
-    "Memory of one task's offset map, such as 512m. Default: half of the host's memory, divided by its tasks.",
+    "Memory of one task's offset map, such as 512m. Default: half of the host's memory, divided by the number of "
+    "tasks that run at a time.",
 )]
 DropKeyless = Annotated[bool, safety_flag(
-    "--drop-keyless", "Remove records without a key, as Kafka does. They usually mean a wrong cleanup.policy."
+    "--drop-keyless", "Remove records without a key, as Kafka does. Such records usually mean a wrong cleanup.policy."
 )]
 HighWatermarkFlag = Annotated[HighWatermark, safety_flag(
     "--high-watermark",
@@ -154,13 +155,13 @@ SharedStorage = Annotated[bool, safety_flag(
 LedgerFlag = Annotated[str | None, run_flag(
     "--ledger PATH",
     "Directory or URI (s3a://bucket/path) of Delta tables to which the run appends what it is about to do and what it "
-    "did; created if it does not exist. Many runs may share it. `keytail history` reads it. Starts Spark for a URI, or "
-    "if the Python package deltalake is not installed. A dry run writes nothing.",
+    "did. A missing directory is created. Many runs may share the tables, which `keytail history` reads. The run "
+    "starts Spark for a URI, or if the Python package deltalake is not installed. A dry run writes nothing.",
 )]
 DeltaJars = Annotated[str | None, run_flag(
     "--delta-jars DIR",
-    "Directory with Delta's jars, for hosts that cannot reach a Maven repository. Default: Spark downloads them once "
-    "(about 30 s) and keeps them. Under spark-submit use its own --packages or --jars.",
+    "Directory with Delta's jars, for hosts that cannot reach a Maven repository. Default: Spark downloads the jars "
+    "once (about 30 s) and keeps the jars. Under spark-submit use the --packages or --jars of spark-submit.",
 )]
 
 # Flags of other tools, each with the flags of keytail that may be meant.

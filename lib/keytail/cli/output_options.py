@@ -35,8 +35,8 @@ ReportFile = Annotated[str | None, o.run_flag(
 )]
 OutputFlag = Annotated[Format, o.run_flag(
     "--output",
-    "Format; json: an array of rows on standard output, all other output on standard error; json-v1: an object with "
-    "these rows, the run's id, exit status and error.",
+    "Output format. json: an array of rows on standard output, and all other output on standard error. json-v1: an "
+    "object with these rows, and the run's id, exit status and error.",
     Format,
 )]
 
@@ -51,7 +51,7 @@ class MessageFlags:
     )] = False
     log_format: Annotated[LogFormat, _message_flag(
         "--log-format",
-        "Format; json: one object per line with time, level, message and figures, for log collectors.",
+        "Message format. json: one object per line with time, level, message and figures, for log collectors.",
         LogFormat,
     )] = "text"
 
@@ -72,7 +72,8 @@ class RecordFlags:
 
     max_record_bytes: Annotated[int | None, o.run_flag(
         "--max-record-bytes SIZE",
-        "Largest uncompressed record that is read into memory; larger ones are refused. A task uses up to five times "
+        "Largest uncompressed record that is read into memory; larger records are refused. A task uses up to five "
+        "times "
         "this size. Default: 64m.",
     )] = None
 

@@ -1,4 +1,5 @@
-"""Checks that a directory named by a flag is outside of every log dir, where it would keep a broker from starting."""
+"""Checks that a directory named by a flag is outside of every log dir. In a log dir, the directory would keep brokers
+from starting."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def refuse_in_log_dirs(
 
 @as_caller()
 def refuse_below_log_dir(fs: FileSystem, path: str, flag: str) -> None:
-    """Raise UsageProblem if `path` is a log dir of any broker, or in one."""
+    """Raise UsageProblem if `path` is a log dir of any broker, or is in such a log dir."""
     remedy = "Give a directory elsewhere: a broker does not start on a log dir that contains other directories"
     above = path
     while above != os.path.dirname(above):

@@ -33,7 +33,8 @@ from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
-# Up to this number of partitions, each gets a line when it ends; above it, only those that failed or took long.
+# Maximum number of partitions in a run in which each partition gets a line when it ends. In a larger run, only
+# partitions that failed or took long get a line.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Reasons with fewer characters are printed for each partition.
@@ -49,7 +50,8 @@ READ_IN_AN_EXPORT = 2.0
 
 
 class Reporter:
-    """Counts partitions that have ended, and reports progress. A context manager; all threads may call `done`.
+    """Counts partitions that have ended, and reports progress. The reporter is a context manager; all threads may call
+    `done`.
 
     `sizes` has the name and the bytes of each partition; `reads` is how often each byte is read on average.
     """
@@ -66,7 +68,7 @@ class Reporter:
         self._clock = clock
         self._start_s = self._last_line_s = clock()
         self._lock = threading.RLock()
-        self._reported: dict[tuple[str, str], str] = {}  # by status and reason: the first partition with them
+        self._reported: dict[tuple[str, str], str] = {}  # the first partition with each status and reason
         self._over = threading.Event()
         self._held = contextlib.ExitStack()
         self._bar: _Live | None = None
@@ -88,7 +90,7 @@ class Reporter:
     def watch(self, driver: DriverAddress = HERE) -> None:
         """Receive reports of tasks at `driver` and show them until the reporter is closed.
 
-        Starts threads: a caller that forks workers must do so first.
+        The call starts threads: a caller that forks workers must do so first.
         """
         if output_style().quiet:
             return

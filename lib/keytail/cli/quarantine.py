@@ -55,9 +55,9 @@ def writing_row_files(
 ) -> Iterator[list[Any]]:
     """Yield a list for rows, and write the quarantine report (`path`) and the rows file when the command exits.
 
-    Each file is written even if the other cannot be; a failure is printed, and gives exit status 1 if the run itself
-    has status 0. If a run was stopped, or Spark ended, the rows of the exception are written to `rows_file` only.
-    Raises UsageProblem, before anything is done, for a path in a log dir, or if the file cannot be created.
+    Each file is written even if the other cannot be written. A failure is printed, and the exit status is then 1 if the
+    run itself has status 0. If a run was stopped, or Spark ended, the rows of the exception are written to `rows_file`
+    only. Raises UsageProblem, before anything is done, for a path in a log dir, or if the file cannot be created.
     """
     rows: list[Any] = []
     for flag, file in (("--quarantine-report", path), ("--rows-file", rows_file)):
@@ -84,7 +84,7 @@ def writing_row_files(
 
 
 def _write(what: str, path: str, write: Callable[[TextIO], object]) -> bool:
-    """Write a file, and return True. If that fails, report the error, and return False."""
+    """Write a file, and return True. If writing fails, report the error, and return False."""
     try:
         write_whole(path, write)
     except (KeytailError, OSError) as problem:

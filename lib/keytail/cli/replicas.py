@@ -1,6 +1,6 @@
 """Lists the log dirs of other replicas, as given by `--replica [NAME=]DIR[,DIR]`, and the partitions in them.
 
-These log dirs are only read: nothing in them is created, changed or locked. Their brokers may be running.
+These log dirs are only read: nothing in them is created, changed or locked. The brokers of replicas may be running.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Replica:
 
 
 def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = ()) -> tuple[Replica, ...]:
-    """Return the replicas that the flag names, one broker per value. Raises UsageProblem if a log dir does not exist,
-    or two replicas share a log dir or a name.
+    """Return the replicas that the values of `--replica` name, one broker per value. Raises UsageProblem if a log dir
+    does not exist, or two replicas share a log dir or a name.
 
     `log_dirs` are the log dirs of the broker that the command works on.
     """

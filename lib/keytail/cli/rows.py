@@ -1,7 +1,7 @@
 """Prints results: a JSON array for programs, a table with totals and next steps for people.
 
 Rows are written to standard output, all other output (progress, notes, errors) to standard error. Messages for people
-are printed by these consoles or by `console.print_message`, which escape control characters.
+are printed by the consoles of this module or by `console.print_message`; both escape control characters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keytail.cli.statuses import kind_of, styled
 from keytail.console import Level, hanging_indent, line_ends, output_style, print_message, standard_error
 from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
 
-# Wide enough for a row if the output is a file or a log, which has no terminal's width.
+# The width, in characters, of output to a file or a log, which has no terminal's width: enough for a row.
 _PLAIN_WIDTH = 160
 MAX_DRAWN = 1000
 _MAX_NAMED = 3  # maximum number of partitions that are named for one reason
@@ -41,7 +41,8 @@ def output_console() -> Console:
 
 
 class _Visible(Console):
-    """A console that escapes control characters in texts. Styles, given as markup, still produce control characters."""
+    """A console that escapes the control characters of text. Styles, given as markup, still produce control
+    characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(_visible_lines(text), **options)
@@ -61,8 +62,8 @@ def print_note(markup: str, level: Level = "info") -> None:
 
 
 def print_sentence(console: Console, markup: str) -> None:
-    """Print text that is not part of a table. On a terminal, it is laid out as `console.wrapped` does; elsewhere it is
-    one line, for programs that search it.
+    """Print text that is not part of a table. On a terminal, the text is laid out as `console.wrapped` does; elsewhere
+    the text is one line, for programs that search it.
     """
     text = console.render_str(markup)
     if not console.is_terminal:

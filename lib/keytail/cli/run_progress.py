@@ -1,4 +1,5 @@
-"""Computes the progress of a run from reports of its tasks: the bytes done, and the partition with the most left."""
+"""Computes the progress of a run from reports of its tasks: the bytes done, and the partition with the most bytes
+left."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from keytail.run.watching import TaskProgress
 
 # Upper limit for the share of a partition in progress: the bytes to read are only estimated.
 _MAX_SHARE = 0.99
-# An attempt without a report for this long is considered dead: the next attempt reads its bytes again.
+# An attempt without a report for this many seconds is considered dead: the next attempt reads its bytes again.
 _SILENT_S = 30.0
 # The phase of a partition whose tasks have ended, while other tasks of its job are running.
 WAITING = "waiting for other tasks of its job"
@@ -33,7 +34,8 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The partition in progress that has the most bytes left to read. `share` of its bytes have been read."""
+    """The partition in progress that has the most bytes left to read. `share` is the part of the partition's bytes that
+    has been read."""
 
     name: str
     phase: str

@@ -1,7 +1,7 @@
 """Selects the partitions for a command, by flags and listings.
 
-Reads listings, checkpoints and index tails of the log dirs, and the broker's file; decides only whether a partition is
-selected. A selection that matches nothing is an error, since it is usually a typing mistake.
+The code reads listings, checkpoints and index tails of the log dirs, and the broker's file, and only decides whether a
+partition is selected. A selection that matches nothing is an error, since it is usually a typing mistake.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PartitionFilter:
 
 
 def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple[str, ...]:
-    """Return `--log-dirs`, or else the log dirs in the broker's file, as absolute paths."""
+    """Return the log dirs in `--log-dirs` or, without that flag, in the broker's file, as absolute paths."""
     paths = tuple(given) or log_dirs_of(configuration.broker)
     if not paths:
         raise UsageProblem(
@@ -94,7 +94,7 @@ def _partition_filter_without_config(
 
 
 PartitionFilterFlags = Annotated[PartitionFilter, FromFlags(_partition_filter)]
-# For requests without a configuration.
+# The flags of requests without a configuration.
 PartitionFilterWithoutConfig = Annotated[PartitionFilter, FromFlags(_partition_filter_without_config)]
 
 
@@ -149,8 +149,8 @@ def matching_partitions(
 
 
 def did_you_mean(wrong: Iterable[str], existing: Iterable[str]) -> str:
-    """Return a question with the existing names that are most similar to the wrong names; empty if there are none. It
-    ends with a space, for the rest of a remedy."""
+    """Return a question with the existing names that are most similar to the wrong names; empty if there are none. The
+    question ends with a space, so that the rest of a remedy can follow."""
     names = sorted(existing)
     near = dict.fromkeys(match for name in wrong for match in get_close_matches(name, names, n=1))
     return f"Did you mean {', '.join(near)}? " if near else ""

@@ -15,15 +15,15 @@ REMEDY = f"Before an upgrade to Kafka 4.1 or later, set segment.bytes to {SEGMEN
 
 
 def small_segments(configuration: Configuration) -> str:
-    """Return a message with the topics whose value is too small, and whether the broker's default is; "" if no value is
-    too small."""
+    """Return a message with the topics whose value is too small, and with the broker's default if it is too small; ""
+    if no value is too small."""
     found = list(_found(configuration))
     if not found:
         return ""
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return (
         f"segment.bytes is below {SEGMENT_BYTES_OF_4_1} for {', '.join(found[:_MAX_NAMED])}{more}; Kafka 4.1 and "
-        "later do not start with it"
+        "later do not start with such a value"
     )
 
 
@@ -37,7 +37,8 @@ def _found(configuration: Configuration) -> Iterator[str]:
 
 
 def _candidates(configuration: Configuration) -> set[str]:
-    """Return topics with a small value in any layer. Usually there are none, so that few topics are resolved."""
+    """Return topics with a small value in any layer. Usually there are no such topics, so that few topics are
+    resolved."""
     cluster = configuration.cluster.metadata if configuration.cluster is not None else None
     topics: set[str] = set()
     if cluster is not None:

@@ -1,4 +1,5 @@
-"""Defines the kinds of rows' statuses. A command declares its statuses in its Command; many share `FAILURES`."""
+"""Defines the kinds of rows' statuses. A command declares its statuses in its Command; many commands share
+`FAILURES`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Status(NamedTuple):
 FAILURES = {
     "refused": Status("keytail does not act on this state; nothing was changed", "not done"),
     "corrupt": Status("damaged bytes, with file and position; nothing was changed", "failed"),
-    "failed": Status("something else went wrong (a disk error, a killed worker); run again", "failed"),
+    "failed": Status("another error occurred (a disk error, a killed worker); run again", "failed"),
 }
 _kinds: dict[str, Kind] = {"skipped": "skipped"}
 
@@ -57,6 +58,6 @@ def styled(status: str) -> str:
 
 
 def exit_status_of(rows: Sequence[Any], failures: Collection[str] = tuple(FAILURES)) -> int:
-    """Return 0 if no row has a status of `failures`, 3 if some have one, 1 if all have."""
+    """Return 0 if no row has a status of `failures`, 3 if some rows have one, 1 if all rows have one."""
     failed = sum(row.status in failures for row in rows)
     return 0 if not failed else 1 if failed == len(rows) else 3

@@ -2,7 +2,8 @@
 scratch files are removed.
 
 A signal raises `Stopped` in the main thread, where context managers and `finally` clean up. A second signal soon after
-only prints that the run is stopping. If stopping takes too long, SIGKILL is safe, too: the next run cleans up.
+the first only prints that the run is stopping. If stopping takes too long, SIGKILL is safe, too: the next run cleans
+up.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PARENT_CHECK_S = 0.25
-# Time in which a second signal does not stop the run again, longer than stopping takes. If the run still continues
-# then, Python has suppressed the exception, as it does in a destructor.
+# Time in which a second signal does not stop the run again, longer than stopping takes. If the run continues after this
+# time, Python has suppressed the exception, as in a destructor.
 _LONGEST_CLEANUP_S = 30.0
 # Whether a signal would now be raised as Stopped.
 _is_stoppable = threading.Event()
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was stopped by signal `number`. `rows` are the rows of the run; None if it had no rows yet."""
+    """The run was stopped by signal `number`. `rows` are the rows of the run; None if the run had no rows yet."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -41,7 +42,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Make the signals raise Stopped within the context, except those that the caller ignores (`nohup`)."""
+    """Make SIGINT and SIGTERM raise Stopped within the context, except a signal that the caller ignores (`nohup`)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -51,7 +52,7 @@ def stoppable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal cleanup_until_s
         if time.monotonic() < cleanup_until_s:
-            with contextlib.suppress(OSError):  # its reader may have ended
+            with contextlib.suppress(OSError):  # the reader of standard error may have ended
                 os.write(2, b"keytail: already stopping, please wait\n")
             return
         cleanup_until_s = time.monotonic() + _LONGEST_CLEANUP_S
@@ -70,7 +71,7 @@ def stoppable() -> Iterator[None]:
 
 
 def exit_without_trace() -> None:
-    """Make Ctrl-C end this program without a traceback. This is for the time before anything has begun, and after all
+    """Make Ctrl-C end this program without a traceback. Call this function before anything has begun, and after all
     output is printed.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -80,8 +81,8 @@ def exit_without_trace() -> None:
 def stop_with_parent(parent: int) -> None:
     """Send SIGTERM to this process when `parent`, which started it, has ended, as the JVM of spark-submit may.
 
-    The signal is sent only while `stoppable` is active, so that the run can report it. A parent that has already ended
-    counts too.
+    The signal is sent only while `stoppable` is active, so that the run can report it. The signal is also sent if the
+    parent has already ended.
     """
     main = threading.main_thread().ident
     assert main is not None

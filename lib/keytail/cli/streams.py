@@ -2,7 +2,7 @@
 
 If descriptor 1 is closed, the next file that is opened gets this number, and output is printed into that file.
 Therefore, closed standard descriptors are opened on /dev/null before anything else. Failed output is reported once, at
-the end. It does not affect the run, and changes the exit status only of a run that changes no log dir
+the end. Failed output does not affect the run, and changes the exit status only of a run that changes no log dir
 (`end_of_output`).
 """
 
@@ -19,7 +19,8 @@ _CLOSED = OSError(errno.EBADF, "it is closed")
 
 
 def guard() -> None:
-    """Open closed standard descriptors, and keep output errors from ending the run. Called once, at process start."""
+    """Open closed standard descriptors, and keep output errors from ending the run. This function is called once, at
+    process start."""
     closed = [fd for fd in (0, 1, 2) if not _is_open(fd)]
     for fd in closed:
         opened = os.open(os.devnull, os.O_RDWR)  # the file gets the lowest free number, which is `fd`
@@ -46,7 +47,7 @@ def end_of_output(status: int, *, changes: bool) -> int:
 
     If the run changes log dirs (`changes`), the status does not depend on the output. A command that only reads has
     failed if its output is lost, unless its output was closed on purpose. A reader that has ended (`head`) has read
-    enough, so this is not reported.
+    enough, so its end is not reported.
     """
     out = sys.stdout
     if not isinstance(out, Unfailing):  # this process does not run a command line

@@ -37,7 +37,7 @@ class Column(Generic[R]):
     is_number: bool = True
 
 
-# For rows of partitions.
+# Columns for rows of partitions.
 PARTITION: Column[Any] = Column("partition", lambda row: row.name, is_number=False)
 STATUS: Column[Any] = Column(_STATUS, lambda row: row.status, is_number=False)
 TOOK: Column[Any] = Column("took", lambda row: show.human_seconds(row.start_ms, row.end_ms))
@@ -62,8 +62,8 @@ def print_rows(title: str, columns: Sequence[Column[R]], rows: Sequence[R]) -> N
 def print_remarkable(
     title: str, columns: Sequence[Column[R]], rows: Sequence[R], is_plain: Callable[[R], bool]
 ) -> list[R]:
-    """Print rows as `print_rows` does; if more than a few are plain, and --verbose is not given, only count the plain
-    rows. Return the rows that are printed."""
+    """Print rows as `print_rows` does; if more than a few rows are plain, and --verbose is not given, only count the
+    plain rows. Return the rows that are printed."""
     plain = [row for row in rows if is_plain(row)]
     if len(plain) <= _MAX_PLAIN or output_style().verbose:
         print_rows(title, columns, rows)
@@ -210,7 +210,7 @@ def print_line(markup: str) -> None:
 
 
 def total(rows: Sequence[Any]) -> str:
-    """Return `3 partitions: 2 kept, 1 refused.`, as markup."""
+    """Return a sentence such as `3 partitions: 2 kept, 1 refused.`, as markup."""
     counts = Counter(row.status for row in rows)
     found = ", ".join(f"{number} {styled(status)}" for status, number in counts.most_common())
     return f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}."

@@ -18,7 +18,8 @@ _NOR_BROKER = "Restore the file: a broker does not start on this log dir either"
 
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
-    """Return the kept keys and their values, unparsed. Raises UsageProblem if the data is not a properties file."""
+    """Return the keys that are kept, with their values, unparsed. Raises UsageProblem if the data is not a properties
+    file."""
     properties = _properties(data, path, "Give the server.properties that the broker is started with")
     return {name: properties[name] for name in file_names() if name in properties}
 
@@ -27,7 +28,7 @@ def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
     import javaproperties  # noqa: PLC0415 (brings in parsers of XML and HTTP; most commands read no such file)
 
     try:
-        # Decoded as ISO 8859-1, as by Properties.load(InputStream).
+        # The data is decoded as ISO 8859-1, as by Properties.load(InputStream).
         properties: dict[str, str] = javaproperties.load(BytesIO(data))
     except ValueError as error:
         # The cause is not chained: its message quotes the file, which may contain secrets.
@@ -50,7 +51,7 @@ class MetaProperties(NamedTuple):
 
 def parse_meta_properties(data: bytes, path: str) -> MetaProperties:
     """Return the version, the broker's node id and the cluster's id, each None if it is missing. Raises UsageProblem if
-    the data is not a properties file, or one of the first two is not a number.
+    the data is not a properties file, or the version or the node id is not a number.
     """
     properties = _properties(data, path, _NOR_BROKER)
     version = _count("version", properties, path)

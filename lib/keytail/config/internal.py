@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Without min.insync.replicas, which does not affect files. Sizes are the defaults of
+# The settings do not include min.insync.replicas, which does not affect files. Sizes are the defaults of
 # offsets.topic.segment.bytes, transaction.state.log.segment.bytes and share.coordinator.state.topic.segment.bytes.
 _SEGMENT_BYTES = str(100 << 20)
 INTERNAL_TOPICS: Mapping[str, Mapping[str, str]] = {

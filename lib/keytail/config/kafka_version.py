@@ -18,7 +18,7 @@ _FIRST_LEVELS: tuple[tuple[int, Version], ...] = (
     (1, (3, 0)), (2, (3, 1)), (3, (3, 2)), (4, (3, 3)), (8, (3, 4)), (9, (3, 5)), (12, (3, 6)), (15, (3, 7)),
     (20, (3, 8)), (21, (3, 9)), (22, (4, 0)), (26, (4, 1)), (28, (4, 2)), (30, (4, 3)), (31, (4, 4)),
 )  # fmt: skip
-# From this level on a cluster cannot be reverted to ZooKeeper.
+# The level from which on a cluster cannot be reverted to ZooKeeper.
 WITHOUT_ZOOKEEPER = next(level for level, version in _FIRST_LEVELS if version == (4, 0))
 # From this level on all brokers have producer.id.expiration.ms.
 WITH_PRODUCER_EXPIRATION = next(level for level, version in _FIRST_LEVELS if version == (3, 4))
@@ -29,11 +29,12 @@ SNAPSHOT_VERSION = 1
 class Signs:
     """The signs found in log dirs; a value of None or an empty value means that there is no information.
 
-    `meta_versions`: the versions of `meta.properties` files; `has_directory_id`: whether they have a directory id;
-    `has_metadata_log`: whether there is a metadata log, used or not; `features`: its feature levels by name, if it is
-    used; `clean_shutdown_has_json`: whether the clean-shutdown file contains JSON. `partitions`: the number of examined
-    partitions, of which `with_topic_id` have a `partition.metadata`; `magics`: the magics of the first batches of their
-    segments, with an example of each; `snapshots`: the versions of their producer snapshots.
+    `meta_versions`: the versions of `meta.properties` files. `has_directory_id`: whether these files have a directory
+    id. `has_metadata_log`: whether there is a metadata log, used or not. `features`: the feature levels in the metadata
+    log by name, if it is used. `clean_shutdown_has_json`: whether the clean-shutdown file contains JSON. `partitions`:
+    the number of examined partitions, of which `with_topic_id` have a `partition.metadata`. `magics`: the magics of the
+    first batches of the partitions' segments, with an example of each. `snapshots`: the versions of the partitions'
+    producer snapshots.
     """
 
     meta_versions: frozenset[int] = frozenset()
@@ -103,11 +104,11 @@ def _evidence(signs: Signs) -> Iterator[Evidence]:
         means = "the broker runs with KRaft: the metadata log contains the settings of topics"
         yield Evidence("version=1 in meta.properties", means, first=(3, 0))
     if signs.has_directory_id:
-        yield Evidence("directory.id in meta.properties", "Kafka writes it from 3.7 on", first=(3, 7))
+        yield Evidence("directory.id in meta.properties", "Kafka writes this id from 3.7 on", first=(3, 7))
     if signs.clean_shutdown_has_json:
-        yield Evidence("a clean-shutdown file with JSON", "Kafka writes it from 3.7 on", first=(3, 7))
+        yield Evidence("a clean-shutdown file with JSON", "Kafka writes JSON into this file from 3.7 on", first=(3, 7))
     elif signs.clean_shutdown_has_json is not None:
-        means = "Kafka before 3.7 wrote it; its indexes may have one entry for several batches, which verify accepts"
+        means = "Kafka before 3.7 wrote the file; an index may have one entry for several batches, which verify accepts"
         yield Evidence("an empty clean-shutdown file", means, end=(3, 7))
     if signs.with_topic_id:
         seen = f"partition.metadata in {signs.with_topic_id} of {signs.partitions} partitions"
@@ -121,14 +122,15 @@ def _evidence(signs: Signs) -> Iterator[Evidence]:
     if old := sorted(magic for magic in signs.magics if magic < 2):
         named = " and ".join(f"v{magic} ({signs.magics[magic]})" for magic in old)
         means = (
-            "they were written with message.format.version below 0.11, or by Kafka before 0.11; 4.0 and later can "
+            "the messages were written with message.format.version below 0.11, or by Kafka before 0.11; 4.0 and later "
+            "can "
             "still read them. A compaction keeps their format if a broker before 3.0 may need it: see --message-format"
         )
         yield Evidence(f"messages of format {named}", means)
     if signs.snapshots:
-        means = "every version since 0.11 reads and writes it"
+        means = "every Kafka version since 0.11 reads and writes such snapshots"
         if not signs.snapshots <= {SNAPSHOT_VERSION}:
-            means = "this keytail supports version 1 only, and verify reports the others: update keytail"
+            means = "this keytail supports version 1 only, and verify reports other versions: update keytail"
         yield Evidence(f"producer snapshots of version {', '.join(map(str, sorted(signs.snapshots)))}", means)
 
 

@@ -1,7 +1,7 @@
 """Lists the configuration keys of Kafka that keytail reads: names, synonyms, types, defaults and ranges, as in 4.3.
 
 `message.format.version` and `inter.broker.protocol.version` are settings of versions before 4.0. If an older version
-allows more values, its range is used: before Kafka 4.1, `segment.bytes` may be as low as 14.
+allows more values, the range of that version is used: before Kafka 4.1, `segment.bytes` may be as low as 14.
 
 A key that is not in this table is never kept, shown or stored, so secrets are not exposed. `resolve.py` decides which
 value applies.
@@ -134,7 +134,7 @@ TOPIC_KEYS = (
            "log.message.timestamp.type", choices=("CreateTime", "LogAppendTime"), safer="latest"),
     _topic("message.format.version", "version", None, "format in which a broker before 3.0 stores and sends messages",
            "log.message.format.version", safer="older"),
-    _topic("flush.messages", "long", LONG_MAX, "messages after which a broker flushes",
+    _topic("flush.messages", "long", LONG_MAX, "number of messages after which a broker flushes",
            "log.flush.interval.messages", minimum=1, safer="latest"),
     _topic("flush.ms", "long", LONG_MAX, "time after which a broker flushes", *_FLUSH, minimum=0, safer="latest"),
     _topic("local.retention.ms", "long", -2, "age up to which segments of a tiered topic are retained locally",
@@ -177,7 +177,7 @@ BROKER_KEYS = (
 )
 # fmt: on
 
-# Settings that have no effect on keytail, each with the flag that decides the same; empty: there is none.
+# Settings that keytail does not use, each with the flag that has the same effect; empty if there is no such flag.
 NOT_USED = {
     "file.delete.delay.ms": "--keep-originals",
     "log.cleaner.threads": "--master",
@@ -197,7 +197,8 @@ NOT_USED = {
 
 
 def not_used(name: str) -> str:
-    """Return "not used", with the flag that decides the same, for a setting without effect; empty for others."""
+    """Return "not used", with the flag that has the same effect, for a setting that keytail does not use; "" for
+    others."""
     if name not in NOT_USED:
         return ""
     return f"not used, see {NOT_USED[name]}" if NOT_USED[name] else "not used"

@@ -1,12 +1,12 @@
 """Determines the message format that a broker uses for a topic, so that retained messages of magic 0 and 1 remain
-readable there.
+readable on that broker.
 
-A broker below 3.0 sends batches of version 2 unconverted to clients that cannot read them if it assumes an older
-format for the topic. The format is, by Kafka's LogConfig and KafkaConfig of 2.4 to 3.9:
+If a broker below 3.0 assumes an older format for the topic, it sends batches of version 2 unconverted to clients that
+cannot read such batches. The format is, by Kafka's LogConfig and KafkaConfig of 2.4 to 3.9:
 
 - with KRaft, and if inter.broker.protocol.version is 3.0 or later, version 2, whatever else is set;
-- otherwise the topic's message.format.version, or else the broker's log.message.format.version;
-- otherwise the format of the latest version that the broker supports, which is version 2 from 0.11 on.
+- if not, the topic's message.format.version or, if that is not set, the broker's log.message.format.version; -
+if none of these is set, the format of the latest version that the broker supports, which is version 2 from 0.11 on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _FIRST_THAT_IGNORES = (3, 0)
 
 
 def message_format(resolved: Resolved, mode: ClusterMode) -> MessageFormat:
-    """Return "v2" if the topic's format is version 2, "keep" if it may be older, "unknown" without information."""
+    """Return "v2" if the topic's format is version 2, "keep" if it may be older, "unknown" if the settings do not
+    determine it."""
     protocol = _version(resolved, PROTOCOL)
     if mode == "KRaft" or (protocol is not None and protocol >= _FIRST_THAT_IGNORES):
         return "v2"

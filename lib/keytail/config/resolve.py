@@ -2,8 +2,8 @@
 
 Pure functions take layers of settings and return values with their sources. The command line takes precedence over the
 file of `--topic-configs`; then follow the topic's own overrides in the metadata log, the settings with which a broker
-creates an internal topic, the broker's dynamic settings (its own before those of all brokers), the broker's file, and
-Kafka's default. `TOPIC:key=value` takes precedence over `key=value`.
+creates an internal topic, the broker's dynamic settings (the broker's own before the settings of all brokers), the
+broker's file, and Kafka's default. `TOPIC:key=value` takes precedence over `key=value`.
 
 A value alone does not justify removing records: `Resolved.unknown` returns the settings that were neither read nor
 given.
@@ -61,7 +61,7 @@ Layer: TypeAlias = Mapping[str, Setting | Possibilities]
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The settings of all `--topic-config` arguments: for every topic (by key), or for one (by topic and key)."""
+    """The settings of all `--topic-config` arguments: for every topic (by key), or for one topic (by topic and key)."""
 
     everywhere: Mapping[str, Setting] = field(default_factory=dict)
     by_topic: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
@@ -89,14 +89,14 @@ class Resolved:
         return self.known >= _OF_TOPICS
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` that were neither read nor given for this topic. Their values do not justify removing
-        anything.
+        """Return the settings of `names` that were neither read nor given for this topic. Values of such settings do
+        not justify removing anything.
         """
         return tuple(name for name in names if name not in self.known)
 
     def assumed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of `names` for which Kafka's default is assumed: the broker's file, which was not read, may set
-        them."""
+        """Return the settings of `names` for which Kafka's default is assumed: the broker's file, which was not read,
+        may set other values."""
         if self.broker_known:
             return ()
         return tuple(name for name in names if self.settings[name].source == DEFAULT_SOURCE)
@@ -223,9 +223,9 @@ def from_broker(
     """Return the settings in a broker's file, by the names of the topic settings whose defaults they are.
 
     `needed` are the names (as in `keys.py`) of the settings that the command uses. Raises UsageProblem if such a
-    setting is invalid, or refers to a config provider. Others are then ignored, and `on_note` is called with the
-    reason. A name that a name of higher precedence overrides is not needed. The log dirs are needed only without
-    `--log-dirs`: their error is kept in the setting.
+    setting is invalid, or refers to a config provider. Other settings with such a fault are ignored, and `on_note` is
+    called with the reason. A name that a name of higher precedence overrides is not needed. The log dirs are needed
+    only without `--log-dirs`: an error in them is kept in the setting.
     """
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
@@ -261,7 +261,7 @@ def _setting(
     key: Key, name: str, text: str, where: str, source: str, *, is_usage: bool = True
 ) -> Setting:
     """Parse the text of `name`, which was found in `where`. Raises UsageProblem for a value that `key` does not allow,
-    or Refused without `is_usage`: the value was not given for this run.
+    or, if `is_usage` is False (the value was not given for this run), Refused.
     """
     try:
         return Setting(parse_broker(key, name, text), source)
@@ -376,8 +376,9 @@ _SAFEST: Mapping[Safer, Callable[[Sequence[Any]], Value]] = {
 
 
 def safest_value(name: str, values: Sequence[Value]) -> Value:
-    """Return the value, by the rule of the setting's key, with which no more is removed than with any of `values`, of
-    which the latest is last: one of them, or for cleanup.policy the list of policies that all of them contain.
+    """Return the value with which no more is removed than with any of `values`, by the rule of the setting's key. The
+    latest of `values` is last. The result is one of them or, for cleanup.policy, the list of policies that all of them
+    contain.
 
     The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
     value; `log/cluster/metadata.py` finds these values.

@@ -33,7 +33,7 @@ _PASSED_OVER = frozenset(
         "remote.log.delete.on.disable",
     }
 )
-# Kafka up to 2.8 does not have these three; its `--all` prints the settings below for a topic.
+# Kafka up to 2.8 does not have these three settings; with `--all`, its tool prints the settings below for a topic.
 TIERED_STORAGE = frozenset({"remote.storage.enable", "local.retention.ms", "local.retention.bytes"})
 _ALL_OF_2_X = frozenset(
     {
@@ -50,7 +50,7 @@ _NAME = r"[a-zA-Z0-9._-]+"
 # "Dynamic configs for topic T are:", "All configs for topic T are:", "Configs for topic 'T' are k=v,k=v" (ZooKeeper)
 _HEADER = re.compile(rf"(Dynamic c|All c|C)onfigs for topic '?({_NAME})'? are(?::|\s(.*)|$)")
 _OF_ALL = "All c"
-# Printed first by the tool when it reads from ZooKeeper.
+# The lines that the tool prints first when it reads from ZooKeeper.
 _DEPRECATED = re.compile(r"Warning: --zookeeper is deprecated.*|Use --bootstrap-server instead.*")
 _PRINTED = re.compile(r"\s+([^\s=:]+)=(.*) sensitive=(?:true|false) synonyms=\{.*\}")
 _LINE = re.compile(rf"\s*({_NAME}):([^\s=:]+)=(.*)")
@@ -69,9 +69,10 @@ class GivenText(NamedTuple):
 class TopicConfigs:
     """The settings of each topic in a file.
 
-    `overrides`: topics for which Kafka's tool printed all overrides, possibly none. `all_values`: topics for which it
-    printed all values, so that a missing setting is unknown. `withheld`: by topic, settings printed without a value.
-    `not_tiered`: topics for which it printed exactly the settings of Kafka 2.x, none of which is about tiered storage.
+    `overrides`: topics for which Kafka's tool printed all overrides, possibly none. `all_values`: topics for which the
+    tool printed all values, so that a missing setting is unknown. `withheld`: by topic, settings printed without a
+    value. `not_tiered`: topics for which the tool printed exactly the settings of Kafka 2.x, none of which is about
+    tiered storage.
     """
 
     path: str = ""

@@ -61,9 +61,9 @@ class DescribeRow(OfPartition):
     cleaner_checkpoint: int | None
     clean_shutdown: Annotated[bool, "whether the last broker stopped cleanly"]
     live: Annotated[bool, "a broker is running, so the numbers may have changed since they were read"]
-    eligible: Annotated[bool, "whether `compact` would process it now"]
+    eligible: Annotated[bool, "whether `compact` would process the partition now"]
     blocker: Annotated[str, "the reason why the partition is not eligible"]
-    first_dirty_offset: Annotated[int | None, "`null` if it cannot be determined"]
+    first_dirty_offset: Annotated[int | None, "`null` if the offset cannot be determined"]
     end_dirty_offset: Annotated[int | None, "end of the dirty offsets, exclusive"]
     clean_bytes: Annotated[int | None, "size of the segments below the first dirty offset"]
     cleanable_bytes: Annotated[int | None, "size of the segments from `first_dirty_offset` to `end_dirty_offset`"]
@@ -86,7 +86,8 @@ class DescribeRow(OfPartition):
 
 
 def exit_status(rows: Sequence[DescribeRow], request: Request | None = None) -> int:
-    """Return 0 if all partitions were read, and their records counted if requested; 3 if only some were; 1 if none."""
+    """Return 0 if all partitions were read, and their records counted if requested; 3 if only some partitions were; 1
+    if none were."""
     bad = sum(bool(row.error) for row in rows)
     return 0 if not bad else 1 if bad == len(rows) else 3
 

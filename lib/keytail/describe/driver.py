@@ -1,8 +1,8 @@
-"""Shows the size of each partition, whether its compaction is due, the reason if none is due, and its settings with
+"""Shows the size of each partition, whether its compaction is due, the reason if it is not due, and its settings with
 their sources.
 
-Reads listings, checkpoints and index tails, as a plan does, and log data only if records are to be counted. Does not
-use Spark, takes no lock and changes nothing.
+The command reads listings, checkpoints and index tails, as a plan does, and log data only if records are to be counted.
+It does not use Spark, takes no lock and changes nothing.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _row(
 
 
 def _unreadable(facts: PartitionFacts) -> ErrorText:
-    """Return why the partition could not be read, so that its numbers are unknown; empty if it was read."""
+    """Return the reason why the partition could not be read, so that its numbers are unknown; empty if it was read."""
     if facts.segments:
         return NO_ERROR
     return joined(problem for problem in facts.problems if set(slugs_of(problem)) & _UNREADABLE)

@@ -1,6 +1,6 @@
 """Checks whether this machine is ready for the other commands; with --warm, compiles their kernels.
 
-Changes only the cache of compiled kernels and takes no lock, so it may run beside a broker.
+The command changes only the cache of compiled kernels and takes no lock, so it may run beside a broker.
 """
 
 from __future__ import annotations

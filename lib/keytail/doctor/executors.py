@@ -82,14 +82,14 @@ def differences(here: Seen, there: Seen) -> list[str]:
     """Return a description of each relevant difference between this host and another host."""
     found = []
     if here.python.split(".")[:2] != there.python.split(".")[:2]:
-        found.append(f"it has Python {there.python}, this host {here.python}")
+        found.append(f"that host has Python {there.python}, this host has {here.python}")
     pairs = zip(here.versions, there.versions, strict=True)
-    found += [f"it has {other}, this host {own}" for own, other in pairs if own != other]
+    found += [f"that host has {other}, this host has {own}" for own, other in pairs if own != other]
     if here.native.split(", ")[1:] != there.native.split(", ")[1:]:
-        found.append(f"it computes hashes by {there.native}, this host by {here.native}")
+        found.append(f"that host computes hashes by {there.native}, this host by {here.native}")
     for path, (digest, listing) in here.log_dirs.items():
         other, other_listing = there.log_dirs[path]
         if other != digest:
             shown = other_listing if other else f"no listing ({other_listing})"
-            found.append(f"there {path} has {shown}, here {listing}")
+            found.append(f"on that host {path} has {shown}, on this host {listing}")
     return found

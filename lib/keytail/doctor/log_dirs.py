@@ -28,7 +28,7 @@ from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import LogDirFacts, refuse_unreadable
 from keytail.run.storage import is_local
 
-_FUTURE_MS = 3_600_000  # the clock is wrong if a segment is newer than the clock by more than this
+_FUTURE_MS = 3_600_000  # the clock is wrong if a segment is newer than the clock by more than this time
 _CLOSED = "Give this user permission to read the whole log dir"
 
 
@@ -63,12 +63,12 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
 
 
 def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
-    """Return the row of a check: does the metadata log have the settings of the topics?"""
+    """Return the row of the check whether the metadata log has the settings of the topics."""
     check = "metadata log"
     if cluster.metadata is None:
         return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
     if cluster.is_old(now_ms):
-        remedy = "If the rest of the cluster kept running, start and stop this broker: it then has the current settings"
+        remedy = "If the rest of the cluster kept running, start and stop this broker to update its settings"
         return CheckRow(check, WARN, cluster.sentence(now_ms), remedy)
     if cluster.is_uncertain:
         return CheckRow(check, WARN, cluster.sentence(now_ms), GIVE_SETTINGS)
@@ -147,8 +147,8 @@ def _room(fs: FileSystem, facts: LogDirFacts, sizes: _Sizes) -> CheckRow:
         remedy = "Free more space: a partition with a segment above the free space is refused (not-enough-space). "
         return CheckRow(check, FAIL, found, f"{remedy}`keytail plan` reports how much space each partition needs")
     if free < sizes.largest_bytes:
-        remedy = "For a shorter run, free more space. With too little, the largest partition is compacted in passes, "
-        remedy += "group by group, or refused if its largest group does not fit; `keytail plan` reports which"
+        remedy = "For a shorter run, free more space. With too little space, the largest partition is compacted in "
+        remedy += "passes, group by group, or refused if its largest group does not fit; `keytail plan` reports which"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
 
@@ -165,11 +165,13 @@ def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
 
 
 def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
-    """Return the row of the clock's check. `newest_ms`: mtime of the latest segment, in ms; None without segments."""
+    """Return the row of the clock's check. `newest_ms`: mtime of the latest segment, in ms; None if there are no
+    segments."""
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
     if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
         ahead = duration_text(newest_ms - now_ms)
-        remedy = "Set the clock, which determines the ages of tombstones and segments. Such partitions are refused"
+        remedy = "Set the clock, which determines the ages of tombstones and segments. Partitions with such segments "
+        remedy += "are refused"
         return CheckRow("clock", FAIL, f"{found}; a segment is {ahead} newer than this time", remedy)
     return CheckRow("clock", OK, found)
 

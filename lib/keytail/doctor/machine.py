@@ -101,7 +101,8 @@ def delta(jars: str | None) -> CheckRow:
         "Delta's jars",
         WARN,
         f"{name} is not on this host yet: the first export or run with --ledger downloads it, which takes about 30 s",
-        "Start such a run once where a Maven repository can be reached, or use --delta-jars. Other runs need no jars",
+        "Start an export once on a host that can reach a Maven repository, or use --delta-jars. Other runs need no "
+        "jars",
     )
 
 

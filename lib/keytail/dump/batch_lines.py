@@ -1,7 +1,7 @@
 """Formats the batches and records of a dump as the lines of Kafka's DumpLogSegments, or as JSON objects.
 
-The fields are those that Kafka's tool prints (format/DUMP.md). In JSON they have the same names; data that is not UTF-8
-is in base64 under the name with the suffix `_base64`.
+Kafka's tool prints the same fields (format/DUMP.md). In JSON the fields have the same names. Data that is not UTF-8 is
+in base64, under the name with the suffix `_base64`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _QUOTED_TYPES = tuple(f'"{name}"' for name in _TYPES)
 _CODECS = (*CODECS, *(f"unknown({n})" for n in range(len(CODECS), CODEC_MASK + 1)))
 _MARKERS = ("ABORT", "COMMIT")
 
-# A function of a record's key, value and offset that returns key and payload as text (JSON has the type Json). A key or
-# payload of None is not printed.
+# A function of a record's key, value and offset that returns key and payload as text (text that is JSON has the type
+# Json). A key or payload of None is not printed.
 Decoder: TypeAlias = Callable[[bytes | None, bytes | None, int], tuple[str | None, str | None]]
 BOTH = frozenset({"key", "payload"})
 
@@ -63,7 +63,7 @@ class DumpWriter:
         self._lines = LineWriter(sink, literals)
 
     def write(self, part: Part, wanted: np.ndarray | None = None) -> None:
-        """Write a part of the log; with `wanted` (one bool per record) only these records."""
+        """Write a part of the log; with `wanted` (one bool per record), only the wanted records."""
         is_old = bool(part.batches["magic"][0] < 2) if len(part.batches) else False
         batches = _batch_rows(part.batches, part.valid)
         if part.records is None:
@@ -165,7 +165,7 @@ class DumpWriter:
         numbers["payload alone"] = numbers["has payload"] & ~numbers["has key"]
 
     def _decoded(self, text: str) -> bytes:
-        """Return the text of a decoder in UTF-8; for JSON, quoted as a string unless it is JSON."""
+        """Return the text of a decoder in UTF-8. For JSON output, text that is not JSON is quoted as a string."""
         return (json.dumps(text) if self._shown.json and not isinstance(text, Json) else text).encode()
 
 

@@ -34,7 +34,8 @@ FileList = Annotated[list[str] | None, o.flag(
 PrintDataLog = Annotated[bool, _what_flag("--print-data-log", "Print records with their keys and payloads.")]
 DeepIteration = Annotated[bool, _what_flag("--deep-iteration", "Print records without keys and payloads.")]
 SkipRecordMetadata = Annotated[bool, _what_flag(
-    "--skip-record-metadata", "Print only the record fields that --print-data-log adds; none of control records."
+    "--skip-record-metadata", "Print only the record fields that --print-data-log adds, and no fields of control "
+    "records."
 )]
 _DecoderFlags = make_dataclass("_DecoderFlags", [
     (decoder.flag.removeprefix("--").replace("-", "_"), Annotated[bool, _what_flag(
@@ -58,8 +59,8 @@ IndexSanityCheck = Annotated[bool, _indexes_flag(
 )]
 MaxMessageSize = Annotated[int | None, _indexes_flag(
     "--max-message-size BYTES",
-    "Report an offset index entry whose batch is larger; Kafka's tool ends with an exception, by default at 5242880. "
-    "Default: no limit.",
+    "Report an offset index entry whose batch is larger than BYTES. Kafka's tool ends with an exception instead, by "
+    "default above 5242880 bytes. Default: no limit.",
     parser=within(1, 2**31 - 1),
 )]
 MaxBytes = Annotated[int | None, _range_flag(
@@ -88,7 +89,7 @@ OutputFlag = Annotated[Format, o.flag(
 Escape = Annotated[bool | None, o.flag(
     "--escape/--no-escape",
     "Write control characters of the data as text such as \\x1b. Default: only on a terminal, which would interpret "
-    "them; in files and pipes the bytes are those of Kafka's tool.",
+    "such characters; in files and pipes the bytes are those of Kafka's tool.",
     show_default=False,
 )]
 
@@ -135,8 +136,8 @@ class Range:
         return self == Range()
 
     def rows(self, batches: np.ndarray) -> slice:
-        """Return the slice of rows (BATCH_TABLE, in the order of the file) that are in the range. It ends before the
-        end of `batches` only if the range ends there."""
+        """Return the slice of rows (BATCH_TABLE, in the order of the file) that are in the range. The slice ends before
+        the end of `batches` only if the range ends there."""
         import numpy as np  # noqa: PLC0415 (--help needs no log code)
 
         first, stop = 0, len(batches)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from keytail.errors import UsageProblem
 from keytail.format.messages import Json
 
-# The packages of the classes: of Kafka 4, and of earlier versions.
+# The packages of the decoder classes in Kafka 4, and in earlier versions.
 _PACKAGES = ("org.apache.kafka.tools.api.", "kafka.serializer.")
 
 
@@ -26,7 +26,7 @@ def _bytes(data: bytes) -> str:
     return base64.b64encode(data).decode()  # Kafka's tool prints the address of the array
 
 
-# None: as without a decoder.
+# The function of each decoder class; None for a class that decodes as `dump` does without a decoder.
 _CLASSES: Mapping[str, Callable[[bytes], str] | None] = {
     "StringDecoder": None, "DefaultDecoder": _bytes, "IntegerDecoder": _number(4), "LongDecoder": _number(8)
 }  # fmt: skip
@@ -34,7 +34,7 @@ _CLASSES: Mapping[str, Callable[[bytes], str] | None] = {
 
 @dataclass(frozen=True)
 class ClassDecoder:
-    """Decodes keys and payloads by functions; what has none is not decoded."""
+    """Decodes keys and payloads by functions. A part whose function is None is not decoded."""
 
     key: Callable[[bytes], str] | None
     payload: Callable[[bytes], str] | None
@@ -45,7 +45,8 @@ class ClassDecoder:
         return frozenset(name for name in ("key", "payload") if getattr(self, name) is not None)
 
     def text(self, key: bytes | None, value: bytes | None, offset: int) -> tuple[str | None, str | None]:
-        """Return key and payload of a record as Kafka's tool prints them; None if not decoded or null."""
+        """Return key and payload of a record as Kafka's tool prints them; None for a part that is null or not
+        decoded."""
         return _text(self.key, "key", key, offset), _text(self.payload, "payload", value, offset)
 
 
@@ -65,7 +66,7 @@ def decoder_of_class(flag: str, name: str) -> Callable[[bytes], str] | None:
         if name.removeprefix(package) in _CLASSES and name.startswith(package):
             return _CLASSES[name.removeprefix(package)]
     raise UsageProblem(
-        f"{flag} {name}: keytail does not run Java classes, and this one is not a decoder of Kafka itself",
+        f"{flag} {name}: keytail does not run Java classes, and this class is not a decoder of Kafka itself",
         remedy=f"Give one of {', '.join(_PACKAGES[0] + item for item in _CLASSES)}, or use kafka-dump-log.sh",
         slug="unknown-decoder-class",
     )

@@ -1,7 +1,7 @@
 """Prints the contents of files of a log dir line by line, and checks them.
 
-Takes no lock, changes nothing and does not use Spark. Lines are written to standard output immediately, findings to
-standard error. As JSON, both are written to standard output, one object per line.
+The command takes no lock, changes nothing and does not use Spark. Lines are written to standard output immediately,
+findings to standard error. As JSON, lines and findings are written to standard output, one object per line.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _options(request: Request) -> DumpOptions:
 
 
 class _OutputLost(Exception):
-    """Raised when standard output fails. It is not an OSError, because that would mean an error of the dumped file."""
+    """Raised when standard output fails. This class is no OSError, because an OSError would mean an error of the dumped
+    file."""
 
     def __init__(self, problem: OSError) -> None:
         super().__init__(problem)

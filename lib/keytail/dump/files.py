@@ -226,7 +226,7 @@ def _end(
 
 
 def may_grow(fs: FileSystem, path: str) -> bool:
-    """Return whether this is the active segment in a log dir whose lock is held, usually by a broker."""
+    """Return whether `path` is an active segment in a log dir whose lock is held, usually by a broker."""
     directory, name = os.path.split(os.path.abspath(path))
     log_dir = os.path.dirname(directory)
     if names.parse_file_name(name).kind != "live" or names.parse_partition_dir(os.path.basename(directory)) is None:
@@ -237,8 +237,8 @@ def may_grow(fs: FileSystem, path: str) -> bool:
 
 
 class _Gaps:
-    """Finds record offsets that do not follow the previous record's. `last` is the offset before the first record: -1
-    as in Kafka's tool. With None, the first offset is not a gap."""
+    """Finds record offsets that do not directly follow the previous record's offset. `last` is the offset before the
+    first record: -1 as in Kafka's tool. If `last` is None, there is no gap before the first record."""
 
     def __init__(self, last: int | None) -> None:
         self._last = last

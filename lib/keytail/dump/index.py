@@ -194,9 +194,11 @@ def _check_times(
 
 
 def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
-    """Return, by entry number, the largest timestamp of each batch's records; -1 without records, as in Kafka.
+    """Return the largest timestamp of each batch's records by entry number; -1 for a batch without records, as in
+    Kafka.
 
-    A batch that a cleaner emptied retains the timestamp in its header, which is returned if it equals the entry's.
+    A batch that a cleaner emptied retains the timestamp in its header, which is returned if it equals the entry's
+    timestamp.
     """
     if not found:
         return {}

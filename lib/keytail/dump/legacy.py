@@ -87,7 +87,7 @@ def legacy_records(chunk: Chunk, first: int, end: int) -> LegacyRecords:
 
 
 def _messages(data: bytes) -> tuple[list[_Message], str]:
-    """Return the messages inside one message (only itself if it is not compressed), and a problem, or ""."""
+    """Return the messages inside one message (the message itself if it is not compressed), and its problem or ""."""
     try:
         offset = int.from_bytes(data[:8], "big", signed=True)
         outer = _message(offset, data[_PREFIX_BYTES:])
@@ -126,7 +126,7 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
     if outer.magic == 1 and outer.offset != 0:
         last = found[-1].offset
         if outer.offset < last:
-            raise ValueError(f"its last inner message has offset {last}, above its own offset {outer.offset}")
+            raise ValueError(f"the last inner message has offset {last}, above the message's own offset {outer.offset}")
         for message in found:
             message.offset += outer.offset - last
     for number, message in enumerate(found):
@@ -136,9 +136,9 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
 
 
 def _message(offset: int, data: bytes) -> _Message:
-    """Parse one message; `data` begins at the checksum. Raises ValueError if it is not valid."""
+    """Parse one message; `data` begins at the checksum. Raises ValueError if the message is not valid."""
     if len(data) < _MIN_BYTES:
-        raise ValueError(f"it has only {len(data)} bytes")
+        raise ValueError(f"the message has only {len(data)} bytes")
     magic = int.from_bytes(data[4:5], "big", signed=True)
     timestamp, at = NO_TIMESTAMP, 6
     if magic != 0:
@@ -151,7 +151,7 @@ def _message(offset: int, data: bytes) -> _Message:
 
 def _field(data: bytes, at: int) -> tuple[bytes | None, int]:
     if len(data) - at < 4:
-        raise ValueError("it ends inside a length field")
+        raise ValueError("the message ends inside a length field")
     size = int.from_bytes(data[at : at + 4], "big", signed=True)
     at += 4
     if size < 0:

@@ -20,7 +20,7 @@ from keytail.log.fs import FileSystem
 def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range) -> tuple[int, str]:
     """Return a byte position where a batch begins, at or before the range, and a note.
 
-    If the index cannot be used, the position is 0 and the note states the reason. Otherwise the note is empty.
+    If the index cannot be used, the position is 0 and the note states the reason; in other cases the note is empty.
     """
     if not wanted.from_offset and not wanted.from_position:
         return 0, ""
@@ -37,7 +37,7 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
     if slot < 0:
         return 0, ""
     if not _agrees(fs, log_path, size, int(positions[slot]), int(offsets[slot])):
-        text = f"{path} has offset {offsets[slot]} at byte position {positions[slot]}, where no batch for it begins"
+        text = f"{path} has offset {offsets[slot]} at byte position {positions[slot]}, where no such batch begins"
         return 0, f"{text}: the log is read from its start"
     return int(positions[slot]), ""
 

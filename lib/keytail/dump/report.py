@@ -1,7 +1,7 @@
 """Writes the output of a dump: lines or JSON objects, and findings. Some findings are printed at the end.
 
 As text, lines are written to standard output and findings to standard error. If Kafka's tool also reports a finding,
-its wording is used. As JSON, both are objects on standard output.
+the wording of that tool is used. As JSON, lines and findings are objects on standard output.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Report:
         self._mismatches.setdefault(path, {})[index_offset] = log_offset
 
     def time_mismatch(self, path: str, index_time: int, log_time: int) -> None:
-        what = f"the largest timestamp of this entry's batch is {log_time}, but that of the entry is {index_time}"
+        what = f"the largest timestamp of this entry's batch is {log_time}, but the entry has timestamp {index_time}"
         self._found(path, what, None)
         self._times["timestamp"].setdefault(path, []).append((index_time, log_time))
 
@@ -62,7 +62,8 @@ class Report:
         self._times["order"].setdefault(path, []).append((index_time, previous))
 
     def time_offset(self, path: str, index_offset: int, log_offset: int) -> None:
-        self._found(path, f"no batch ends with this entry's offset; the next one ends with {log_offset}", index_offset)
+        self._found(path, f"no batch ends with this entry's offset; the next batch ends with "
+        f"{log_offset}", index_offset)
         self._times["offset"].setdefault(path, []).append((index_offset, log_offset))
 
     def gaps(self, path: str, before: np.ndarray, after: np.ndarray) -> None:
@@ -73,7 +74,8 @@ class Report:
         self._gaps[path] = kept, count + len(before)
 
     def end(self) -> None:
-        """Print the findings that Kafka's tool prints at the end of its output; as JSON, they are already written."""
+        """Print the findings that Kafka's tool prints at the end of its output; as JSON, these findings are already
+        written."""
         if self.as_json:
             return
         for path, mismatches in self._mismatches.items():

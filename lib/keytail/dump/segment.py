@@ -1,7 +1,7 @@
 """Reads a segment, damaged or not, in parts: rows of batches, each with its validity, and their records.
 
-Damage does not end the reading if the size of the batch is known: the part has the problem and all records before it,
-and the next part continues after the batch. dump/legacy.py reads batches of magic 0 and 1.
+Damage does not end the reading if the size of the batch is known: the part has the problem and all records before the
+damage, and the next part continues after the batch. dump/legacy.py reads batches of magic 0 and 1.
 """
 
 from __future__ import annotations
@@ -88,9 +88,10 @@ class LogReader:
         wanted: Callable[[np.ndarray], slice] | None = None,
     ) -> Iterator[Part]:
         """Yield the batches from byte `start`, where a batch begins, up to `end`; afterwards `extent` has the position
-        where they end.
+        where these batches end.
 
-        `wanted` returns the slice of the given rows (BATCH_TABLE) to yield; if it omits the last rows, reading ends.
+        `wanted` returns the slice of the given rows (BATCH_TABLE) to yield; if this slice omits the last rows, reading
+        ends.
         """
         for chunk, valid in self._chunks(path, start, end):
             chosen = slice(0, len(chunk.table)) if wanted is None else wanted(chunk.table)
@@ -201,9 +202,9 @@ class LogReader:
         spans, what = np.zeros(0, RECORD_TABLE), ""
         try:
             if int(batch["record_count"]) < 0:
-                raise ValueError(f"its record count is {batch['record_count']}")
+                raise ValueError(f"the record count is {batch['record_count']}")
             if int(batch["size_bytes"]) < HEADER_BYTES:
-                raise ValueError(f"its size, {batch['size_bytes']} bytes, is less than that of its header")
+                raise ValueError(f"the batch has {batch['size_bytes']} bytes, fewer than its header")
             codec = int(batch["attributes"]) & CODEC_MASK
             if codec:
                 try:
@@ -266,8 +267,8 @@ def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
     spans = np.array(rows, RECORD_TABLE) if rows else np.zeros(0, RECORD_TABLE)
     offsets = spans["offset"]
     if not what and ((np.diff(offsets) <= 0).any() or (offsets > int(batch["last_offset"])).any()):
-        what = "their offsets are not in ascending order, or are above the batch's last offset"
-    return spans, what or "their offsets are not in ascending order"
+        what = "offsets of records are not in ascending order, or are above the batch's last offset"
+    return spans, what or "offsets of records are not in ascending order"
 
 
 def _span(data: bytes, at: int, base: int, time: int, append_time: bool) -> tuple[tuple[int, ...], int]:

@@ -22,7 +22,7 @@ def dump_snapshot(fs: FileSystem, path: str, report: Report) -> None:
     try:
         entries = parse_snapshot(fs.read_bytes(path))
     except ValueError as reason:
-        report.problem(f"{reason}; a broker deletes such a snapshot when it starts, and tries an older one", path)
+        report.problem(f"{reason}; a broker deletes such a snapshot when it starts, and tries an older snapshot", path)
         return
     for entry in entries:
         in_transaction = entry.current_txn_first_offset >= 0

@@ -39,7 +39,7 @@ class Rows:
 
 
 class Literals:
-    """The fixed texts of several templates."""
+    """The fixed pieces of text of several templates."""
 
     def __init__(self) -> None:
         self._texts: list[bytes] = []

@@ -1,4 +1,5 @@
-"""Determines the ages of segments by the largest timestamp of their checked batches or, without one, by the mtime.
+"""Determines the ages of segments by the largest timestamp of their checked batches or, without a timestamp, by the
+mtime.
 
 The time index is not used: if it is missing or full of zeros, a young segment appears old (EXPIRE.md beside this file).
 `partition.py` decides what an age means for a segment.
@@ -56,15 +57,16 @@ def age_tasks(
 
 
 def segment_ends(facts: PartitionFacts) -> list[int]:
-    """Return the end offset of each segment: the base offset of the next segment, or at last the log end offset."""
+    """Return the end offset of each segment: the base offset of the next segment or, for the last segment, the log end
+    offset."""
     return [*(segment.base_offset for segment in facts.segments[1:]), facts.log_end_offset]
 
 
 def read_age(fs: FileSystem, task: AgeTask) -> Age:
     """Read the batches of a segment, checking every CRC, and return its age.
 
-    The age is exact unless the segment is young: then it is any timestamp of at least `young_from_ms`. Raises
-    CorruptLog for bytes that are not a batch and for offsets outside of the segment.
+    The age is exact unless the segment is young: the age of a young segment is any timestamp of at least
+    `young_from_ms`. Raises CorruptLog for bytes that are not a batch and for offsets outside of the segment.
     """
     largest_ms = -1
     for chunk in SegmentReader(fs).chunks_without_prefetch(task.log_path, task.log_bytes):

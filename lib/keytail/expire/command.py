@@ -59,7 +59,8 @@ class ExpiredSegment:
     log_bytes: Annotated[int, ""]
     reason: Annotated[Reason, "the rule that applies"]
     why: Annotated[str, "the reason in words"]
-    timestamp_ms: Annotated[int | None, "time from which its age is counted; `null` if it was not needed"] = None
+    timestamp_ms: Annotated[int | None, "time from which the segment's age is counted; `null` if its age was not "
+    "needed"] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class Finding:
     base_offset: Annotated[int, ""]
     broker_deletes: Annotated[
         bool,
-        "`true`: a broker that starts would delete the segment, which must be retained; `false`: it would retain a "
-        "segment that is to be removed",
+        "`true`: a broker that starts would delete the segment, which must be retained; `false`: the broker would "
+        "retain the segment, which is to be removed",
     ]
     what: Annotated[str, ""]
     remedy: Annotated[str, ""]
@@ -127,7 +128,7 @@ def _is_plain(row: ExpireRow) -> bool:
 
 def _about_segments(name: str, segments: Sequence[ExpiredSegment]) -> str:
     """Return a sentence, as markup, about removed segments of a partition with the same kind of reason. The reason in
-    words is that of the last segment."""
+    words is the reason of the last segment."""
     first, last = segments[0], segments[-1]
     facts = f"offsets to {last.end_offset - 1}, {show.human_bytes(sum(segment.log_bytes for segment in segments))}"
     if len(segments) == 1:
@@ -170,8 +171,8 @@ def show_rows(rows: Sequence[ExpireRow], request: Request) -> None:
 def next_step(rows: Sequence[ExpireRow], request: Request) -> str:
     if any(finding.broker_deletes for row in rows for finding in row.findings):
         return (
-            "Before you start the broker, run `keytail rebuild-index --execute`; otherwise the broker deletes segments "
-            "that must be retained."
+            "Run `keytail rebuild-index --execute` before you start the broker. A broker that starts on the wrong "
+            "indexes deletes segments that must be retained."
         )
     if any(row.status == "would-expire" for row in rows):
         return "This was a dry run. To remove the segments, stop the broker, and run the same command with --execute."
@@ -185,7 +186,8 @@ EXPIRE = Command(
     also_called=("retention", "delete", "purge", "prune", "trim", "retain", "remove"),
     help="Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, before its "
     "start.\n\n"
-    "Without --execute it lists the segments that would be removed, and the reasons; --verbose lists each one.",
+    "Without --execute the command lists the segments that would be removed, and the reasons; --verbose lists each "
+    "segment.",
     request=Request,
     run="keytail.expire.driver:expire",
     examples=(f"keytail expire {BROKER}", f"keytail expire {BROKER} --execute"),

@@ -42,8 +42,8 @@ from keytail.threads import Threads
 
 @dataclass
 class _Examined:
-    """A surveyed partition. `retention` has its settings, or is None if the partition is not processed, for the reason
-    in `error`."""
+    """A surveyed partition. `retention` has the partition's settings, or is None if the partition is not processed, for
+    the reason in `error`."""
 
     facts: PartitionFacts
     retention: Retention | None = None

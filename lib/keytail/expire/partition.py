@@ -93,11 +93,12 @@ def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[Er
 
 
 def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "checkpoint") -> tuple[int, str]:
-    """Return how many of the oldest segments may be removed at most, under any settings, and why the next may not."""
+    """Return how many of the oldest segments may be removed at most, under any settings, and why no further segment may
+    be removed."""
     marked = facts.high_watermark
     if marked is None and high_watermark == "log-end":
         marked = facts.log_end_offset
-    # If a broker that starts has no high watermark, or a lower one, it uses the log start offset.
+    # A broker that starts without a high watermark, or with one below the log start offset, uses the log start offset.
     marked = max(facts.log_start_offset, marked if marked is not None else 0)
     for number, (segment, end) in enumerate(zip(facts.segments, segment_ends(facts), strict=True)):
         is_last = number + 1 == len(facts.segments)
@@ -146,7 +147,7 @@ def decide(
     first segment that is too young.
 
     There are three passes from the oldest segment on, each of which ends at the first segment that does not qualify: by
-    log start offset, by size, by time; the last two only if `cleanup.policy` has `delete`.
+    log start offset, by size, by time; by size and by time only if `cleanup.policy` has `delete`.
     """
     segments, ends = facts.segments, segment_ends(facts)
     limit, what_keeps = removable(facts, high_watermark)
@@ -187,7 +188,7 @@ def _by_log_start(facts: PartitionFacts, limit: int) -> int:
 
 
 def _by_size(segments: Sequence[SegmentFacts], retention: Retention, count: int, limit: int) -> int:
-    """Return the count after the pass by size, which leaves at least `retention.bytes`."""
+    """Return the number of segments to remove after the pass by size, which leaves at least `retention.bytes`."""
     if not retention.by_size:
         return count
     excess = sum(segment.log_bytes for segment in segments[count:]) - retention.retention_bytes
@@ -280,8 +281,9 @@ def _claim_text(segment: SegmentFacts) -> str:
 def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[str]:
     """Remove the expired segments, in the order of EXPIRE.md, and leftovers of an interrupted removal.
 
-    If no segment is expired, only leftovers are removed: returns a sentence for each change; otherwise an empty list.
-    The log start offset is moved first: from then on a broker or keytail removes all files below it that still exist.
+    If no segment is expired, only leftovers are removed, and a sentence for each change is returned; in other cases the
+    result is an empty list. The log start offset is moved first: from then on a broker or keytail removes all files
+    below it that still exist.
     """
     refuse_lost(fs, facts.path)
     for segment in facts.segments[: len(decision.expired)]:
@@ -340,7 +342,8 @@ def epochs_from(entries: Sequence[tuple[int, int]], log_start_offset: int) -> li
 def _remove_below(fs: FileSystem, path: str, expired: Sequence[ExpiredSegment], first_base: int) -> list[str]:
     """Remove expired segments, and snapshots and index files without a log below `first_base`. Returns their names.
 
-    Files are removed in ascending order, the `.log` of each segment first: without it, index files have no effect.
+    Files are removed in ascending order, the `.log` of each segment first: without a `.log`, index files have no
+    effect.
     """
     bases = {segment.base_offset for segment in expired}
     removed = [

@@ -13,7 +13,8 @@ _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
 
 
 def unknown_retention(configuration: Configuration, resolved: Resolved) -> ErrorText:
-    """Return why the retention settings of the topic are not certain, with the remedy; empty if they are certain."""
+    """Return the reason why the retention settings of the topic are not certain, with the remedy; empty if they are
+    certain."""
     policy = None if resolved.unknown([CLEANUP_POLICY]) else resolved.value(CLEANUP_POLICY)
     wanted = settings_of_retention(policy)  # type: ignore[arg-type]  # a list
     return (
@@ -24,8 +25,8 @@ def unknown_retention(configuration: Configuration, resolved: Resolved) -> Error
 
 
 def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
-    """Return why the settings of an internal topic are not certain; empty if they are, or for another topic. They are
-    taken from the metadata log, not from flags."""
+    """Return the reason why the settings of an internal topic are not certain; empty if they are certain, or for
+    another topic. Settings of internal topics are taken from the metadata log, not from flags."""
     given = [name for name in wanted if name in resolved.given]
     if resolved.topic not in INTERNAL_TOPICS or (resolved.in_metadata and not given):
         return NO_ERROR
@@ -34,15 +35,15 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
         why = configuration.why_unknown(resolved.topic)
     text = (
         f"{resolved.topic} is an internal topic of Kafka, whose retention is taken from the metadata log only (" + why +
-        "); leave it to the broker: --topic '(?!__).*' selects all topics except Kafka's internal ones"
+        "); leave the topic to the broker: --topic '(?!__).*' selects all topics except Kafka's internal ones"
     )
     return refusal(text, slug="internal-topic")
 
 
 def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> ErrorText:
-    """Return the reason if settings that the topic does not override are unknown; empty otherwise. Kafka's defaults are
-    no evidence for the broker's values; nor is the broker's file evidence for the policy, which may be changed while
-    the broker runs.
+    """Return the reason if settings that the topic does not override are unknown; empty if they are known. Kafka's
+    defaults are no evidence for the broker's values; nor is the broker's file evidence for the policy, which may be
+    changed while the broker runs.
     """
     assumed = [*resolved.assumed(name for name in wanted if name in _REMOVE_BY_DEFAULT)]
     if not resolved.in_metadata and CLEANUP_POLICY not in {*resolved.given, *assumed}:

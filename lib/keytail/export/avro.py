@@ -23,7 +23,7 @@ from keytail.format.columns import BytesColumn
 
 FRAME_BYTES = 5
 # Logical types that fastavro decodes. Other logical types are read as the type that they annotate, and then converted
-# by Arrow if it knows them.
+# by Arrow if Arrow knows them.
 _KEPT = ("decimal",)
 _PLAIN = {
     "boolean": "bool_",
@@ -41,13 +41,13 @@ Fail = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class AvroSchemas:
-    """Schemas by their ids in the registry, as JSON text. The first schema determines the type of the column."""
+    """The schemas by their ids in the registry, as JSON text. The first schema determines the type of the column."""
 
     by_id: tuple[tuple[int, str], ...]
 
     @property
     def digest(self) -> str:
-        """The digest of the first schema. It does not depend on the other schemas or on any id."""
+        """The digest of the first schema, which depends neither on the other schemas nor on any id."""
         plain = json.dumps(json.loads(self.by_id[0][1]), sort_keys=True)
         return hashlib.blake2b(plain.encode(), digest_size=6).hexdigest()
 
@@ -110,7 +110,7 @@ def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
     try:
         return pyarrow.array(rows, readers.built_type).cast(readers.column_type)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as reason:
-        for row, value in enumerate(rows):  # finds the row that caused the error
+        for row, value in enumerate(rows):  # find the row that caused the error
             try:
                 pyarrow.array([value], readers.built_type).cast(readers.column_type)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as its:
@@ -147,7 +147,8 @@ def _parsed(fastavro: Any, text: str) -> Any:
 
 
 def _without_annotations(schema: Any) -> Any:
-    """Return the schema without logical types, except decimals: Arrow converts dates and times faster, by column."""
+    """Return the schema with each logical type, except decimal, moved to the key `keytail`: fastavro then returns plain
+    numbers, and Arrow converts whole columns of dates and times faster."""
     if isinstance(schema, list):
         return [_without_annotations(item) for item in schema]
     if not isinstance(schema, dict):

@@ -54,8 +54,9 @@ class _Piece:
 
 @dataclass(frozen=True)
 class ExportColumn:
-    """One column of an export. `sql_type`: its type in Spark, empty for a key or value, whose format determines it.
-    `values`: returns the column of a piece as an Arrow array. `in_table`: False for a column that is not stored."""
+    """One column of an export. `sql_type`: the column's type in Spark, empty for a key or value, whose format
+    determines the type. `values`: returns the column of a piece as an Arrow array. `in_table`: False for a column that
+    is not stored."""
 
     name: str
     sql_type: str
@@ -87,7 +88,7 @@ def table_columns() -> list[str]:
 
 
 def raw_schema(formats: Formats) -> str:
-    """Return the Spark schema of the rows that tasks return."""
+    """Return the Spark schema (as DDL) of the rows that tasks return."""
     types = {"key": formats.key.sql_type, "value": formats.value.sql_type}
     return ", ".join(f"{column.name} {column.sql_type or types[column.name]}" for column in columns_of(formats))
 
@@ -108,7 +109,8 @@ def _headers(headers: HeadersColumn) -> Any:
 
 
 def _timestamps(records: np.ndarray) -> Any:
-    """Return the timestamps as Arrow timestamps in microseconds, null for -1. Raises Undecodable if out of range."""
+    """Return the timestamps as Arrow timestamps in microseconds, null for -1. Raises Undecodable if one is out of
+    range."""
     times_ms = records["timestamp_ms"].astype(np.int64)
     beyond = np.flatnonzero(np.abs(times_ms) > _MAX_MS)
     if len(beyond):
@@ -116,7 +118,7 @@ def _timestamps(records: np.ndarray) -> Any:
         raise Undecodable(
             f"timestamp {times_ms[at]} is out of range for a table",
             offset=int(records["offset"][at]),
-            remedy="Leave out this partition, of which nothing was written",
+            remedy="Leave this partition out of the export; nothing of it was written",
         )
     return pyarrow.array(times_ms * 1000, pyarrow.int64(), mask=times_ms == -1).view(pyarrow.timestamp("us", "UTC"))
 

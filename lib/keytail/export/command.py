@@ -53,13 +53,13 @@ KeySchema = Annotated[list[str] | None, _what_flag("--key-schema ID=FILE", f"Avr
 ValueSchema = Annotated[list[str] | None, _what_flag("--value-schema ID=FILE", f"Avro schema of values {_SCHEMA}")]
 AsOfOffset = Annotated[int | None, _what_flag(
     "--as-of-offset N",
-    "Export the state of each partition before offset N (exclusive). Needs a separate table.",
+    "Export the state of each partition before offset N (exclusive). The export needs a separate table.",
     parser=o.within(0, o.LONG_MAX),
 )]
 AsOfTimestamp = Annotated[str | None, _what_flag(
     "--as-of-timestamp MS-OR-TIME",
-    "Export the state before the first record at or after this time (ms since 1970, or ISO 8601). Needs a separate "
-    "table.",
+    "Export the state before the first record at or after this time (ms since 1970, or ISO 8601). The export needs a "
+    "separate table.",
 )]
 Full = Annotated[bool, o.run_flag("--full", "Export all records again, including those that the table already has.")]
 ChangeFeed = Annotated[bool, o.run_flag(
@@ -129,7 +129,7 @@ class ExportRow(RowOfPartition):
 
     way: Annotated[str, "the strategy: `full` or `incremental`"] = ""
     why: Annotated[str, "the reason for the strategy, or why nothing is exported"] = ""
-    from_offset: Annotated[int | None, "start of the offsets that are read"] = None
+    from_offset: Annotated[int | None, "first offset that is read"] = None
     end_offset: Annotated[int | None, "end of the offsets that are read, exclusive"] = None
     log_bytes: Annotated[int | None, "size of the segments that are read"] = None
     records: Annotated[int | None, "number of rows that were written"] = None

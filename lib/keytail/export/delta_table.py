@@ -31,7 +31,7 @@ _LEFT_BY_A_KILLED_RUN = re.compile(r"_delta_log|partition=\d+")
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
 # The columns of tables that were exported by a version which did not record columns.
 _FIRST_COLUMNS = ["partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch"]
-# In an error message of Spark: partition and offset of a value that its parser rejected.
+# Matches an error message of Spark about a value that its parser rejected. Groups: key or value, partition, offset.
 UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
 
 
@@ -40,7 +40,7 @@ class TableState:
     """The export state of a table. `columns` are the names of the columns (`table_columns`) that the version of keytail
     which exported the table writes. `as_of`: the offset or time of the exported log state, empty for the latest state.
 
-    `changed`: how others changed the table after the last export (`partitions` is then empty), or "".
+    `changed`: how other programs changed the table after the last export (`partitions` is then empty), or "".
     """
 
     topic: str
@@ -61,8 +61,8 @@ class TableState:
 
 @as_caller()
 def read_state(path: str, spark: Any = None) -> TableState | None:
-    """Return the state of the table at `path`; None if none exists. For a URI the session `spark` reads it. Raises
-    Refused for all but tables of exports, and KeytailError if the table cannot be read."""
+    """Return the state of the table at `path`; None if there is no table. For a URI, the session `spark` reads the
+    state. Raises Refused if the table was not written by an export, and KeytailError if the table cannot be read."""
     changed, exists = "", False
     for version, info in _commits(Path(path)) if spark is None else _commits_by_spark(spark, path):
         exists = True
@@ -80,7 +80,7 @@ def read_state(path: str, spark: Any = None) -> TableState | None:
 
 
 def _commits(folder: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield version and `commitInfo` of the commits of a table, latest first; nothing without a table.
+    """Yield version and `commitInfo` of each commit of a table, latest first; yield nothing if there is no table.
 
     `commitInfo` does not depend on checkpoints, column mapping, deletion vectors or the protocol version, which Spark
     checks before it writes. The package deltalake is not used: the extra of export does not install it, it loads the
@@ -104,7 +104,7 @@ def _commits(folder: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _commits_by_spark(spark: Any, uri: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Do the same as `_commits` for a table at a URI, as far as Delta retains its commits."""
+    """Yield the same as `_commits` for a table at a URI: the commits that Delta retains."""
     from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
 
     try:
@@ -201,8 +201,8 @@ def decoded(raw: Any, formats: Formats) -> Any:
 def write(
     frame: Any, path: str, state: TableState, partitions: Sequence[int] | None, *, change_feed: bool = False
 ) -> None:
-    """Replace the table's rows of `partitions` by the frame's, or create the table (`partitions` is None), in one
-    commit with `state`. A table created with `change_feed` records the changes of its rows."""
+    """Replace the table's rows of `partitions` by the rows of `frame`, or create the table (`partitions` is None), in
+    one commit with `state`. A table created with `change_feed` records the changes of its rows."""
     rows = _columns(frame.where("NOT deleted"), state)
     writer = rows.write.format("delta").option("userMetadata", state.as_metadata())
     if partitions is not None:
@@ -216,7 +216,7 @@ def write(
 
 
 def enable_change_feed(spark: Any, path: str) -> None:
-    """Make Delta record the changes of the table's rows from the next commit on, unless it does already."""
+    """Make Delta record the changes of the table's rows from the next commit on, unless they are recorded already."""
     from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
 
     properties = DeltaTable.forPath(spark, path).detail().select("properties").first()["properties"]

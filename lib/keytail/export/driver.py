@@ -1,9 +1,10 @@
 """Writes the latest state of topics as Delta tables, from their logs, without a broker.
 
-`keytail export` and jobs/export.py under spark-submit run this code. It only reads log dirs and takes no lock, so it
-works on copies, on stopped brokers and beside a running broker. It reads up to the stable offset, by the checkpointed
-high watermark or, if requested, the log end. Without `execute` it reports what it would do, and does not start Spark.
-export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
+`keytail export` and jobs/export.py under spark-submit run this code. An export only reads log dirs and takes no lock,
+so it works on copies, on stopped brokers and beside a running broker. Records are read up to the stable offset, by the
+checkpointed high watermark or, if requested, the log end. Without `execute` the plan is only reported, without starting
+Spark unless tables are at a URI. export/EXPORT.md describes the contents of tables, when everything is exported again,
+and what is atomic.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class _Planned:
 
 
 class _Session:
-    """The Spark session of an export, which ends with `run`. A dry run starts none, unless its tables are at a URI."""
+    """The Spark session of an export, which ends with `run`. A dry run starts no session, unless its tables are at a
+    URI."""
 
     def __init__(self, request: Request, run: contextlib.ExitStack) -> None:
         self._request, self._run = request, run
@@ -164,7 +166,8 @@ def _plan_topic(
 
 
 def _state(request: Request, topic: str, session: _Session) -> TableState | None:
-    """Return the state of the topic's table; None without a table. Raises Refused if this export does not match it."""
+    """Return the state of the topic's table; None if there is no table. Raises Refused if the export does not match the
+    table."""
 
     path = os.path.join(request.target, topic)
     local = local_path(path)
@@ -311,7 +314,7 @@ def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) ->
             f"compacted beyond offset {as_of}"
         )
     if as_of > limit:
-        notes.append(f"the exported state is that as of offset {limit}, the stable offset")
+        notes.append(f"the state is exported as of the stable offset {limit}, which is below the requested offset")
     return min(limit, as_of)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 FormatName = Literal["binary", "utf8", "json", "uuid", "short", "int", "long", "float", "double", "avro"]
 
-# For formats with a fixed length: Spark's type of the column, and the NumPy type of the bytes, which are big-endian.
+# The formats with a fixed length, with Spark's type of the column, and the NumPy type of the bytes (big-endian).
 FIXED = {
     "short": ("smallint", ">i2"),
     "int": ("int", ">i4"),

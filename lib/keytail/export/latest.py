@@ -1,9 +1,10 @@
 """Finds the latest committed record of each key of a partition, for an export.
 
 Like the map phase of a compaction, the map phase (`find_latest`) hashes the keys of a range of offsets into the offset
-map; it returns one bit per record, which is set for the latest record of a key. Aborted data is not mapped. The read
+map, and returns one bit per record, which is set for the latest record of a key. Aborted data is not mapped. The read
 phase (`latest_records`) reads the records whose bit is set, in one task per slice of segments. If the keys do not fit
-into the map, they are divided into shards by their hashes, and the log is read once per shard, with an equal map.
+into the map, they are divided into shards by their hashes, and the log is read once per shard, with a map of the same
+size.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
     """Find the latest record of each key. Raises CorruptLog for damage; Refused for records without a key (unless
     `drop_keyless`), for too many keys, and if the files differ from the listing before or after they are read.
 
-    Needs memory for the map, two bits per record, and up to 256 MiB more.
+    The call needs memory for the map, two bits per record, and up to 256 MiB more.
     """
     with unchanged(fs, task.partition_path, task.segments):
         entries = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
@@ -244,7 +245,8 @@ class _Gaps:
 
     @property
     def found(self) -> bool:
-        """Whether offsets are missing in the range; known when all its batches have been looked at."""
+        """Whether offsets are missing in the range. The value is final when `look` has been called with all batches of
+        the range."""
         return self._is_found or self._next < self._end
 
     def look(self, table: np.ndarray) -> None:
@@ -276,7 +278,7 @@ class LatestSlice:
     partition_path: str
     segments: tuple[SegmentFacts, ...]
     end_offset: int
-    is_last: bool  # the last of `segments` is the active segment
+    is_last: bool  # whether the last of `segments` is the active segment
     bits: bytes
     first_bits: tuple[int, ...]
 
@@ -316,9 +318,11 @@ def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) 
 
 
 def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
-    """Yield tables of some thousands of the records whose bits are set, in order; a table is valid until the next.
+    """Yield tables of some thousands of the records whose bits are set, in order. A table is valid until the next table
+    is yielded.
 
-    Raises the same errors as `find_latest`, even at the end, if the files have changed meanwhile.
+    Raises the same errors as `find_latest`. If the files have changed meanwhile, this may be detected only after the
+    last table.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
     # `bytearray` makes the array writable, like all arrays of bits.

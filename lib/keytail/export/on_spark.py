@@ -1,9 +1,9 @@
 """Writes the records of one topic to its Delta table. EXPORT.md explains what is atomic, and why.
 
-There are two Spark jobs. The first finds the latest record of each key in each partition, and returns only bits. In the
-second, each task reads the latest records of a slice of a log, and Delta writes them. A partition that fails in the
-second job is left out, and the job is repeated with the other partitions. A topic has one commit for partitions that
-are exported in full, and another commit for partitions that are exported incrementally.
+There are two Spark jobs. The first job finds the latest record of each key in each partition, and returns only bits. In
+the second job, each task reads the latest records of a slice of a log, and Delta writes them. A partition that fails in
+the second job is left out, and the job is repeated with the other partitions. A topic has one commit for partitions
+that are exported in full, and another commit for partitions that are exported incrementally.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from keytail.values import NotAValue, from_bytes, to_bytes
 
 _PROBLEM = "keytail-export-problem "
 _ENCODED_PROBLEM = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
-# In an error message of Spark: the first line, other than the lines of a stack trace, that names the client of a store.
-# The client of HDFS adds a page of that wiki to exceptions of the network, and not its own name.
+# Matches the first line of an error message of Spark, except lines of a stack trace, that names the client of a store.
+# The HDFS client adds a link to a page of Hadoop's wiki, and not its own name, to network exceptions.
 _OF_A_STORE = re.compile(
     r"(?m)^(?!\s+at ).*(?:\.fs\.(?:s3a|azurebfs|gs)\.|awssdk\.|hadoop\.(?:hdfs|ipc)\.|wiki\.apache\.org/hadoop/).*$"
 )
@@ -99,7 +99,8 @@ OnResult = Callable[[ExportOutcome], None]
 
 @dataclass
 class Export:
-    """One export. `on_result` is called with the outcome of each partition, once it is committed or has failed."""
+    """One export. `on_result` is called with the outcome of each partition, once the partition is committed or has
+    failed."""
 
     engine: Engine
     on_result: OnResult
@@ -142,8 +143,8 @@ class Export:
     def _commit(
         self, what: Exporting, found: dict[int, ExportOutcome], commit: Callable[[Exporting, Any, list[int]], None]
     ) -> None:
-        """Commit the rows of all partitions in `found` in one commit. If a partition makes the job fail, it is left
-        out, and the job is repeated. Calls `on_result` for each partition."""
+        """Commit the rows of all partitions in `found` in one commit. If a partition makes the job fail, that partition
+        is left out, and the job is repeated. Calls `on_result` for each partition."""
         while found:
             try:
                 with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:

@@ -1,7 +1,7 @@
 """Decides with pure functions which offsets of a partition have to be exported, given the state of the table.
 
-If the resulting table is certain to equal that of a full export, only records after the last exported offset are read.
-If not, the whole log is read (export/EXPORT.md, "Full or incremental").
+If the resulting table is certain to equal the table of a full export, only records after the last exported offset are
+read. If this is not certain, the whole log is read (export/EXPORT.md, "Full or incremental").
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Exported:
-    """The state of a partition in the table, which has its committed records below `end_offset`.
+    """The state of a partition in the table. The table has the partition's committed records below `end_offset`.
 
     `leader_epoch` is the leader epoch of the offset before `end_offset` (None if unknown), and `log_start_offset` is
     the log start offset at the time of the export.
@@ -90,7 +90,8 @@ def plan_export(before: Exported | None, log: LogNow, *, no_state: str = NO_PART
 
 
 def reason_for_all(before: Exported, log: LogNow) -> str | None:
-    """Return why the whole log has to be read, or None if records after the last exported offset are sufficient."""
+    """Return the reason why the whole log has to be read, or None if records after the last exported offset are
+    sufficient."""
     if None not in (before.topic_id, log.topic_id) and before.topic_id != log.topic_id:
         was, now = before.topic_id, log.topic_id
         return f"the topic was replaced by another topic of the same name: its id was {was}, now {now}"

@@ -1,9 +1,10 @@
-"""Implements the tasks of the strategy that bypasses the JVM: each reads a slice of Parquet and divides it into cells.
+"""Implements the tasks of the strategy that bypasses the JVM: each task reads a slice of Parquet and divides it into
+cells.
 
 A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition, ordered by
-place, have all its records. Cells are in scratch files, one file per slice, in partition directories, because all tasks
-have log dirs at the same path; the tasks that write partitions read the cells there. Spark's shuffle would copy the
-data six times in the JVM, which took 1.4 of 2.8 s of CPU time per million records.
+place, have all its records. Cells are in scratch files, one file per slice, in partition directories, because these
+have the same path for all tasks; the tasks that write partitions read the cells from these files. Spark's shuffle would
+copy the data six times in the JVM, which took 1.4 of 2.8 s of CPU time per million records.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ PART_BYTES = 16 << 20  # maximum bytes of decoded records that are divided at a 
 # Maximum number of rows of Parquet that are decoded at a time: the same as in Spark's own reader.
 _MAX_ROWS = 4096
 _READ_BYTES = 1 << 20
-Numbers = tuple[np.ndarray, np.ndarray]  # of each record: its partition number (int64), and whether it is valid (bool)
+# For each record: a partition number (int64), and whether that number is valid (bool).
+Numbers = tuple[np.ndarray, np.ndarray]
 _NO_PARTITION = -1  # stands for a partition number that does not fit into an int, and for records to omit
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A row group. `file_number` is the number of its file in the order of names, and `first_row` the number of its
-    first row in the file, both from 0. `size_bytes` and `mtime_ns` are those of the file when its footer was read."""
+    """A row group. `file_number` is the number of the row group's file in the order of names, and `first_row` the
+    number of its first row in that file, both from 0. `size_bytes` and `mtime_ns` are the file's size and modification
+    time when its footer was read."""
 
     path: str
     file_number: int
@@ -76,7 +79,7 @@ class Cell(NamedTuple):
 @dataclass(frozen=True)
 class Scratch:
     """The partition directories (`folders`) in which the run `run_id` may write cells. The run's scratch files are
-    removed when it ends."""
+    removed when the run ends."""
 
     folders: Sequence[str]
     run_id: str
@@ -111,7 +114,7 @@ def store_slice(
         finally:
             fs.close(fd)
     except BaseException:
-        with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes it
+        with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes the file
             fs.unlink(path)
         raise
     return stored
@@ -139,10 +142,11 @@ def pack_slice(
     item: Slice, columns: Mapping[str, str], n_partitions: int, skipped: Collection[int]
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
     """Yield task, place, partition and bytes (uint8) of each cell of the slice, without records of the partitions in
-    `skipped`. The bytes are valid until the next cell.
+    `skipped`. The bytes are valid until the next cell is yielded.
 
-    Records for a partition that the topic does not have are omitted. Instead, an empty cell with the number of that
-    partition, before the other cells of the part, makes the task with the number modulo `n_partitions` report them.
+    Records for a partition that the topic does not have are omitted. Instead, an empty cell with the number of such a
+    partition is yielded before the other cells of the part; its task, the number modulo `n_partitions`, reports the
+    error.
     """
     divider = cells.Divider(n_partitions)
     place = item.number << 32
@@ -164,7 +168,8 @@ def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
 
 
 def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
-    """Yield Arrow batches of COUNTS_SCHEMA, one per part of the slice, including partitions that do not exist."""
+    """Yield Arrow batches of COUNTS_SCHEMA, one per part of the slice. Partitions that do not exist are counted,
+    too."""
     counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
     for piece in item.pieces:
         for part in _parts(piece, counted, n_partitions):
@@ -182,8 +187,9 @@ def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> I
 
 
 def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
-    """Return the partition of each record (int32): its number in `own` if that is valid; if not, the partition of its
-    key; for a record without a key, its turn modulo `n_partitions`. Turns ascend by 1 from `first_turn` on."""
+    """Return the partition of each record (int32): the record's number in `own`, if that number is valid. If it is not
+    valid, the key determines the partition; a record without a key gets its turn modulo `n_partitions`. The turns of
+    the records ascend by 1 from `first_turn` on."""
     found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
     keyless = np.flatnonzero(~keys.valid)
     found[keyless] = (first_turn + keyless) % n_partitions
@@ -214,7 +220,8 @@ def _parts(
 
 
 def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
-    """Yield Arrow batches of the piece's records, columns named by role. Raises Refused if the file has changed."""
+    """Yield Arrow batches of the piece's records, with the columns named by role. Raises Refused if the file has
+    changed."""
     with as_caller(), open(piece.path, "rb") as opened:
         status = os.fstat(opened.fileno())
         if (status.st_size, status.st_mtime_ns) != (piece.size_bytes, piece.mtime_ns):
@@ -236,7 +243,8 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _plain(array: Any) -> Any:
-    """Return the array without dictionary encoding; timestamps as ms (int64, rounded down as in Spark), -1 for null."""
+    """Return the array without dictionary encoding. Timestamps become ms (int64, rounded down as in Spark), -1 for
+    null."""
     kind = array.type
     if pyarrow.types.is_dictionary(kind):
         return array.dictionary_decode()
@@ -247,7 +255,8 @@ def _plain(array: Any) -> Any:
 
 
 def _own(batch: Any) -> Numbers | None:
-    """Return the values of the batch's column `partition`, and which are valid; None if there is no such column."""
+    """Return the values of the batch's column `partition`, and which values are valid; None if there is no such
+    column."""
     at = batch.schema.get_field_index("partition")
     if at < 0:
         return None

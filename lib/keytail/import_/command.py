@@ -56,8 +56,8 @@ TimestampColumn = Annotated[str | None, _source_flag(
 )]
 PartitionColumn = Annotated[str | None, _source_flag(
     "--partition-column NAME",
-    "Column of the partition numbers. Default: partition, if it exists. If null or absent, the key determines the "
-    "partition as in Kafka's producer; keyless records are spread over all partitions.",
+    "Column of the partition numbers. Default: partition, if it exists. Without a number, the key determines the "
+    "partition as in Kafka's producer; keyless records without a number are spread over all partitions.",
 )]
 SortBy = Annotated[list[str] | None, _source_flag(
     "--sort-by A,B",
@@ -178,8 +178,9 @@ class ImportRow(RowOfPartition):
 
 
 def exit_status(rows: Sequence[ImportRow], request: Request | None = None) -> int:
-    """Return 0 if no partition has a problem. If some have: 3 if records of other partitions were or can be imported,
-    and 1 if not. A partition with the status `unchanged` counts neither as a problem nor as imported."""
+    """Return 0 if no partition has a problem. If some partitions have one, return 3 if records of other partitions were
+    or can be imported, and 1 if not. A partition with the status `unchanged` counts neither as a problem nor as
+    imported."""
     if all(row.status not in FAILURES for row in rows):
         return 0
     return 3 if any(row.status.startswith("imported") or row.status == "would-import" for row in rows) else 1
@@ -225,7 +226,8 @@ IMPORT = Command(
     name="import",
     also_called=("load", "bulk-load", "write", "produce", "ingest", "append"),
     help="Write a table of records directly into partition directories of stopped brokers.\n\n"
-    "Bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts the records for each partition.",
+    "An import bypasses the leader, quotas, ACLs and schema checks. Without --execute the command counts the records "
+    "for each partition.",
     request=Request,
     run="keytail.import_.driver:import_records",
     extras=_extras,
@@ -237,7 +239,7 @@ IMPORT = Command(
     statuses={
         "would-import": Status("dry run: with --execute, records would be imported", "done"),
         "imported": Status("the records were imported", "done"),
-        "imported-before": Status("an earlier run of the same import has imported them"),
+        "imported-before": Status("an earlier run of the same import imported the records"),
         "unchanged": Status("the source has no records for the partition"),
         **FAILURES,
     },

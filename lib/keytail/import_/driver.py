@@ -46,8 +46,8 @@ from keytail.run.spark.delta import session_settings
 from keytail.run.spark.session import session_of_run
 from keytail.run.storage import refuse_shared_storage
 
-# Default of --batch-bytes, larger than a producer's default of 16 KiB: imported records are usually read in bulk, and
-# larger batches compress better.
+# Default of --batch-bytes, in bytes. This default is larger than a producer's default of 16 KiB: imported records are
+# usually read in bulk, and larger batches compress better.
 BATCH_BYTES = 128 << 10
 
 
@@ -242,8 +242,8 @@ def _remove_late_scratch(
 ) -> None:
     """Remove scratch files that tasks wrote after the cleanup at the end of a run, before their session had stopped.
 
-    Such tasks belong to a cancelled job; on a cluster, they can also be slower copies of tasks, or tasks of a lost
-    executor. After a successful run on one host there are no such files.
+    Tasks that write so late belong to a cancelled job; on a cluster, they can also be slower copies of tasks, or tasks
+    of a lost executor. After a successful run on one host there are no late scratch files.
     """
     if problem is None and is_local:
         return

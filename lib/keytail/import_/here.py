@@ -1,8 +1,8 @@
 """Implements the strategy of an import for small Parquet sources: everything is done in the command's own process,
 without Spark.
 
-The work and the result are the same as in slices.py: the records of each partition are packed into cells in scratch
-files, from which the partitions are written.
+The work and the result are the same as with the strategy of slices.py: the records of each partition are packed into
+cells in scratch files, from which the partitions are written.
 """
 
 from __future__ import annotations

@@ -51,10 +51,11 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
 
 
 def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
-    """Commit the tasks' segments in the first replica, copy them to the others, move checkpoints; return the record.
+    """Commit the tasks' segments in the first replica, copy them to the other replicas, move checkpoints; return the
+    record.
 
     Raises Refused before the first change if a replica does not permit an append. After a kill at any moment, the next
-    run's plan finds which replicas have the import, and `finish` completes it.
+    run's plan finds which replicas have the import, and `finish` completes the import.
     """
     for replica in plan.replicas:
         _refuse_unfit(fs, replica)

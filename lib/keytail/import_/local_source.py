@@ -23,7 +23,7 @@ from keytail.errors import UsageProblem
 from keytail.format.json_object import parse_object
 from keytail.import_.source import Source, SourceFileFacts, check_types, chosen_columns
 
-# If one of these variables is set, a plain path may be on another file system than this host's.
+# Environment variables. If one of them is set, a plain path may be on another file system than this host's.
 _OTHER_FILE_SYSTEM = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
 # Paths whose characters Spark neither encodes (except for spaces) nor treats as a pattern.
 _PLAIN_PATH = re.compile(r"[\w/.,=+@~ -]*", re.ASCII)
@@ -41,7 +41,7 @@ _KINDS = {
 @dataclass(frozen=True)
 class LocalSource:
     """What is known of a source without Spark. `types`: Spark's type of each column by its name, "" if unknown. `uris`:
-    the Parquet files with the URIs and in the order of Spark's list; empty if only Spark can list them."""
+    the Parquet files with the URIs and in the order of Spark's list; empty if only Spark can list the files."""
 
     types: Mapping[str, str]
     uris: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ def _types_of_json(path: str) -> dict[str, str] | None:
         try:
             with open(file, encoding="utf-8") as lines:
                 objects = [parse_object(line) for line in lines if line.strip()]
-        except ValueError:  # the file is compressed, has another encoding, or is not what Python calls a JSON object
+        except ValueError:  # the file is compressed or has another encoding, or a line is no JSON object for Python
             return None
         names |= {name: "" for item in objects for name in item}
     return names or None

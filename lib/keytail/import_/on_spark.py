@@ -52,7 +52,7 @@ class ImportOutcome:
 @as_caller()
 def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
     """Return the source as an object of the strategy that reads it. `frame` is the DataFrame of `source.opened`."""
-    rows = records_of(frame, source)  # with either strategy, this detects faults of the columns
+    rows = records_of(frame, source)  # this also detects faults of the columns, with either strategy
     found = slices_of(spark, frame, source, n_partitions)
     if isinstance(found, Slices):
         return found

@@ -21,7 +21,7 @@ from keytail.run.tasks import Outcome, answer_bytes, run_attempt
 from keytail.values import from_bytes
 
 Records = Iterator[tuple[int, RecordColumns]]
-# A function that writes the records of a partition. Its parameters: partition number, records, name of the attempt.
+# A function of partition number, records and name of the attempt that writes the records of the partition.
 WritePartition = Callable[[int, Records, str], Written | None]
 _ANSWER_SCHEMA = "partition int, answer binary"
 
@@ -29,8 +29,9 @@ _ANSWER_SCHEMA = "partition int, answer binary"
 def write_partition(
     number: int, records: Records, attempt: str, *, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Written | None:
-    """Write the records of one partition to scratch files, in order; return None if there are no records. Raises
-    Refused for a record of a partition that does not exist or has no task (`refused` has the reason by partition)."""
+    """Write the records of one partition to scratch files, in order. Return the segments, or None if there are no
+    records. Raises Refused for a record of a partition that does not exist or has no task (`refused` has the reason by
+    partition)."""
     writer = None
     try:
         for partition, columns in records:
@@ -63,7 +64,7 @@ def write_on_spark(
     skipped: Collection[int],
     scratch: Scratch,
 ) -> dict[int, Outcome[Written]]:
-    """Call `write` for each partition with records, in a Spark task, and return its outcomes by partition.
+    """Call `write` in a Spark task for each partition with records, and return the outcomes by partition.
     `by_partition` returns a DataFrame with one task per partition, and the function that unpacks its Arrow batches.
     Raises KeytailError if a job fails."""
     try:

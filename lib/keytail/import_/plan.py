@@ -43,7 +43,8 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """One replica. `record`: its last import, if any. `has_first_batch`: the log has the first batch of that import."""
+    """One replica. `record`: the record of the replica's last import, if any. `has_first_batch`: the log has the first
+    batch of that import."""
 
     facts: PartitionFacts
     epochs: tuple[Epoch, ...]
@@ -61,7 +62,8 @@ ReplicaState = Literal["new", "committed", "done"]
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """The plan for one partition: its replicas, and their `states` in the same order. Tasks write only the first.
+    """The plan for one partition: its replicas, and their `states` in the same order. Tasks write only the first
+    replica.
 
     Records get the offsets from `base_offset` on and the epoch `leader_epoch`. `record` is set if a replica already has
     the import with this id; then tasks write nothing, and the replicas without the import get copies.
@@ -203,15 +205,15 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
         f"whether the records from offset {record.base_offset} to before {record.end_offset} are of that import",
         path=replica.path,
         offset=record.base_offset,
-        remedy="Look at these records with `keytail lookup` or `keytail dump`. If they were imported, leave out this "
-        f"partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
+        remedy="Look at these records with `keytail lookup` or `keytail dump`. If these records were imported, leave "
+        "out this partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
         slug="import-state-unknown",
     )
 
 
 def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
-    """Return the leader epoch for imported batches: the latest epoch of any replica, or FIRST_LEADER_EPOCH if there is
-    none. Raises Refused if the last epoch of a replica begins above the log end."""
+    """Return the leader epoch for imported batches: the latest epoch of any replica, or FIRST_LEADER_EPOCH if no
+    replica has an epoch. Raises Refused if the last epoch of a replica begins above the log end."""
     for replica in replicas:
         if replica.epochs and replica.epochs[-1][1] > log_end_offset:
             raise Refused(
@@ -228,7 +230,7 @@ def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> 
     """Return `epochs` of a replica with an entry for batches of `leader_epoch` from `base_offset` on."""
     if epochs and epochs[-1][0] >= leader_epoch:
         return tuple(epochs)
-    # As in a broker, an older epoch that begins at the same offset is removed: it has no records.
+    # As in a broker, an older epoch that begins at the same offset is removed: that epoch has no records.
     return (*(entry for entry in epochs if entry[1] < base_offset), (leader_epoch, base_offset))
 
 
@@ -253,9 +255,10 @@ def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
 
 
 def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
-    """Return the bytes of the producer snapshot at the log end; of an empty snapshot if the partition has no snapshots,
-    since a broker then assumes that there are no producers. Raises Refused if only that snapshot is missing, or it is
-    invalid. As records without a producer do not change it, the snapshots of an import have the same bytes.
+    """Return the bytes of the producer snapshot at the log end or, if the partition has no snapshots, of an empty
+    snapshot: a broker then assumes that there are no producers. Raises Refused if the snapshot at the log end is
+    invalid, or is missing although there are older ones. Imported records have no producer, so the snapshots of an
+    import have the same bytes.
     """
     usable = [offset for offset in facts.snapshots if offset > facts.log_start_offset]
     path = os.path.join(facts.path, names.segment_file(facts.log_end_offset, names.SNAPSHOT))

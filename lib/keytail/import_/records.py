@@ -1,4 +1,5 @@
-"""Converts Arrow batches of records to RecordColumns, which are then encoded. All strategies of an import use it."""
+"""Converts Arrow batches of records to RecordColumns, which are then encoded. All strategies of an import use this
+module."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 @dataclass(frozen=True)
 class Load:
-    """The counts of the source's records for one partition; `keyless` is the number of records without a key."""
+    """The counts of the source's records for one partition: number, bytes of keys and values, and number without a
+    key."""
 
     partition: int
     records: int

@@ -1,7 +1,7 @@
 """Implements the strategy of an import through Spark's rows, for any source that Spark reads, sorted by any columns.
 
 Spark reads the source, finds the partition of each record, shuffles and sorts; every record passes through the JVM as a
-row. With the strategy of slices.py, no record passes through the JVM, but it requires Parquet.
+row. With the strategy of slices.py, no record passes through the JVM, but that strategy requires Parquet.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from keytail.import_.source import Source
 from keytail.kernels.murmur2 import partition_of_keys
 from keytail.run.tasks import Outcome
 
-# Maximum number of rows of an Arrow batch. To keep a batch below maxBytesPerBatch, Spark computes its size at each row.
-# For columns with lists, that time grows with the number of rows: with batches of 10,000 it was 20 s per million rows.
+# Maximum number of rows of an Arrow batch. To keep a batch below maxBytesPerBatch, Spark computes the batch's size at
+# each row. For columns with lists, the time of this grows with the number of rows: with batches of 10,000 rows it was
+# 20 s per million rows.
 _BATCH_ROWS = "1000"
 
 
@@ -70,7 +71,7 @@ class Rows:
         """Return a DataFrame with one task per partition, each with that partition's records in order, and the function
         that unpacks Arrow batches of the DataFrame.
 
-        Records of partitions in `skipped` are left out. `scratch` is unused: Spark stores its shuffle elsewhere.
+        Records of partitions in `skipped` are left out. `scratch` is unused: Spark stores shuffled records elsewhere.
         """
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 

@@ -1,7 +1,7 @@
 """Writes the records of one partition as new segments with scratch names, in a task of an import.
 
 Records arrive as columns, in pieces of any size; a batch may have records of several pieces. Batches are appended to a
-segment until it is full. Brokers ignore files with scratch names; `install.py` gives them their final names.
+segment until it is full. Brokers ignore files with scratch names; `install.py` gives the files their final names.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
-# Bytes of data that are encoded at a time. With this size, it takes little time to encode the last batch of each part
-# again with later records.
+# Bytes of data that are encoded at a time. The size is so large that encoding the last batch of each part again with
+# later records takes little time.
 PART_BYTES = 8 << 20
 _RECORD_BYTES = 16  # approximate size of a record without its key, value and headers
 
@@ -150,7 +150,7 @@ class SegmentsWriter:
         return path
 
     def _close(self) -> None:
-        if self._current is not None:  # it is set until all of its files are durable, for `discard`
+        if self._current is not None:  # `_current` is set until its files are durable, so that `discard` removes them
             self._finished.append(self._current.seal(self._task.now_ms, b""))
             self._made += self._current.made
             self._current = None
@@ -173,6 +173,6 @@ class SegmentsWriter:
             self._made += self._current.made
             self._current = None
         for path in self._made:
-            with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes it
+            with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes the file
                 self._fs.unlink(path)
         self._made.clear()

@@ -31,7 +31,7 @@ from keytail.run.spark.engine import attempt_name
 from keytail.run.tasks import Outcome, as_problem
 from keytail.threads import Threads
 
-# The usual and the minimum size of a slice, decoded, according to Parquet's footers. A task reads it in at most 1 s.
+# The usual and the minimum decoded bytes of a slice, by Parquet's footers. A task reads a slice in at most 1 s.
 SLICE_BYTES = 64 << 20
 MIN_SLICE_BYTES = 4 << 20
 _FOOTERS_AT_ONCE = 8
@@ -92,7 +92,7 @@ class Slices:
         return write_on_spark(self.spark, self.by_partition, write, skipped, scratch)
 
     def by_partition(self, skipped: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
-        """Read the source once, and store its cells in `scratch`, except of partitions in `skipped`. Returns a
+        """Read the source once, and store its cells in `scratch`, except for the partitions in `skipped`. Returns a
         DataFrame with one task per partition, and the function with which such a task reads its records, in order."""
         store = partial(
             _store, slices=self.slices, columns=self.columns, n_partitions=self.n_partitions, skipped=skipped,
@@ -137,7 +137,8 @@ def _load(batch: Any, *, found: Sequence[Sequence[cells.Cell]]) -> Iterator[tupl
 
 
 def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | str:
-    """Return the source as slices, or why it must be read as Spark's rows. `frame` is the result of `source.opened`."""
+    """Return the source as slices, or the reason why it must be read as Spark's rows. `frame` is the result of
+    `source.opened`."""
     types = dict(frame.dtypes)
     columns = chosen_columns(types, source.columns)
     uris = sorted(frame.inputFiles()) if source.format == "parquet" else []
@@ -160,13 +161,15 @@ def files_of(
             paths = (unquote(urlsplit(uri).path) for uri in uris)
             files = list(readers.map(partial(_look_into, columns=columns), paths))
     except Exception as problem:  # an error of any type: Spark may be able to read the files, or reports the fault
-        return f"its footers cannot be read without the JVM ({type(problem).__name__}: {str(problem)[:200]})"
+        fault = f"{type(problem).__name__}: {str(problem)[:200]}"
+        return f"the footers of the source cannot be read without the JVM ({fault})"
     why = rows_needed_by_types(files, types)
     return files if why is None else why
 
 
 def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str]) -> str | None:
-    """Return why the source must be read as Spark's rows, by flags, URIs and column names, or None. Opens no file."""
+    """Return the reason in flags, URIs or column names why the source must be read as Spark's rows, or None. Opens no
+    file."""
     if source.format != "parquet":
         return f"the source is {source.format}"
     if source.sort_by:
@@ -187,7 +190,8 @@ def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str])
 
 
 def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) -> str | None:
-    """Return why the columns of the files must be read as Spark's rows, or None. `types` has Spark's types by role."""
+    """Return the reason why the columns of the files must be read as Spark's rows, or None. `types` has Spark's types
+    by role."""
     for file in files:
         for role, kind in types.items():
             column, first = file.columns.get(role), files[0].columns.get(role)
@@ -195,7 +199,7 @@ def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) 
                 return f"the column for {role} is not the same in all files of the source"
             if not _is_known(role, kind, column):
                 leaves = ", ".join(" ".join(item) for item in column.leaves)
-                return f"its column for {role} has the type {column.arrow} ({leaves})"
+                return f"the source's column for {role} has the type {column.arrow} ({leaves})"
     return None
 
 
@@ -224,7 +228,7 @@ def _is_bytes(physical: str, logical: str) -> bool:
 
 @as_caller()
 def _look_into(path: str, columns: Mapping[str, str]) -> SourceFile:
-    """Return what the footer of one file contains. Raises any error that pyarrow or the file system raises."""
+    """Return the facts in the footer of one file. Raises any error that pyarrow or the file system raises."""
     status = os.stat(path)
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, arrow, metadata = file.schema, file.schema_arrow, file.metadata
@@ -254,8 +258,8 @@ def _logical(leaf: Any) -> str:
 
 
 def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:
-    """Divide the row groups of the files into slices of about SLICE_BYTES, or of less, but at least MIN_SLICE_BYTES, if
-    there would be fewer slices than `tasks`."""
+    """Divide the row groups of the files into slices of about SLICE_BYTES. If there would be fewer slices than `tasks`,
+    slices are smaller, but have at least MIN_SLICE_BYTES."""
     total = sum(group.decoded_bytes for file in files for group in file.row_groups)
     enough = min(SLICE_BYTES, max(MIN_SLICE_BYTES, -(-total // max(tasks, 1))))
     slices: list[Slice] = []

@@ -25,8 +25,8 @@ SourceFileFacts = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Columns:
-    """The source's column names by role. With None, a column with the role's name is used if it exists; a column that
-    is named must exist."""
+    """The source's column names by role. If a name is None, a column with the role's name is used if it exists; a named
+    column must exist."""
 
     key: str = "key"
     value: str = "value"
@@ -44,13 +44,14 @@ class Source:
 
 
 def records_of(frame: Any, source: Source) -> Any:
-    """Return a DataFrame of records, from the frame that `opened` returned. Its columns are key, value (binary);
-    timestamp (bigint, ms), headers (array of structs of binaries) and partition (int), if the source has them;
-    `sort_0`, `sort_1`, ... with the values of the columns `sort_by`; `number` and `turn` (bigint).
+    """Return a DataFrame of records, from the frame that `opened` returned. The columns of the result are key, value
+    (binary); timestamp (bigint, ms), headers (array of structs of binaries) and partition (int), if the source has
+    them; `sort_0`, `sort_1`, ... with the values of the columns `sort_by`; `number` and `turn` (bigint).
 
     `number` ascends in the order of the source; records without partition and key are distributed by `turn`. For
-    Parquet, both depend only on the number of the file, in the order of names, and of the row in the file: `turn` is
-    their sum. For other sources, both are Spark's `monotonically_increasing_id`.
+    Parquet, `number` and `turn` depend only on the number of the file, in the order of names, and on the number of the
+    row in the file; `turn` is the sum of these two. For other sources, `number` and `turn` are Spark's
+    `monotonically_increasing_id`.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
@@ -125,7 +126,7 @@ def import_id_of(files: Sequence[SourceFileFacts], source: Source, topic: str, n
 
 
 def opened(spark: Any, source: Source) -> Any:
-    """Open the source as a DataFrame, reading only its schema. Raises UsageProblem if that fails."""
+    """Open the source as a DataFrame, reading only its schema. Raises UsageProblem if the source cannot be opened."""
     if source.format not in FORMATS:
         raise UsageProblem(
             f"unknown --format {source.format}", remedy=f"Use one of {', '.join(FORMATS)}", slug="unknown-source-format"
@@ -155,7 +156,7 @@ def opened(spark: Any, source: Source) -> Any:
         raise UsageProblem(
             "the source has no columns",
             path=source.path,
-            remedy="Check whether it is empty",
+            remedy="Check whether the source is empty",
             slug="source-without-columns",
         )
     return frame
@@ -185,7 +186,7 @@ def check_types(types: Mapping[str, str], columns: Mapping[str, str], sort_by: S
 
 _BYTES = ("binary", "string")
 _AS_BYTES = (_BYTES, "binary or string", "Convert the column to the bytes that consumers are to receive")
-# By role: the allowed types, their description, and the remedy for a column of another type.
+# The allowed types of each role, their description, and the remedy for a column of another type.
 _ALLOWED: dict[str, tuple[Collection[str], str, str]] = {
     "key": _AS_BYTES,
     "value": _AS_BYTES,
@@ -224,7 +225,7 @@ def _timestamp(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N80
 
 
 def _partition(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803 (its usual name)
-    # A cast of numbers beyond int would wrap to existing partitions.
+    # A cast would wrap a number beyond int to the number of an existing partition.
     beyond = F.col(_quoted(name)).cast("bigint").between(-(2**31), 2**31 - 1)
     return F.when(F.col(_quoted(name)).isNull() | beyond, F.col(_quoted(name)).cast("int")).otherwise(F.lit(-1))
 
@@ -241,7 +242,8 @@ def refuse_partitions_out_of_range(loads: Sequence[Any], topic: str, n_partition
 
 
 def _malformed_line(spark: Any, path: str) -> tuple[str, str] | None:
-    """Return the file and the text of a line that is not JSON; None if there is none, or the text cannot be read."""
+    """Return the file and the text of a line that is not JSON; None if there is no such line, or the text cannot be
+    read."""
     try:
         lines = spark.read.text(path).select("_metadata.file_path", "value")
         found = lines.where("trim(value) <> '' and get_json_object(value, '$') is null").first()

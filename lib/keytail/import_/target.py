@@ -52,7 +52,7 @@ class Target:
     partitions: tuple[Partition, ...]
     topic_id: str | None
     known: Topic | None  # the topic as in the metadata log; None if there is no metadata log or it lacks the topic
-    brokers_of: dict[int, tuple[int | None, ...]]  # by partition: ids of the replicas' brokers; None if unknown
+    brokers_of: dict[int, tuple[int | None, ...]]  # broker ids of the replicas, by partition; None if unknown
 
     def check_replicas(self, partition: Partition) -> None:
         """Raise Refused unless the log dirs of all replicas of the partition are known to have been given."""
@@ -71,13 +71,14 @@ class Target:
             raise Refused(
                 "it is unknown whether the partition has other replicas, which would differ permanently: the log dirs "
                 "contain no metadata log",
-                remedy="If the partition has no other replicas, give --single-replica. If it has other replicas, stop "
-                "their brokers, and give the log dirs of each broker with a separate --replica-log-dirs",
+                remedy="If the partition has no other replicas, give --single-replica. If the partition has other "
+                "replicas, stop their brokers, and give the log dirs of each broker with a separate --replica-log-dirs",
                 slug="unknown-replicas",
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Return the codec's name and level (None: its default), by `flag` or else by the topic's compression.type."""
+        """Return the name and the level of the codec that `flag` names or, if `flag` is None, the topic's
+        compression.type. The level is None if it is the codec's default."""
         of_topic = str(self.values["compression.type"])
         name = flag or {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(of_topic, of_topic)
         codec = TABLE[CODECS.index(name)]
@@ -126,7 +127,7 @@ def find_target(fs: FileSystem, request: Request, *, is_reported: bool = False) 
         places = found.get(number, [])
         if not places:
             _check_creatable(request, number, topic_id)
-        # A new partition is created in the log dir with the fewest partitions, as by a broker.
+        # A new partition is created in the log dir with the fewest partitions, as a broker does.
         homes = tuple(facts for _, facts, _ in places) or (min(by_broker[0], key=lambda item: len(item.partitions)),)
         partitions.append(Partition(number, homes, tuple(entry for _, _, entry in places)))
         brokers_of[number] = tuple(broker_ids[broker] for broker, _, _ in places) or (broker_ids[0],)
@@ -140,8 +141,8 @@ def _check_topic(request: Request) -> None:
     if names.parse_partition_dir(names.partition_dir(request.topic, 0)) is None:
         raise UsageProblem(
             f"invalid topic name {request.topic!r} in --topic",
-            remedy="Give the full name of one topic, of ASCII letters, digits, `.`, `_` and `-`: an import has one "
-            "topic, and no regular expression",
+            remedy="Give the full name of one topic, of ASCII letters, digits, `.`, `_` and `-`: an import writes one "
+            "topic, and --topic is no regular expression",
             slug="invalid-topic-name",
         )
     if request.topic == names.CLUSTER_METADATA_TOPIC:
@@ -150,7 +151,8 @@ def _check_topic(request: Request) -> None:
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
-    """Return the topic as in the metadata log, or None without one. Raises UsageProblem if the flags contradict it."""
+    """Return the topic as in the metadata log; None if there is no such log. Raises UsageProblem if flags contradict
+    the log."""
     topic, cluster, known = request.topic, configuration.cluster, None
     if cluster is not None and cluster.metadata is not None:
         known = cluster.metadata.topics.get(topic)
@@ -187,7 +189,7 @@ def _check_settings(configuration: Configuration, topic: str) -> None:
 
 
 def _check_creatable(request: Request, number: int, topic_id: str | None) -> None:
-    """Raise UsageProblem without a topic id, and Refused if the partition to be created has several replicas."""
+    """Raise UsageProblem if there is no topic id, and Refused if the partition to be created has several replicas."""
     if topic_id is None:
         raise UsageProblem(
             f"{request.topic}-{number} has no directory, and its creation requires the topic id",
@@ -205,7 +207,8 @@ def _check_creatable(request: Request, number: int, topic_id: str | None) -> Non
 def _found(
     by_broker: Sequence[Sequence[LogDirFacts]], topic: str
 ) -> dict[int, list[tuple[int, LogDirFacts, PartitionEntry]]]:
-    """Return, by partition of the topic, its directories: (index of the broker in `by_broker`, log dir, directory)."""
+    """Return the directories of each partition of the topic as (index of the broker in `by_broker`, log dir,
+    directory)."""
     found: dict[int, list[tuple[int, LogDirFacts, PartitionEntry]]] = {}
     for broker, dirs in enumerate(by_broker):
         for facts in dirs:

@@ -19,7 +19,7 @@ class Request:
 JOBS_DIR = Command(
     name="jobs-dir",
     also_called=("jobs", "spark", "spark-submit"),
-    help="Print the directory of the jobs for spark-submit. The directory conf beside it has settings for them.",
+    help="Print the directory of the jobs for spark-submit. The directory conf beside it has settings for the jobs.",
     request=Request,
     run="keytail.jobs_dir.command:print_jobs_dir",
     examples=("keytail jobs-dir",),

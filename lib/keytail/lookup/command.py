@@ -26,8 +26,8 @@ Offset = Annotated[int | None, o.run_flag(
 )]
 Timestamp = Annotated[str | None, o.run_flag(
     "--timestamp MS-OR-TIME",
-    "Find the first record at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z (UTC "
-    "unless it contains a time zone).",
+    "Find the first record at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z (UTC unless "
+    "the time contains a time zone).",
 )]
 Explain = Annotated[bool, o.run_flag("--explain", "Print each step of the search, with its numbers.")]
 
@@ -56,8 +56,8 @@ class LookupRow(RowOfPartition):
     batch_bytes: int | None = None
     codec: str | None = None
     segment: Annotated[int | None, "base offset of the segment"] = None
-    key: Annotated[str | None, "the whole key as text; `null` if it is null or not UTF-8"] = None
-    key_base64: Annotated[str | None, "the whole key in base64; `null` if it is null or UTF-8"] = None
+    key: Annotated[str | None, "the whole key as text; `null` if the key is null or not UTF-8"] = None
+    key_base64: Annotated[str | None, "the whole key in base64; `null` if the key is null or UTF-8"] = None
     value: Annotated[str | None, "like `key`"] = None
     value_base64: Annotated[str | None, "like `key_base64`"] = None
     control: Annotated[str | None, "the type of a marker, such as `COMMIT` or `ABORT`"] = None
@@ -145,7 +145,7 @@ LOOKUP = Command(
         "out-of-range": Status("the offset is not in the log"),
         "corrupt": Status("the log has damaged bytes; `error` has file and position", "failed"),
         "refused": Status("a file may not be read", "not done"),
-        "failed": Status("something else went wrong", "failed"),
+        "failed": Status("another error occurred", "failed"),
     },
     exits={0: "if the lookup succeeded in every partition, with or without a record"},
     show=show_rows,

@@ -1,6 +1,6 @@
 """Finds an offset or a time in the chosen partitions, and shows how a broker finds it.
 
-Takes no lock, changes nothing and does not use Spark; a broker may be running.
+The command takes no lock, changes nothing and does not use Spark. A broker may be running.
 """
 
 from __future__ import annotations

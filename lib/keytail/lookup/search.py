@@ -1,7 +1,7 @@
 """Implements the steps of a lookup in a partition: in its segments, their indexes, batches and records.
 
-Each step reports what it did, with its numbers. steps.py beside this file decides which steps to take; the rules are
-those of format/INDEX.md.
+Each step reports what it did, with its numbers. steps.py beside this file decides which steps to take. The rules are in
+format/INDEX.md.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class FoundRecord:
 
 
 class Search:
-    """One search in a partition. `steps` are sentences about what it has done so far.
+    """One search in a partition. `steps` are sentences about what the search has done so far.
 
-    `trusts_indexes`: search like a broker that starts on the files as they are. If False, search as if invalid indexes
-    had been rebuilt.
+    `trusts_indexes`: search like a broker that starts on the files as they are. If it is False, search as if invalid
+    indexes had been rebuilt.
     """
 
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
@@ -106,7 +106,7 @@ class Search:
             at = index.lookup(timestamp_ms)
             text = f"{name} has {_count(len(index), 'entry', 'entries')}. "
         if at.slot < 0:
-            text += f"None is at or before {spell_time(timestamp_ms)}: the search begins at base offset {base}."
+            text += f"No entry is at or before {spell_time(timestamp_ms)}: the search begins at base offset {base}."
         else:
             text += (
                 f"The last entry not after {spell_time(timestamp_ms)} is in slot {at.slot}: up to offset {at.offset} "
@@ -125,7 +125,8 @@ class Search:
             if index.used < len(index):
                 self.indexes.note(
                     f"{name} has zeros after its {_count(index.used, 'entry', 'entries')}: it was not trimmed. A "
-                    "broker uses it and reads the segment from its start: this is slower, with the same result"
+                    f"broker uses this index and reads the segment from its start, which is slower, with the same "
+                    f"result"
                 )
                 self.add_step(f"{name} is not used, since it was not trimmed: the segment is read from byte 0.")
                 return self._begin(number)
@@ -133,7 +134,7 @@ class Search:
             text = f"{name} has {_count(len(index), 'entry', 'entries')}, each with the last offset of a batch, or of "
             text += "a set of batches, and the byte position where the batch or set begins. "
         if at.slot < 0:
-            text += f"None is at or below {offset}: reading begins at byte 0."
+            text += f"No entry is at or below {offset}: reading begins at byte 0."
         else:
             text += f"The last entry not above {offset} is in slot {at.slot}: offset {at.offset}, byte {at.position}."
         self.add_step(text)
@@ -278,8 +279,8 @@ class Search:
 
 
 def spell_time(timestamp_ms: int) -> str:
-    """Return for example `1700000000000 (2023-11-14T22:13:20.000Z)`, without a date for a negative or too large
-    time."""
+    """Return a time as text, such as `1700000000000 (2023-11-14T22:13:20.000Z)`. A negative or too large time has no
+    date."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:

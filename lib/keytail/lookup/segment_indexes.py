@@ -1,7 +1,7 @@
 """Decides which indexes of a partition's segments are usable, and notes what a broker does with unusable indexes.
 
 The decision is based on listings, sizes and the indexes themselves; wrong entries are detected when the log is read.
-The rules are those of format/INDEX.md, "What a broker does with missing or bad index files".
+The rules are in format/INDEX.md, "What a broker does with missing or bad index files".
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class SegmentIndexes:
         if segment.index_bytes is None and segment.log_bytes > 0:
             self.note(
                 f"{self.file(number, names.INDEX)} is missing: the segment was read instead. A broker that starts "
-                f"rebuilds all indexes of the segment and returns the same. {REBUILD}"
+                f"rebuilds all indexes of the segment and returns the same record. {REBUILD}"
             )
         return segment.index_bytes is None
 
     def is_readable(self, number: int) -> bool:
-        """Return whether the time index of a closed segment is usable, according to its size and last entry. If not,
-        the segment must be read."""
+        """Return whether the time index of a closed segment is usable, according to its size and last entry. If the
+        index is not usable, the segment must be read."""
         if self.is_rebuilt(number):
             return False
         problem = _time_index_problem(self.facts.segments[number])

@@ -1,8 +1,7 @@
 """Finds an offset or a time in a partition as a broker does, and reports every step with its numbers.
 
-The rules are those of format/INDEX.md, "Look-ups". If an index is missing or full of zeros, its segment is read
-instead, as if the index had been rebuilt. The result reports if a broker that starts on these files would find
-something else.
+The rules are in format/INDEX.md, "Look-ups". If an index is missing or full of zeros, its segment is read instead, as
+if the index had been rebuilt. The result reports if a broker that starts on these files would find something else.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MAX_NAMED = 3  # maximum number of passed segments that a step lists
 class Lookup:
     """The result of a lookup, and how it was found.
 
-    `reason`: why no record was found, or a record at another offset. `notes`: problems of the files, and what a broker
+    `reason`: why no record, or a record at another offset, was found. `notes`: problems of the files, and what a broker
     that starts on them returns. `steps`: sentences in the order of the search.
     """
 
@@ -36,8 +35,8 @@ class Lookup:
 
 
 def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
-    """Find the first record at or after `offset`, as a fetch from that offset does. Raises CorruptLog if it reads
-    damaged bytes."""
+    """Find the first record at or after `offset`, as a fetch from that offset does. Raises CorruptLog if damaged bytes
+    are read."""
     search = Search(fs, facts)
     start, end = facts.log_start_offset, facts.log_end_offset
     if not start <= offset <= end:
@@ -65,7 +64,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
 def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
     """Find the first record at or after a time (0 or more), or none, as `offsetsForTimes` does.
 
-    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog if it reads damaged bytes.
+    The segment is chosen by the largest timestamps in the time indexes. Raises CorruptLog if damaged bytes are read.
     """
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)
@@ -77,7 +76,7 @@ def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Loo
         if search.indexes.is_unknown:
             search.indexes.note("The answer of a broker that starts on these files is unknown")
         else:
-            search.indexes.note(f"A broker that starts on these files returns {'the same' if same else answer}")
+            search.indexes.note(f"A broker that starts on these files returns {'the same answer' if same else answer}")
     return _answer(search, "found" if record else "none", reason, record)
 
 
@@ -92,7 +91,8 @@ def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str
             break
         passed.append(reported)
     else:
-        search.add_step(f"Largest timestamp of each segment: {_some(passed)}. None is at or after {asked}.")
+        search.add_step(f"Largest timestamp of each segment: {_some(passed)}. No segment has a timestamp at or after "
+        f"{asked}.")
         return None, f"no segment has a timestamp at or after {asked}"
     search.add_step(
         f"The first segment whose largest timestamp is at or after {asked} is number {number + 1} of "

@@ -15,7 +15,8 @@ _MIN_TEXT = 24  # minimum width, in characters, into which the text beside a nam
 
 
 class HelpTable(Table):
-    """A table whose columns of names are not narrowed. The text is beside the names or, if there is no room, below."""
+    """A table whose columns of names are not narrowed. The text is beside the names or, if there is no room, below
+    them."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = list(zip(*(column.cells for column in self.columns), strict=True))

@@ -182,7 +182,7 @@ def _report_stop(
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     left = "partitions without a row were not finished, " if rows and command.reports_rows else ""
     if flags.get("warm"):
-        then = "Kernels that are compiled are kept. To compile the others, run the same command again"
+        then = "Kernels that are compiled are kept. To compile the other kernels, run the same command again"
     elif _changes_log_dirs(flags):
         then = f"Partitions that are reported as done are complete, {left}no file is partly replaced, and a broker may "
         then += "start. To continue, run the same command again"

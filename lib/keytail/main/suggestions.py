@@ -1,4 +1,5 @@
-"""Suggests commands and flags that have the same meaning as an unknown name, or else a similar spelling.
+"""Suggests commands and flags whose meaning is that of an unknown name or, if there are none, whose spelling is
+similar.
 
 Errors of the command line's syntax are also printed as an object if --output json-v1 is among the arguments.
 """
@@ -34,8 +35,8 @@ def commands_meant(name: str, also_called: Mapping[str, Collection[str]]) -> lis
 
 
 def about_flag(flag: str, flags: Collection[str], flags_of_all: Mapping[str, Collection[str]]) -> str:
-    """Return a hint about a flag that is not one of the command's `flags`; empty if there is none. `flags_of_all` are
-    the flags of all commands, by command name."""
+    """Return a hint about a flag that is not one of the command's `flags`; empty if there is no hint. `flags_of_all`
+    are the flags of all commands, by command name."""
     if flag in _DRY_RUN:
         if "--execute" in flags:
             return "A dry run is the default: omit --execute"
@@ -49,7 +50,7 @@ def about_flag(flag: str, flags: Collection[str], flags_of_all: Mapping[str, Col
     if text := _about_setting(flag, flags):
         return text
     if others := [command for command, names in flags_of_all.items() if flag in names]:
-        return f"It is a flag of {_either(others, 'and')}"
+        return f"{flag} is a flag of {_either(others, 'and')}"
     return _did_you_mean(get_close_matches(flag, flags))
 
 
@@ -59,10 +60,10 @@ def _about_setting(flag: str, flags: Collection[str]) -> str:
     name = flag.strip("-").replace("-", ".").replace("_", ".")
     if any(name == key.name for key in TOPIC_KEYS):
         if "--topic-config" in flags:
-            return f"It is a topic setting: give --topic-config TOPIC:{name}=VALUE"
+            return f"{name} is a topic setting: give --topic-config TOPIC:{name}=VALUE"
         return f"{name} is a topic setting; this command uses no topic settings"
     if any(name in (key.name, *key.broker_names) for key in (*BROKER_KEYS, *TOPIC_KEYS)) and "--config" in flags:
-        return f"It is a setting of the broker: {name} is read from the file that --config names"
+        return f"{name} is a setting of the broker, which is read from the file that --config names"
     return ""
 
 

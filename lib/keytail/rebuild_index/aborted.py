@@ -31,7 +31,7 @@ class Needed:
 
     Of the data between two markers of a producer, the first batch is needed, and the first batch that reaches the log
     start offset. If the part contains no ABORT marker, batches between a producer's first and last marker are omitted:
-    they do not affect entries of other parts.
+    such batches do not affect entries of other parts.
     """
 
     def __init__(self, asked: np.ndarray, log_start_offset: int) -> None:
@@ -102,9 +102,9 @@ def right_entries(
     """Return all entries (TXN_ENTRY, native, in the order of their markers) that the indexes of a log should have.
 
     `parts` are the needed batches of the log's parts, in order; `known` are the entries on disk, by first offset;
-    `first_offset` is the base offset of its first segment. Entries below the log start offset are not served, and a
-    cleaned log contains less evidence for them. They are retained nevertheless, because the log start offset may be
-    lost.
+    `first_offset` is the base offset of the log's first segment. Entries below the log start offset are not served, and
+    a cleaned log contains less evidence for them. Such entries are retained nevertheless, because the log start offset
+    may be lost.
     """
     rows = np.concatenate([*parts, np.empty(0, BATCH_TABLE)])
     entries = _entries(rows, known, log_start_offset)

@@ -37,8 +37,8 @@ RebuildAll = Annotated[bool, o.run_flag(
 )]
 Truncate = Annotated[bool, o.safety_flag(
     "--truncate",
-    "Truncate the invalid end of a log after a crash, as a broker would at startup, and print what is lost. Possible "
-    "only above the recovery point, and only if the broker did not stop cleanly.",
+    "Truncate the invalid end of a log after a crash, as a broker would at startup, and print what is lost. "
+    "Truncation is possible only above the recovery point, and only if the broker did not stop cleanly.",
 )]
 
 
@@ -147,7 +147,8 @@ REBUILD_INDEX = Command(
     also_called=("repair", "fix", "recover", "recovery", "index", "indexes", "reindex", "truncate", "rebuild"),
     help="Rebuild missing and wrong index files, as a broker does after a crash, but before its start and on all cores."
     "\n\n"
-    "Without --execute it lists what is missing or wrong, and the exit status is 1 if anything is.",
+    "Without --execute the command lists what is missing or wrong, and the exit status is 1 if anything is missing or "
+    "wrong.",
     request=Request,
     run="keytail.rebuild_index.driver:rebuild",
     examples=(f"keytail rebuild-index {BROKER}", f"keytail rebuild-index {BROKER} --truncate --execute"),

@@ -220,7 +220,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
 
 
 def _torn_places(outcome: PartitionOutcome) -> tuple[Place, ...]:
-    """Return the places of the bytes that a truncation has removed, or would remove; empty without a torn tail."""
+    """Return the places of the bytes that a truncation has removed, or would remove; empty if there is no torn tail."""
     torn = outcome.done_truncation or (outcome.result.torn if outcome.result else None)
     if torn is None:
         return ()

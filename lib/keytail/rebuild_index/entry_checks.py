@@ -36,8 +36,8 @@ def why_wrong(
     """Return what is wrong with the offset index and the time index, according to the batches of the segment; "" for a
     valid file. `reader` reads `chunks`.
 
-    `is_in_use`: a broker writes to the segment. Its files have room after their entries, and its time index lacks the
-    closing entry.
+    `is_in_use`: a broker writes to the segment, so its index files have room after their entries, and the time index
+    lacks the closing entry.
     """
     offsets = _OffsetEntries(
         parse_offset_index(_used(offset_index, OFFSET_ENTRY, is_in_use)), "position", "relative_offset"
@@ -173,8 +173,8 @@ class _Entries:
 
 
 class _OffsetEntries(_Entries):
-    """Offset index entries, by position. Each has the last offset of the batch at its position, or of a later batch
-    before the next entry's position."""
+    """Offset index entries, by position. Each entry has the last offset of the batch at its position, or of a later
+    batch before the next entry's position."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         super().__init__(entries, key, value)
@@ -211,8 +211,8 @@ class _OffsetEntries(_Entries):
 
 
 class _TimeEntries(_Entries):
-    """Time index entries, by offset. Each has the largest timestamp so far, and the last offset of the batch in which
-    that timestamp first occurs, or the offset of the record that has it."""
+    """Time index entries, by offset. Each entry has the largest timestamp so far, and the last offset of the batch in
+    which that timestamp first occurs, or the offset of the record that has it."""
 
     def take(self, batches: _Batches) -> None:
         self._advance(int(batches.last[-1]))

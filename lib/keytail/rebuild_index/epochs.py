@@ -51,8 +51,8 @@ def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
 
 
 def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset: int) -> EpochsPlan:
-    """Plan the entries of the file. `entries` are its current entries, from `read_epochs`; `seen` are the epochs of the
-    log in order, or of a part of the log that ends at the log end."""
+    """Plan the entries of the file. `entries` are the file's current entries, from `read_epochs`; `seen` are the epochs
+    of the log in order, or of a part of the log that ends at the log end."""
     entries = tuple(entries)
     for (epoch, start), (later, later_start) in itertools.pairwise(entries):
         if later <= epoch or later_start <= start:

@@ -28,8 +28,8 @@ from keytail.rebuild_index.aborted import Needed
 from keytail.rebuild_index.entry_checks import why_wrong
 from keytail.rebuild_index.epochs import Epoch, epochs_seen
 
-# As large as a core's own cache: smaller chunks are slower because of the work per chunk. Chunks are not prefetched:
-# passing a chunk to another thread takes longer than processing its headers and checksums.
+# The size of a chunk is that of a core's own cache: smaller chunks are slower because of the work per chunk. Chunks are
+# not prefetched: passing a chunk to another thread takes longer than processing its headers and checksums.
 CHUNK_BYTES = 1 << 20
 _NO_LIMIT_BYTES = 1 << 40
 
@@ -81,7 +81,8 @@ class Slice:
 
 @dataclass
 class Scan:
-    """The result of one pass over a slice. Its valid batches end at byte `end`, before `damage` if there is any."""
+    """The result of one pass over a slice. The valid batches of the slice end at byte `end`, before `damage` if there
+    is any."""
 
     slice: Slice
     indexer: SegmentIndexer
@@ -106,8 +107,8 @@ class FileVerdict:
 
 @dataclass(frozen=True)
 class SegmentResult:
-    """The result for one segment. Its valid batches end at byte `end_position` and before offset `next_offset`, and
-    before `damage` if there is any.
+    """The result for one segment. The valid batches of the segment end at byte `end_position` and before offset
+    `next_offset`, and before `damage` if there is any.
 
     The whole log's transaction indexes and leader epochs are built from `rows` and `epochs`.
     """
@@ -127,7 +128,8 @@ def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slic
     small or its index cannot be used.
 
     The index may be wrong: `finish` checks that the batches of each slice end where the next slice starts, and that the
-    next slice begins with a complete batch at or below the entry's offset. If not, `finish` reads the segment again.
+    next slice begins with a complete batch at or below the entry's offset. If a check fails, `finish` reads the segment
+    again.
     """
     whole = (Slice(0, task.log_bytes),)
     if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):
@@ -173,8 +175,8 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
     """Append the result of the next slice (`part`) to `whole`. Each entry determines the next entry. The entries of the
-    slice are valid from the first entry on that also follows from the entries before the slice. This is its very first
-    entry if the slice begins at an entry that a recovery would write.
+    slice are valid from the first entry on that also follows from the entries before the slice. All entries of the
+    slice are valid if the slice begins at an entry that a recovery would write.
     """
     if whole.indexer.next_gets_entry:
         whole.indexer.join(part.indexer)

@@ -3,7 +3,7 @@
 `segment_tasks` defines what is to be read, by any number of tasks. `settle` combines their results and checks the
 transaction indexes. `truncate` truncates a torn tail, after which everything is read again. `install` renames new index
 files. `repair_rest` repairs snapshots and leader epochs, which are also derived from the log. With `execute` the caller
-holds the locks; without it nothing is written here.
+holds the locks; without `execute` nothing is written here.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
             index_interval_bytes=settings.index_interval_bytes,
             segment_index_bytes=settings.segment_index_bytes,
             asked_offsets=asked,
-            # If a broker recovers the segment at startup, it also truncates it at the first invalid batch.
+            # A broker that recovers the segment at startup also truncates the segment at the first invalid batch.
             torn_tail=not facts.clean_shutdown and end > facts.recovery_point,
             is_in_use=settings.is_in_use and end == names.MAX_OFFSET,
             rebuild_all=settings.rebuild_all,
@@ -205,7 +205,7 @@ def truncation_text(torn: Truncation, remedy: str = "") -> str:
         text += f" and the segments {', '.join(map(str, torn.removed_segments))}"
     text += f"; lost: {lost}"
     if torn.acknowledged_until is not None:
-        text += f", of which those below {torn.acknowledged_until} were acknowledged to producers"
+        text += f", of which the offsets below {torn.acknowledged_until} were acknowledged to producers"
     return f"{text}. {remedy}" if remedy else text
 
 
@@ -229,8 +229,8 @@ def _check_txn_index_entries(fs: FileSystem, task: SegmentTask, entries: np.ndar
 
 
 def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
-    """Return why the index is wrong. Entries below the log start offset are not served: only their order and range are
-    checked.
+    """Return why the index is wrong; "" if it is valid. Entries below the log start offset are not served: only their
+    order and range are checked.
     """
     if len(data) % TXN_ENTRY.itemsize:
         return f"its size of {len(data)} bytes is not a multiple of {TXN_ENTRY.itemsize}"
@@ -243,7 +243,7 @@ def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
         return ""
     differs = {entry.tobytes() for entry in there} ^ {entry.tobytes() for entry in served}
     first = min(int(np.frombuffer(entry, served.dtype)["last_offset"][0]) for entry in differs)
-    return f"it has {_count(there)}, the log has {_count(served)}; they first differ at the marker at offset {first}"
+    return f"the file has {_count(there)}, the log {_count(served)}; they first differ at the marker at offset {first}"
 
 
 def _count(entries: np.ndarray) -> str:
@@ -253,8 +253,8 @@ def _count(entries: np.ndarray) -> str:
 def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> None:
     """Rename every new index file to its final name, and remove transaction indexes that should not exist.
 
-    If a `.index` is missing, a broker rebuilds all three indexes; if it exists and the `.timeindex` does not, the
-    broker uses an empty time index. So the `.index` is renamed last.
+    If a `.index` is missing, a broker rebuilds all three indexes; if the `.index` exists and the `.timeindex` does not,
+    the broker uses an empty time index. So the `.index` is renamed last.
     """
     tasks = {task.base_offset: task for task in segment_tasks(plan)}
     for task in tasks.values():

@@ -38,11 +38,12 @@ class SnapshotSurvey:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A snapshot that was or would be rebuilt. With a `problem`, it cannot be rebuilt, and the file is unchanged."""
+    """A snapshot that was or would be rebuilt. With a `problem`, the snapshot cannot be rebuilt, and the file is
+    unchanged."""
 
     offset: int
     was: Literal["missing", "damaged"]
-    source: int | None  # the older snapshot that it is rebuilt from; None: only the log
+    source: int | None  # offset of the older snapshot that is used; None if only the log is used
     producers: int = 0
     problem: str = ""
 
@@ -170,7 +171,7 @@ class _Replay:
             return ""
         what = "no older snapshot is valid, and the log alone does not contain all producers: "
         if self._log_start_offset or self._first:
-            return f"{what}it begins at offset {max(self._log_start_offset, self._first)}"
+            return f"{what}the log begins at offset {max(self._log_start_offset, self._first)}"
         gap = self._gap if self._gap is not None else self._next
         return f"{what}offset {gap} is missing" if gap < offset else ""
 

@@ -38,7 +38,7 @@ class TornTail:
 
     base_offset: int
     byte_position: int  # valid batches end here
-    next_offset: int  # offset after the last valid batch; the base offset if there is none
+    next_offset: int  # offset after the last valid batch; the base offset if no batch is valid
     log_bytes: int
     what: str
     broker_truncates: bool
@@ -58,7 +58,7 @@ class Truncation:
     removed_segments: tuple[int, ...]
     cleaner_checkpoint: int | None
     high_watermark: int | None
-    acknowledged_until: int | None  # lost offsets below this were below the high watermark
+    acknowledged_until: int | None  # lost offsets below this offset were below the high watermark
 
     @property
     def next_offset(self) -> int:
@@ -136,11 +136,11 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
     if facts.clean_shutdown:
         why = f"the broker stopped cleanly ({names.CLEAN_SHUTDOWN} exists), so this is not an interrupted write"
     elif tail.next_offset < facts.recovery_point or tail.base_offset < recovered_from:
-        why = f"it is below the recovery point {facts.recovery_point}, up to which the log was flushed to disk"
+        why = f"the damage is below the recovery point {facts.recovery_point}, up to which the log was flushed to disk"
     elif not tail.broker_truncates:
         why = "a broker that recovers the log would not truncate it here"
     elif tail.next_offset < facts.log_start_offset:
-        why = f"it is below the log start offset {facts.log_start_offset}, so a broker would delete the rest of the log"
+        why = f"the damage is below the log start offset {facts.log_start_offset}: a broker would delete the whole log"
     if why:
         raise CorruptLog(
             f"the log is not truncated at its first invalid byte ({tail.what}): {why}",

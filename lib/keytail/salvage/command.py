@@ -41,7 +41,8 @@ class Loss:
 
     kind: Annotated[
         str,
-        "`damaged` (bytes that are not an intact batch), `missing-segment` (it has index files, but no log), `tail` "
+        "`damaged` (bytes that are not an intact batch), `missing-segment` (a segment has index files, but no log), "
+        "`tail` "
         "and `head` (according to checkpoints the log had records that are not in the files), `gap` (between two "
         "segments), `repeated` (a batch that is also elsewhere), `zeros` (only zero bytes)",
     ]
@@ -49,7 +50,7 @@ class Loss:
     start_byte: Annotated[int, "byte position in the file at which the loss begins"]
     end_byte: Annotated[int, "byte position at which the loss ends, exclusive"]
     first_offset: Annotated[int, "first offset that may be lost"]
-    end_offset: Annotated[int | None, "end of these offsets, exclusive; `null` if unknown"]
+    end_offset: Annotated[int | None, "end of the offsets that may be lost, exclusive; `null` if unknown"]
     certain: Annotated[bool, "whether it is certain that data is lost"]
     why: str
 
@@ -61,7 +62,8 @@ class OpenTransaction:
     producer_id: Annotated[int, "id of the producer"]
     producer_epoch: Annotated[int, "epoch of the producer"]
     first_offset: Annotated[int, "first offset of the transaction"]
-    at_offset: Annotated[int | None, "offset of the loss at which it is open; `null` for the end of the log"]
+    at_offset: Annotated[int | None, "offset of the loss at which the transaction is open; `null` for the end of the "
+    "log"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class SalvageRow(RowOfPartition):
     last_batch_end: Annotated[int | None, "the offset after the last intact batch"] = None
     log_end_offset: Annotated[int | None, "log end offset of the new log"] = None
     gaps: Annotated[int, "number of gaps between adjacent intact batches"] = 0
-    gap_offsets: Annotated[int, "offsets in these gaps"] = 0
+    gap_offsets: Annotated[int, "number of offsets in the gaps"] = 0
     left_out: Annotated[
         int,
         "number of batches that were not saved although they are or may be readable: their checksum is correct, the "
@@ -199,7 +201,7 @@ def next_step(rows: Sequence[SalvageRow], request: Request) -> str:
     else:
         lines.append("  1. move these directories out of their log dirs, and keep them:")
         lines += [f"    {old}" for old in damaged]
-        lines.append("  2. move the new directories there, with owner and mode as before:")
+        lines.append("  2. move the new directories to the old paths, with owner and mode as before:")
         lines += [f"    {row.to} to {old}" for row, old in zip(done, damaged, strict=True)]
     lines += [
         "  3. do not change the checkpoints of the log dir: log start offset and log end offset are as before, unless "
@@ -219,8 +221,9 @@ SALVAGE = Command(
     name="salvage",
     also_called=("repair", "rescue", "save", "recover", "recovery", "fix"),
     help="Save the intact batches of damaged partitions to another directory, and list what is lost.\n\n"
-    "Use it if nothing else can repair a partition, and no other replica has the data. The log dirs are only read. "
-    "Without --execute it lists what would be lost, and the exit status is 1 if anything would be lost.",
+    "Use this command if nothing else can repair a partition, and no other replica has the data. The log dirs are "
+    "only read. Without --execute the command lists what would be lost, and the exit status is 1 if anything would be "
+    "lost.",
     request=Request,
     run="keytail.salvage.driver:salvage",
     examples=(
@@ -232,7 +235,7 @@ SALVAGE = Command(
         "would-salvage": Status("dry run: with --execute, the intact batches would be saved", "notable"),
         "salvaged": Status("the intact batches are in the new directory", "done"),
         "refused": Status("keytail does not act on this state; nothing was written", "not done"),
-        "failed": Status("something else went wrong; run again", "failed"),
+        "failed": Status("another error occurred; run again", "failed"),
     },
     exits={1: "also if a dry run found losses", 3: "also if something was written and `left_out` is not 0"},
     show=show_rows,

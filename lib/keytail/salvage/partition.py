@@ -177,7 +177,7 @@ class _Salvaged:
         for item, end in itertools.pairwise([*lost, base]):
             why = "only index files of this segment exist"
             if item in self._sources.not_taken:
-                why = "its log is not a regular file, and is not used"
+                why = "the log of this segment is not a regular file, and is not used"
             result.losses.append(
                 Loss("missing-segment", names.segment_file(item, names.LOG), 0, 0, item, end, True, why)
             )

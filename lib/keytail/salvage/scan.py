@@ -1,7 +1,7 @@
 """Finds the intact batches of one damaged segment file, checks them to the last record, and orders them by offset.
 
-The file is read into memory once, except for unreadable pages, so the bytes that were checked are those written later.
-SALVAGE.md, "What counts as intact", defines intact batches, and how the bytes between them are reported.
+The file is read into memory once, except for unreadable pages, so the bytes that were checked are the bytes that are
+written later. SALVAGE.md, "What counts as intact", defines intact batches, and how the bytes between them are reported.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class FileScan:
 
 
 def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -> FileScan:
-    """Find the intact batches with offsets in [low, high). Needs memory for the whole file, and 88 bytes per batch.
+    """Find the intact batches with offsets in [low, high). The scan needs memory for the whole file, and 88 bytes per
+    batch.
 
     Raises OSError if the file cannot be read for a reason that does not imply a loss; Refused for a compressed message
     of magic 0 or 1 that decompresses to more than `max_record_bytes`.
@@ -246,8 +247,8 @@ def _chain(table: np.ndarray, low: int) -> np.ndarray:
 
 
 def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict[int, str]:
-    """Return, by row, why rows with a valid CRC are not intact. Completes the rows of compressed messages of magic 0
-    and 1."""
+    """Return the reasons, by row, why batches with a valid CRC are not intact. Completes the rows of compressed
+    messages of magic 0 and 1."""
     why: dict[int, str] = {}
     codecs = table["attributes"] & CODEC_MASK
     is_old = table["magic"] < 2

@@ -1,6 +1,7 @@
-"""Writes the directory of a salvaged partition: segments, then the files derived from them. Renames the directory last.
+"""Writes the directory of a salvaged partition: segments, then the files derived from them. The directory is renamed
+last.
 
-Until it is complete, the directory has a name with which a broker fails at startup, so that it is never used as a
+Until the directory is complete, it has a name with which a broker fails at startup, so that it is never used as a
 partition. Everything is durable before the final rename.
 """
 
@@ -43,7 +44,7 @@ class NewPartition:
     def __init__(
         self, fs: FileSystem, directory: str, source: PartitionEntry, *, run_id: str, topic_id: str | None
     ) -> None:
-        """`topic_id` is used if the source has none. Nothing is created before the first segment."""
+        """`topic_id` is used if the source has no topic id. Nothing is created before the first segment."""
         self._fs, self._directory, self._source = fs, directory, source
         self._run_id, self._topic_id = run_id, topic_id
         name = names.partition_dir(source.topic, source.partition)
@@ -68,8 +69,8 @@ class NewPartition:
         self._is_made = True
 
     def _like(self, stat: FileStat) -> FileStat | None:
-        """Return `stat`, or None if this process cannot give files that owner; the operator then sets the owner
-        later."""
+        """Return `stat`, or None if this process cannot give files the owner in `stat`; the operator then sets the
+        owner later."""
         try:
             self._fs.refuse_unless_like(stat)
         except Refused:
@@ -168,9 +169,10 @@ class NewPartition:
             return []
         if self._topic_id is not None:
             self._fs.write_file(target, encode_topic_id(self._topic_id), like)
-            return [f"{why}; it was created with the topic ID from the metadata log"]
+            return [f"{why}; the file was created with the topic ID from the metadata log"]
         return [
-            f"{why}: the new directory has none, so a broker treats it as stray. Create the file with the topic ID "
+            f"{why}: the new directory lacks this file, so a broker treats the directory as stray. Create the file "
+            f"with the topic ID "
             "that kafka-topics.sh --describe shows: 'version: 0', a line feed, 'topic_id: ' and the ID, without a line "
             "feed at the end"
         ]
@@ -215,7 +217,8 @@ class NewPartition:
         ]
 
     def _put_epochs(self, results: Sequence[SegmentResult]) -> list[str]:
-        """Write the source's leader epochs unless the log contradicts them; return notes. Newer epochs follow later."""
+        """Write the source's leader epochs unless the log contradicts them; return notes. Newer epochs are added
+        later."""
         seen = [epoch for result in results for epoch in result.epochs]
         path = os.path.join(self._source.path, names.LEADER_EPOCHS)
         try:

@@ -1,7 +1,8 @@
-"""Lists the columns of the `kafka-log` data sources, and chooses the columns of a read. Uses neither Spark nor Arrow.
+"""Lists the columns of the `kafka-log` data sources, and chooses the columns of a read. Neither Spark nor Arrow is
+imported.
 
-The columns of records are those of Spark's own Kafka source (SOURCE.md). Types have their names in Spark's SQL:
-`schema.py` maps them to the types of pyspark, and `columns.py` to those of Arrow.
+The columns of records are those of Spark's own Kafka source (SOURCE.md). Types are named as in Spark's SQL: `schema.py`
+maps these names to the types of pyspark, and `columns.py` to the types of Arrow.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ OF_BATCHES = {
 
 
 def chosen_columns(columns: Mapping[str, K], wanted: Sequence[str] | None, *, headers: bool = True) -> dict[str, K]:
-    """Return the columns `wanted` with their types, in that order, or, if it is None, all columns; the column headers
-    only with `headers`. Raises UsageProblem for an unknown column, and if there are no columns."""
+    """Return the columns to read, with their types: the columns `wanted`, in that order, or all columns if `wanted` is
+    None. The column `headers` exists only if `headers` is True. Raises UsageProblem if a wanted column does not exist,
+    and if no column is wanted."""
     there = {name: kind for name, kind in columns.items() if headers or name != "headers"}
     names = wanted if wanted is not None else tuple(there)
     for name in names:

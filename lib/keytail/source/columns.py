@@ -19,7 +19,7 @@ from keytail.run.arrow import binary, cut, header_names, joined
 from keytail.source.column_types import HEADERS
 from keytail.source.plan import Piece
 
-_MAX_MS = 2**63 // 1000 - 1  # the largest timestamp of Spark
+_MAX_MS = 2**63 // 1000 - 1  # the largest timestamp of Spark, in ms
 _TYPES = {
     "binary": pyarrow.binary(),
     "string": pyarrow.string(),
@@ -35,12 +35,12 @@ _TYPES[HEADERS] = pyarrow.list_(pyarrow.field("element", _HEADER))
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:
-    """Return the Arrow schema of columns of `column_types.py`, which pyspark derives from its own types, too."""
+    """Return the Arrow schema of `columns` (names and types of `column_types.py`); pyspark derives an equal schema."""
     return pyarrow.schema([(name, _TYPES[kind]) for name, kind in columns.items()])
 
 
 def record_batches(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
-    """Yield Arrow batches of the data records of `pieces`. `schema` (Arrow) has some of RECORD_COLUMNS.
+    """Yield Arrow batches of the data records of `pieces`. `schema` is an Arrow schema of some of RECORD_COLUMNS.
 
     Keys, values and headers are gathered only if the schema has them.
     """
@@ -65,8 +65,9 @@ def _of_records(piece: Piece, schema: Any, table: RecordTable) -> Any:
 
 
 def batch_tables(fs: FileSystem, pieces: Sequence[Piece], schema: Any, *, ended: bool = False) -> Iterator[Any]:
-    """Yield Arrow batches, a row per record batch that overlaps a piece's range or, with `ended`, that has its last
-    offset in this range: adjacent ranges then have no batch in common. `schema` has some of BATCH_COLUMNS."""
+    """Yield Arrow batches with a row for each record batch that overlaps the range of a piece. With `ended`, only
+    record batches whose last offset is in the range have rows: adjacent ranges then have no row in common. `schema` is
+    an Arrow schema of some of BATCH_COLUMNS."""
     for piece in pieces:
         yield from joined(_of_batches(piece, schema, chunk.table, ended) for chunk in batches(fs, piece.slice))
 
@@ -128,7 +129,8 @@ def _micros(times_ms: np.ndarray, offsets: np.ndarray, piece: Piece) -> np.ndarr
 
 
 def _headers(table: RecordTable, kind: Any) -> Any:
-    """Return the headers of records; null for a record without headers, as Spark's Kafka source does."""
+    """Return the headers of records as an Arrow list array; null for a record without headers, as in Spark's Kafka
+    source."""
     headers = table.headers()
     offsets = headers.offsets.astype(np.int32)
     fields = [header_names(headers.keys), binary(headers.values)]

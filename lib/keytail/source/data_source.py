@@ -2,9 +2,10 @@
 
     spark.read.format("kafka-log").option("logDirs", "/data/kafka-logs").option("topic", "orders").load()
 
-Both can also be read as streams. The tasks of the query read the files of stopped or running brokers, or copies, and
-never change them. Spark finds both formats through the modules `pyspark_kafka_log` and `pyspark_kafka_log_batches`;
-`register` is for a session that does not search for them. SOURCE.md describes the options, and what is read.
+Both formats can also be read as streams. The tasks of a query read the files of stopped or running brokers, or copies
+of such files, and never change them. Spark finds both formats through the modules `pyspark_kafka_log` and
+`pyspark_kafka_log_batches`; `register` is for a session that does not search for these modules. SOURCE.md describes the
+options, and what is read.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class _Share(InputPartition):
 
 
 class _LogSource(DataSource):
-    """The base class of both sources. Its readers have no pushFilters, because with that method pyspark 4.2 gives wrong
-    results in the second query on a DataFrame. Options limit the range that is read."""
+    """The base class of both sources. The readers of a source have no pushFilters, because with that method pyspark 4.2
+    gives wrong results in the second query on a DataFrame. The range that is read is limited by options instead."""
 
     columns: Mapping[str, DataType]
     of_records: bool
@@ -117,7 +118,7 @@ class _LogStreamReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableN
 
     _streaming = True
     _latest: Mapping[str, Any] | None = None
-    _is_bounded = False  # by Trigger.AvailableNow: the stream ends at the latest offsets of its first batch
+    _is_bounded = False  # set by Trigger.AvailableNow: the stream ends at the latest offsets of its first batch
     _bounds: tuple[Offsets, Offsets] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (named by Spark)
@@ -163,6 +164,6 @@ class _LogStreamReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableN
 
 
 def register(spark: Any) -> None:
-    """Register both formats in a session. If keytail is installed in Spark's Python, this is not necessary."""
+    """Register both formats in a session. This call is not necessary if keytail is installed in Spark's Python."""
     for source in (KafkaLogSource, KafkaLogBatchesSource):
         spark.dataSource.register(source)

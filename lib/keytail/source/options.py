@@ -1,5 +1,5 @@
-"""Parses the options of the `kafka-log` data sources. They have the names and the meaning that Spark's own Kafka source
-gives them. No file is read. SOURCE.md has the table for users.
+"""Parses the options of the `kafka-log` data sources. The options have the names and the meaning that Spark's own Kafka
+source gives them. No file is read. SOURCE.md has a table of the options for users.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ NAMES = (
 )  # fmt: skip
 _OF_RECORDS = ("isolationLevel", "includeHeaders", "maxOffsetsPerTrigger")
 _OF_CLIENT = ("groupIdPrefix", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
-# Options of Spark's Kafka source that these sources do not have, with what to do instead.
-_REFUSED = {name.lower(): "Remove it: it configures a Kafka client, which is not used" for name in _OF_CLIENT} | {
+# Options of Spark's Kafka source that these sources do not have, with the remedy for each.
+_FOR_CLIENT = "Remove the option: it configures a Kafka client, which is not used"
+_REFUSED = {name.lower(): _FOR_CLIENT for name in _OF_CLIENT} | {
     "kafka.bootstrap.servers": 'Give .option("logDirs", ...) instead: files are read, and no broker is asked',
     "minoffsetspertrigger": "Set an interval between batches with .trigger(processingTime=...)",
     "maxtriggerdelay": "Set an interval between batches with .trigger(processingTime=...)",
@@ -59,7 +60,7 @@ class SourceOptions:
     start: Bound = Bound(False, EARLIEST)
     end: Bound = Bound(False, LATEST)
     start_without_match: str = "error"
-    refuses_start_above_end: bool = False  # if False, nothing is read from such a partition
+    refuses_start_above_end: bool = False  # if False, no records of a partition with such a start are read
     committed: bool = False
     include_headers: bool = False
     columns: tuple[str, ...] | None = None
@@ -79,8 +80,8 @@ def parse_options(
     given: Mapping[str, str], *, records: bool = True, streaming: bool | None = False
 ) -> SourceOptions:
     """Parse the options of `kafka-log` (`records`) or `kafka-log-batches`; names are case-insensitive. If `streaming`
-    is None, it is not known whether they are for a stream, and offsets and times are not parsed. Raises UsageProblem
-    for options that are unknown, missing, invalid or contradictory."""
+    is None, it is not known whether the options are for a stream, so offsets and times are not parsed. Raises
+    UsageProblem for options that are unknown, missing, invalid or contradictory."""
     options, spelled = _by_name(given, records)
     log_dirs = _list(options.get("logDirs"))
     if not log_dirs:
@@ -189,7 +190,7 @@ def _by_name(given: Mapping[str, str], records: bool) -> tuple[dict[str, str], d
 def _unknown(name: str, spellings: Mapping[str, str]) -> UsageProblem:
     remedy = _REFUSED.get(name.lower())
     if remedy is None and name.lower().startswith("kafka."):
-        remedy = "Remove it: it configures a Kafka client, which is not used"
+        remedy = _FOR_CLIENT
     if remedy is not None:
         return UsageProblem(
             f"option {name} of Spark's Kafka source is not supported", remedy=remedy, slug="unsupported-option"
@@ -212,7 +213,7 @@ def _check_order(start: Bound, end: Bound) -> None:
             raise UsageProblem(
                 f"the starting {what} {start.of[item]} of {item[0]}-{item[1]} is above its ending {what} "
                 f"{end.of[item]}",
-                remedy="Exchange them, or correct one of them",
+                remedy="Exchange the two values, or correct one of them",
                 slug="start-above-end",
             )
 
@@ -247,7 +248,7 @@ def _pattern(text: str | None, spelled: Mapping[str, str]) -> str | None:
 
 
 def _one_of(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """Return the value of an option. It must be one of `values`, of which the first is the default."""
+    """Return the value of an option, which must be one of `values`; the first of these is the default."""
     value = options.get(name, values[0]).lower()
     if value not in values:
         raise UsageProblem(
@@ -294,7 +295,8 @@ def _json(name: str, text: str) -> dict[str, Any]:
 
 
 def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
-    """Return the start or end. As in Spark, a time takes precedence over times by partition, and these over offsets."""
+    """Return the start or the end of the read. As in Spark, a time takes precedence over times by partition, and both
+    take precedence over offsets."""
     name = f"{which}Timestamp"
     if name in options:
         return Bound(True, _number(name, options[name], at_least=0))

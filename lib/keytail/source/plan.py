@@ -1,7 +1,7 @@
 """Plans a read of the `kafka-log` data sources: the range of offsets in each partition, and the slices of the log.
 
-Runs in the process in which Spark plans a query. Reads listings, checkpoints and indexes, and, to find a time or a
-transaction, the batches around it.
+The planning runs in the process in which Spark plans a query. Listings, checkpoints and indexes are read, and the
+batches near a time or a transaction that has to be found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions, Topic
 
 T = TypeVar("T")
 
-# The cost of opening a file, in bytes read, as in Spark: many small partitions share a task.
+# The cost of opening a file, as the number of bytes that can be read in the same time: small partitions share a task.
 _OPENING_BYTES = 4 << 20
 _IN_RANGE = "Give offsets in this range, or set failOnDataLoss to false to read the records that exist"
 
@@ -75,7 +75,7 @@ def chosen_partitions(
 
 
 def in_tasks(pieces_of: Callable[[int], list[Piece]], options: SourceOptions) -> list[tuple[Piece, ...]]:
-    """Divide the slices that `pieces_of` returns, for the number of bytes per slice, into tasks."""
+    """Return the slices of each task. `pieces_of` returns all slices for a given number of bytes per slice."""
     tasks = _bundled(pieces_of(options.slice_bytes), options.slice_bytes)
     total_bytes = sum(piece.slice.size_bytes for pieces in tasks for piece in pieces)
     if len(tasks) >= options.min_partitions or not total_bytes:
@@ -117,7 +117,7 @@ def check_named(options: SourceOptions, found: AbstractSet[TopicPartition], surv
         shown = ", ".join(there[:20]) + (" ..." if len(there) > 20 else "")
         raise UsageProblem(
             f"{what} in the log dirs {', '.join(options.log_dirs)}",
-            remedy=f"Check the names; the topics there are: {shown}",
+            remedy=f"Check the names; the log dirs contain these topics: {shown}",
             slug="unknown-topic-or-partition",
         )
 
@@ -163,7 +163,7 @@ def with_facts(
 
 
 def limit_of(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> Readable:
-    """Return the offset up to which the partition can be read with the isolation level of the options."""
+    """Return the end of the offsets that can be read with the isolation level of the options, and notes about it."""
     now_ms = time.time_ns() // 1_000_000
     return readable(fs, facts, committed=options.committed, log_end=options.log_end, now_ms=now_ms)
 
@@ -196,7 +196,7 @@ def _asked(bound: Bound, facts: PartitionFacts) -> int:
 
 
 def start_of(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: Readable) -> int:
-    """Return the first offset to read, by the options."""
+    """Return the first offset to read, by the options. Raises UsageProblem if that offset or time is not in the log."""
     asked = _asked(options.start, facts)
     if options.start.timestamps:
         found = _offset_of(fs, facts, asked, limit)
@@ -245,6 +245,6 @@ def _available(facts: PartitionFacts, limit: Readable) -> str:
 
 
 def _offset_of(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int, limit: Readable) -> int | None:
-    """Return the offset of the first readable record at or after a time, or None."""
+    """Return the offset of the first readable record at or after a time, or None if there is no such record."""
     found = lookup_time(fs, facts, timestamp_ms).record
     return None if found is None or found.offset >= limit.end_offset else found.offset

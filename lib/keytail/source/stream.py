@@ -1,9 +1,9 @@
 """Plans the batches of a stream: the offsets up to which each partition is read, and the slices of one batch.
 
-A stream reads what a broker that may be running neither appends to nor truncates: closed segments, below the high
+A stream reads only data that a running broker neither appends to nor truncates: closed segments, below the high
 watermark and, with read_committed, below the last stable offset; and the active segment only after a clean shutdown.
-Offsets are those of Spark's Kafka source: the offset of the next record to be read, by topic and partition. Losses are
-detected by the rules of that source, and are errors unless failOnDataLoss is false.
+Offsets are those of Spark's Kafka source: the offset of the next record to be read, by topic and partition. Lost
+records are detected by the rules of Spark's source, and are errors unless failOnDataLoss is false.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(value: Mapping[str, Any]) -> Offsets:
-    """Return the offsets of a checkpoint. Raises Refused if it is not one of this source or of Spark's Kafka source."""
+    """Return the offsets of a checkpoint. Raises Refused if `value` is not from a checkpoint of this source or of
+    Spark's Kafka source."""
     try:
         return {(topic, int(number)): int(offset) for topic, of in value.items() for number, offset in of.items()}
     except (AttributeError, TypeError, ValueError) as error:
@@ -58,8 +59,8 @@ def from_json(value: Mapping[str, Any]) -> Offsets:
 
 
 def initial_offsets(fs: FileSystem, options: SourceOptions) -> Offsets:
-    """Return the offsets at which a new stream begins. Raises UsageProblem if they are not in the log, or if topics or
-    partitions are missing; a pattern may match topics that are created later."""
+    """Return the offsets at which a new stream begins. Raises UsageProblem if these offsets are not in the log, or if
+    topics or partitions are missing. A pattern need not match a topic, since topics may be created later."""
     chosen, surveyed = chosen_partitions(fs, options)
     found = {(entry.topic, entry.partition) for _, entry in chosen}
     if options.topic_pattern is None:
@@ -68,7 +69,7 @@ def initial_offsets(fs: FileSystem, options: SourceOptions) -> Offsets:
 
     def start(facts: PartitionFacts) -> int:
         if options.start == Bound(False, EARLIEST):
-            return facts.log_start_offset  # without a high watermark, which a new partition may not have yet
+            return facts.log_start_offset  # needs no high watermark, which a new partition may not have yet
         return start_of(fs, options, facts, limit_of(fs, options, facts))
 
     return {(entry.topic, entry.partition): with_facts(fs, log_dir, entry, start) for log_dir, entry in chosen}
@@ -77,11 +78,11 @@ def initial_offsets(fs: FileSystem, options: SourceOptions) -> Offsets:
 def latest_offsets(
     fs: FileSystem, options: SourceOptions, start: Mapping[TopicPartition, int]
 ) -> tuple[Offsets, Offsets]:
-    """Return the offsets at which a batch after `start` begins, and those up to which it can be read. New partitions
-    begin at their log start offset; partitions that no longer exist are in neither. Unless failOnDataLoss is false,
-    raises UsageProblem for missing topics or partitions that are not in `start` either, and Refused for partitions of
-    `start` that are missing or end before it: Spark must not store the end of such a batch, which would be used again
-    when the partition is restored."""
+    """Return the offsets at which a batch after `start` begins, and the offsets up to which it can be read. New
+    partitions begin at their log start offset; partitions that no longer exist are in neither result. Unless
+    failOnDataLoss is false, raises UsageProblem for missing topics or partitions that are not in `start` either, and
+    Refused for partitions of `start` that are missing or end before their offset in `start`. Spark must not store the
+    end of such a batch: the end would be used again when the partition is restored."""
     chosen, surveyed = chosen_partitions(fs, options)
     if options.topic_pattern is None and options.fail_on_data_loss:
         check_named(options, {(entry.topic, entry.partition) for _, entry in chosen} | start.keys(), surveyed)
@@ -125,7 +126,7 @@ def plan_batch(
     left_out = start.keys() - end.keys()
     if left_out:
         # If the first batch is planned again, its start has partitions that were created later. The next batch reads
-        # them from their beginning.
+        # these partitions from their beginning.
         chosen, _ = chosen_partitions(fs, options)
         _report_gone(options, left_out - {(entry.topic, entry.partition) for _, entry in chosen
                                           if start.get((entry.topic, entry.partition)) == 0})  # fmt: skip
@@ -187,7 +188,7 @@ def _report_loss(options: SourceOptions, what: str, path: str | None = None) -> 
     raise Refused(
         f"records may be missing from the stream: {what}",
         path=options.log_dirs[0] if path is None else path,
-        remedy="If they were read or are not needed, set failOnDataLoss to false to continue with the rest. If not, "
-        "read them from a backup or another replica",
+        remedy="If these records were read or are not needed, set failOnDataLoss to false to continue with the other "
+        "records. If not, read the records from a backup or another replica",
         slug="stream-data-lost",
     )

@@ -42,7 +42,7 @@ class Backup:
 
 @dataclass(frozen=True)
 class Entry:
-    """The backup of one partition by one run. If it has no manifest, its creation or its removal was interrupted.
+    """The backup of one partition by one run. If an entry has no manifest, its creation or its removal was interrupted.
 
     `held_bytes` is the size of the files without another hard link: this space is freed when the entry is removed.
     """
@@ -105,7 +105,7 @@ def keep(
             files=tuple(_keep_file(fs, backup, partition_path, path, name) for name in files),
             parts=parts_of(groups),
         )
-        write_manifest(fs, path, manifest)  # this also makes the other names in the directory durable
+        write_manifest(fs, path, manifest)  # writing the manifest also makes the other names in the directory durable
     except BaseException:
         with contextlib.suppress(OSError, KeytailError):  # only the first error is reported
             forget(fs, path)
@@ -177,7 +177,7 @@ def _keep_file(fs: FileSystem, backup: Backup, partition_path: str, path: str, n
                     slug="no-hard-links",
                 ) from error
             raise
-        # The file is synced, because its writer may not have made it durable, and it loses its name in the log.
+        # The file is synced, because its writer may not have made it durable, and the file loses its name in the log.
         size_bytes, digest_hex = digest_file(fs, source, sync=True)
     if size_bytes != facts.size_bytes:
         raise Refused(
@@ -276,7 +276,7 @@ def _entry(fs: FileSystem, path: str) -> Entry:
 def refuse_foreign(fs: FileSystem, path: str) -> None:
     """Raise Refused unless `keep` has created the entry at `path`. Neither the entry nor any directory above it may be
     a log dir. The directory of its run must have the marker or, if an older keytail created it, the entry must have a
-    manifest of this run and partition. It may contain only files that `keep` creates.
+    manifest of this run and partition. The entry may contain only files that `keep` creates.
     """
     _refuse_below_log_dir(fs, path)
     if not _has_marker(fs, os.path.dirname(path)) and not _has_own_manifest(fs, path):
@@ -333,7 +333,8 @@ def _has_own_manifest(fs: FileSystem, path: str) -> bool:
 
 
 def forget(fs: FileSystem, path: str) -> None:
-    """Remove an entry, and with the last entry the directory of its run. After an interruption it can be called again.
+    """Remove an entry, and with the last entry the directory of its run. After an interruption the function can be
+    called again.
 
     The manifest is removed last, since it lists the files. Raises Refused, with nothing removed, if keytail did not
     create the entry, or if it contains files that `keep` does not create.

@@ -37,9 +37,10 @@ _MAX_NAMES = 5  # maximum number of partitions that are listed for one run
 
 OriginalsDirectory = Annotated[str, o.flag("--originals DIR", "Directory that was given with --keep-originals.")]
 Run = Annotated[str | None, o.flag("--run ID", "Id of the run, as printed by `compact` and by --list.")]
-ListRuns = Annotated[bool, o.flag("--list", "List the runs that have a backup. Default without --run.")]
+ListRuns = Annotated[bool, o.flag("--list", "List the runs that have a backup. This is the default without --run.")]
 MovedLogDirs = Annotated[list[str] | None, o.flag(
-    "--log-dirs DIR[,DIR]", "Current log dirs of the partitions. Default: the log dirs that they had in the run."
+    "--log-dirs DIR[,DIR]", "Current log dirs of the partitions. Default: the log dirs that the partitions had in the "
+    "run."
 )]
 Forget = Annotated[bool, o.flag(
     "--forget", "Remove the backup of the run, which frees its space. The run can then no longer be undone."
@@ -78,7 +79,7 @@ class Request:
 
     @property
     def is_list(self) -> bool:
-        """Whether runs are to be listed, and none is to be undone or forgotten."""
+        """Whether runs are to be listed, and no run is to be undone or forgotten."""
         return self.run_id is None or self.list_runs
 
 
@@ -96,7 +97,7 @@ class UndoRow(OfPartition):
     segments_before: int | None = None
     segments_after: int | None = None
     bytes_before: Annotated[int | None, "size of the `.log` files"] = None
-    bytes_after: Annotated[int | None, "size of the `.log` files that the run replaced"] = None
+    bytes_after: Annotated[int | None, "size of the `.log` files after the undo"] = None
     cleaner_checkpoint_before: int | None = None
     cleaner_checkpoint_after: int | None = None
     held_bytes: Annotated[int, "space that `--forget` frees"] = 0
@@ -111,7 +112,7 @@ class BackedUpRun:
 
     run_id: str
     kept_ms: Annotated[int | None, "when the backup was created"]
-    state: Annotated[State, "`unfinished`: the backup of one of its partitions is incomplete or cannot be read"]
+    state: Annotated[State, "`unfinished`: the backup of one of the run's partitions is incomplete or cannot be read"]
     partitions: Annotated[tuple[str, ...], "names of the partitions"]
     held_bytes: Annotated[int, "space that `--forget` frees"]
 
@@ -194,7 +195,8 @@ UNDO = Command(
     name="undo",
     also_called=("revert", "rollback", "restore", "reset", "backup", "backups"),
     help="Restore partitions to the state before a compaction with --keep-originals.\n\n"
-    "This is possible only if everything that the run wrote is unchanged; records appended since are retained.\n"
+    "This is possible only if everything that the run wrote is unchanged; records that were appended later are "
+    "retained.\n"
     "Without --execute the command prints what it would do, and what prevents it.",
     request=Request,
     run="keytail.undo.driver:run",

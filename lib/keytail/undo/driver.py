@@ -265,7 +265,7 @@ def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) 
         raise Refused(
             "the partition no longer exists in the log dir that it had in the run",
             path=manifest.partition_path,
-            remedy="If it was moved to another log dir, give that log dir with --log-dirs",
+            remedy="If the partition was moved to another log dir, give that log dir with --log-dirs",
             slug="partition-not-in-log-dir",
         )
     listing, place = places[manifest.log_dir, manifest.name]

@@ -1,6 +1,6 @@
 """Reads and writes the manifest of a backup: the files before the run, and the files that replace them.
 
-The manifest is a JSON file and is replaced atomically. Only one version of its format is supported.
+The manifest is a JSON file and is replaced atomically. Only one version of the manifest's format is supported.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Part:
 class Manifest:
     """The contents of an entry.
 
-    `end_offset` is the base offset of the first segment that the run does not replace. The checkpoint entries are those
+    `end_offset` is the base offset of the first segment that the run does not replace. The checkpoint entries are from
     before the run (None: no entry); the leader epochs are those that begin below `end_offset`. `next_checkpoint` is the
     value to which the run sets the cleaner checkpoint at its end. `parts` are ascending within each pass, in the order
     of the passes. `kept_ms` and `undone_ms` are the times of the backup and of its restoration.

@@ -55,7 +55,7 @@ def announce_backup(backup: Backup) -> None:
     _print_backup(backup, "A backup would be", "ID")
     if not backup.copies:
         text = "Therefore, a partition that is replaced in several passes (because of --max-scratch-bytes, or for lack "
-        text += "of space) frees nothing between them: it needs space for all its new files, regardless of "
+        text += "of space) frees nothing between the passes: it needs space for all its new files, regardless of "
         text += "--max-scratch-bytes."
         show.print_note(escape(text))
 
@@ -70,6 +70,6 @@ def _print_backup(backup: Backup, which: str, run_id: str) -> None:
     how = "kept as copies in" if backup.copies else "kept as hard links in"
     frees = "the copies take space until" if backup.copies else "replaced files free no space until"
     undo = f"keytail undo --originals {backup.directory} --run {run_id}"
-    text = f"{which} {how} {backup.directory}: {frees} it is removed by `{undo} --forget --execute`. Without "
+    text = f"{which} {how} {backup.directory}: {frees} the backup is removed by `{undo} --forget --execute`. Without "
     text += "--forget, this command restores it."
     show.print_note(escape(text))

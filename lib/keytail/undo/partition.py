@@ -68,7 +68,7 @@ class Decision:
 
 def decide(manifest: Manifest, found: PartitionState) -> Decision:
     """Decide what to restore. Each part must have either the files that the run left or the files from before the run;
-    a segment that is in no part must have the files from before the run. `differences` has all other states."""
+    a segment that is in no part must have the files from before the run. Any other state is added to `differences`."""
     differences: list[str] = []
     todo: list[Part] = []
     expected: set[str] = set()
@@ -179,8 +179,8 @@ def _differences(files: Mapping[str, LiveFile], wanted: Mapping[str, BackupFile 
 
 
 def _checkpoint_before(manifest: Manifest) -> int | None:
-    """Return the cleaner checkpoint from before the run; None if there was none, or if it was above `next_checkpoint`:
-    the cleaner then begins at the log start."""
+    """Return the cleaner checkpoint from before the run; None if there was no entry, or if the entry was above
+    `next_checkpoint`: the cleaner then begins at the log start."""
     before = manifest.cleaner_checkpoint
     return before if before is not None and before <= manifest.next_checkpoint else None
 
@@ -236,7 +236,7 @@ def read_state(fs: FileSystem, manifest: Manifest) -> PartitionState:
             raise Refused(
                 "this is not a regular file",
                 path=where,
-                remedy="Nothing was changed. Move it away, then run again",
+                remedy="Nothing was changed. Move this file away, then run again",
                 slug="not-a-regular-file",
             )
         digest_hex = digest_file(fs, where)[1] if entry.size_bytes in known.get(entry.name, ()) else ""
@@ -324,7 +324,7 @@ def _put_back(directory: Directory, manifest: Manifest, entry: str, part: Part) 
 
 
 def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, partition: FileStat) -> None:
-    """Link or copy a file of the backup to a scratch file. The owner in the manifest is not used: otherwise anyone who
+    """Link or copy a file of the backup to a scratch file. The owner in the manifest is not used: with it, anyone who
     can write the manifest could choose the owner of a file."""
     facts = fs.stat(source)
     if _may_link(kept, facts, partition):
@@ -343,8 +343,8 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: BackupFile, pa
 
 
 def _may_link(kept: BackupFile, facts: FileStat, partition: FileStat) -> bool:
-    """Return whether a file of the backup can be linked into the log: whether it is on the same file system, its owner,
-    mode and mtime are unchanged, and a copy would get the same owner and mode."""
+    """Return whether a file of the backup can be linked into the log: the file is on the file system of the log, its
+    owner, mode and mtime are unchanged, and a copy would get the same owner and mode."""
     if partition.uid not in (0, facts.uid) or facts.mode & ~0o666:
         return False
     same = (facts.uid, facts.gid, facts.mode, facts.mtime_ns) == (kept.uid, kept.gid, kept.mode, kept.mtime_ns)

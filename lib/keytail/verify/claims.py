@@ -102,7 +102,8 @@ class EpochCheck:
             self._add_epochs("epochs-missing", first, epoch=int(runs[-1][columns.RUN_EPOCH]))
 
     def _add_wrong(self, number: int, epoch: int, stated: int, first: int) -> None:
-        """Add a finding about the log if its own epochs do not ascend, otherwise about the checkpoint file."""
+        """Add a finding about the log if its own epochs do not ascend; if they ascend, add a finding about the
+        checkpoint file."""
         before = int(self._runs[number - 1][columns.RUN_EPOCH]) if number else 0
         behind = int(self._runs[number + 1][columns.RUN_EPOCH]) if number + 1 < len(self._runs) else epoch
         if before <= epoch <= behind:

@@ -1,8 +1,7 @@
-"""Verifies the chosen partitions, and lists the problems that a broker would have. Reads every byte of the files, or,
-with --only-ends, only index files and the ends of segments.
-
-Takes no lock and changes nothing. The tasks run on an engine (run/engine.py), or, for little data, in this process;
-verify/task.py inspects a partition. Topic settings are not needed: the checks apply to every topic.
+"""Verifies the chosen partitions, and lists the problems that a broker would have. Every byte of the files is read or,
+with --only-ends, only index files and the ends of segments. The command takes no lock and changes nothing. The tasks
+run on an engine (run/engine.py), or, for little data, in this process; verify/task.py inspects a partition. Topic
+settings are not needed: the checks apply to every topic.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ _END_BYTES = int(SEGMENT_S * VERIFIED_BYTES_PER_S)
 class VerifyTask:
     """One partition directory, and the offsets that the log dir's checkpoints have for the partition.
 
-    `live`: a broker may be writing to the directory, so the log's tail is not checked. If not, `seen` describes the
-    files that the driver saw in it: a task that sees other files raises Refused (None: files are not compared).
+    `live`: a broker may be writing to the directory, so the log's tail is not checked. If `live` is False, `seen`
+    describes the files that the driver saw in the directory: a task that sees other files raises Refused (None: files
+    are not compared).
     """
 
     path: str
@@ -99,7 +99,7 @@ class _Run:
 def verify(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[VerifyRow], None] = lambda row: None
 ) -> list[VerifyRow]:
-    """Return a row for each log dir with findings of its own, then one for each chosen partition. `on_row` is called
+    """Return a row for each log dir with findings of its own, then a row for each chosen partition. `on_row` is called
     with the row of each partition when it is done.
 
     Spark is started only if there is much to read, the request names a master, or spark-submit runs this process.
@@ -134,7 +134,7 @@ def _tasks(fs: FileSystem, chosen: SelectedPartitions, only_ends: bool) -> list[
     for facts, entry in chosen.partitions:
         claims = claims_of(facts, entry.topic, entry.partition)
         seen = None
-        with contextlib.suppress(OSError):  # the task reports it
+        with contextlib.suppress(OSError):  # the task reports the error
             seen = seen_logs(fs, entry.path)
         size_bytes = seen.size_bytes if seen is not None else 0
         tasks.append(
@@ -194,7 +194,8 @@ def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
 
 
 def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
-    """Return the findings about checkpoints and directory names of the log dir. Raises OSError if listing it fails."""
+    """Return the findings about checkpoints and directory names of the log dir. Raises OSError if the log dir cannot be
+    listed."""
     findings = Findings(path)
     for name in foreign_dirs(fs.scan(path)):
         findings.add("foreign-directory", name)
@@ -204,7 +205,7 @@ def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
         except CorruptLog as problem:
             findings.add("checkpoint-unreadable", name, reason=problem.what)
         except OSError as problem:
-            if is_denied(problem):  # the survey of the log dir reports it
+            if is_denied(problem):  # the survey of the log dir reports this error
                 continue
             findings.add("unreadable", name, reason=problem.strerror or str(problem))
     return tuple(findings.found)

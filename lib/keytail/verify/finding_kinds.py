@@ -11,7 +11,7 @@ _CLEANER_STOPS = "Serves the data before the batch; its cleaner marks the partit
 _SERVED_TWICE = "Serves records twice or out of order"
 _WRONG_FETCH = "Uses the index: fetches and lookups start at a wrong position"
 _WRONG_TIME = "Uses the index: lookups by time and retention by time give wrong results"
-_OF_1970 = "Treats the segment as written in 1970: retention by time deletes it at once"
+_OF_1970 = "Treats the segment as written in 1970: retention by time deletes the segment at once"
 _FROM_START = "Uses the index: every lookup reads the segment from its start"
 _TRUNCATED_HERE = Recovery(
     "error",
@@ -56,7 +56,7 @@ _BATCHES = {
     ),
     "offset-order": Kind(
         "error",
-        "a batch's offsets are invalid, or are not above those of the batches before it",
+        "a batch's offsets are invalid, or are not above the offsets of earlier batches",
         _SERVED_TWICE,
         REFETCH,
         start_loses="at-end",
@@ -159,7 +159,8 @@ _TIME_INDEX = {
     ),
     "time-entry": _index(
         "error",
-        "{timestamp} is not the segment's largest timestamp up to this batch, or an earlier batch has it too",
+        "{timestamp} is not the segment's largest timestamp up to this batch, or an earlier batch also has this "
+        "timestamp",
         _WRONG_TIME,
     ),
     "time-incomplete": _index(
@@ -183,13 +184,14 @@ _TXN_INDEX = {
     "txn-no-entry": _index(
         "error",
         "there is no entry for the transaction that producer {producer} aborted, with data from offset {first} on",
-        "Serves the transaction's records to read_committed consumers; its cleaner treats them as committed",
+        "Serves the transaction's records to read_committed consumers; its cleaner treats these records as committed",
         "yes",
     ),
     "txn-first-offset": _index(
         "error",
         "the entry begins at offset {stated}, but the transaction has data from offset {first} on",
-        "Serves the data before the entry's offset to read_committed consumers; its cleaner treats it as committed",
+        "Serves the data before the entry's offset to read_committed consumers; its cleaner treats this data as "
+        "committed",
         "yes",
     ),
     "txn-stable-offset": _index(

@@ -39,8 +39,8 @@ class Kind:
 
 REFETCH = (
     "Restore the segment from a replica or a backup. Or, if other replicas are in sync: stop the broker, and move the "
-    "partition's directory out of the log dir; the broker fetches it again when it starts. If no other replica has "
-    "the data, save the intact batches by `keytail salvage --to DIR`"
+    "partition's directory out of the log dir; the broker fetches the partition again when it starts. If no other "
+    "replica has the data, save the intact batches by `keytail salvage --to DIR`"
 )
 _REBUILD_EPOCHS = (
     "Stop the broker and run `keytail rebuild-index --execute`, which adds missing epochs and removes epochs above the "
@@ -116,7 +116,7 @@ _FILES = {
     "leftover-swap": Kind(
         "warning",
         "the file is from an interrupted replacement of segments",
-        "When it starts, replaces the segments that the file covers with the file",
+        "Replaces the segments that the file covers with the file when it starts",
         _RESOLVE,
     ),
     "leftover-swap-void": Kind(
@@ -169,21 +169,21 @@ _FILES = {
 _PRODUCERS = {
     "snapshot": Kind(
         "error", "the producer snapshot is invalid: {reason}", _FORGETS,
-        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary "
-        "batches",
+        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds the snapshot if the log still has the "
+        "necessary batches",
     ),
     "snapshot-beyond": Kind(
         "error",
         "the producer snapshot is above the log end offset {end}",
-        "When it starts, deletes the snapshot at the log end offset, and then this snapshot",
+        "Deletes the snapshot at the log end offset when it starts, and then this snapshot",
         "Remove this snapshot, if the log end offset is correct",
     ),
     "snapshot-entry": Kind(
         "error",
         "producer {producer}: {reason}",
         "Uses the entry: rejects valid batches of the producer, accepts duplicate ones, or serves uncommitted records",
-        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds it if the log still has the necessary "
-        "batches",
+        "Remove the snapshot; then `keytail rebuild-index --execute` rebuilds the snapshot if the log still has the "
+        "necessary batches",
         start_loses="yes",
     ),
     "snapshots-missing": Kind(
@@ -197,7 +197,7 @@ _PRODUCERS = {
 
 _EPOCHS = {
     "epochs-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line; or remove the file and "
-                              "run `keytail rebuild-index --execute`, which rebuilds it"),
+                              "run `keytail rebuild-index --execute`, which rebuilds the file"),
     "epochs-order": Kind(
         "error",
         "line {line}: epochs and start offsets must be ascending; epoch {epoch} at offset {start} is not",

@@ -29,14 +29,15 @@ class Finding:
     """
 
     kind: Annotated[str, "name of the finding, as in ERRORS"]
-    severity: Annotated[Severity, "`warning`: it costs time, but no data"]
+    severity: Annotated[Severity, "`error`, or `warning` for a problem that costs time, but no data"]
     what: str
     path: str
     byte_position: int | None
     offset: Annotated[int | None, "first offset that is affected"]
     broker: Annotated[str, "how a broker reacts"]
     remedy: str
-    start_loses: Annotated[bool, "whether a broker that starts on it loses or hides acknowledged records"] = False
+    start_loses: Annotated[bool, "whether a broker that starts with this problem loses or hides acknowledged "
+    "records"] = False
 
     @property
     def place(self) -> str:
@@ -49,7 +50,8 @@ class Findings:
     """The findings about the files of one directory, in the order in which they were added.
 
     `last` is the last segment, and `unindexed` are the segments without an offset index, which a broker recovers
-    individually even after a clean shutdown. Both are given as the 20 digits that the file names begin with.
+    individually even after a clean shutdown. `last` and `unindexed` have segments as the 20 digits with which the file
+    names begin.
     """
 
     directory: str
@@ -70,7 +72,8 @@ class Findings:
         recovered: bool = False,
         **facts: int | str,
     ) -> None:
-        """Add a finding; only count it if the file has MAX_PER_FILE already. `facts` fill the placeholders of messages.
+        """Add a finding, or only count it if the file already has MAX_PER_FILE findings. `facts` fill the placeholders
+        of messages.
 
         `file`: a name in the directory, "" for the directory itself, or an absolute path. `recovered`: a broker
         recovers the file's segment when it starts.

@@ -38,13 +38,13 @@ class Entries:
 
     def add_offset_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
         """Add a finding about the offset of offset index entry `i` if a batch begins at the entry's position
-        (`at_batch`), otherwise about the position."""
+        (`at_batch`); if not, add a finding about the position."""
         kind = "index-offset" if at_batch else "index-position"
         self._add(scope, kind, names.INDEX, OFFSET_ENTRY.itemsize * i, self.offsets[i], position=self.positions[i])
 
     def add_time_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
         """Add a finding about the timestamp of time index entry `i` if a batch ends with the entry's offset
-        (`at_batch`), otherwise about the offset."""
+        (`at_batch`); if not, add a finding about the offset."""
         kind = "time-entry" if at_batch else "time-offset"
         self._add(scope, kind, names.TIME_INDEX, TIME_ENTRY.itemsize * i, self.time_offsets[i], timestamp=self.times[i])
 
@@ -118,7 +118,8 @@ def _begins_at_zero(scope: Scope, base: int) -> bool:
 
 
 def _ascending(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_bytes: int, kind: str) -> int:
-    """Return the number of entries before the first that does not ascend in both columns or has a negative value."""
+    """Return the number of entries before the first entry that does not ascend in both columns or has a negative
+    value."""
     bad: np.ndarray = np.asarray((entries < 0).any(axis=1))
     bad[1:] |= (entries[1:] <= entries[:-1]).any(axis=1)
     if not bad.any():

@@ -35,7 +35,7 @@ class MissingSegments:
         self._are_dense = self._are_dense and records == end - base
 
     def close(self) -> None:
-        """Add the findings. Call it only after the whole log was read, and only if the broker is stopped."""
+        """Add the findings. Call this method only after the whole log was read, and only if the broker is stopped."""
         bases, log_start = self._scope.bases, self._scope.log_start
         gaps = [
             (base, max(end, log_start), next_base)
@@ -56,13 +56,14 @@ class MissingSegments:
                 self._scope.findings.add("offsets-missing", log, 0, first, **facts)
 
     def _left_files(self) -> dict[int, str]:
-        """Return, by offset, a file that shows that a segment began there; none after an unclean shutdown."""
+        """Return for each offset a file that shows that a segment began there; an empty mapping after an unclean
+        shutdown."""
         return names.left_by_missing_segments(self._scope.files) if self._scope.claims.clean_shutdown else {}
 
     def _may_be_of_a_shutdown(self, file: str) -> bool:
         """Return whether a file at the start of a gap may be the snapshot that a follower wrote at its log end when it
         was stopped. If the leader then removed the following offsets by compaction, the follower's next segment begins
-        above them. This is possible only in a compacted topic.
+        above them. Such a gap is possible only in a compacted topic.
         """
         return file.endswith(names.SNAPSHOT) and self._scope.claims.cleaner is not None
 

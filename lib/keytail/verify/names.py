@@ -1,6 +1,7 @@
 """Checks the file names in a partition directory, and the files' owners and modes; reads no file.
 
-format/NAMES.md describes what a broker does with a name, log/SWAP.md what it does with leftovers of a replacement.
+format/NAMES.md describes what a broker does with a name, log/SWAP.md what a broker does with leftovers of a
+replacement.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class ProducerChecks:
-    """Checks the batches of a partition's producers, given in order; call `close_segment` after each segment and
-    `close` at the end."""
+    """Checks the batches of a partition's producers. Pass the batches in order, and call `close_segment` after each
+    segment and `close` at the end."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -50,7 +50,7 @@ class ProducerChecks:
             if at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
-                self._read_snapshot(at, check_snapshot)  # a broker removes it when it starts
+                self._read_snapshot(at, check_snapshot)  # a broker that starts removes this snapshot
         self._follow(base, rows)
 
     def _follow(self, base: int, rows: np.ndarray) -> None:
@@ -81,7 +81,7 @@ class ProducerChecks:
             "transaction", names.segment_file(base, names.LOG), int(row[columns.ROW_POSITION]),
             int(row[columns.ROW_BASE]), producer=self._ids[number], first=int(state[kernels.OPEN_FROM]),
         )  # fmt: skip
-        state[kernels.OPEN_FROM] = -1  # report it only once
+        state[kernels.OPEN_FROM] = -1  # report the transaction only once
 
     def _number(self, producer_id: int) -> int:
         number = self._numbers.setdefault(producer_id, len(self._ids))
@@ -118,7 +118,7 @@ class ProducerChecks:
                 self._scope.findings.add("snapshot-entry", file, None, at, producer=producer, reason=reason)
 
     def _read_snapshot(self, at: int, parse: Callable[[bytes], T]) -> T | None:
-        """Return the parsed snapshot at offset `at`. If it is not valid, return None and add a finding."""
+        """Return the parsed snapshot at offset `at`. If the snapshot is not valid, return None and add a finding."""
         file = names.segment_file(at, names.SNAPSHOT)
         data = self._scope.read(file)
         try:
@@ -130,7 +130,7 @@ class ProducerChecks:
     # Transaction indexes
 
     def close_segment(self, base: int, *, is_valid: bool) -> None:
-        """Compare the segment's transaction index with its markers; `is_valid`: its batches are valid."""
+        """Compare the segment's transaction index with its markers; `is_valid`: the segment's batches are valid."""
         found = np.concatenate(self._markers) if self._markers else np.empty((0, kernels.MARKER_COLUMNS), np.int64)
         self._markers = []
         aborts = found[found[:, kernels.MARKER_ABORTS] == 1]
@@ -223,7 +223,7 @@ class ProducerChecks:
 
 
 def _impossibility(entry: ProducerEntry, at: int) -> str:
-    """Return why no broker writes such an entry into a snapshot at offset `at`; empty if a broker may write it."""
+    """Return the reason why no broker writes `entry` into a snapshot at offset `at`; empty if a broker may write it."""
     if entry.last_offset >= at:
         return f"its last offset {entry.last_offset} is not below the offset of the snapshot"
     if entry.current_txn_first_offset >= at:
@@ -253,7 +253,7 @@ def _contradiction(entry: ProducerEntry, state: np.ndarray) -> str:
         )
     current = entry.current_txn_first_offset
     if opened >= 0 and current < 0:
-        return f"it has no open transaction, but in the log one has been open since offset {opened}"
+        return f"it has no open transaction, but in the log a transaction has been open since offset {opened}"
     if opened >= 0 and current > opened:
         return f"its open transaction begins at offset {current}, but in the log at offset {opened} or before"
     if 0 <= current < marker:

@@ -85,8 +85,8 @@ class Scope:
         return max(self.claims.log_start or 0, self.bases[0] if self.bases else 0)
 
     def read(self, file: str) -> bytes | None:
-        """Return the contents of a small file. If it cannot be read, return None and add a finding, unless a running
-        broker may have removed it."""
+        """Return the contents of a small file. If the file cannot be read, return None and add a finding, unless a
+        running broker may have removed it."""
         try:
             return self.fs.read_bytes(f"{self.path}/{file}")
         except OSError as problem:

@@ -1,7 +1,7 @@
 """Verifies a partition directory: every batch, every index entry, every name, and the consistency between the files
 (VERIFY.md).
 
-With `only_ends` it reads index files and the end of each segment only (VERIFY.md, "Only the ends").
+With `only_ends`, only index files and the end of each segment are read (VERIFY.md, "Only the ends").
 
 Nothing is changed, and no lock is needed. While a broker is running, files may vanish or grow, and the active segment's
 tail is not checked. Invalid bytes give findings, not exceptions.
@@ -57,8 +57,8 @@ def verify_partition(
     """Return the findings about the partition directory `path`. Raises OSError if the directory cannot be listed, and
     Refused if this process is not allowed to read a file in it.
 
-    `live`: a broker may be writing to the directory meanwhile. Then only findings that two inspections have in common
-    are returned, since files that are replaced between two reads seem to contradict each other.
+    `live`: a broker may be writing to the directory meanwhile, so only findings that two inspections have in common are
+    returned, since files that are replaced between two reads seem to contradict each other.
     """
     refuse_unreadable(fs, path)
     report = _inspect(fs, path, claims, live, only_ends)
