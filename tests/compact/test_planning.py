@@ -36,7 +36,7 @@ ROW_FIELDS = [
     "markers_removed",
     "start_ms",
     "end_ms",
-    "way",
+    "strategy",
     "expected_s",
     "expected_scratch_bytes",
     "removal_limit_offset",

@@ -35,7 +35,7 @@ class Disks(FileSystem):
 
 
 def row(number: int, log_dir: str, status: str = "would-compact", **more: object) -> ResultRow:
-    due = {"way": "one task", "expected_s": 10.0, "expected_scratch_bytes": 2 * GIB}
+    due = {"strategy": "one task", "expected_s": 10.0, "expected_scratch_bytes": 2 * GIB}
     more = {**(due if status == "would-compact" else {}), **more}
     return ResultRow("t", number, log_dir, status, bytes_before=2 * GIB, **more)  # type: ignore[arg-type]
 
@@ -74,7 +74,7 @@ def test_totals_have_sums_by_file_system_and_the_parts_of_the_downtime(machine: 
 
 
 @pytest.mark.parametrize(
-    ("given", "way", "seconds", "starts"),
+    ("given", "strategy", "seconds", "starts"),
     [
         ({}, "one task", 10.0, 0),
         ({}, "maybe fan-out", 10.0, 1),
@@ -85,10 +85,11 @@ def test_totals_have_sums_by_file_system_and_the_parts_of_the_downtime(machine: 
     ],
 )
 def test_the_start_of_spark_counts_if_a_run_starts_it(
-    given: dict, way: str, seconds: float, starts: int, machine: None, monkeypatch: pytest.MonkeyPatch
+    given: dict, strategy: str, seconds: float, starts: int, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers.SPARK.__class__, "missing", lambda extra: ())
-    found = totals_of([row(0, "/a", way=way, expected_s=seconds)], Request(PartitionFilter(), **given), Disks())
+    rows = [row(0, "/a", strategy=strategy, expected_s=seconds)]
+    found = totals_of(rows, Request(PartitionFilter(), **given), Disks())
     assert found is not None and found.downtime is not None
     assert found.downtime.start_spark_s == starts * SPARK_START_S
 

@@ -45,7 +45,7 @@ def test_a_dry_run_reports_its_plan_and_changes_nothing(run: Run, log_dir: Path,
     assert set(rows) == {"orders-0", "orders-1"}
     sizes = {name: sum(file.stat().st_size for file in (log_dir / name).glob("*.log")) for name in rows}
     for name, row in rows.items():
-        assert (row["status"], row["way"], row["why"]) == ("would-export", "full", "there is no table yet")
+        assert (row["status"], row["strategy"], row["why"]) == ("would-export", "full", "there is no table yet")
         assert (row["from_offset"], row["end_offset"], row["log_bytes"]) == (0, 400, sizes[name])
         assert row["table"] == str(tmp_path / "lake" / "orders")
     assert snapshot(log_dir) == before
@@ -221,15 +221,15 @@ def test_the_state_of_the_log_determines_a_full_or_incremental_export(name: str)
     changes, strategy, why = PLANS[name]
     now = LogNow(**{**NOW.__dict__, **changes})
     plan = plan_export(KNOWN, now)
-    assert plan.way == strategy
+    assert plan.strategy == strategy
     assert why in plan.why
     assert plan.from_offset == (now.log_start_offset if strategy == "full" else 100)
-    assert plan_export(None, now).way == "full"
+    assert plan_export(None, now).strategy == "full"
 
 
 def test_the_next_plan_continues_from_the_exported_offsets() -> None:
     assert NOW.exported() == Exported(110, 10, 4, "A")
-    assert plan_export(NOW.exported(), NOW).way == "none"
+    assert plan_export(NOW.exported(), NOW).strategy == "none"
 
 
 def test_the_exit_status_follows_from_the_rows(capsys: pytest.CaptureFixture[str]) -> None:

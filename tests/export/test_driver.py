@@ -55,7 +55,7 @@ def run(
 
 
 def statuses(rows: Sequence[ExportRow]) -> list[tuple[str, str]]:
-    return [(row.status, row.way) for row in rows]
+    return [(row.status, row.strategy) for row in rows]
 
 
 def expected(*logs: GrowingLog, end: int | None = None) -> set[tuple[Any, ...]]:
@@ -104,7 +104,7 @@ def test_tables_of_random_traffic_equal_the_model(spark: Any, tmp_path: Path, rn
             log.grow(15)
             log.write()
         rows = run(tmp_path, *logs)
-        assert all(row.status in ("exported", "clean") and row.way != "full" for row in rows), rows
+        assert all(row.status in ("exported", "clean") and row.strategy != "full" for row in rows), rows
         assert table(spark, tmp_path) == expected(*logs)
     for log in logs:  # an export without rows makes no Delta commit, which would record its end offset
         log.settle()
@@ -116,7 +116,7 @@ def test_tables_of_random_traffic_equal_the_model(spark: Any, tmp_path: Path, rn
     assert_df_equality(merged, rebuilt, ignore_row_order=True)
     compacted_past(logs[0])
     rows = run(tmp_path, *logs)
-    assert (rows[0].status, rows[0].way) == ("exported", "full")
+    assert (rows[0].status, rows[0].strategy) == ("exported", "full")
     assert "tombstones may have been removed" in rows[0].why
     assert rows[1].status == "clean", rows[1]
     assert table(spark, tmp_path) == expected(*logs)
@@ -145,7 +145,7 @@ def test_a_gap_reveals_a_compaction_if_no_checkpoint_does(spark: Any, tmp_path: 
     dry = run(tmp_path, log, execute=False)
     assert statuses(dry) == [("would-export", "incremental")]
     [row] = run(tmp_path, log)
-    assert (row.status, row.way, "offsets are missing" in row.why) == ("exported", "full", True)
+    assert (row.status, row.strategy, "offsets are missing" in row.why) == ("exported", "full", True)
     assert table(spark, tmp_path) == expected(log)
 
 
@@ -212,7 +212,7 @@ def test_changes_of_rows_by_others_lead_to_a_full_export(spark: Any, tmp_path: P
     assert statuses(run(tmp_path, log)) == [("clean", "")]
     spark.sql(f"DELETE FROM {path} WHERE offset % 2 = 0")
     [row] = run(tmp_path, log)
-    assert (row.way, "changed by DELETE" in row.why) == ("full", True)
+    assert (row.strategy, "changed by DELETE" in row.why) == ("full", True)
     assert table(spark, tmp_path) == expected(log)
     spark.range(3).write.format("delta").save(str(tmp_path / "lake2" / "t"))
     [row] = run(tmp_path, log, to="lake2")
@@ -247,7 +247,7 @@ def test_another_log_of_the_same_name_replaces_the_old_one(spark: Any, tmp_path:
     other.append(20)
     other.write()
     [row] = run(tmp_path, other)
-    assert (row.way, "another topic of the same name" in row.why) == ("full", True)
+    assert (row.strategy, "another topic of the same name" in row.why) == ("full", True)
     assert table(spark, tmp_path, "_hidden") == expected(other)
 
 

@@ -76,7 +76,7 @@ def test_commands_use_tables_and_a_ledger_in_hdfs(
     assert exported()["status"] == "would-export"
     for way in ("full", "incremental"):
         row = exported("--execute")
-        assert (row["status"], row["way"], row["table"]) == ("exported", way, f"{lake}/t")
+        assert (row["status"], row["strategy"], row["table"]) == ("exported", way, f"{lake}/t")
         assert rows_at(spark, f"{lake}/t") == model(log)
         assert exported()["status"] == "clean"
         grow(log)
@@ -96,7 +96,7 @@ def test_commands_use_tables_and_a_ledger_in_hdfs(
         assert result.exit_code != 0 and "Exception" in result.output and f"[{slug}]" in result.output
     hdfs.start("namenode")
     hdfs.wait_until_ready()
-    assert exported("--execute")["way"] == "incremental"
+    assert exported("--execute")["strategy"] == "incremental"
     assert rows_at(spark, f"{lake}/t") == model(log)
 
     for _ in range(2):

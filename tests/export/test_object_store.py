@@ -159,7 +159,7 @@ def test_topics_are_exported_and_runs_are_recorded(
     assert statuses(exported(log, "a", execute=False)) == [("clean", "")]
     grow(log)
     [row] = exported(log, "a", change_feed=True)
-    assert (row.status, row.way, row.table) == ("exported", "incremental", f"{LAKE}/a/t")
+    assert (row.status, row.strategy, row.table) == ("exported", "incremental", f"{LAKE}/a/t")
     assert table(store, "a") == model(log)
     changes = store.session.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 1)
     kinds = {row["_change_type"] for row in changes.load(f"{LAKE}/a/t").select("_change_type").collect()}
@@ -241,7 +241,7 @@ def test_an_export_fails_if_another_driver_changes_its_rows(store: Store, log: G
     [row] = exported(log, "raced")
     assert row.status == "failed" and "DELTA_CONCURRENT" in row.error
     [row] = exported(log, "raced")
-    assert (row.status, row.way) == ("exported", "full") and "changed by DELETE" in row.why
+    assert (row.status, row.strategy) == ("exported", "full") and "changed by DELETE" in row.why
     assert table(store, "raced") == model(log)
 
 

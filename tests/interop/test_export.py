@@ -117,7 +117,7 @@ def test_an_export_equals_the_latest_records_of_a_consumer(
                 client.produce("open", TOPIC, partition, [(1, b"key-open", b"x")], transactional_id="open")
             client.produce("behind", TOPIC, 0, [(1, b"key-behind", b"what is open holds it back")])
             rows = run(broker, lake, high_watermark="log-end")
-            assert [(row.status, row.way) for row in rows] == [("exported", "full")] * PARTITIONS, rows
+            assert [(row.status, row.strategy) for row in rows] == [("exported", "full")] * PARTITIONS, rows
             assert all("open transaction" in " ".join(row.notes) for row in rows)
             seen = consumed(client)
             assert table(spark, lake) == seen
@@ -130,7 +130,7 @@ def test_an_export_equals_the_latest_records_of_a_consumer(
             expected = consumed(client)
             assert b"key-open" in {row[1] for row in expected}
         rows = run(broker, lake)  # the high watermarks of a stopped broker are its log end offsets
-        assert [(row.status, row.way) for row in rows] == [("exported", "incremental")] * PARTITIONS, rows
+        assert [(row.status, row.strategy) for row in rows] == [("exported", "incremental")] * PARTITIONS, rows
         assert table(spark, lake) == expected
         assert all(row.status == "exported" for row in run(broker, tmp_path / "anew"))
         assert table(spark, tmp_path / "anew") == expected
@@ -142,7 +142,7 @@ def test_an_export_equals_the_latest_records_of_a_consumer(
             compact_past(broker, client)
             expected = consumed(client)
         rows = run(broker, lake)
-        assert [(row.status, row.way) for row in rows] == [("exported", "full")] * PARTITIONS, rows
+        assert [(row.status, row.strategy) for row in rows] == [("exported", "full")] * PARTITIONS, rows
         assert table(spark, lake) == expected
 
 

@@ -55,7 +55,7 @@ def test_several_processes_return_the_same_rows_with_few_operations(
     assert [row.name for row in several] == [row.name for row in item]
     assert several == item
     assert {row.status for row in item} == {"would-compact", "skipped"}
-    assert {row.way for row in item} == {"packed", None}
+    assert {row.strategy for row in item} == {"packed", None}
     assert fs.counts.total() / PARTITIONS < MAX_OPERATIONS
 
 

@@ -32,7 +32,7 @@ def row_of(planned: Planned, *, executed: bool = False, expected: Expected | Non
         end_dirty_offset=selection.first_uncleanable_offset if selection else None,
         segments_before=segments,
         bytes_before=size_bytes,
-        way=expected.strategy if expected else None,
+        strategy=expected.strategy if expected else None,
         expected_s=round(expected.seconds, 2) if expected else None,
         expected_scratch_bytes=expected.scratch_bytes if expected else None,
         problem=planned.problem,
@@ -61,7 +61,7 @@ def refused_row(row: ResultRow, problem: KeytailError) -> ResultRow:
     refused = row.unchanged(status_of(problem), in_words(problem))
     if row.active_segment == WOULD_ROLL:
         refused = replace(refused, active_segment=NOT_ROLLED + NOT_COMPACTED)
-    return replace(refused, way=None, expected_s=None, expected_scratch_bytes=None, problem=problem)
+    return replace(refused, strategy=None, expected_s=None, expected_scratch_bytes=None, problem=problem)
 
 
 def with_detail(row: ResultRow, planned: Planned) -> ResultRow:

@@ -33,7 +33,7 @@ _SIZES: tuple[Column[ResultRow], ...] = (
 _DIRTY: Column[ResultRow] = Column("offsets to clean", _dirty)
 _PLAN_COLUMNS: tuple[Column[ResultRow], ...] = (
     _DIRTY,
-    Column("strategy", lambda row: row.way or "", is_number=False),
+    Column("strategy", lambda row: row.strategy or "", is_number=False),
     Column("expected", lambda row: "" if row.expected_s is None else show.human_time(row.expected_s)),
     Column("scratch", lambda row: show.human_bytes(row.expected_scratch_bytes)),
 )
@@ -72,7 +72,7 @@ def show_compact(rows: Sequence[ResultRow], request: Request) -> None:
 def print_table(title: str, rows: Sequence[ResultRow]) -> None:
     """Print one line per partition, the reasons below, then totals."""
     log_dir = [_LOG_DIR] if len({row.log_dir for row in rows}) > 1 else []
-    rest = (*_SIZES, *(_PLAN_COLUMNS if any(row.way for row in rows) else _RUN_COLUMNS))
+    rest = (*_SIZES, *(_PLAN_COLUMNS if any(row.strategy for row in rows) else _RUN_COLUMNS))
     if any(row.measured is not None for row in rows):
         rest = MEASURED_COLUMNS
     print_rows(title, [PARTITION, *log_dir, STATUS, *rest], rows)

@@ -88,7 +88,7 @@ def totals_of(rows: Sequence[ResultRow], request: Request, fs: FileSystem = LOCA
 def _downtime(rows: Iterable[ResultRow], due: Collection[ResultRow], request: Request) -> Downtime:
     each_s = [row.expected_s or 0.0 for row in due]
     verified_s = [(row.bytes_before or 0) / VERIFIED_BYTES_PER_S for row in rows]
-    may_fan_out = any(row.way == "maybe fan-out" for row in due) and not SPARK.missing()
+    may_fan_out = any(row.strategy == "maybe fan-out" for row in due) and not SPARK.missing()
     is_asked = request.master is not None or request.fan_out == "always" or (request.fan_out == "auto" and may_fan_out)
     starts = starts_spark(each_s, is_asked=is_asked) + starts_spark(verified_s, is_asked=request.master is not None)
     return Downtime(

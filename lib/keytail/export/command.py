@@ -127,7 +127,7 @@ class Request:
 class ExportRow(RowOfPartition):
     """The result for one partition."""
 
-    way: Annotated[str, "the strategy: `full` or `incremental`"] = ""
+    strategy: Annotated[str, "the strategy: `full` or `incremental`"] = ""
     why: Annotated[str, "the reason for the strategy, or why nothing is exported"] = ""
     from_offset: Annotated[int | None, "first offset that is read"] = None
     end_offset: Annotated[int | None, "end of the offsets that are read, exclusive"] = None
@@ -148,7 +148,7 @@ def exit_status(rows: Sequence[ExportRow], request: Request | None = None) -> in
 _COLUMNS: tuple[Column[ExportRow], ...] = (
     PARTITION,
     STATUS,
-    Column("strategy", lambda row: row.way, is_number=False),
+    Column("strategy", lambda row: row.strategy, is_number=False),
     Column("offsets", lambda row: show.offsets(row.from_offset, row.end_offset)),
     Column("log size", lambda row: show.human_bytes(row.log_bytes)),
     Column("records", lambda row: show.count(row.records)),

@@ -237,20 +237,20 @@ def _plan(
         plan = ExportPlan("full", "--full", log.log_start_offset)
     task = LatestTask(
         facts.path, facts.segments, log.log_start_offset, plan.from_offset, log.stable_offset,
-        tombstones=plan.way == "incremental", drop_keyless=request.drop_keyless,
+        tombstones=plan.strategy == "incremental", drop_keyless=request.drop_keyless,
         map_memory_bytes=request.map_memory_bytes or 0, hash_seed=seed,
     )  # fmt: skip
     row = replace(
         row,
-        status="clean" if plan.way == "none" else "would-export",
-        way="" if plan.way == "none" else plan.way,
+        status="clean" if plan.strategy == "none" else "would-export",
+        strategy="" if plan.strategy == "none" else plan.strategy,
         why=plan.why,
         from_offset=plan.from_offset,
         end_offset=max(log.stable_offset, plan.from_offset),
-        log_bytes=sum(segment.log_bytes for segment in task.sources) if plan.way != "none" else 0,
+        log_bytes=sum(segment.log_bytes for segment in task.sources) if plan.strategy != "none" else 0,
         notes=tuple(notes),
     )
-    work = None if plan.way == "none" else Work(entry.partition, plan, task, log.exported())
+    work = None if plan.strategy == "none" else Work(entry.partition, plan, task, log.exported())
     return _Planned(row, work)
 
 
@@ -355,7 +355,7 @@ def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
     plan, latest = outcome.work.plan, outcome.latest
     row = replace(
         row,
-        way=plan.way,
+        strategy=plan.strategy,
         why=plan.why,
         from_offset=plan.from_offset,
         log_bytes=outcome.work.log_bytes,
@@ -371,7 +371,7 @@ def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
         notes.append(f"{latest.keyless} records without a key were left out, because of --drop-keyless")
     if latest.shards > 1:
         notes.append(f"the log was read {latest.shards} times: its keys do not fit into --map-memory at once")
-    records = latest.records - (latest.tombstones if plan.way == "incremental" else 0)
+    records = latest.records - (latest.tombstones if plan.strategy == "incremental" else 0)
     return replace(
         row,
         status="exported",

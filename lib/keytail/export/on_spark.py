@@ -113,7 +113,7 @@ class Export:
         self._state = what.before or TableState(what.topic, what.formats.as_json(), table_columns(), what.as_of)
         found = self._found(what)
         for strategy, commit in (("full", self._write), ("incremental", self._merge)):
-            of_strategy = {number: item for number, item in found.items() if item.work.plan.way == strategy}
+            of_strategy = {number: item for number, item in found.items() if item.work.plan.strategy == strategy}
             self._commit(what, of_strategy, commit)
 
     def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
@@ -130,7 +130,7 @@ class Export:
                 if latest is None:
                     times = (outcome.start_ms, outcome.end_ms)
                     self.on_result(ExportOutcome(work, None, outcome.problem, outcome.trace, *times))
-                elif work.plan.way == "incremental" and latest.has_gap:
+                elif work.plan.strategy == "incremental" and latest.has_gap:
                     again.append(work.in_full(
                         f"offsets are missing from offset {work.task.from_offset} on, where the last export ended: "
                         "the log was compacted, and tombstones may have been removed"

@@ -51,9 +51,9 @@ class LogNow:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """How to export a partition from `from_offset` on. `way` is the strategy, and `why` is the reason for it."""
+    """How to export a partition from `from_offset` on. `why` is the reason for the strategy."""
 
-    way: Literal["full", "incremental", "none"]
+    strategy: Literal["full", "incremental", "none"]
     why: str
     from_offset: int
 

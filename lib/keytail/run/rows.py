@@ -86,7 +86,7 @@ class Recorded(RowOfPartition):
 class ResultRow(Recorded):
     """The result of a command for one partition."""
 
-    way: Annotated[str | None, "in a plan, if a round is due: the strategy of the compaction"] = None
+    strategy: Annotated[str | None, "in a plan, if a round is due: the strategy of the compaction"] = None
     expected_s: Annotated[float | None, "in a plan, if a round is due: expected seconds of the compaction"] = None
     expected_scratch_bytes: Annotated[int | None, "in a plan, if a round is due: expected bytes of new files"] = None
     removal_limit_offset: Annotated[
