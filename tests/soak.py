@@ -25,8 +25,8 @@ REAL_KILLS = os.environ.get("KEYTAIL_REAL_KILLS", "200")
 LOGS = os.environ.get("KEYTAIL_FUZZ_LOGS", "1000")
 DRAWS = os.environ.get("KEYTAIL_DRAWS", "20")
 DRAWING = tuple(f"tests/{name}" for name in (
-    "audit", "compact", "dump", "erase", "expire", "format", "golden", "kernels", "log", "rebuild_index", "reference",
-    "salvage", "source", "undo", "verify",
+    "audit", "compact", "config", "dump", "erase", "expire", "format", "golden", "kernels", "log", "rebuild_index",
+    "reference", "salvage", "source", "undo", "verify",
 ))  # fmt: skip
 PYTEST = (sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-o", "timeout=0")
 

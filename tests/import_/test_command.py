@@ -223,7 +223,7 @@ def target(log_dir: Path, known: Mapping[int, tuple[int, ...]] | None = None, **
         topic = SimpleNamespace(topic_id="A" * 22, replicas=known)
         metadata: Any = SimpleNamespace(
             topics={"orders": topic}, topic_configs={"orders": {}}, cluster_configs={}, broker_configs={},
-            as_of_offset=7, as_of_ms=-1, path="m", uncertain_topics={},
+            as_of_offset=7, as_of_ms=-1, path="m", uncertain_topics={}, features={},
             unknown_types=(),
         )  # fmt: skip
         configuration = Configuration(cluster=Cluster(1, metadata))
