@@ -59,15 +59,16 @@ def maintain_one(values: Mapping[str, Any], ledger: str, name: str | None) -> co
 | Task | What it does |
 |---|---|
 | `maintain` | removes rows older than `retain_days`, merges small files, removes files unreferenced for a week |
-| `report_partial` | fails if a table could not be maintained and other tables were; is skipped if not |
+| `report_partial` | fails if some tables were maintained and others were not; in every other case, is skipped |
 | `done` | last task: succeeds if no step failed |
 
-With the schedule `keytail_ledger`, a run follows each task that has written a ledger, and maintains the ledgers of
-these tasks, each once, on the hosts of their brokers. A run with another schedule maintains the ledger of the Param
-`ledger`.
+With the schedule `keytail_ledger`, a run starts after a task has written a ledger. It maintains each ledger that was
+written since the previous run, once, on the host of the ledger's broker, or on this worker if the ledger has no broker.
+A run that was not started in this way (manually, or by a cron schedule) maintains the ledger of the Param `ledger`.
 
-Runs may append at the same time. Retries are safe: each table is changed by Delta's own commits, and finished work is
-not repeated. The ledger is only a record: no decision of keytail depends on it.
+keytail commands may append to a ledger while it is maintained. Retries are safe: each table is changed by Delta's own
+commits, and finished work is not repeated. The ledger is only a record: only `erase --ledger` reads it, to find
+backups.
 """,
     tags=["keytail", "ledger"],
 )

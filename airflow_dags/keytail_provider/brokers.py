@@ -1,7 +1,9 @@
-"""Checks the inventory, the brokers of a Connection: how to run commands on their hosts, and keytail's flags for each.
+"""Reads and checks the inventory: the brokers that are listed in the extra of a Connection, each with the way to run
+commands on its host and with its keytail flags.
 
-The inventory is read by tasks, and while the DAG of the rolling run is parsed. A mistake in it fails the task that
-needs it, without retries, with the error in that task's log.
+The inventory is read by tasks, and while the DAG of the rolling run is parsed. A mistake in the inventory fails
+the task that reads it; only the task `start` of the rolling run is then retried. A mistake that is found while the DAG
+is parsed is an import error.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 
 class InventoryError(ValueError):
-    """A mistake in the inventory; the text names the Connection and what to write."""
+    """A mistake in the inventory; the text names the Connection and states the correction."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Host:
     """Where commands run: on this host, or on the host of the Connection `ssh_conn_id`, of type `ssh`.
 
     `prefix` is the start of a command there, such as ("sudo", "-n", "-u", "kafka", "sh", "-c") or ("docker", "exec",
-    "-i", "b1", "sh", "-c"). The command is appended as one word, a line for a shell, and gets standard input.
+    "-i", "b1", "sh", "-c"). The command is appended as one argument, a line for a shell. The prefix must pass standard
+    input on to the command, which ends when its standard input is closed.
     """
 
     prefix: tuple[str, ...] = ()
@@ -39,8 +42,8 @@ HERE = Host()
 
 @dataclass(frozen=True)
 class Broker:
-    """One broker. `flags` are given to every keytail command on the broker's log dirs. `commands` are other commands by
-    purpose, for DAGs that stop and start brokers.
+    """One broker. `flags` are given to every keytail command on the broker's log dirs. `commands` has further
+    commands, such as those that stop and start the broker; the key is the purpose.
     """
 
     name: str
@@ -71,7 +74,7 @@ def brokers_of(extra: Any, where: str) -> list[Broker]:
         raise InventoryError(f"{where}: unknown key {unknown[0]!r} in its extra; only brokers is allowed")
     tables = extra.get("brokers", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise InventoryError(f"{where} has no broker; add an object for each to the list brokers of its extra")
+        raise InventoryError(f"{where} has no broker; its extra needs a list brokers, with an object for each broker")
     made = [_broker(table, f"{where}: broker {number}") for number, table in enumerate(tables, 1)]
     for number, one in enumerate(made):
         if any(one.name == other.name for other in made[:number]):

@@ -348,7 +348,7 @@ def test_an_interrupted_compaction_reports_partitions_that_were_not_begun(
     assert result.exit_code == 130, result.output
     rows = dict(re.findall(r"^(orders-\d) +([a-z-]+) ", result.stdout, re.MULTILINE))
     assert rows == {"orders-0": "compacted", "orders-1": "not-begun", "orders-2": "not-begun"}
-    assert "orders-2 not-begun: the run was interrupted before this partition" in result.stdout
+    assert "orders-2 not-begun: the run was interrupted before this partition was begun" in result.stdout
     assert "interrupted by SIGINT: 2 not-begun, 1 compacted." in result.stderr
     statuses = {name: row["status"] for name, row in rows_of(run(*flags, "--output", "json")).items()}
     assert statuses == rows

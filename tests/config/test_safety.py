@@ -1,4 +1,4 @@
-"""Of several possible values, the one that removes least is chosen."""
+"""If several values of a setting are possible, a value that allows the fewest removals is used."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def possible_values(draw: st.DrawFn) -> tuple[str, list[Value]]:
 
 
 def removes_no_more(name: str, item: Value, other: Value) -> bool:
-    """Return whether `other` allows the removal of everything that `item` allows to remove."""
+    """Return whether `other` permits every removal that `item` permits."""
     if name == "cleanup.policy":
         assert isinstance(item, tuple)
         assert isinstance(other, tuple)

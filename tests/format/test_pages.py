@@ -128,7 +128,7 @@ def test_compressed_blocks_of_the_page_are_decompressed(codec: int) -> None:
     packed = blocks("COMPRESSION.md")[CODECS[codec]]
     _, block = _parts(blocks("BATCH.md")["two-records"])
     assert bytes(decompress(codec, packed)) == block
-    if CODECS[codec] in ("none", "snappy", "lz4", "zstd"):  # for one literal, an encoder has no choice
+    if CODECS[codec] in ("none", "snappy", "lz4", "zstd"):  # the block is one literal for all encoders
         assert compress(codec, block) == packed
 
 

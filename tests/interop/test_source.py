@@ -1,7 +1,7 @@
 """`kafka-log` compared with Spark's own Kafka source, on the same topics of a running broker: the rows are the same,
 column by column.
 
-The topics have transactions of every kind, every codec, headers, tombstones, and times of producers and of the broker.
+The topics have transactions of every kind, every codec, headers, tombstones, and both timestamp types.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check_same(spark: Any, broker: Broker, topic: str, level: str, **options: ob
 
 
 def from_stream(spark: Any, broker: Broker, topic: str, level: str, checkpoint: Path) -> tuple[list[Any], str]:
-    """Return the rows of a stream up to what exists now, and the offsets at its end, as its checkpoint has them."""
+    """Read the existing records as a stream; return the rows, and the end offsets in the stream's checkpoint."""
     found: list[Any] = []
     source = spark.readStream.format("kafka-log").option("logDirs", str(broker.log_dirs[0])).option("subscribe", topic)
     options = {"startingOffsets": "earliest", "includeHeaders": "true", "kafka.isolation.level": level}
@@ -82,7 +82,7 @@ def wait_for_high_watermarks(broker: Broker, client: BrokerClient) -> None:
     path, give_up = str(broker.log_dirs[0] / "replication-offset-checkpoint"), time.monotonic() + 60
     ends = {name: end for name, (_, end) in client.offsets(partitions).items()}
     while not ends.items() <= {f"{topic}-{n}": end for (topic, n), end in read_offsets(LOCAL, path).items()}.items():
-        assert time.monotonic() < give_up, "the broker wrote no high watermarks"
+        assert time.monotonic() < give_up, "the broker did not write the current high watermarks within 60 s"
         time.sleep(0.02)
 
 

@@ -64,7 +64,7 @@ def row(topic: str, number: int, status: str, error: str, problem: Any = None) -
 def refused(topic: str, number: int) -> ResultRow:
     problem = Refused(f"the range to be cleaned has {number + 1} records without a key",
                       path=f"/var/kafka/d0/{topic}-{number}", offset=number,
-                      remedy="Compaction would drop them; --drop-keyless does it")  # fmt: skip
+                      remedy="A compaction removes such records only with --drop-keyless")  # fmt: skip
     return row(topic, number, "refused", str(problem), problem)
 
 

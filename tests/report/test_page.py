@@ -149,7 +149,7 @@ def test_reasons_that_differ_only_in_names_and_numbers_are_grouped() -> None:
     counted = [(reason.status, len(reason.names)) for reason in found]
     assert counted == [("corrupt", 1), ("refused", 3000), ("skipped", 2)]
     assert found[1].differ
-    assert found[1].remedy == "Compaction would drop them; --drop-keyless does it"
+    assert found[1].remedy == "A compaction removes such records only with --drop-keyless"
     assert found[1].remedy not in found[1].example
     text = page(report_of(rows))
     assert text.count('<article class="reason') == 3

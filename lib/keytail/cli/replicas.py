@@ -35,8 +35,8 @@ class Replica:
 
 
 def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = ()) -> tuple[Replica, ...]:
-    """Return the replicas that the values of `--replica` name, one broker per value. Raises UsageProblem if a log dir
-    does not exist, or two replicas share a log dir or a name.
+    """Return the replicas that the values of `--replica` name, one broker per value. Raises UsageProblem if a value
+    has no directory, a log dir does not exist or is given twice (also in `log_dirs`), or two replicas share a name.
 
     `log_dirs` are the log dirs of the broker that the command works on.
     """
@@ -103,6 +103,6 @@ def refuse_other_topic(fs: FileSystem, name: str, path: str, topic_id: str | Non
         raise Refused(
             f"replica {name} has another topic of this name: its topic id is {theirs}, here it is {topic_id}",
             path=path,
-            remedy="Give the log dirs of actual replicas: one of the two is left over from a deleted topic",
+            remedy="Give log dirs with replicas of the same topic: one directory is left from a deleted topic",
             slug="topic-id-differs",
         )

@@ -43,8 +43,8 @@ def _minutes(text: str) -> float:
 
 Deadline = Annotated[float | None, o.run_flag(
     "--deadline MINUTES",
-    "Start no partition and no pass after this many minutes, but finish those that were started. Partitions with the "
-    "largest expected gain per second are first. Default: no limit.",
+    "Start no partition and no pass after this many minutes, but finish those that were started. Partitions "
+    "that are expected to free the most bytes per second are first. Default: no limit.",
     parser=_minutes,
 )]
 PrepareFlag = Annotated[bool, o.run_flag(
@@ -87,8 +87,9 @@ GroupingFlag = Annotated[Grouping, o.run_flag(
 )]
 FanOutFlag = Annotated[FanOut, o.run_flag(
     "--fan-out",
-    "Whether the tasks of all hosts share one partition. auto: if its keys do not fit into --map-memory. never: such "
-    "a partition is compacted as far as its keys fit, as Kafka's cleaner does. always: for every partition.",
+    "Whether the work on one partition is divided among the tasks of all hosts. auto: if its keys do not fit into "
+    "--map-memory. never: such a partition is compacted as far as its keys fit, as Kafka's cleaner does. always: for "
+    "every partition.",
     FanOut,
 )]
 MessageFormatFlag = Annotated[OldMessages | None, o.run_flag(
@@ -111,8 +112,8 @@ BrokerVersionFlag = Annotated[BrokerVersion | None, o.run_flag(
     "--broker-version VERSION",
     "Version of Kafka, such as 2.8, whose rules determine when tombstones and markers are removed. Below 3.1: based on "
     "the time of their file, and no delete horizons are written. By default and from 3.1 on: based on delete "
-    "horizons, which older brokers can read, too; nothing is removed earlier. Below 3.4, producers expire when "
-    "transactional ids do.",
+    "horizons, which older brokers can read, too; nothing is removed earlier than by their own cleaner. Below 3.4, "
+    "producers expire by transactional.id.expiration.ms.",
     parser=_version,
 )]
 MaxScratch = Annotated[int | None, o.run_flag(

@@ -177,8 +177,8 @@ class _Search:
         return changed
 
     def settle_commits(self) -> bool:
-        """Cut every commit that would be the latest of its group and partition, but has an offset above the cut of this
-        partition; return whether a cut changed."""
+        """Lower cuts until the latest remaining offset commit of each group and partition has a committed offset that
+        is not above the cut of that partition; return whether a cut changed."""
         changed = False
         for (home, group, partition), commits in self._latest.items():
             while commits and commits[-1].record_offset >= self.cuts[home]:

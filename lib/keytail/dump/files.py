@@ -30,7 +30,7 @@ _LOG_LIKE = (names.LOG, names.METADATA_SNAPSHOT)
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """The flags of Kafka's tool under the same names, and the range of each log to dump."""
+    """The options of a dump: the flags of Kafka's tool, decoders, and the range of each log."""
 
     print_data_log: bool = False
     deep_iteration: bool = False
@@ -96,7 +96,7 @@ def expanded(fs: FileSystem, paths: Sequence[str]) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of file by its name: a suffix or a whole name of `format/names`; empty for any other file."""
+    """Return the kind of a file: a suffix or a file name of `format/names`, or "" if it cannot be dumped."""
     whole = (names.LEADER_EPOCHS, names.PARTITION_METADATA, *files.OFFSET_CHECKPOINTS)
     if name in whole:
         return name

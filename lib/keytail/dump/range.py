@@ -1,7 +1,7 @@
 """Finds where to begin reading a log for a range of offsets or bytes.
 
-The position is taken from an offset index entry if a batch begins there, at or below the entry's offset. If the entries
-are not in ascending order, or the log contradicts the entry, the log is read from byte 0.
+The position of an offset index entry is used if a batch begins there whose base offset is not above the entry's offset.
+If the entries are not in ascending order, or the log contradicts the entry, the log is read from byte 0.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def offset_entries(fs: FileSystem, path: str, base: int) -> tuple[np.ndarray, np
 
 
 def used_entries(offsets: np.ndarray, base: int) -> int:
-    """Return the number of used entries: all before the first entry after entry 0 that has the base offset."""
+    """Return the number of entries before the zeros of a preallocated index. Only entry 0 may be zero as well."""
     unused = np.flatnonzero(offsets[1:] == base)
     return int(unused[0]) + 1 if len(unused) else len(offsets)
 

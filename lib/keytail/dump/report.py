@@ -74,8 +74,8 @@ class Report:
         self._gaps[path] = kept, count + len(before)
 
     def end(self) -> None:
-        """Print the findings that Kafka's tool prints at the end of its output; as JSON, these findings are already
-        written."""
+        """Print the findings that Kafka's tool prints at the end of its output. With `as_json` nothing is printed: the
+        findings were written when they were found, except gaps, which are not reported."""
         if self.as_json:
             return
         for path, mismatches in self._mismatches.items():

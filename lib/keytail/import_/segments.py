@@ -114,7 +114,7 @@ class SegmentsWriter:
                 self._append_batches(data[: -int(table["size_bytes"][-1])], table[:-1])
         self._next = end - left
         kept = columns.rows(len(columns) - left, len(columns))
-        self._pending = [joined([kept])] if left else []  # copied, so that the other columns are released
+        self._pending = [joined([kept])] if left else []  # copied, so that the encoded records are released
         self._pending_bytes = kept.data_bytes + _RECORD_BYTES * left
 
     def _with_timestamps(self, columns: RecordColumns) -> RecordColumns:

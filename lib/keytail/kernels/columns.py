@@ -1,4 +1,5 @@
-"""Gathers spans of many records into contiguous columns: the bytes, and the offset of each value.
+"""Gathers spans of many records into contiguous columns: the bytes, and the position of each value in
+them (Arrow's offsets).
 
 The buffers have the layout of Arrow's large binaries and lists, so that a caller can pass them to Arrow without a copy.
 The spans were checked when the records were walked (`records.py`).
@@ -62,7 +63,8 @@ def _header_spans(a, p, end, which, at, in_arena, key_starts, key_sizes, value_s
 def header_spans(
     raw, arena, in_arena, starts, ends, offsets, of_arena, key_starts, key_sizes, value_starts, value_sizes
 ):
-    """Write the spans of all headers of the blocks `starts` .. `ends`; return the number of headers.
+    """Write the spans of all headers; return their number. Block i, the headers of one record, is the bytes from
+    `starts[i]` to `ends[i]`.
 
     `offsets` (int64, one element more than blocks) receives the number of each block's first header. The last five
     arrays are filled up to their length; if these arrays are empty, headers are only counted.

@@ -1,4 +1,4 @@
-"""Walks the records of opened batches into a table of spans, and hashes their keys.
+"""Parses the records of decompressed batches into a table of spans, and hashes their keys.
 
 Every length is checked against the available bytes before it is used, so that no input makes a kernel read past its
 block. The layout is defined in `format/BATCH.md`, "Records".
@@ -302,9 +302,10 @@ def scan_records(
 ):
     """Fill `records` (RECORD_TABLE) with the records of opened rows `row_from` .. `row_to`, whole batches at a time.
 
-    For a row with a `first_bit` of 0 or more, only the records whose bit in `bits` is set are taken and checked: only
-    blocks that were checked completely before may be scanned in this way. The kernel stops before the first batch that
-    might not fit. `out` is int64[4]: next row, records of whole batches written, a code, and the row with the error.
+    `first_bit[row]` is the bit in `bits` of the row's first record; the records whose bits are not set are neither
+    taken nor checked, so their blocks must have been checked before. If it is negative, all records of the row are
+    taken. The kernel stops before the first batch that might not fit. `out` is int64[4]: next row, records of whole
+    batches written, a code, and the row with the error.
     """
     n = np.int64(0)
     row = row_from

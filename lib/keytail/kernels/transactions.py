@@ -1,7 +1,7 @@
-"""Follows transactions over batch headers: which data is aborted, and which markers are no longer needed.
+"""Determines from batch headers which data is aborted, and which markers are no longer needed.
 
-The rules are those of `format/CLEANING.md`, "Transactions". A producer's state is one row of arrays, indexed by a small
-number that `log/transactions.py` assigns to each producer id.
+The rules are those of `format/CLEANING.md`, "Transactions". A producer's state is one row of the array `state`, indexed
+by a small number that `log/transactions.py` assigns to each producer id.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ABORT, COMMIT = 0, 1
 NO_OFFSET = 2**63 - 1
 
 # Columns of the int64 state, one row per producer. ENTRY: the entry of the producer's open aborted transaction, or -1;
-# SEEN: 1 if data of that transaction was seen; COMMITTED: 1 if data of another open transaction was seen; FIRST_DATA:
-# first remaining data of the open transaction.
+# SEEN: 1 if data of that transaction was seen; COMMITTED: 1 if data was seen that no entry marks as aborted;
+# FIRST_DATA: first remaining data of the open transaction; LAST_MARKER: base offset of the producer's latest marker.
 ENTRY, SEEN, COMMITTED, FIRST_DATA, LAST_MARKER = 0, 1, 2, 3, 4
 
 # Positions of `cursor`. EARLIEST: earliest first data of the transactions that ended since the last ABORT marker.
@@ -31,14 +31,14 @@ MARKER, PRODUCER, DATA, BEHIND, SINCE, OF_ENTRY, KEPT, ABORT_COLUMNS = 0, 1, 2, 
 
 @kernel
 def track(table, producers, log_start_offset, entry_first, entry_producer, state, cursor, discard, markers, aborts):
-    """Follow the rows of `table` in order.
+    """Process the batches of `table` in order: decide which are discarded, and collect the markers.
 
     `producers[row]` is the number of the row's producer id if the batch is transactional or control. Entries of the
     transaction indexes come in the order of their first offsets; the entries decide what is discarded. The function
-    writes `discard[row]`; per control batch `markers` (base offset, discard); per ABORT marker `aborts`, with what the
-    log itself contains of its transaction, the entry that it ended (-1: none), and whether the marker is retained.
-    `cursor` is int64[4]. Data that ends below `log_start_offset` does not count as first data, because the marker of
-    such data may have been removed.
+    writes `discard[row]` for each row, a row of `markers` (base offset, discard) for each control batch, and a row of
+    `aborts` for each ABORT marker: the transaction's data in the log, the entry that the marker ends (-1: none), and
+    whether the marker is retained. `cursor` is int64[4]. Data that ends below `log_start_offset` does not count as
+    first data, because the marker of such data may have been removed.
     """
     n_entries = entry_first.shape[0]
     for i in range(table.shape[0]):

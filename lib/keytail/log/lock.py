@@ -192,7 +192,7 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
             if holder is not None:
                 if os.path.basename(path) == names.PREPARE_LOCK:
                     raise Refused(
-                        "another run prepares compactions in the log dir",
+                        "another run is preparing compactions in the log dir",
                         path=path,
                         remedy="Wait until it ends, or stop it (prepared compactions are retained); then run again",
                         slug="prepare-in-progress",

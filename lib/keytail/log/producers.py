@@ -55,7 +55,8 @@ class ProducerStates:
 
     def earliest_unsettled(self, high_watermark: int) -> tuple[int, int] | None:
         """Return the first offset and the producer id of the earliest transaction that is open, or that ended with a
-        marker not below the high watermark (with producer id -1); None if there is no such transaction."""
+        marker not below the high watermark; None if there is no such transaction. The producer id is -1 if the
+        transaction has ended."""
         unsettled = [(s.txn_first_offset, i) for i, s in self.states.items() if s.txn_first_offset >= 0]
         unsettled += [(first, -1) for first, marker in self.completed if marker >= high_watermark]
         return min(unsettled, default=None)

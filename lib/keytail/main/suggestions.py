@@ -1,5 +1,5 @@
-"""Suggests commands and flags whose meaning is that of an unknown name or, if there are none, whose spelling is
-similar.
+"""Suggests commands and flags for an unknown name: those for which it is a synonym or, if there are none, those with
+a similar spelling.
 
 Errors of the command line's syntax are also printed as an object if --output json-v1 is among the arguments.
 """
@@ -44,7 +44,7 @@ def about_flag(flag: str, flags: Collection[str], flags_of_all: Mapping[str, Col
     if flag in _BROKER:
         return "keytail connects to no broker: it reads the log dirs. Give --config or --log-dirs"
     if flag in _REPAIR and "--execute" not in flags:
-        return "keytail rebuild-index repairs indexes, keytail salvage saves the intact batches of a damaged log"
+        return "keytail rebuild-index repairs indexes; keytail salvage saves the intact batches of a damaged log"
     if meant := [name for name in FLAGS_MEANT.get(flag, ()) if name.split()[0] in flags]:
         return _did_you_mean(meant)
     if text := _about_setting(flag, flags):

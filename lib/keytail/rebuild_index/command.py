@@ -138,7 +138,7 @@ def next_step(rows: Sequence[RebuildRow], request: Request) -> str:
     if any(row.status in FAILURES for row in rows):
         return "The reasons why partitions were not rebuilt, and the remedies, are given above."
     if any(row.status == "rebuilt" and row.error for row in rows):
-        return "Next: run again with --truncate, or start the broker, which also truncates the torn logs."
+        return "Next: run again with --truncate, or start the broker; both truncate the invalid ends of the logs."
     return "Next: start the broker." if any(row.status == "rebuilt" for row in rows) else ""
 
 

@@ -1,7 +1,7 @@
 """Drives an index rebuild: processes segments and slices of many partitions in tasks, then completes each partition.
 
 Tasks only read logs and write scratch files. The driver computes the results that depend on all segments of a
-partition, and renames the new files. In an executing run the caller holds the locks.
+partition, and renames the new files. With `--execute`, the caller holds the locks.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Work:
 
 @dataclass(frozen=True)
 class PartitionOutcome:
-    """The outcome for one partition: its result, or the problem that prevented it. `installed`: the new files have
-    their final names.
+    """The outcome for one partition. `result` is None if it was not determined; `problem` is the first error, which may
+    also have occurred after the result. `installed`: the new files have their final names.
 
     `done_truncation`: the truncation that was made before `result` was determined.
     """

@@ -39,7 +39,7 @@ def run_seconds(each_s: Iterable[float], cores: int) -> float:
 COMMAND_S = 1.0
 # Seconds by which the first task begins later with Spark than without it (`python -m tests.bench.start`).
 SPARK_START_S = 4.0
-# Seconds of expected work from which Spark is started: its start is then negligible, and its UI shows the progress.
+# Minimum expected seconds of work for which Spark is started: its start is then negligible, and its UI shows progress.
 SPARK_FROM_S = 10 * SPARK_START_S
 
 

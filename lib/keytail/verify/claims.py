@@ -1,4 +1,4 @@
-"""Compares the leader epochs and the log dir's checkpoints of a partition with its log.
+"""Compares a partition's leader epochs, and its entries in the log dir's checkpoints, with its log.
 
 VERIFY.md beside this file lists what is a finding, and what may differ in a healthy log.
 """
@@ -73,7 +73,7 @@ class EpochCheck:
         self._scope.findings.add(kind, names.LEADER_EPOCHS, offset=first, first=first, **facts)
 
     def _compare(self, epochs: np.ndarray, starts: np.ndarray, without_epoch: int | None) -> None:
-        """Add findings about batches at or above the log start offset whose entry has another epoch."""
+        """Add findings for batches, at or above the log start offset, whose epoch is not that of the checkpoint."""
         if not len(starts):
             self._check_missing(without_epoch)
             return

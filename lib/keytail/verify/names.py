@@ -66,7 +66,8 @@ def _check_swaps(scope: Scope, parsed: Iterable[names.FileName]) -> None:
 
 
 def check_owners(scope: Scope) -> None:
-    """Add findings about files that the owner of the directory, as which a broker runs, cannot read and write.
+    """Add findings about files that the owner of the directory cannot read and write, or that have another owner. A
+    broker is assumed to run as the owner of the directory.
 
     Other differences in the mode are ignored: the umask of the broker may have changed. There is one finding for all
     files with the same owner and mode.

@@ -110,7 +110,9 @@ def _inspect(fs: FileSystem, path: str, claims: Claims, live: bool, only_ends: b
 def _check_whole(
     scope: Scope, walk: BatchWalk, producers: ProducerChecks, epochs: EpochCheck, only_ends: bool
 ) -> None:
-    """Add the findings that depend on the log end offset, which is unknown while a broker is running."""
+    """Add the findings that need the whole log: about snapshots, leader epochs and checkpoints. Findings that need the
+    log end offset are left out while a broker is running.
+    """
     if not scope.bases:
         return
     log_end_offset = max(walk.last_offset + 1, scope.bases[-1])

@@ -1,9 +1,9 @@
-"""Compacts one partition with many tasks: survey, key runs, survivors, rewriting, proof (FAN_OUT.md).
+"""Compacts one partition in stages of many tasks; FAN_OUT.md describes the stages.
 
-`fan_out` passes the stages, each a function of values, to `Stages`, which runs them in this process
-(`tests/compact/fan_out/in_process.py`) or on Spark (`compact/fan_out/on_spark.py`). The result is the same, byte for
-byte, as that of `clean_partition` for the same task with room for all keys. Only scratch files are written, and the
-driver installs them, as after `clean_partition`.
+`fan_out` passes the stages, functions whose input and result can be pickled, to `Stages`, which runs them in this
+process (`tests/compact/fan_out/in_process.py`) or on Spark (`compact/fan_out/on_spark.py`). The result is the same,
+byte for byte, as that of `clean_partition` for the same task with room for all keys. Only scratch files are written,
+and the driver installs them, as after `clean_partition`.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Stages(Protocol):
     ) -> list[R]:
         """Return `take(fs, context, shard, cells, attempt)` of each shard, in the order of the shards.
 
-        `cells` are pairs (order, data), sorted by order, of the cells that `emit(fs, payload, attempt)` yields for the
-        shard, for any payload.
+        `cells` has a pair (order, data), sorted by order, for each cell that `emit(fs, payload, attempt)` yields for
+        the shard, over all payloads.
         """
 
 
@@ -101,7 +101,7 @@ def fan_out(fs: FileSystem, task: CleaningTask, stages: Stages, sizes: Sizes | N
     """Write and prove the replacement of the segments below the first uncleanable offset, or one pass of it.
 
     `fs` is the driver's file system, which is only read. Raises what `clean_partition` raises; the caller then removes
-    the run's scratch files. The task's `map_memory_bytes` limits the tables of each task.
+    the run's scratch files. `task.map_memory_bytes` limits the tables of each task of a stage.
     """
     clock = PhaseClock()
     check_sources(fs, task)
@@ -152,8 +152,8 @@ def _known(before: FannedOut) -> _Found:
 
 
 def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int) -> Survey:
-    """Return the survey of slices that begin at positions in the offset index or, if no batch begins at such a
-    position, of whole segments."""
+    """Return the survey of slices that begin at positions in the offset index. If that survey finds the log corrupt,
+    because an index may be wrong, return the survey of whole segments."""
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
         return _survey_with(task, stages, slice_bytes, aborted)
@@ -178,8 +178,8 @@ def _survey_with(task: CleaningTask, stages: Stages, slice_bytes: int, aborted: 
 def _count_keys(
     task: CleaningTask, stages: Stages, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
 ) -> KeyCounts:
-    """Return the sum of the counts of the shards, which have no key in common, and the hottest keys. One task reads
-    each slice that contains the last record of one of the hottest keys.
+    """Return the sum of the counts of the shards, which have no key in common, and the hottest keys. A separate task
+    reads each slice that contains the last record of one of the hottest keys.
     """
     counted = merged((shard.counted for shard in bits if shard.counted is not None), task.hottest_keys)
     places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
@@ -226,7 +226,7 @@ def _write(
     write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
     written = stages.run("groups", write, write_all(ranges))
     for number, (item, groups) in enumerate(zip(ranges, written, strict=True)):
-        # Kafka's groups end with their range in any case, and no group follows the last range.
+        # With Kafka's grouping, several outputs of a range do not change the next range; nothing follows the last one.
         if task.grouping == "measured" and len(groups.groups) != 1 and item[1] < end:
             rest = (item[0], end)
             [of_rest] = stages.run("groups in order", write, write_all([rest]))

@@ -1,8 +1,8 @@
-"""Reads the hottest keys of a dirty section, each from the key's last record: the offset map contains ordinals but no
-keys.
+"""Reads the hottest keys of a dirty section, each from the key's last record: the offset map contains the ordinal of
+each key's last record (offset_map.py), but not the key.
 
-Only the chunks with the last records of hot keys are read, each once, from the nearest earlier place whose ordinal is
-known.
+The log is read from the nearest earlier place whose ordinal is known (the start of a chunk or, in a fan-out, of a
+slice) to the last wanted record there.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def read_hottest(fs: FileSystem, part: HotPart, attempt: str) -> list[HotKey]:
 
 
 def key_counts_of(counted: Counted, found: Iterable[HotKey]) -> KeyCounts:
-    """Return the counts and the keys that were read, by descending number of records and ascending offset: the order of
-    `counted`."""
+    """Return the counts and the keys that were read, by descending number of records, then descending
+    offset: the order of `counted`."""
     hottest = sorted(found, key=lambda item: (item.records, item.offset), reverse=True)
     return KeyCounts(counted.keys, counted.records, tuple(hottest))
 

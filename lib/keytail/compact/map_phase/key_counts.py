@@ -1,7 +1,7 @@
-"""Counts the records of each key in a dirty section: counts by size, their sums, and their text. Pure functions.
+"""Counts the records of each key in a dirty section: counts by class, their sums, and their text. Pure functions.
 
-Keys are counted by size: a key of size 0 has 1 record, of size 1 has 2 records, of size 2 has 3 to 4, of size 3 has 5
-to 8, and so on. For the hottest keys, which have the most records, a hash is reported; the bytes of the keys are
+Keys are counted in classes by their number of records: class 0 has 1 record, class 1 has 2, class 2 has 3 to 4, class 3
+has 5 to 8, and so on. For the hottest keys, which have the most records, a hash is reported; the bytes of the keys are
 reported only on request.
 """
 

@@ -1,7 +1,7 @@
-"""A target in an object store, accessed by pyarrow's filesystems: sends partitions, lists them, reads their records.
+"""Writes, lists and reads the partitions of a target in an object store, through pyarrow's filesystems.
 
-An object is written completely or not at all, but several objects are not written together: the record of a partition,
-which is marked unfinished first and completed last, shows whether its objects are consistent
+An object is written completely or not at all, but several objects are not written together: the output record of a
+partition, written first as unfinished and last as finished, shows whether its objects are consistent
 (compact/out_of_place/OUT_OF_PLACE.md). Credentials come from the environment or the URI; only a URI's scheme, host and
 path are ever printed or stored.
 """
@@ -38,7 +38,7 @@ _BUFFER_BYTES = 8 << 20
 _ATTEMPTS = 4
 _LONGEST_WAIT_S = 20.0
 _WITH_BUCKETS = ("s3", "gcs")
-_READERS = 16  # maximum number of records that are read concurrently
+_READERS = 16  # maximum number of output records, one per partition, that are read concurrently
 
 
 class StoreProblem(KeytailError):
@@ -132,8 +132,11 @@ class Store:
 
         sent = self._tried(name, once)
         if sent.size_bytes != wanted.size_bytes or wanted.digest_hex not in ("", sent.digest_hex):
+            difference = "its contents differ from those that were proven"
+            if sent.size_bytes != wanted.size_bytes:
+                difference = f"it has {sent.size_bytes} bytes, and {wanted.size_bytes} bytes were to be sent"
             raise Refused(
-                f"the file has changed: it has {sent.size_bytes} bytes, and {wanted.size_bytes} bytes were to be sent",
+                f"the file has changed: {difference}",
                 path=source,
                 remedy="Stop the process that writes to the directory, and run again",
                 slug="file-changed",

@@ -123,7 +123,9 @@ def judge(
     *,
     execute: bool = False,
 ) -> PlannedPartition:
-    """Return the decision for a chosen partition. If the source is unchanged, only its listing is read."""
+    """Return the decision for a chosen partition. If the source has not changed since its copy was written, and no
+    round is due, only the listing is read, unless the settings require file times.
+    """
     row = ResultRow(entry.topic, entry.partition, entry.log_dir, "refused")
     at = PlannedPartition(log_dir.path, entry.path, entry.topic, entry.partition, "leave", row)
     there = known[log_dir.path].get(at.name)
@@ -146,8 +148,8 @@ def judge(
     facts = planned.facts
     is_unread = planned.config is None and planned.problem is None  # a system error prevented the decision
     if planned.corrupt or is_unread or facts.problems or not facts.segments:
-        # A plan skips a partition that is not compacted, whatever its other errors. Here, a skipped partition would be
-        # missing in the target.
+        # A plan reports a partition whose policy lacks `compact` as skipped, even if it has errors. Here, a skipped
+        # partition would be missing in the target.
         status = "corrupt" if planned.corrupt else "refused"
         return replace(at, row=row.unchanged(status, _why_left_out(planned, log_dir, at.name)), planned=planned)
     if planned.wanted:
@@ -201,8 +203,8 @@ def _keep(
     at: PlannedPartition,
     record: OutputRecord,
 ) -> PlannedPartition | None:
-    """If no round is due for the target's copy now, return the decision to keep it, with the row that `compact` on the
-    target would give; else None.
+    """If no round is due for the target's copy now, return the decision to keep it, with a row that has the copy's
+    sizes and the time when it was written; else None.
     """
     planned = plan_partition_of(
         fs, log_dir, entry, configuration, rules, by_listing=True, as_if=lambda facts: as_written(facts, record)

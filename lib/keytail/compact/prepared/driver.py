@@ -89,7 +89,8 @@ def _plan(
     drop_keyless: bool,
 ) -> Planned:
     """Return the plan of a partition, after discarding an earlier preparation that is not kept. A preparation is kept
-    if it can still be committed and ends where this run would end, or if the partition is refused or not due.
+    if the partition is refused. Otherwise it is kept only if it can still be committed, and if it ends where this run
+    would end or no round is due.
     """
     planned = plan_beside_a_broker(fs, log_dir, entry, configuration, rules)
     prepared = [name for name in planned.facts.leftovers if is_prepared(name)]

@@ -1,5 +1,5 @@
-"""The destination of a run that prepares compactions. Outputs remain beside the segments until a later run commits
-them; each prepared partition has a record of its preparation (PREPARED.md in this directory).
+"""Leaves the output of a run that prepares compactions beside the segments until a later run commits it, and writes a
+record of each preparation (PREPARED.md in this directory).
 """
 
 from __future__ import annotations

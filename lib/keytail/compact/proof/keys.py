@@ -177,8 +177,8 @@ class Keys:
 
 
 class KeysOfPart(Keys):
-    """The notes of one thread, which are put into a table that all threads share. The methods of the shared table are
-    not called until all threads have ended.
+    """The notes of one thread, which are put into a table that all threads share. Until all threads have
+    ended, only `put_now` of the shared table is called.
     """
 
     def __init__(self, shared: Keys) -> None:

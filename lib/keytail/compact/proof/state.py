@@ -90,8 +90,8 @@ REMEDY = "Nothing was replaced. Keep the directory and report this: it is a bug 
 
 @dataclass(frozen=True)
 class ProofSpec:
-    """What a proof has to show: that the scratch files of `groups`, in ascending order, may replace the segments that
-    they name.
+    """The parameters of a proof that the scratch files of `groups` (ascending) may replace the segments that these
+    groups name.
     """
 
     partition_path: str

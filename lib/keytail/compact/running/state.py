@@ -46,7 +46,7 @@ class Stop:
     """Whether a run has to stop, and why. Any thread may set a field; nothing resets it.
 
     Once `asked` is true, only groups that are already being installed are finished. `deadline_s` is the
-    time.monotonic() from which on no bundle and no pass begins. After a lock is lost, no bundle begins.
+    time.monotonic() after which no bundle and no pass begins. After a lock is lost, no bundle begins.
     """
 
     deadline_s: float | None = None
@@ -101,4 +101,4 @@ class Rows:
 
 
 def not_begun_row(task: CleaningTask) -> ResultRow:
-    return planned_row(task).unchanged(NOT_BEGUN, ErrorText("the run was interrupted before this partition"))
+    return planned_row(task).unchanged(NOT_BEGUN, ErrorText("the run was interrupted before this partition was begun"))

@@ -1,7 +1,7 @@
 """Packs records into rows of eight words (entries); groups the entries, and short forms of them (places), by shard.
 
-`entries` is int64[n, WORDS]: the entries of each replica in log order, one replica after the other. A set of replicas
-is a bit mask. The possible differences and their reasons are described in audit/AUDIT.md.
+`entries` is int64[n, WORDS]: the entries of each replica in log order, one replica after the other. The possible
+differences and their reasons are described in audit/AUDIT.md.
 """
 
 from __future__ import annotations

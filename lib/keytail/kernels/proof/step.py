@@ -51,8 +51,8 @@ def step(windows, indexes, notes, markers, producers, tools, state):
     """Prove as many source batches as the windows contain; return a code that is not PASSED.
 
     Keys are noted in `notes`. When NEED_NOTES is returned, and at the end, the caller puts all noted keys into the
-    table, in their order. Plain blocks are decompressed by `tools` into the blocks of `windows`; for NEED_SOURCE_BLOCK
-    and NEED_OUTPUT_BLOCK, the caller decompresses the block.
+    table, in their order. Blocks with the framing of Kafka's producers are decompressed here, into the blocks of
+    `windows`; for NEED_SOURCE_BLOCK and NEED_OUTPUT_BLOCK, the caller decompresses the block.
     """
     code = PASSED
     while code == PASSED:
@@ -131,7 +131,7 @@ def next_output(output, state):
 
 @_inlined
 def _place(source, p, output, q_size, producers, state):
-    """Return (code, index in the output of the batch written for the source batch at `p`; -1 if it was dropped)."""
+    """Return (code, position in the output window of the batch for the source batch at `p`, or -1 without one)."""
     q, base = state.output.at, be_64(source, p)
     dropped = np.int64(-1)
     if base >= state.output.next_base:
@@ -176,7 +176,7 @@ def decompress_block(data, p, size, tools, block):
 
 @_inlined
 def _open_blocks(windows, size, q_size, tools, state):
-    """Decompress the blocks of the batch and of its output that are compressed and not open; return a code."""
+    """Decompress the block of the source batch and, if the batches differ, that of the output; return a code."""
     source, output = windows.source, windows.output
     p, q = state.source.at, state.batch.at_output
     if state.source.block_bytes < 0 and is_compressed(source, p):

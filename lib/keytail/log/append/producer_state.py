@@ -1,4 +1,4 @@
-"""Keeps the producers of an open log, and writes their snapshots: `ProducerState`.
+"""Holds the producer state of an open log, and writes producer snapshots.
 
 live_producers.py applies batches. APPEND.md beside this file specifies when a snapshot is taken or removed;
 format/SNAPSHOT.md specifies its bytes.
