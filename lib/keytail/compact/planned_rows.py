@@ -1,4 +1,4 @@
-"""Creates the rows of planned partitions, for a plan and for an executing run, which compacts only some of them."""
+"""Creates the rows of planned partitions, for a plan and for a run with --execute, which compacts only some of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keytail.compact.roll import NOT_COMPACTED, NOT_ROLLED, WOULD_ROLL
 from keytail.errors import KeytailError, in_words, joined
 from keytail.run.rows import ResultRow, status_of
 
-# The value of the field `prepared` in a plan: an executing run commits or discards what was prepared.
+# The value of the field `prepared` in a plan: a run with --execute commits or discards what was prepared.
 FOR_EXECUTE = "for --execute"
 
 

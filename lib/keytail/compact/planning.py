@@ -1,7 +1,7 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
 Planning changes nothing. Planning reads more than batch headers only above the latest producer snapshot, to find open
-transactions. compact/plan.py makes the decisions; the first steps of an executing run are in compact/steps.py.
+transactions. compact/plan.py makes the decisions; the first steps of a run with --execute are in compact/steps.py.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Planned:
 
     @property
     def repaired_checkpoint(self) -> int | None:
-        """The offset to which an executing run sets a checkpoint that is outside the log; None if the checkpoint is
+        """The offset to which a run with --execute sets a checkpoint that is outside the log; None if the checkpoint is
         inside the log, or if a due round moves it."""
         selection = self.decision.selection
         if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:

@@ -1,4 +1,4 @@
-"""Decides in a plan, by the rules of an executing run (running/bundles.py), whether there is room to rewrite a due
+"""Decides in a plan, by the rules of a run with --execute (running/bundles.py), whether there is room to rewrite a due
 partition.
 
 Each partition is considered alone, with the space that is free now; a run retries a partition without room when other

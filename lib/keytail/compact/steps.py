@@ -1,4 +1,4 @@
-"""The steps of an executing run before its tasks, both in place (execution.py) and out of place
+"""The steps of a run with --execute before its tasks, both in place (execution.py) and out of place
 (out_of_place/driver.py).
 """
 

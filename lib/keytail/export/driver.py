@@ -1,10 +1,10 @@
 """Writes the latest state of topics as Delta tables, from their logs, without a broker.
 
 `keytail export` and jobs/export.py under spark-submit run this code. An export only reads log dirs and takes no lock,
-so it works on copies, on stopped brokers and beside a running broker. Records are read up to the stable offset, by the
-checkpointed high watermark or, if requested, the log end. Without `execute` the plan is only reported, without starting
-Spark unless tables are at a URI. export/EXPORT.md describes the contents of tables, when everything is exported again,
-and what is atomic.
+so it works on copies, on stopped brokers and beside a running broker. Records are read up to the last stable offset, by
+the checkpointed high watermark or, if requested, the log end. Without `execute` the plan is only reported, without
+starting Spark unless tables are at a URI. export/EXPORT.md describes the contents of tables, when everything is
+exported again, and what is atomic.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _no_state(request: Request, state: TableState | None) -> str:
 
 
 def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
-    """Return the current state of the log and notes for the row. An --as-of flag lowers the stable offset."""
+    """Return the current state of the log and notes for the row. An --as-of flag lowers the last stable offset."""
 
     now_ms = time.time_ns() // 1_000_000
     stable = readable(fs, facts, committed=True, log_end=request.high_watermark == "log-end", now_ms=now_ms)
@@ -314,7 +314,7 @@ def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) ->
             f"compacted beyond offset {as_of}"
         )
     if as_of > limit:
-        notes.append(f"the state is exported as of the stable offset {limit}, which is below the requested offset")
+        notes.append(f"the state is exported as of the last stable offset {limit}, which is below the requested offset")
     return min(limit, as_of)
 
 

@@ -161,7 +161,7 @@ def _start(steps: Steps, reporter: Reporter, work: Sequence[PlannedPartition]) -
 
 @dataclass
 class _Driver:
-    """One executing run, from the decisions to the contents of the target."""
+    """One run with --execute, from the decisions to the contents of the target."""
 
     steps: Steps
     rules: Rules
