@@ -75,6 +75,7 @@ def test_the_user_of_the_image_is_not_root() -> None:
     assert int(defaults()["UID"]) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [keytail.__version__, "9.9", ""])
 def test_a_version_other_than_that_of_the_wheel_ends_the_build(version: str, tmp_path: Path) -> None:
     done = run(step("keytail --version"), VERSION=version)

@@ -105,6 +105,7 @@ def _methods() -> list[str]:
     return [name for name in public if name != "partitions"]
 
 
+@pytest.mark.long
 def test_neither_spark_nor_arrow_is_imported(log_dir: Path) -> None:
     """pyarrow is imported by `read` and `read_batches` only."""
     code = f"""

@@ -55,6 +55,7 @@ def erased(records: list[Rec]) -> list[int]:
     return [record.offset for record in records if record.key in KEYS]
 
 
+@pytest.mark.long
 def test_records_are_counted_in_each_replica_until_all_are_treated(
     run: Run, brokers: list[Path], keys_file: Path
 ) -> None:

@@ -63,6 +63,7 @@ free_bytes = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     number=st.integers(0, 3),

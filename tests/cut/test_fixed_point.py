@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def _as_blocks(ranges: Sequence[tuple[int, int]]) -> Blocks:
     return Blocks.union([(starts, ends)])
 
 
+@pytest.mark.long
 @settings(max_examples=400, suppress_health_check=[HealthCheck.data_too_large])
 @given(st.fixed_dictionaries({key: st.integers(0, _LIMIT) for key in KEYS}), _transactions(), _commits, _blocks)
 def test_it_is_the_only_highest_of_all_consistent_cuts(limits, transactions, commits, blocks) -> None:

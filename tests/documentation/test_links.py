@@ -55,6 +55,7 @@ _EXAMPLES = ("file.py", "broken.py", "query.py", "JOBS/compact.py")
 _FILE = re.compile(r"(?<![\w./-])(?:\.\./)*([\w-][\w./-]*\.(?:py|md))\b(?![\w/])")
 
 
+@pytest.mark.long
 def test_files_that_code_and_pages_name_exist() -> None:
     """A name may omit leading folders. Of Python files, only comments, docstrings and messages are read."""
     files = terms.files()

@@ -514,7 +514,7 @@ def test_a_batch_that_is_not_merged_keeps_its_producer(tmp_path):
     [
         ({"expired_before_ms": NOW + 4}, "producer id 7 has not expired"),  # by the time of its marker
         ({"expired_before_ms": NOW - 1}, "has not expired"),
-        ({"producer_ids": (3, 8)}, "has not expired"),
+        ({"producer_ids": (3, 8)}, "producer id 8 has not expired"),
     ],
 )
 def test_a_producer_that_has_not_expired_is_not_forgotten(tmp_path, change, text):

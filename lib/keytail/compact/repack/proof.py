@@ -139,8 +139,10 @@ def _producers(fs: FileSystem, spec: RepackSpec) -> ProvenProducers:
         lambda data: int(kernels.note_producers(data, cursor, ids, latest, forgotten, newest_ms)),
     )  # fmt: skip
     if len(forgotten):
-        if spec.expired_before_ms is None or newest_ms.max() > spec.expired_before_ms or np.isin(forgotten, ids).any():
-            raise _invalid(spec, f"producer id {forgotten[newest_ms.argmax()]} has not expired")
+        live = np.isin(forgotten, ids)
+        live |= True if spec.expired_before_ms is None else newest_ms > spec.expired_before_ms
+        if live.any():
+            raise _invalid(spec, f"producer id {forgotten[live.argmax()]} has not expired")
         found = collect_markers(fs, spec.partition_path, spec.segments, _MAX_MARKERS_BYTES)
         if found is None:
             raise Refused(
