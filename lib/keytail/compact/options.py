@@ -113,7 +113,7 @@ BrokerVersionFlag = Annotated[BrokerVersion | None, o.run_flag(
     "Version of Kafka, such as 2.8, whose rules determine when tombstones and markers are removed. Below 3.1: based on "
     "the time of their file, and no delete horizons are written. By default and from 3.1 on: based on delete "
     "horizons, which older brokers can read, too; nothing is removed earlier than by their own cleaner. Below 3.4, "
-    "producers expire by transactional.id.expiration.ms.",
+    "producers expire after the same idle time as transactional ids.",
     parser=_version,
 )]
 MaxScratch = Annotated[int | None, o.run_flag(
