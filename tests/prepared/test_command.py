@@ -77,5 +77,5 @@ def test_a_running_preparation_is_not_disturbed(run: Run, ready: Path) -> None:
     with hold([str(ready)], name=names.PREPARE_LOCK):
         done = run("prepared", "--log-dirs", ready, *CONFIG, "--discard", "--execute")
     assert done.exit_code == 1
-    assert "another run prepares compactions" in done.stderr
+    assert "another run is preparing compactions" in done.stderr
     assert scratch(ready) == files

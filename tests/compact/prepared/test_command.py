@@ -340,7 +340,7 @@ def test_a_preparation_runs_beside_a_broker_but_not_beside_another_preparation(r
             with without_spark():
                 done = run("compact", "--log-dirs", log_dir, *CONFIG, *NOW, *flags)
             assert done.exit_code == 1
-            assert "another run prepares compactions" in done.stderr
+            assert "another run is preparing compactions" in done.stderr
 
 
 def test_a_run_that_changes_partitions_excludes_a_preparation(run: Run, log_dir: Path) -> None:
