@@ -28,6 +28,7 @@ from tests.reference.batches import Rec, encode_batch
 from tests.reference.cleaner import Segment
 from tests.reference.legacy import decode_any_log
 
+ABORT_KEY = bytes(4)  # version and type of a marker
 BY_CLEANING = ("superseded", "deleted", "aborted", "keyless")
 
 
@@ -65,11 +66,23 @@ def data_offsets(replicas: list[Replica], segment: Segment, end: int) -> set[int
     }
 
 
-def superseded_by_removed(replica: Replica, removed: Segment) -> set[int]:
-    """Return the offsets of the records of `replica` that were superseded by a record of the segment that it has lost.
+def unexplained_without(replica: Replica, removed: Segment) -> set[int]:
+    """Return the offsets of the records of `replica` that other replicas may lack because of the segment that `replica`
+    has lost: a record of it superseded them, or an ABORT marker in it ended their transaction.
     """
     newest = {r.key: r.offset for b in decode_any_log(removed.log) if not b.control for r in b.records}
-    return {r.offset for b in replica.batches() for r in b.records if r.offset < newest.get(r.key, 0)}
+    found = {r.offset for b in replica.batches() for r in b.records if r.offset < newest.get(r.key, 0)}
+    batches = sorted([*replica.batches(), *decode_any_log(removed.log)], key=lambda batch: batch.base_offset)
+    lost_markers = {batch.base_offset for batch in decode_any_log(removed.log) if batch.control}
+    of_transaction: dict[int, set[int]] = {}
+    for batch in batches:
+        if batch.control:
+            aborted = of_transaction.pop(batch.producer_id, set())
+            if batch.base_offset in lost_markers and batch.records[0].key == ABORT_KEY:
+                found |= aborted
+        elif batch.transactional:
+            of_transaction.setdefault(batch.producer_id, set()).update(record.offset for record in batch.records)
+    return found
 
 
 @pytest.mark.parametrize("case", range(draws(60)))
@@ -126,7 +139,7 @@ def first_removable(replica: Replica) -> int:
 @pytest.mark.parametrize("case", range(draws(60)))
 def test_a_missing_segment_of_a_cleaned_replica_is_reported_as_lost(case: int, tmp_path: Path) -> None:
     """Records of the missing segment above the offset that a cleaner reached are lost. Other records are also lost if
-    the record that superseded them was in that segment.
+    the record that superseded them, or the marker that aborted them, was in that segment.
     """
     print("seed", SEED, "case", case)
     rng = random.Random(f"{SEED} {case}")
@@ -145,7 +158,7 @@ def test_a_missing_segment_of_a_cleaned_replica_is_reported_as_lost(case: int, t
     for shards in (1, 3):
         result = found(replicas, tmp_path, shards)
         lost = lost_offsets(result)
-        assert lost <= truth | superseded_by_removed(replicas[number], segment)
+        assert lost <= truth | unexplained_without(replicas[number], segment)
         if all(replica.cleaned_to is not None for replica in replicas):
             in_others = {r.offset for o in others for b in o.batches() for r in b.records if r.offset >= o.log_start}
             assert {offset for offset in truth & in_others if offset >= max(first, *cleaned_to)} <= lost

@@ -48,7 +48,6 @@ class _State:
     row: EraseRow
     found: FoundInPartition | None = None
     passes: deque[list[FoundInSegment]] = field(default_factory=deque)
-    rewritten: list[int] = field(default_factory=list)  # base offsets of the outputs
     ended: bool = False
 
     @property

@@ -206,7 +206,7 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
         path=replica.path,
         offset=record.base_offset,
         remedy="Look at these records with `keytail lookup` or `keytail dump`. If these records were imported, leave "
-        "out this partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
+        f"out this partition; if not, remove {names.IMPORT_RECORD} from the directory and run again",
         slug="import-state-unknown",
     )
 

@@ -83,8 +83,8 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
     """Write the table of all markers of the log, with the first data offset of each, to a scratch file; return the
     file. One task reads the headers of the log twice, in order; only a log with transactions needs this table.
     """
-    limit_bytes = task.map_memory_bytes // 2
-    markers = collect_markers(fs, task.partition_path, task.segments, max(limit_bytes, 1 << 20))
+    limit_bytes = max(task.map_memory_bytes // 2, 1 << 20)
+    markers = collect_markers(fs, task.partition_path, task.segments, limit_bytes)
     if markers is None:
         raise KeytailError(
             f"the markers of transactions need more than {limit_bytes} bytes of memory",
