@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def run(request: Request) -> list[ResultRow]:
-    """Plan or compact, in place or out of place, as requested; return a row for each partition."""
+    """Plan, compact, prepare or repack, in place or out of place, as requested; return a row for each partition."""
     if request.repack is not None:
         return pkgutil.resolve_name("keytail.compact.repack.driver:repack")(request)
     if request.prepare:

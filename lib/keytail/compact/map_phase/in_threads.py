@@ -1,5 +1,5 @@
-"""The map phase in several threads, which read and open chunks and hash their keys; the caller's thread puts the keys
-into the map.
+"""The map phase in several threads, which read chunks, decompress their batches and hash the keys; the caller's thread
+puts the keys into the map.
 
 One thread at a time reads a chunk and follows its transactions, in order. Keys are also put into the map in order,
 which takes less than half of the time of the phase. The result, and the record at which the map is full, are the same

@@ -2,7 +2,8 @@
 
 A batch is copied whole, rebuilt, emptied or dropped, by the rules of format/CLEANING.md. In the dirty section, survivor
 bits decide, except about transactional batches if that section begins inside a segment; batches without survivors are
-not opened. Before the dirty section, keys are looked up in the map. After the mapped range, all records are retained.
+not opened (decompressed and parsed). Before the dirty section, keys are looked up in the map. After the mapped range,
+all records are retained.
 """
 
 from __future__ import annotations
