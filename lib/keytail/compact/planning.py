@@ -1,7 +1,8 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
-Planning changes nothing. Planning reads more than batch headers only above the latest producer snapshot, to find open
-transactions. compact/plan.py makes the decisions; the first steps of a run with --execute are in compact/steps.py.
+Planning changes nothing. Of batches, planning reads more than the headers only above the latest producer snapshot, to
+find open transactions. compact/plan.py makes the decisions; the first steps of a run with --execute are in
+compact/steps.py.
 """
 
 from __future__ import annotations

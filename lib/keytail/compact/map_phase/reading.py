@@ -54,7 +54,7 @@ def read_log(
 ) -> tuple[Survivors, Transactions, int]:
     """Read every batch of the log once, in order; return the survivors of the dirty section, the outcome of
     transactions, and the number of records in the segments above those that were read for the map. Raises NeedsFanOut
-    if the task allows it and the keys do not fit into the memory of the map or of the proof.
+    with `fan_out` "auto" if the keys do not fit into the memory of the map or of the proof.
 
     The transaction indexes are trusted until the log contradicts them; then the log is read again, with the correct
     entries.

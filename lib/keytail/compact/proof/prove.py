@@ -1,11 +1,10 @@
 """The proof before the commit: reads the outputs back and checks them against the sources that they replace.
 
 Every output batch must be a batch of the source with all, some or none of its records. The removal of a record must be
-justified: by a later record of its key that is retained or was an expired tombstone, by its own expiry as a tombstone,
-by an aborted transaction, or by the caller's choice (records without a key, erased keys). The index files must be those
-that the output's bytes require. The proof has its own reader, parser of records, key hash and table of transactions; it
-shares with the writer the codecs and the code that divides large blocks into pieces. The proof changes nothing; at the
-first violation, it raises an error.
+justified (format/CLEANING.md), such as by a later record of its key that is retained, by its own expiry as a tombstone,
+or by an aborted transaction. The index files must be those that the output's bytes require. The proof has its own
+reader, parser of records, key hash and table of transactions; it shares with the writer the codecs and the code that
+divides large blocks into pieces. The proof changes nothing; at the first violation, it raises an error.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def scratch_bytes(task: CleaningTask) -> int:
 
 
 def least_scratch_bytes(task: CleaningTask) -> int:
-    """Return an upper bound of the space that any pass needs: for the largest remaining group and the state saved for
-    the next pass.
+    """Return an upper bound of the space that a pass needs at least: for the largest remaining group and the state
+    saved for the next pass.
     """
     if task.out_of_place is not None:
         return scratch_bytes(task)
