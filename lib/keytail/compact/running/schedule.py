@@ -18,8 +18,8 @@ from keytail.run.rows import NOT_BEGUN, status_of
 class Schedule:
     """The partitions that have not begun, and counts of the bundles that have begun. Thread-safe.
 
-    `changed` is the lock of the run, which also protects the accounts of scratch space. A bundle begins only if fewer
-    than `most_cleaning` partitions are being cleaned.
+    `changed` is the lock of the run, which also protects the accounts of scratch space. `next_bundle` returns a bundle
+    only if fewer than `most_cleaning` partitions are being cleaned.
     """
 
     waiting: Waiting
