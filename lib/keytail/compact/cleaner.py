@@ -44,8 +44,8 @@ R = TypeVar("R", bound=Rewriter)
 def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write and prove the replacement of the segments below the end offset, or one pass of the replacement.
 
-    Raises CorruptLog or Refused, after removing every scratch file of this attempt. Memory: the map and less than 512
-    MiB, whatever the size of the segments.
+    Raises a KeytailError, such as CorruptLog, Refused or NeedsFanOut, after removing every scratch file of this
+    attempt. Memory: the map and less than 512 MiB per thread, whatever the size of the segments.
     """
     clock = PhaseClock()
     check_sources(fs, task)
@@ -160,8 +160,8 @@ def check_hash(task: CleaningTask) -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings that all passes of a cleaning share. `unread_records` is the number of records in segments that the
-    map did not reach; these belong to the untouched records of a pass.
+    """The findings that all passes of a cleaning share. `unread_records` is the number of records in the segments above
+    those that were read for the map; these belong to the untouched records of a pass.
     """
 
     survivors: Survivors
@@ -224,8 +224,8 @@ def _pass_limit(task: CleaningTask, survivors: Survivors) -> int | None:
 
 
 def _file_horizon_ms(task: CleaningTask) -> int:
-    """Return the latest modification time of the files whose tombstones are removed because of that time: tombstones of
-    magic 0 and 1, which have no delete horizon, and with `by_file_time` all tombstones.
+    """Return the latest modification time of the files whose tombstones are due for removal because of that time:
+    tombstones of magic 0 and 1, which have no delete horizon, and with `by_file_time` all tombstones.
     """
     a, b = segments_between(task.segments, 0, task.first_dirty_offset)
     if a == b:

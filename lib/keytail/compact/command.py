@@ -149,7 +149,7 @@ class Request:
     scratch_dir: c.ScratchDir = None
     submitted: bool = False  # the run is a job of spark-submit, which has the master
     in_detail: Annotated[bool, FromFlags(_in_detail)] = False  # the rows have the details for a report
-    show_keys: Annotated[bool, FromFlags(_show_keys)] = False  # the report shows the hottest keys
+    show_keys: Annotated[bool, FromFlags(_show_keys)] = False  # the report shows the hottest keys, not only hashes
     repack: Annotated[RepackFlags | None, FromFlags(repack_flags)] = None  # None: the run is a compaction
 
     @property

@@ -36,7 +36,7 @@ class Detail:
 
     `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are at most MAX_PARTS
     parts, each of adjacent segments, in order. `keys` is the number of keys in the map; `dirty_records` is the number
-    of mapped records, counted in whole segments and including control records. The horizons are the earliest and the
+    of records, including control records, in the segments of the mapped section. The horizons are the earliest and the
     latest time after which a round may remove tombstones or markers of `horizon_batches` batches. `key_counts` (None:
     keys were not counted) are the KeyCounts of the mapped records.
     """

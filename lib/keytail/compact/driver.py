@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def run(request: Request) -> list[ResultRow]:
-    """Plan or compact, in place or out of place, as requested; return a row for each partition."""
+    """Plan, compact, prepare or repack, in place or out of place, as requested; return a row for each partition."""
     if request.repack is not None:
         return pkgutil.resolve_name("keytail.compact.repack.driver:repack")(request)
     if request.prepare:
@@ -103,7 +103,8 @@ class _Rows:
     free_bytes: Mapping[str, int]
 
     def row(self, log_dir: LogDirFacts, entry: PartitionEntry) -> ResultRow:
-        """Return the row of a partition, planned from a listing or, if scratch space may be lacking, from a survey."""
+        """Return the row of a partition, planned from a listing or, for a report or if scratch space may be lacking,
+        from a survey."""
         request = self.request
         planned = refused_unless_owner(self.fs, self._planned(log_dir, entry, by_listing=not request.in_detail))
         problem = None

@@ -134,7 +134,8 @@ def run_in_place(request: Request, kind: Kind, fs: FileSystem = LOCAL) -> list[R
 def _plan(
     fs: FileSystem, chosen: SelectedPartitions, configuration: Configuration, rules: Rules, request: Request
 ) -> list[Planned]:
-    """Return the decisions of a compaction, and print what they assume."""
+    """Return the decisions of a compaction, print what they assume, and correct checkpoints that are outside their
+    logs."""
     planned = _plan_resolved(fs, chosen, configuration, rules, drop_keyless=request.drop_keyless)
     if request.prepared_only:
         planned = [p if p.prepared or not p.wanted else _not_prepared(p) for p in planned]

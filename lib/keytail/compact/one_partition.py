@@ -30,7 +30,7 @@ def compact(
 ) -> CleaningResult | None:
     """Clean a surveyed partition and replace its segments; return the result, or None if no round is due.
 
-    `config` must be the topic's configuration. Raises Refused for the same reasons as a planned run, and for messages
+    `config` must be the topic's configuration. Raises Refused for the reasons in `refusals` (plan.py), and for messages
     of magic 0 and 1 if the caller does not give their `message_format`. The caller must set the cleaner checkpoint to
     the result's `end_offset`.
     """

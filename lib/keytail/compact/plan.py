@@ -1,7 +1,7 @@
 """Decides which offsets to clean, whether a round is due, which segments are merged, and what forbids a round.
 
-All functions are pure (the time is an argument, no file is accessed) and follow Kafka 4.3's LogCleanerManager,
-LogToClean and Cleaner.groupSegmentsBySize. Other modules list the files and read the user's choices.
+All functions are pure (the time is an argument, no file is accessed). Sections and groups are chosen as by Kafka 4.3's
+LogCleanerManager, LogToClean and Cleaner.groupSegmentsBySize. Other modules list the files and read the user's choices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DUE_BY = ("max.compaction.lag.ms", "min.cleanable.dirty.ratio")
 Limit = Literal["active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"]
 Status = Literal["would-compact", "clean", "skipped", "refused"]
 
-# The remedy for each rule that ends the section before the active segment.
+# The remedy for each rule that ends the section.
 _LIFTED_BY: dict[Limit, str] = {
     "active segment": "Nothing to do: only --roll-active cleans the active segment",
     "high watermark": "Let the followers catch up while the broker runs, then stop it",
@@ -91,7 +91,7 @@ class Decision:
     status: Status
     error: ErrorText
     selection: Selection | None
-    remedy: str = ""  # remedy for a skipped partition; with other statuses, `error` includes the remedy
+    remedy: str = ""  # remedy for a skipped or clean partition; if refused, `error` includes the remedy
 
 
 def settings_of_compaction(*, force: bool = False) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def select(
 
     With `force`, the dirty ratio and the maximum lag are ignored; with `from_log_start`, the checkpoint is ignored. A
     partition without a checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a
-    checkpointed high watermark always takes precedence). `unstable`: the position at which the first undecided
+    checkpointed high watermark always takes precedence). `unstable`: the offset at which the first undecided
     transaction begins.
     """
     if not facts.segments:

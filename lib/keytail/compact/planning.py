@@ -1,7 +1,8 @@
 """Decides about the chosen partitions: `plan` prints the decisions, and `compact` executes them.
 
-Planning changes nothing. Planning reads more than batch headers only above the latest producer snapshot, to find open
-transactions. compact/plan.py makes the decisions; the first steps of a run with --execute are in compact/steps.py.
+Planning changes nothing. Of batches, planning reads more than the headers only above the latest producer snapshot, to
+find open transactions. compact/plan.py makes the decisions; the first steps of a run with --execute are in
+compact/steps.py.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Planned:
     @property
     def repaired_checkpoint(self) -> int | None:
         """The offset to which a run with --execute sets a checkpoint that is outside the log; None if the checkpoint is
-        inside the log, or if a due round moves it."""
+        inside the log, if a due round moves it, or if the partition is refused or not compacted."""
         selection = self.decision.selection
         if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:
             return None
@@ -290,7 +291,8 @@ def plan_to_compact(
 def plan_beside_a_broker(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """Return what `plan_partition_of` returns, but wait while a running broker renames new segments of its cleaner."""
+    """Return what `plan_partition_of` returns, but wait and plan again, at most twice, while a running broker renames
+    new segments of its cleaner."""
     planned = plan_partition_of(fs, log_dir, entry, configuration, rules)
     for _ in range(ATTEMPTS - 1):
         if not any(names.parse_file_name(name).kind == "swap" for name in planned.facts.leftovers):

@@ -49,7 +49,7 @@ def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
 
 def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> RemovalLimit:
     """Return the limit that follows from the replicas that host the partition. Raises Refused if it is unknown how far
-    one of these replicas has been cleaned.
+    one of these replicas has been cleaned, or if it has another topic of the same name.
     """
     own = read_topic_id(fs, facts.path)
     cleaned: dict[str, int] = {}

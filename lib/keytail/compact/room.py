@@ -2,7 +2,8 @@
 partition.
 
 Each partition is considered alone, with the space that is free now; a run retries a partition without room when other
-partitions have freed space. This module imports the kernels, so a plan imports it only if a partition is due.
+partitions have freed space. This module imports the kernels, so a plan imports it only if a due partition may lack
+space.
 """
 
 from __future__ import annotations

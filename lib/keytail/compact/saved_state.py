@@ -1,7 +1,7 @@
 """Saves the state of one pass for the next pass: values with large arrays, in scratch files in the partition's
 directory.
 
-A saved state belongs to one run: only the run's next pass reads the file, which need not survive a power failure, and
+A saved state belongs to one run: only the run's later passes read the file, which need not survive a power failure, and
 the next run removes it. A file contains only data (values.py), since the owner of the directory can replace the file.
 Arrays are written without a copy.
 """

@@ -89,7 +89,7 @@ class Steps:
         extra: Callable[[], Mapping[str, str]] | None = None,
     ) -> Engine:
         """Return the engine of the submitted session. If there is none, start Spark or, if they are faster, local
-        processes.
+        processes; if no task is to run, return this process.
 
         `copy_seconds` is the expected duration of each copy in seconds, `extra` returns settings for a session.
         """
@@ -171,9 +171,9 @@ def resolve_leftovers(
     """Finish or undo what an interrupted run or broker left, commit or discard a preparation, and plan the partition
     again.
 
-    A refused partition, and a partition whose topic is not known to be compacted, is left unchanged. A partition is
-    refused before it is changed if this process cannot create files with the owner of its files. Returns the plan, and
-    a sentence for each action.
+    A refused partition is left unchanged, and so is a partition whose topic is not known to be compacted, except that
+    its preparation is discarded if the topic is known not to be. A partition is refused before it is changed if this
+    process cannot create files with the owner of its files. Returns the plan, and a sentence for each action.
     """
     planned = found.planned
     allowed = refused_unless_owner(fs, planned)
@@ -210,7 +210,8 @@ def resolve_leftovers(
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str) -> list[CleaningTask]:
-    """Return the tasks of the partitions to be compacted, all with the same run id and hash seed."""
+    """Return the tasks of the partitions to be compacted, all with the same hash seed. A preparation that is to be
+    committed keeps its own run id and time."""
     hash_seed = secrets.randbits(63)
     tasks = []
     for plan in planned:

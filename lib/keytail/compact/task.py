@@ -143,13 +143,13 @@ class OutOfPlace:
 
 @dataclass(frozen=True)
 class CleaningTask:
-    """One cleaning of one partition, as decided by the plan.
+    """One cleaning of one partition, or one pass of it, as decided by the plan.
 
     `segments` are all segments of the partition, as listed by the driver before any segment was replaced. The map takes
     `map_memory_bytes`, and has at most `map_max_entries` keys if that is given. `grouping` "kafka" makes one output of
     each group that Kafka would form; "measured" uses the sizes after cleaning. With `max_scratch_bytes`, groups are
-    written in passes of about that many bytes, at least one group per pass; `saved_state` is the state saved by the
-    previous pass.
+    written in passes of about that many bytes, at least one group per pass, except out of place; `saved_state` is the
+    state saved by the previous pass.
 
     If there are more keys than the map can hold, `fan_out` "auto" makes the task raise NeedsFanOut, whereas Kafka ends
     the round there; "always" uses a fan-out regardless. `throttle_bytes_per_s` is the limit for all tasks of a host
@@ -164,10 +164,10 @@ class CleaningTask:
     only the segments that the output replaces must not change. `prepared` is the output of a preparation that this run
     commits; `run_id` is then the id of the run that prepared it.
 
-    More than one of `threads` changes only the duration and the memory of the task, which needs up to 512 MiB per
+    More than one thread (`threads`) changes only the duration and the memory of the task, which needs up to 512 MiB per
     thread.
 
-    With `roll`, the last segment does not exist until the driver has rolled the active segment (compact/roll.py).
+    With `roll` "due", the last segment does not exist until the driver has rolled the active segment (compact/roll.py).
 
     With `hottest_keys`, the records of each key are counted, and that many keys with the most records are reported, by
     their hashes or, with `show_keys`, by their bytes. The counts take 4 of 28 bytes of the map's memory.
@@ -372,8 +372,8 @@ def result_of(
     totals: Totals,
     untouched_records: int,
 ) -> CleaningResult:
-    """Return the result of a pass that covered the segments before index `stop`. The remaining segments have
-    `untouched_records` records."""
+    """Return the result of a pass that ended before segment number `stop`. `untouched_records` is the number of records
+    in the segments that no pass rewrites."""
     untouched = task.segments[stop:]
     return CleaningResult(
         end_offset=end_offset,

@@ -56,7 +56,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Totals:
-    """The totals of a plan. `downtime` is None on a cluster, where it is unknown."""
+    """The totals of a plan. `downtime` is None on a Spark cluster, where it is unknown."""
 
     read_bytes: int
     scratch: tuple[Scratch, ...]

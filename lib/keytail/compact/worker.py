@@ -55,6 +55,7 @@ def pace_of(tasks_per_host: int, task: CleaningTask) -> Pace | None:
 
 
 def with_memory(tasks_per_host: int, task: CleaningTask, attempt: str) -> CleaningTask:
-    """Return the task with a share of this host's memory, unless it has a map memory already."""
+    """Return the task with the `attempt` and, unless it has a map memory already, with a share of this host's
+    memory."""
     memory = task.map_memory_bytes or map_memory_bytes(tasks_per_host)
     return replace(task, attempt=attempt, map_memory_bytes=memory)

@@ -2,7 +2,7 @@
 each key's last record (offset_map.py), but not the key.
 
 The log is read from the nearest earlier place whose ordinal is known (the start of a chunk or, in a fan-out, of a
-slice) to the last wanted record there.
+slice) to the last wanted record before the next such place.
 """
 
 from __future__ import annotations

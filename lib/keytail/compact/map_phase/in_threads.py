@@ -1,5 +1,5 @@
-"""The map phase in several threads, which read and open chunks and hash their keys; the caller's thread puts the keys
-into the map.
+"""The map phase in several threads, which read chunks, decompress their batches and hash the keys; the caller's thread
+puts the keys into the map.
 
 One thread at a time reads a chunk and follows its transactions, in order. Keys are also put into the map in order,
 which takes less than half of the time of the phase. The result, and the record at which the map is full, are the same
@@ -48,8 +48,8 @@ class BuilderInThreads(SurvivorBuilder):
         from_offset: int,
         followers: Followers,
     ) -> int:
-        """Put the keys of segment `number`, and of the next segments for whose keys the map certainly has room, into
-        the map; return the number of the segment after these."""
+        """Put the keys of segment `number` and of the next segments, up to the first in which the map may become full,
+        into the map; return the number of the segment after these."""
         behind = number + 1
         room = self._map.max_entries - self._map.used
         while behind < end and segments[behind].base_offset - segments[number].base_offset <= room:
@@ -118,7 +118,7 @@ class BuilderInThreads(SurvivorBuilder):
             survivors.latest_offset = last
 
     def _stop_after(self, done: int, survivors: Survivors, item: DirtyChunk, from_offset: int) -> None:
-        """Note the key of the chunk at which the map was full, after `done` keys of the chunk were put."""
+        """Note the record of the chunk at which the map was full, after `done` keys of the chunk were put."""
         for portion in self._find_keys(survivors, (item,), from_offset):
             assert portion is not None
             if done < len(portion.ordinals):

@@ -1,7 +1,7 @@
-"""Counts the records of each key in a dirty section: counts by class, their sums, and their text. Pure functions.
+"""The counts of records per key in a dirty section, by size: their sums and their text. Pure functions.
 
-Keys are counted in classes by their number of records: class 0 has 1 record, class 1 has 2, class 2 has 3 to 4, class 3
-has 5 to 8, and so on. For the hottest keys, which have the most records, a hash is reported; the bytes of the keys are
+The size of a key is the class of its number of records: size 0 is 1 record, size 1 is 2, size 2 is 3 to 4, size 3 is 5
+to 8, and so on. For the hottest keys, which have the most records, a hash is reported; the bytes of the keys are
 reported only on request.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from keytail.errors import visible
 
-HOTTEST = 20  # keys reported per partition, and per page
+HOTTEST = 20  # maximum number of keys reported per partition, and per page
 DIGEST_DIGITS = 16
 MAX_KEY_BYTES = 120  # a longer key is truncated
 MAX_COUNTED = 2**32 - 1  # a count of this value means that many records or more
@@ -26,7 +26,7 @@ class Counted:
     """Counts by size: the `keys[s]` keys of size s have `records[s]` records together.
 
     `hottest` has pairs (number of records, ordinal of the last record) of the keys with the most records, by descending
-    number of records; each key has at least two.
+    number of records, then descending ordinal; each key has at least two records.
     """
 
     keys: tuple[int, ...]

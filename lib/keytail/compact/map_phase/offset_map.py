@@ -2,8 +2,9 @@
 
 An ordinal is `segment_number << 32 | record_number`; ordinals ascend as offsets do. Like Kafka's SkimpyOffsetMap, the
 map has no key bytes. The table of the map starts small and doubles; the old and the new table together stay within the
-map's memory. A map that cannot grow any more is full, and the round ends before the next record, as in Kafka
-(format/CLEANING.md, "Full map"). A counting map also counts the records of each key, which takes 4 bytes more per slot.
+map's memory. A map that has reached its maximum number of keys is full, and the round ends before the next record, as
+in Kafka (format/CLEANING.md, "Full map"). A counting map also counts the records of each key, which takes 4 bytes more
+per slot.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _MAX_PRESENT_BYTES = 4 << 20  # maximum size of the bit table that rules out mos
 
 
 class OffsetMap:
-    """A map of at most `memory_bytes`, even while it grows. `max_entries` may limit the number of keys further, as the
-    number of slots does in Kafka."""
+    """A map with slots and counts of at most `memory_bytes`, even while it grows. `max_entries` may limit the number of
+    keys further, as the number of slots does in Kafka."""
 
     stored_fields = ("_max_slots", "_max_entries", "_slots", "_counts", "used")
     _present: np.ndarray | None = None  # created at its first use

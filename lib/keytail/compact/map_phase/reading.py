@@ -1,4 +1,4 @@
-"""Reads every batch of the log once, in order: builds the map of the dirty section and follows the transactions."""
+"""Reads every batch of the log in order: builds the map of the dirty section and follows the transactions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class PhaseClock:
-    """Seconds spent in each phase of a round; the meter of the task reports the current phase."""
+    """Seconds spent in each phase of a task; the meter of the task reports the current phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -53,9 +53,8 @@ def read_log(
     clock: PhaseClock,
 ) -> tuple[Survivors, Transactions, int]:
     """Read every batch of the log once, in order; return the survivors of the dirty section, the outcome of
-    transactions, and the number of records in segments that the map did not reach.
-
-    Raises NeedsFanOut if the task allows it and the keys do not fit into the memory of the map or of the proof.
+    transactions, and the number of records in the segments above those that were read for the map. Raises NeedsFanOut
+    with `fan_out` "auto" if the keys do not fit into the memory of the map or of the proof.
 
     The transaction indexes are trusted until the log contradicts them; then the log is read again, with the correct
     entries.
@@ -65,7 +64,7 @@ def read_log(
 
 def with_aborted(fs: FileSystem, task: CleaningTask, follow: Callable[[np.ndarray], T]) -> T:
     """Call `follow` with the entries of the transaction indexes or, if the log contradicts these, again with the
-    correct entries; return its result.
+    correct entries; return its result. Raises CorruptLog if the log contradicts these, too.
     """
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
@@ -152,8 +151,8 @@ def followers_of(
     fs: FileSystem, task: CleaningTask, tracker: TransactionTracker, aborted: np.ndarray, first: int
 ) -> Followers:
     """Return the trackers of the transactions of the dirty section, which begins in segment number `first`."""
-    # The map uses only entries whose marker is in or above the dirty section: an entry is in the index of the segment
-    # that contains its marker.
+    # The map uses only entries whose marker is in the first dirty segment or above, and whose data begins below the
+    # first uncleanable offset.
     mapped = aborted["last_offset"] >= task.segments[first].base_offset
     mapped &= aborted["first_offset"] < task.first_uncleanable_offset
     mapping = TransactionTracker(aborted[mapped], task.log_start_offset)

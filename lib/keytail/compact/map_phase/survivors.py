@@ -1,8 +1,8 @@
 """The map phase: puts the dirty section into the offset map, and marks its surviving records with one bit each.
 
-The index of a bit is the number of the record within its segment, not its offset, because compacted logs have gaps of
-billions of offsets. The map phase also records which batches contain a null value, so that the write phase need not
-open them to determine this, and where the mapped range ends (format/CLEANING.md, "Building the map").
+Bits are numbered by the records of the dirty segments, not by offsets, because compacted logs have gaps of billions of
+offsets. The map phase also records which batches contain a null value, so that the write phase need not open them to
+determine this, and where the mapped range ends (format/CLEANING.md, "Building the map").
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from keytail.log.records.key_scan import KeyPortion, KeyScanner
 from keytail.log.records.prefetch import prefetched
 from keytail.log.transactions import TransactionTracker
 
-# A chunk: the number of its segment, its start and end in bytes, and the numbers of records and batches before it in
-# the segment.
+# A chunk: the number of its segment, the byte positions of its start and end, and the numbers of records and batches
+# before it in the segment.
 Span = tuple[int, int, int, int, int]
 
 
@@ -37,11 +37,11 @@ class Survivors:
     """The findings of the map phase. Offsets up to `latest_offset` were mapped; the round ends at `end_offset`, the
     next offset.
 
-    `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
-    `first_segment` + i, as far as the map phase read it; `record_start[i]` and `batch_start[i]` are the bit numbers of
-    that segment's first record in `bits`, and of its first batch in `null_bits`. If keys are counted, `places` has the
-    ordinal of the first record and the byte position of each chunk. `spans` are the chunks of the log up to the last
-    segment of the dirty section, as they were read.
+    `batches` is the number of batches read in dirty segments. `segment_records[i]` is the number of records in dirty
+    segment `first_segment` + i, as far as the map phase read it; `record_start[i]` and `batch_start[i]` are the bit
+    numbers of that segment's first record in `bits`, and of its first batch in `null_bits`. If keys are counted,
+    `places` has the ordinal of the first record and the byte position of each chunk. `spans` are the chunks of the log,
+    as they were read, up to the last segment that was read for the map.
     """
 
     offset_map: OffsetMap
@@ -62,7 +62,7 @@ class Survivors:
 
     @property
     def records(self) -> int:
-        """The number of records in the segments read so far."""
+        """The number of records in the dirty segments, as far as they were read."""
         return self.record_start[-1] + self.segment_records[-1] if self.segment_records else 0
 
     @property
@@ -125,8 +125,8 @@ class Followers:
 
 @dataclass(frozen=True)
 class DirtyChunk:
-    """A chunk of the dirty section. `wanted`: whether each row is to be mapped (bool; None: the map is full);
-    `first_ordinal`: the ordinal of each row's first record (int64); `batches`: the number of batches before the chunk
+    """A chunk of the dirty section. `wanted`: whether each batch is to be mapped (bool; None: the map is full);
+    `first_ordinal`: the ordinal of each batch's first record (int64); `batches`: the number of batches before the chunk
     in the dirty section.
     """
 
@@ -139,7 +139,8 @@ class DirtyChunk:
 class SurvivorBuilder:
     """Reads the dirty segments of a partition and builds its Survivors.
 
-    A thread reads the next chunk and hashes its keys while the keys of the previous chunk are put into the map.
+    In a segment of several chunks, a thread reads the next chunk and hashes its keys while the keys of the previous
+    chunk are put into the map.
     """
 
     def __init__(self, reader: SegmentReader, scanner: KeyScanner, offset_map: OffsetMap) -> None:
@@ -204,7 +205,7 @@ class SurvivorBuilder:
         from_offset: int,
         followers: Followers,
     ) -> Generator[DirtyChunk, None, None]:
-        """Yield the chunks of segment `number` with the rows to be mapped, and count the segment's records in
+        """Yield the chunks of segment `number` with the batches to be mapped, and count the segment's records in
         `survivors`."""
         path = os.path.join(partition_path, names.segment_file(segments[number].base_offset, names.LOG))
         survivors.record_start.append(survivors.records)
@@ -272,7 +273,7 @@ class SurvivorBuilder:
 
     @staticmethod
     def _advance(survivors: Survivors, portion: KeyPortion, end_row: int, from_offset: int) -> None:
-        """Move `latest_offset` past the rows of the portion before `end_row`."""
+        """Move `latest_offset` to the end of the batches of the portion before `end_row`."""
         if end_row > portion.first_row:
             last = int(portion.chunk.table["last_offset"][end_row - 1])
             if last >= from_offset:

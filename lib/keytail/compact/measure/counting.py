@@ -25,8 +25,8 @@ _MOVED = np.dtype([(name, BATCH_TABLE[name]) for name in _COLUMNS])
 
 
 class CountingFileSystem(QuietFileSystem):
-    """Reads the real file system, in the way that is used beside a broker. Operations that would change something do
-    nothing."""
+    """Reads the real file system as QuietFileSystem does, for a broker that may run. Operations that would change
+    something do nothing."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace)

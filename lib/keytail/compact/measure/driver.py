@@ -1,7 +1,7 @@
 """Adds to the rows of a plan what a compaction would leave (`--measure`, `--estimate`).
 
 A measurement takes no lock and writes nothing, so a broker may run. A partition whose segments change during the
-measurement is planned and read again.
+measurement is planned and read again, at most twice.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def measured(
     rows: Sequence[ResultRow],
 ) -> list[ResultRow]:
     """Return the `rows` of a plan of the `chosen` partitions by descending gain; rows of due partitions also have what
-    a compaction would leave.
+    a compaction would leave, or why that was not measured.
     """
     paths = [entry.path for _, entry in chosen.partitions]
     found = dict(zip(paths, rows, strict=True))

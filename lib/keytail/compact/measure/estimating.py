@@ -21,7 +21,8 @@ from keytail.log.records.chunk import Chunk, SegmentReader
 from keytail.log.transactions import Transactions
 
 DRAWS = 2048
-# A partition with at most this many bytes to clean is measured: drawn batches would be a large part of these bytes.
+# A partition whose segments to rewrite have at most this many bytes is measured: drawn batches would be a large part of
+# these bytes.
 MEASURED_BYTES = 128 << 20
 
 
@@ -33,7 +34,7 @@ def estimate_partition(
     draws: int = DRAWS,
     measured_bytes: int = MEASURED_BYTES,
 ) -> Measurement:
-    """Return an estimate from `draws` draws, or a measurement if there are at most `measured_bytes` to clean.
+    """Return an estimate from `draws` draws, or a measurement if the segments to rewrite have at most `measured_bytes`.
 
     The estimate assumes that the keys of the dirty section fit into the map of the compaction, or that the compaction
     uses a fan-out. Raises what reading the log raises, and Refused if no estimate is possible.
@@ -56,6 +57,7 @@ def estimate_partition(
         sizes, left = rewrite_sample(fs, task, reader, sample, transactions)
     untouched_bytes = sum(segment.log_bytes for segment in task.segments[end:])
     shares = left / sizes[:, None]
+    # Assumed as the maximum: no other batch grows more than those of the sample (MEASURE.md).
     most_bytes = max(1.0, float(shares[:, 0].max()))
     records = interval_of_total(shares[:, 1], sample.most_records_per_byte, section_bytes, (0, sample.records))
     tombstones = interval_of_total(shares[:, 2], sample.most_records_per_byte, section_bytes, (0, sample.records))
@@ -85,7 +87,7 @@ class _SampleRewriter(CountingRewriter):
 
 
 class _Collected:
-    """A writer that keeps the rows of all batches, and writes nothing."""
+    """A writer that keeps offset, size and record count of all batches, and writes nothing."""
 
     def __init__(self) -> None:
         self.tables: list[np.ndarray] = []
@@ -101,8 +103,8 @@ def rewrite_sample(
     sample: Sample,
     transactions: Transactions,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the size in bytes of each drawn batch (float64[draws]), and what remains of each (float64[draws, 3]:
-    bytes, records, tombstones).
+    """Return for each draw the size in bytes of the drawn batch (float64[draws]), and what remains of it
+    (float64[draws, 3]: bytes, records, tombstones).
     """
     findings = Findings(survivors_of(task, sample), transactions, active_producers(fs, task, reader), 0)
     rewriter = make_rewriter(task, reader, findings, kind=_SampleRewriter)

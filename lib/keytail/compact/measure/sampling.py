@@ -92,7 +92,8 @@ def follow_sampled(
     """Read the log once, in order; return the sample at these positions (by segment) and the outcome of transactions.
 
     Raises Contradiction as TransactionTracker does, and CorruptLog; raises Refused for records without a key in the
-    dirty section, and if the keys of the sample do not fit into the map's memory.
+    dirty section that may not be dropped, for messages of magic 0 and 1 of unknown format, and if the keys of the
+    sample do not fit into the map's memory.
     """
     tracker = TransactionTracker(aborted, task.log_start_offset)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
@@ -197,7 +198,8 @@ def _places(portion: KeyPortion) -> np.ndarray:
 def survivors_of(task: CleaningTask, sample: Sample) -> Survivors:
     """Return the same survivors as the map phase would for a log with only the drawn batches of the sample. Places in
     `sample.watched` become ordinals: a record that was not drawn gets the ordinal of the next drawn record, since a
-    record that the map lacks is retained if its ordinal is not below the ordinal of its key (CLEANING.md 5.5).
+    record that was not put into the map is retained if its ordinal is not below the map's ordinal of its key
+    (CLEANING.md 5.5).
     """
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     is_inside = task.first_dirty_offset > task.segments[first].base_offset

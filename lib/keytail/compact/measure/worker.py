@@ -1,5 +1,5 @@
-"""The work of a task of `plan --measure` and `plan --estimate`: reads one partition in the way that is used beside a
-broker."""
+"""The work of a task of `plan --measure` and `plan --estimate`: reads one partition, sparing the page cache and the
+disk for a broker that may run."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A place follows a batch that the offset index of the source names. The corresponding place in the output, and the state
 of the output's indexes at that place, follow from the last entries of these indexes before the place and a few headers
-after those entries. Nothing is checked in this module: after a wrong state, the proof only takes one walk
-(in_parts.py).
+after those entries. Nothing is checked in this module: a wrong state only makes one walk prove the pass (in_parts.py).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _HEADER = struct.Struct(">qiibihiqq")  # base offset ... maximum timestamp
 
 @dataclass(frozen=True)
 class Group:
-    """One group of a proof: its sources, its outputs with the offset at which each must end, and the number of outputs
-    of earlier groups.
+    """One group of a proof: its sources, its outputs with the offset before which each must end, and the number of
+    outputs of earlier groups.
     """
 
     sources: tuple[SegmentFacts, ...]
@@ -53,7 +52,7 @@ class IndexState(NamedTuple):
     last_time_entry: int = -1
 
     def after(self, batch: _Batch, interval_bytes: int) -> IndexState:
-        """Return the state after the entries that are due for an output batch (format/INDEX.md)."""
+        """Return the state after an output batch and the index entries that are due for it (format/INDEX.md)."""
         now = self
         if batch.max_timestamp_ms > now.max_timestamp:
             now = now._replace(max_timestamp=batch.max_timestamp_ms, max_timestamp_offset=batch.last_offset)
@@ -81,7 +80,7 @@ class Boundary:
 
     @classmethod
     def of(cls, proof: Proof, source: int, outputs_before: int) -> Boundary:
-        """Return the state that a walk has reached at the end of the given bytes of a source."""
+        """Return the state that the walk of `proof` has reached in number `source` of a group's sources."""
         state = proof.state
         indexes = IndexState(*(int(state.indexes[name]) for name in IndexState._fields))
         return cls(
@@ -149,7 +148,7 @@ def _positions(fs: FileSystem, spec: ProofSpec, segment: SegmentFacts) -> np.nda
 
 
 def _boundary(fs: FileSystem, spec: ProofSpec, group: Group, number: int, position: int) -> Boundary:
-    """Return the boundary after the batch at `position` of a source. Raises _NoBoundary."""
+    """Return the boundary after the batch at `position` of a source. Raises _NoBoundary if none is found."""
     segment = group.sources[number]
     path = os.path.join(spec.partition_path, names.segment_file(segment.base_offset, names.LOG))
     [before, following] = _first(_batches(fs, path, segment.log_bytes, position), 2)
@@ -206,7 +205,8 @@ def _entry_before(
 
 
 def _batches(fs: FileSystem, path: str, size_bytes: int, position: int) -> Iterator[_Batch]:
-    """Yield the headers of the batches of version 2 from `position` on. Raises _NoBoundary after too many batches."""
+    """Yield the headers of the batches of version 2 from `position` on. Raises _NoBoundary after too many batches, and
+    at a batch of another version."""
     buffer, filled, begin = np.empty(_READ_BYTES, np.uint8), 0, position
     fd = fs.open_read(path)
     try:

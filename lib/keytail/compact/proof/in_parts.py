@@ -6,8 +6,8 @@ guess is not trusted: each part must end in exactly the state in which the next 
 together are the proof that one walk would be. The parts share only the table of keys, whose contents do not depend on
 the order of the keys.
 
-If a guess is wrong, if a part finds a violation, or if the log has transactions, whose state is not guessed, one walk
-proves the pass. Only that walk decides and raises errors.
+If a guess is wrong, if a part finds a violation, or if the pass has transactions, whose state is not guessed, one walk
+proves the pass. Only that walk reports violations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Part:
 
 
 class _PartProof(Proof):
-    """The proof of one part after the other, in one thread."""
+    """The proof of one part after the other, by one thread at a time."""
 
     def __init__(self, fs: FileSystem, spec: ProofSpec, keys: Keys) -> None:
         super().__init__(fs, spec, part=PartOfProof(KeysOfPart(keys), None))
@@ -69,7 +69,7 @@ class _PartProof(Proof):
             self.output.open(self.current.paths[names.LOG], self.current.log_bytes, start.output_position)
 
     def count_part(self) -> None:
-        """Add the totals of the part that has ended to the sums of this thread."""
+        """Add the totals of the part that has ended to the sums."""
         totals = self.state.totals
         self.sums += [totals.batches_read, totals.batches_kept, totals.records_read, totals.records_kept]
 
@@ -82,7 +82,8 @@ def prove_in_parts(
     walk: Callable[[Proof, Callable[[], bool]], None],
 ) -> list[int] | None:
     """Prove the groups in `spec.threads` threads, with all keys in `keys`. Return the numbers of batches checked and
-    kept, and of records checked and kept; None if one walk must prove the groups.
+    kept, and of records checked and kept; None if one walk must prove the groups. The caller checks the latest records
+    in `keys`.
 
     `walk(proof, stopped)` walks the open source to its end, or until `stopped()` is true.
     """

@@ -77,7 +77,8 @@ class Keys:
         return self._used
 
     def expect(self, keys: int) -> None:
-        """Grow the table in one step to room for about `keys` keys. A wrong number is harmless."""
+        """Let the table grow in one step, when it first grows, to room for about `keys` keys. A wrong number is
+        harmless."""
         self._expected = keys
 
     def take_memory(self, n_bytes: int) -> None:
@@ -86,9 +87,8 @@ class Keys:
         self._max_slots = max(left, len(self._slots) // kernels.SLOT_WORDS)
 
     def put(self, n: int, records: int = 0) -> None:
-        """Put the first `n` notes into the table, and provide new notes with room for `records` keys.
-
-        Raises KeytailError if the table cannot grow enough.
+        """Start to put the first `n` notes into the table, and provide new notes with room for `records` keys. Raises
+        KeytailError, now or in a later call, if the table cannot grow enough.
         """
         self._wait()
         if n:
@@ -130,7 +130,7 @@ class Keys:
             self._used, _ = kernels.put_keys(hashes, records, end - start, self._slots, self._used)
 
     def spill_all(self) -> None:
-        """Pass the remaining entries of the table to `spill`."""
+        """Pass the entries of the table to `spill`, if it was given, and empty the table."""
         self._wait()
         if self._spill is not None and self._used:
             self._spill(self._slots)
@@ -138,8 +138,8 @@ class Keys:
             self._used = 0
 
     def first_unjustified(self) -> tuple[int, int]:
-        """Return the lowest offset of a missing latest record, or -1, and 1 if an older record of the same key was
-        retained.
+        """Return the lowest offset of a key's latest record that must not be missing, or -1, and 1 if that record is an
+        expired tombstone of whose key an older record was retained, else 0.
         """
         self._wait()
         return kernels.first_unjustified(self._slots)
@@ -206,7 +206,7 @@ def table_bytes(keys: int) -> int:
 
 
 def most_keys(memory_bytes: int) -> int:
-    """Return the maximum number of keys in a proof's table of `memory_bytes`."""
+    """Return the number of keys for which a proof's table of `memory_bytes` has room without being spilled."""
     return _limit_of(_most_slots(max(memory_bytes, MIN_MEMORY_BYTES)))
 
 
@@ -216,5 +216,6 @@ def _most_slots(memory_bytes: int) -> int:
 
 
 def _limit_of(slots: int) -> int:
-    """Return the number of keys at which a table of `slots` slots grows: one slot stays free, so that searches end."""
+    """Return the number of keys at which a table of `slots` slots grows or is spilled: one slot stays free, so that
+    searches end."""
     return max(0, min(int(slots * _LOAD), slots - 2))

@@ -1,7 +1,7 @@
 """The proof's own reader of messages of magic 0 and 1, and of their replacements: messages, or batches of version 2.
 
 Both formats are described in format/LEGACY.md. The proof's reader was written independently of the reader that cleaning
-uses. The proof reads one message at a time, and is therefore slower. `compact/proof/prove.py` decides whether
+uses. The proof reads one message at a time, and is therefore slower. `messages.py` and the table of keys decide whether
 removed records may be missing.
 """
 
@@ -21,7 +21,7 @@ from keytail.kernels.proof.records import read_records
 
 _PREFIX = struct.Struct(">qi")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
-_MAX_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller blocks
+_MAX_BLOCK_BYTES = 2**31 - 1  # the writer's limit is far lower
 _LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # a header with the checksum of old writers (LEGACY.md 3)
 
 INVALID_CRC = "a message has an invalid CRC"
@@ -163,8 +163,7 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
 def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
     """Return the offsets of the records that message `output` keeps of `message`, whose bytes are `source`.
 
-    `output` has the same magic. Raises ValueError if `output` is not what Kafka's cleaners before 4.0 write (LEGACY.md
-    5).
+    Raises ValueError if `output` is not what Kafka's cleaners before 4.0 write (LEGACY.md 5).
     """
     every = {record.offset for record in message.records}
     if output == source:

@@ -1,6 +1,7 @@
-"""The proof's independent table of transactions: every marker of the log, and the transaction index of an output.
+"""The proof's independent table of transactions: every marker of the log. The transaction index of an output is checked
+against this table.
 
-The table is built in one pass over the headers of the whole log, including the segments above the rewritten ones.
+The batch headers of the whole log, including the segments above the rewritten ones, are read once to build the table.
 The proof uses neither the results of cleaning nor the `.txnindex` files of the sources.
 """
 
@@ -64,7 +65,7 @@ def collect_markers(
 def note_first_data(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], markers: np.ndarray, log_start_offset: int
 ) -> None:
-    """Note in the table of all markers where the data of each transaction begins."""
+    """Note in the table of all markers where the data of each transaction begins, at or above the log start offset."""
     cursor = np.zeros(kernels.CURSOR_SIZE, np.int64)
 
     def note(data: np.ndarray) -> int:
@@ -87,7 +88,7 @@ def walk_headers(
     """Call `read` with the bytes of each segment, from `cursor` on (kernels/proof/markers.py), until all bytes have
     been read.
 
-    An incomplete tail of the last segment is not read. Raises CorruptLog for damage before such a tail.
+    Reading of the last segment ends at its first invalid batch; an invalid batch of another segment raises CorruptLog.
     """
     window = Window(fs)
     try:

@@ -17,8 +17,8 @@ from keytail.kernels.proof.table import DROPPED, EXPIRED, KEPT, PRESENT
 
 
 def prove_message(proof: Proof) -> None:
-    """Prove the source's next message of magic 0 or 1. The output's next batch, if any, is in the window of the
-    output."""
+    """Prove the source's next message of magic 0 or 1 or, if it belongs to the next output, open that output. The
+    output's next batch, if any, is in the window of the output."""
     state, window = proof.state, proof.output
     q = int(state.output.at)
     message, source = _next_message(proof)
@@ -66,7 +66,8 @@ def prove_message(proof: Proof) -> None:
 
 
 def note_present_message(proof: Proof) -> None:
-    """Note the records of the source's next message of magic 0 or 1, which a later pass rewrites."""
+    """Note the records of the source's next message of magic 0 or 1, which a later pass rewrites; after an erasure,
+    check their keys."""
     message, source = _next_message(proof)
     rules = proof.state.rules
     noted = []
@@ -106,8 +107,8 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
 
 
 def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
-    """Note each record and its outcome for the table of keys. Raises KeytailError for a record that must not be
-    missing.
+    """Note the records that the table of keys needs, with their outcomes. Raises KeytailError for a record that must
+    not be missing.
     """
     rules, old = proof.state.rules, bool(proof.state.source.is_old)
     noted = []

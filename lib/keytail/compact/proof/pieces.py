@@ -1,4 +1,5 @@
-"""The proof of batches that decompress to more than the memory limit: piece by piece, at the same offsets."""
+"""The proof of batches with more decompressed bytes or records than are held in memory: piece by piece, at the same
+offsets."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The proof before the commit: reads the outputs back and checks them against the sources that they replace.
 
-Every output batch must be a batch of the source with all or some of its records. The removal of a record must be
-justified: by a later record of its key that is retained, by an expired tombstone, or by an aborted transaction. The
-index files must be those that the output's bytes require. The proof shares no reader, parser, hash or table of
-transactions with the writer. The proof changes nothing; at the first violation, it raises an error with the position.
+Every output batch must be a batch of the source with all, some or none of its records. The removal of a record must be
+justified (format/CLEANING.md), such as by a later record of its key that is retained, by its own expiry as a tombstone,
+or by an aborted transaction. The index files must be those that the output's bytes require. The proof has its own
+reader, parser of records, key hash and table of transactions; it shares with the writer the codecs and the code that
+divides large blocks into pieces. The proof changes nothing; at the first violation, it raises an error.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def prove(
     KeytailError if they may not, CorruptLog for a corrupt source.
 
     If there are several passes, `so_far` is taken from the report of the previous pass. The removal of a record is
-    justified by a record that the pass retains, or by a record that is still present in later segments. The first pass
-    reads the segments of all passes, so that errors in any of them are found before anything is replaced; each later
-    pass reads only its own segments.
+    justified by a record that the pass retains, or by a record that is still present in later segments; with a `part`,
+    this is checked when the parts are merged. The first pass reads the segments of all passes, so that errors in any of
+    them are found before anything is replaced; each later pass reads only its own segments.
     """
     segments = spec.segments
     below_end = [segment for segment in segments if segment.base_offset < spec.end_offset]
@@ -140,7 +141,7 @@ def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
 
 
 def groups_of(spec: ProofSpec) -> list[Group]:
-    """Return the groups with their sources and outputs, and the offset at which each output must end."""
+    """Return the groups with their sources and outputs, and the offset before which each output must end."""
     by_base = {segment.base_offset: segment for segment in spec.segments}
     found: list[Group] = []
     before = 0
@@ -164,18 +165,20 @@ def _prove_groups(proof: Proof) -> None:
 
 
 def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> list[list[int]]:
-    """Return for each output of each group the base offset of the next output or segment."""
+    """Return for each output the base offset of the group's next output or, for the last output, of the segment after
+    the group's sources."""
     return [[*(out.base_offset for out in group.segments[1:]), _base_after(segments, group)] for group in groups]
 
 
 def _base_after(segments: Sequence[SegmentFacts], group: GroupOutput) -> int:
-    """Return the base offset of the segment that follows the sources of a group."""
+    """Return the base offset of the segment that follows the sources of a group; _NO_LIMIT without one."""
     at = bisect_right(segments, group.source_bases[-1], key=lambda segment: segment.base_offset)
     return segments[at].base_offset if at < len(segments) else _NO_LIMIT
 
 
 def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
-    """Raise KeytailError unless the groups cover the segments `own`, in order, each exactly once."""
+    """Raise KeytailError unless the groups cover the segments `own`, in order, each exactly once, and each output has a
+    possible base offset and the files of a segment."""
     path, segments, groups = spec.partition_path, spec.segments, spec.groups
     expected = [segment.base_offset for segment in own]
     covered = [base for group in groups for base in group.source_bases]
@@ -214,7 +217,7 @@ def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> No
     """Walk all batches of a source segment and compare them with the outputs.
 
     If `is_present`, the segment has no output yet: its records are only noted, because they justify removals of earlier
-    records.
+    records. After an erasure, its keys are checked.
     """
     open_checked(
         proof, proof.source, f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}", segment.log_bytes
@@ -293,7 +296,7 @@ def refuse_unjustified(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, older_retained: int
 ) -> None:
     """Raise KeytailError for the first violation, at `offset` (-1: none), of this rule: the latest record of each key
-    is retained, or it was a tombstone past its horizon and no older record is retained.
+    is retained, or it was an expired tombstone and no older record is retained.
     """
     if offset < 0:
         return

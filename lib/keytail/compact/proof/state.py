@@ -105,15 +105,15 @@ class ProofSpec:
     delete_retention_ms: int
     index_interval_bytes: int
     drop_keyless: bool
-    memory_bytes: int  # memory for the tables of keys and markers; at least 4 MiB
-    secret: bytes  # key of the hash of keys, the same for all passes and parts of one cleaning
+    memory_bytes: int  # memory for the tables of keys and markers; less than 4 MiB counts as 4 MiB
+    secret: bytes  # secret of the key hash, the same for all passes and parts of one cleaning
     log_start_offset: int = 0
     segment_index_bytes: int = 2**31 - 1
     # The sorted ids of active producers, their last data offsets (-1: unknown), and their epochs. None: producers are
     # not checked.
     active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     pass_segments: tuple[int, int] | None = None  # first and end (exclusive) index of the segments that a pass replaces
-    expected_keys: int = 0  # the initial size of the table of keys
+    expected_keys: int = 0  # approximate number of keys, for the size of their table; 0: unknown
     # From this offset on, no tombstone or marker may be removed because of its age.
     removal_limit_offset: int = 2**63 - 1
     scratch_path: str | None = None  # directory of the outputs; None: the directory of the sources
@@ -150,11 +150,11 @@ class ProofSoFar:
 
 @dataclass(frozen=True)
 class PartOfProof:
-    """The inputs of one part of a proof that several tasks carry out.
+    """The inputs of one part of a proof that several tasks, or several threads of a task, carry out.
 
-    `keys` collects the keys of this part; the task that merges the parts checks that the latest records were retained.
-    `markers` is the table of all markers, which covers the data of all segments; None if the log has no transactions.
-    `present`: segments that later passes rewrite; their records are noted as still present.
+    `keys` collects the keys of this part; after the parts have been merged, it is checked that the latest records were
+    retained. `markers` is the table of all markers, which covers the data of all segments; None if no transaction is
+    expected. `present`: segments that later passes rewrite; their records are noted as still present.
     """
 
     keys: Keys
@@ -200,8 +200,8 @@ class Proof:
             self.keys = Keys(self._memory_bytes, spec.secret, so_far.slots, so_far.used)
             self.markers = so_far.markers
             self.keys.take_memory(self.markers.nbytes)
-            # Markers are not collected again, because some sources have already been replaced. If the previous pass has
-            # none, the log has no transactions.
+            # Markers are not collected again, because some sources have already been replaced. If the previous pass
+            # collected none, no segment of the round has transactions.
             self.state.knows_markers = 1
         else:
             erased = NOT_ERASED if spec.erased_keys is None else spec.erased_keys
@@ -274,7 +274,8 @@ class Proof:
                 all_of_them.callback(item.close)
 
     def windows(self) -> Windows:
-        """Store the extent of both windows in the state, and return the bytes of the windows for the kernels."""
+        """Store the extent of both windows in the state, and return the bytes of the windows and the room for
+        blocks."""
         for part, window in ((self._of_source, self.source), (self._of_output, self.output)):
             part["to"], part["is_all"] = window.filled, window.is_all
         self._of_output["position"] = self.output.position

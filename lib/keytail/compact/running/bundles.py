@@ -63,7 +63,7 @@ def bundles_in_flight(partitions: int, parallel: int) -> int:
 
 
 def commits_in_flight(tasks: Sequence[CleaningTask]) -> int:
-    """Return how many bundles of prepared partitions are committed at a time."""
+    """Return the maximum number of bundles of prepared partitions in flight."""
     prepared = sum(task.prepared is not None for task in tasks)
     return min(MAX_COMMITS, -(-prepared // _commits_per_bundle(prepared)))
 
@@ -118,8 +118,8 @@ class Waiting:
         return bool(self._prepared or self._tasks)
 
     def take(self) -> Bundle | None:
-        """Return a bundle of one large or several small partitions, with its space reserved; None if there is no room.
-        Prepared partitions are first, because their commits take seconds and free space.
+        """Return a bundle of one large or several small partitions, with its space reserved; None if there is no room,
+        or no partition is left. Prepared partitions are first, because their commits take seconds and free space.
         """
         return self.take_prepared() or self._reserved(self._fitting() or self._in_passes())
 
@@ -223,8 +223,8 @@ class Waiting:
         return Bundle(tasks, needs)
 
     def _in_passes(self) -> Bundle | None:
-        """Return a bundle of one partition that is written in passes, with all space of its file system; None if space
-        is reserved on each such file system."""
+        """Return a bundle of one partition that is written in passes, with all space of its file system; None if there
+        is none, or if other space is reserved on each such file system."""
         for place, (need, task) in enumerate(self._tasks):
             # A preparation has one pass: a second would begin only when the output of the first is in place.
             if task.is_preparation:
@@ -315,7 +315,7 @@ def _device_of(space: ScratchSpace, task: CleaningTask) -> int:
 
 
 def _least_bytes(task: CleaningTask) -> int:
-    """Return the least scratch space that a task needs: the bytes that its largest group may write."""
+    """Return the least scratch space in bytes that a task needs (passes.py)."""
     # The maximum is assumed: a task has less memory if several run on its host.
     memory = task.map_memory_bytes or map_memory_bytes(1)
     return least_scratch_bytes(replace(task, map_memory_bytes=memory))

@@ -49,15 +49,15 @@ _ROLLS_AT_ONCE = 16
 class Compaction:
     """One run over many partitions, with its output in `destination`.
 
-    Partitions run in bundles (bundles.py), one Spark job each. The groups of a bundle are installed, then its
+    Partitions run in bundles (bundles.py), with Spark in one job each. The groups of a bundle are installed, then its
     checkpoints move together, in one replacement of each log dir's checkpoint file. If a run is killed before the
     checkpoints of a bundle move, the next run cleans the partitions of that bundle again. Bundles of prepared
     partitions need no job, so more of them are in flight. A partition that does not fit into the scratch space is
     written in passes, alone on its file system: one job per pass, whose groups are installed before the next pass. The
     partition's checkpoint moves after the last pass.
 
-    The ledger is written before a bundle begins and after the bundle's last commit; a bundle does not begin if the
-    ledger cannot be written. `deadline_s`: see `Stop`.
+    The ledger is written before a bundle begins and after the bundle's last commit; the partitions of a bundle fail
+    unchanged if the ledger cannot be written before. `deadline_s`: see `Stop`.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Compaction:
     def run_or_leave(
         self, at_end: contextlib.ExitStack, rows_of_run: Callable[[Sequence[ResultRow]], list[ResultRow]]
     ) -> list[ResultRow]:
-        """Return what `run` returns. If the run ends early, set the error's `rows` to `rows_of_run` of the tasks' rows,
-        and remove the scratch files `at_end`.
+        """Return what `run` returns. If a signal or the end of Spark ends the run early, set the error's `rows` to
+        `rows_of_run` of the tasks' rows, and remove the scratch files `at_end`.
         """
         try:
             return self.run()

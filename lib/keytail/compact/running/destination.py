@@ -17,7 +17,7 @@ from keytail.run.rows import ResultRow
 class Installation(Protocol):
     """The installation of one partition's output, over all passes. `task` is the task of the latest pass; `row` has the
     results so far; if `problem` is set, the partition has failed. The methods are called in the order of their
-    declaration, `fail` at any time.
+    declaration, `install` once per pass, `fail` at any time.
     """
 
     task: CleaningTask
@@ -29,8 +29,8 @@ class Installation(Protocol):
         """The base offsets of the segments that have been installed so far."""
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Put the output of one pass into the destination, durably. Raises Interrupted when `is_stopped` returns true,
-        and other KeytailErrors or OSError; the caller then calls `fail`."""
+        """Put the output of one pass into the destination, durably. Raises Interrupted if a part of it is left when
+        `is_stopped` returns true, and other KeytailErrors or OSError; the caller then calls `fail`."""
 
     @property
     def result(self) -> CleaningResult:

@@ -1,4 +1,5 @@
-"""Installs the groups of one partition in the driver, or undoes an unfinished group, and creates the partition's row.
+"""Installs the groups of one partition in the driver, finishes or undoes an unfinished group after an error, and
+creates the partition's row.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from keytail.run.rows import NOT_BEGUN, status_of
 class Schedule:
     """The partitions that have not begun, and counts of the bundles that have begun. Thread-safe.
 
-    `changed` is the lock of the run, which also protects the accounts of scratch space. A bundle begins only if fewer
-    than `most_cleaning` partitions are being cleaned.
+    `changed` is the lock of the run, which also protects the accounts of scratch space. `next_bundle` returns a bundle
+    only if fewer than `most_cleaning` partitions are being cleaned.
     """
 
     waiting: Waiting
@@ -32,8 +32,9 @@ class Schedule:
     begun: int = 0  # number of bundles that have begun
 
     def next_bundle(self) -> Bundle | None:
-        """Wait for room, then return a bundle with its space reserved; None if no partition is left. Also creates the
-        rows of partitions that cannot be rewritten even when no other partition is.
+        """Wait for room, then return a bundle with its space reserved; None if no further bundle begins. Also creates
+        the rows of the partitions that do not begin after the deadline, after the loss of a lock, or because they
+        cannot be rewritten even when no other partition is.
         """
         with self.changed:
             while self.waiting and not self.stop.asked:

@@ -20,7 +20,7 @@ from keytail.run.rows import NOT_BEGUN, ResultRow
 class Events:
     """The callbacks of a run, called from any thread: `on_row` with the row of each partition when the partition ends,
     one call at a time; `on_note` with further messages about a partition; `on_trace` with the Python traceback of a
-    task; `on_phase` with the name of a partition and of the driver's current phase for it.
+    task or of the driver; `on_phase` with the name of a partition and of the driver's current phase for it.
     """
 
     on_row: Callable[[ResultRow], None] = lambda row: None

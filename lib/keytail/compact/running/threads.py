@@ -21,8 +21,8 @@ MIN_BYTES_PER_THREAD = 16 << 20  # with fewer bytes per thread, starting threads
 def with_threads(tasks: Sequence[CleaningTask], engine: Engine) -> list[CleaningTask]:
     """Return the tasks with their numbers of threads.
 
-    On a cluster each task has one thread, because the driver does not know which cores are idle. A preparation has one
-    thread, because a broker runs beside it. No task runs for partitions that are already prepared.
+    On a Spark cluster each task has one thread, because the driver does not know which cores are idle. A preparation
+    has one thread, because a broker runs beside it. No task runs for partitions that are already prepared.
     """
     cores = engine.concurrent_tasks if engine.driver_address == HERE else 1
     sizes = [_cleaned_bytes(task) for task in tasks]

@@ -20,7 +20,7 @@ from keytail.log.writer import Appends, OutputWriter, Source
 
 # Room for the entries that are added when index files are closed, and that the sources may not have had.
 _MARGIN_BYTES = 1 << 20
-# Size that the state saved between passes has even with few keys.
+# This part of the saved state is not counted: the state has this size even with few keys.
 _UNCOUNTED_BYTES = 8 << 20
 
 
@@ -38,8 +38,8 @@ class Rewrites(Protocol):
 
 
 def source_bytes(segment: SegmentFacts) -> int:
-    """Return the approximate maximum number of bytes that rewriting a segment writes: the size of its log and its
-    indexes."""
+    """Return the approximate maximum number of bytes that rewriting a segment writes: the size of its log, offset index
+    and time index."""
     return segment.log_bytes + (segment.index_bytes or 0) + (segment.time_index_bytes or 0)
 
 
@@ -47,7 +47,8 @@ def scratch_bytes(task: CleaningTask) -> int:
     """Return an upper bound of the bytes that cleaning writes in one pass: everything that is left below the first
     uncleanable offset.
 
-    Out of place, there is only one pass, because nothing is replaced; the bytes of copied files are included.
+    Out of place, there is only one pass, because nothing is replaced; the bytes of copied files are included, except in
+    the scratch directory for an object store.
     """
     if task.out_of_place is not None:
         if not task.out_of_place.is_local:
@@ -58,8 +59,8 @@ def scratch_bytes(task: CleaningTask) -> int:
 
 
 def least_scratch_bytes(task: CleaningTask) -> int:
-    """Return an upper bound of the space for the largest remaining group and the state saved for the next pass: with
-    less space no pass can be written.
+    """Return an upper bound of the space that a pass needs at least: for the largest remaining group and the state
+    saved for the next pass.
     """
     if task.out_of_place is not None:
         return scratch_bytes(task)
@@ -157,8 +158,8 @@ def _needed_bytes(task: CleaningTask, segment: SegmentFacts, current_bytes: int)
 
 
 def spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
-    """Return whether one output of these segments would make time retention retain old records longer, or young ones
-    for a shorter time.
+    """Return whether the largest timestamps of these segments are too far apart for one output: time retention would
+    retain old records longer, or young ones for a shorter time.
     """
     if "delete" not in task.config.cleanup_policy:
         return False

@@ -1,4 +1,4 @@
-"""Rewrites a batch one piece at a time, because it decompresses to more than the memory limit.
+"""Rewrites a batch one piece at a time, because it has more decompressed bytes or records than are held in memory.
 
 A batch that is rewritten in pieces is opened twice: first to decide about all of its records, then to write the
 retained records.

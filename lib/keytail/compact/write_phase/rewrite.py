@@ -1,8 +1,9 @@
 """The write phase: reads the segments again, deciding and writing chunk by chunk.
 
 A batch is copied whole, rebuilt, emptied or dropped, by the rules of format/CLEANING.md. In the dirty section, survivor
-bits decide, and batches without survivors are not opened. Before the dirty section, keys are looked up in the map.
-After the mapped range, all records are retained.
+bits decide, except about transactional batches if that section begins inside a segment; batches without survivors are
+not opened (decompressed and parsed). Before the dirty section, keys are looked up in the map. After the mapped range,
+all records are retained.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _REBUILD_ERRORS = {
 
 @dataclass
 class RowDecisions:
-    """The decisions about the rows of one chunk; every array has one item per row."""
+    """The decisions about the batches of one chunk; every array has one item per row of the chunk's table."""
 
     decided_by: np.ndarray
     first_bit: np.ndarray
@@ -58,8 +59,8 @@ class RowDecisions:
 class Rewriter:
     """Rewrites segments of a task by the results of the map phase, with the same `now_ms` for the whole round.
 
-    From `first_dirty_offset` on, bits decide. Tombstones of files that are not newer than `file_horizon_ms` are removed
-    if they have no delete horizon.
+    From `first_dirty_offset` on, bits decide. In files that are not newer than `file_horizon_ms`, tombstones that are
+    removed by the time of their file are due.
     """
 
     def __init__(
