@@ -83,7 +83,8 @@ def reason_against_commit(
 ) -> ErrorText:
     """Return why the preparation cannot be committed in the partition's present state (`planned`); NO_ERROR if it can.
 
-    Reads names, sizes and times of files, checkpoints, and the header of each source's first batch.
+    Reads names, sizes and times of files, checkpoints, the header of each source's first batch, and the replicas that
+    --replica names.
     """
     facts = planned.facts
     if planned.decision.status == "refused" or not planned.is_compacted_topic:
@@ -105,7 +106,8 @@ def reason_against_commit(
 
 def commit_or_discard(fs: FileSystem, planned: Planned, record: Record, reason: ErrorText) -> Planned:
     """Return the plan that commits `record`. If there is a `reason`, discard the preparation instead, and return the
-    plan with this reason. The preparation of a refused partition is kept: perhaps only a flag is missing.
+    plan with this reason. The preparation of a refused partition is kept, but not committed: perhaps only a flag is
+    missing.
     """
     if planned.decision.status == "refused":
         text = joined([planned.decision.error, "the preparation is kept"])
@@ -206,7 +208,8 @@ def _of_epochs(then: Basis, basis: Basis) -> str | None:
 
 
 def _changed_settings(then: CompactionConfig, now: CompactionConfig) -> list[str]:
-    # If producers expire sooner now, or this has become known, more of their last batches were retained than necessary.
+    # A shorter or newly known expiration of producers is no reason: more of their last batches were retained than
+    # necessary.
     if then.producer_id_expiration_ms > now.producer_id_expiration_ms:
         now = replace(now, producer_id_expiration_ms=then.producer_id_expiration_ms)
     return [
