@@ -42,7 +42,8 @@ class Backup:
 
 @dataclass(frozen=True)
 class Entry:
-    """The backup of one partition by one run. If an entry has no manifest, its creation or its removal was interrupted.
+    """The backup of one partition by one run. If an entry has no manifest, `problem` is why the manifest cannot be used
+    or, if empty, the creation or the removal of the entry was interrupted.
 
     `held_bytes` is the size of the files without another hard link: this space is freed when the entry is removed.
     """
