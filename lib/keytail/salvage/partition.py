@@ -56,7 +56,7 @@ class Salvage:
     records: int = 0
     gaps: int = 0  # gaps between adjacent batches
     gap_offsets: int = 0
-    left_out: int = 0  # batches that are or may be readable, but were not saved
+    left_out: int = 0  # batches, files and rests of files that are or may be readable, but were not saved
     log_start_offset: int | None = None
     log_end_offset: int | None = None
     last_batch_end: int | None = None  # the offset after the last intact batch

@@ -1,5 +1,5 @@
-"""Writes the directory of a salvaged partition: segments, then the files derived from them. The directory is renamed
-last.
+"""Writes the directory of a new partition, for `salvage` and `cut`: segments, then the files derived from them. The
+directory is renamed last.
 
 Until the directory is complete, it has a name with which a broker fails at startup, so that it is never used as a
 partition. Everything is durable before the final rename.
