@@ -55,7 +55,8 @@ class Target:
     brokers_of: dict[int, tuple[int | None, ...]]  # broker ids of the replicas, by partition; None if unknown
 
     def check_replicas(self, partition: Partition) -> None:
-        """Raise Refused unless the log dirs of all replicas of the partition are known to have been given."""
+        """Raise Refused if log dirs of other brokers than those with replicas were given or, without a metadata log,
+        those of one broker without --single-replica."""
         of = self.brokers_of[partition.number]
         if self.known is not None:
             wanted = self.known.replicas.get(partition.number, ())
