@@ -68,9 +68,9 @@ class ProofContext:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one shard: the lowest offset of a latest record that is missing (-1: none), 1 in `older_retained`
-    if an older record of that key was retained, the number of keys, and the table for the next pass, or None if no pass
-    follows.
+    """The result of one shard: the lowest offset of a key's latest record that was removed without reason (-1: none), 1
+    in `older_retained` if an older record of that key was retained, the number of keys, and the table for the next
+    pass, or None if no pass follows.
     """
 
     offset: int
