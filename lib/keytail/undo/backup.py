@@ -80,7 +80,8 @@ def keep(
 ) -> str:
     """Create an entry and return its path. The entry is durable on return; after an error nothing is left.
 
-    Raises Refused if hard links are impossible, or if a segment lacks an index, without which it cannot be restored.
+    Raises Refused if hard links are impossible, if a file changes meanwhile, or if a segment lacks an index, without
+    which it cannot be restored.
     """
     log_dir, name = os.path.split(partition_path)
     parsed = names.parse_partition_dir(name)

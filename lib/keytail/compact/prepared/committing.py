@@ -263,8 +263,9 @@ def _of_age(record: Record, now: Now) -> ErrorText:
 
 
 def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Record | None, ErrorText]:
-    """Return the record of a preparation in the partition directory `path`, or None and the reason if it is not usable.
-    `leftovers` are the names of scratch files; if none is a record, the result is None and NO_ERROR.
+    """Return the record of a preparation in the partition directory `path` (of several, the last by name), or None and
+    the reason if it is not usable. `leftovers` are the names of scratch files; if none is a record, the result is None
+    and NO_ERROR.
     """
     found = sorted(name for name in leftovers if is_record(name))
     if not found:

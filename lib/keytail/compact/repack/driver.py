@@ -86,7 +86,7 @@ def _planned(
     request: Request,
 ) -> Planned:
     """Return the plan of a partition. A partition that has segments to repack, or leftovers, is also refused if it has
-    a usable preparation, or if this process cannot give new files the owner and mode of the partition's directory."""
+    a usable preparation, or if this process cannot give new files the owner and group of the partition's directory."""
     planned = plan_repack(fs, log_dir, entry, configuration, rules, _flags(request))
     facts = planned.facts
     if planned.decision.status == "refused" or not (planned.wanted or facts.leftovers):
