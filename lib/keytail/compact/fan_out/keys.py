@@ -199,8 +199,8 @@ def _portions(
 def merge(
     fs: FileSystem, task: CleaningTask, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> ShardBits:
-    """Write the survivors among the keys of one shard to a scratch file of this attempt; return the file and its
-    counts.
+    """Write the survivors among the records of one shard to a scratch file of this attempt; return the file and the
+    counts of the shard.
 
     In `cells`, puts are first, those of each key in the order of the log. A merge needs the memory of the map and a
     quarter more, for any number of probes.

@@ -76,7 +76,7 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """The size of a slice, and the number of shards (None: it is derived from the memory of a map)."""
+    """The bytes of a slice, and the number of shards (None: it is derived from the memory of a map)."""
 
     slice_bytes: int = SLICE_BYTES
     shards: int | None = None

@@ -173,7 +173,7 @@ class _Driver:
     planned_partitions: list[PlannedPartition]
     work: list[PlannedPartition]
     reporter: Reporter
-    placed: dict[str, OutputRecord] = field(default_factory=dict)  # records by path of the source
+    placed: dict[str, OutputRecord] = field(default_factory=dict)  # output records by path of the source
 
     def compaction(self, engine: Engine) -> Compaction:
         request, fs = self.steps.request, self.steps.fs

@@ -1,4 +1,4 @@
-"""Decides whether a run with --execute may commit a preparation, and discards it if not.
+"""Decides whether a preparation may be committed, and discards it if not, unless the partition is refused.
 
 PREPARED.md in this directory explains why each condition for a commit suffices.
 """
@@ -47,8 +47,8 @@ def max_age_ms(delete_retention_ms: int) -> int:
 
 @dataclass(frozen=True)
 class Now:
-    """The state of a partition that the run with --execute finds. `sources` and `outputs` are those sources and
-    outputs of the record that still exist."""
+    """The present state of a partition. `sources` and `outputs` are those sources and outputs of the record that still
+    exist."""
 
     now_ms: int
     basis: Basis

@@ -1,4 +1,4 @@
-"""Repacks one partition: writes a new segment for each segment in which a batch changes, and proves the new segments.
+"""Repacks one partition: replaces each segment in which a batch changes by one or more new ones, and proves these.
 
 `repack_partition` writes only scratch files, may run on any host that has access to the directory, and may be repeated.
 The driver installs the new segments in the same way as those of a compaction.

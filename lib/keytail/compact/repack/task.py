@@ -23,8 +23,8 @@ class Repacking:
     """The changes that a repack makes. Neighbouring batches are merged up to `batch_bytes` of uncompressed records; 0
     disables merging. Batches that may be changed get the codec with the number `codec`, unless they would exceed
     `max.message.bytes` or not become smaller; if it is None, they keep their codec. Rebuilt
-    batches are compressed at `level`; None is the default level of Kafka's codec. Merged batches lose producers that
-    have been idle for `forget_after_ms`; if this is None, they lose none.
+    batches are compressed at `level`; None is the default level of Kafka's codec. Merged batches may lose producers
+    that have been idle for `forget_after_ms`; if this is None, they lose none.
     """
 
     batch_bytes: int
