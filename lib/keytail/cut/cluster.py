@@ -245,7 +245,8 @@ def _other_topic(fs: FileSystem, path: str, topic_id: str) -> ErrorText:
 
 
 def _not_written(nodes: Sequence[Node], partitions: Sequence[Hosted]) -> list[str]:
-    """Return a sentence for each directory in the log dirs that is not a replica of the cluster."""
+    """Return a sentence for each directory in the log dirs that is neither a replica of the cluster nor the metadata
+    log."""
     written = {host.entry.path for hosted in partitions for host in hosted.hosts}
     notes = []
     for node in nodes:

@@ -52,7 +52,7 @@ BUNDLE_PARTITIONS = 256
 # Bytes of log per slice. Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
 SLICE_BYTES = 256 << 20
 _TASKS_PER_CORE = 3  # with fewer segments per core than this, large segments are divided into slices
-_CHUNKS_PER_CORE = 8  # number of Spark tasks per core into which the work of a bundle is divided
+_CHUNKS_PER_CORE = 8  # approximate number of tasks per core into which the work of a bundle is divided
 
 
 @dataclass(frozen=True)

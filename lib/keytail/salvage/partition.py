@@ -74,7 +74,7 @@ def salvage_partition(
     settings: Settings,
     new: NewPartition | None,
 ) -> Salvage:
-    """Read every byte of the partition, and with `new` write a partition from the intact batches.
+    """Read every byte of the partition's logs, and with `new` write a partition from the intact batches.
 
     Raises KeytailError if there is neither an intact batch nor an empty log file; Refused if this process is not
     allowed to read a file; OSError if the directory cannot be listed, `new` cannot be written, or a log cannot be read

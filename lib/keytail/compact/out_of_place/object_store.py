@@ -206,8 +206,8 @@ class Store:
         return self._tried("", once)
 
     def _tried(self, name: str, once: Callable[[Any, str], T]) -> T:
-        """Return `once(filesystem, path)`; if the store fails, call the function again after a delay, at most
-        _ATTEMPTS times in all."""
+        """Return `once(filesystem, path)`; if the store fails, call the function again after a delay, _ATTEMPTS times
+        at most."""
         retrying = Retrying(
             retry=retry_if_exception_type(StoreProblem),
             stop=stop_after_attempt(_ATTEMPTS),

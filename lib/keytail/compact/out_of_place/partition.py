@@ -1,5 +1,5 @@
-"""Compacts one partition out of place: cleans it into another directory, and copies all other files there
-(OUT_OF_PLACE.md).
+"""Compacts one partition out of place: cleans it into another directory, and copies all files there that the cleaning
+does not replace (OUT_OF_PLACE.md).
 
 `place_partition` reads the sources and writes scratch files. `place_partition` may run on any host that has access to
 the source and the target. The driver renames the files.

@@ -21,10 +21,10 @@ _NO_FILE = CleanFile("", "", 0, "")
 @dataclass(frozen=True)
 class Repacking:
     """The changes that a repack makes. Neighbouring batches are merged up to `batch_bytes` of uncompressed records; 0
-    disables merging. Batches that may be changed get the codec with the number `codec`, unless they would exceed
-    `max.message.bytes` or not become smaller; if it is None, they keep their codec. Rebuilt
-    batches are compressed at `level`; None is the default level of Kafka's codec. Merged batches may lose producers
-    that have been idle for `forget_after_ms`; if this is None, they lose none.
+    disables merging. Batches that may be changed get the codec with the number `codec`, with the exceptions in
+    REPACK.md; if it is None, they keep their codec. Rebuilt batches are compressed at `level`; None is the default
+    level of Kafka's codec. Merged batches may lose producers that have been idle for `forget_after_ms`; if this is
+    None, they lose none.
     """
 
     batch_bytes: int
