@@ -239,8 +239,8 @@ def outcome(ended: Ended) -> dict[str, Any]:
     """Return the summary that the task stores in its XCom, with a limited number of rows, or raise the task's error.
 
     Status 0, and 1 with only warnings: success. 3, or 1 with some rows bad: `partial` is true, and the task succeeds,
-    as a retry of everything would not help those rows. 1 with all rows bad, 2, and a missing program: no retry.
-    Everything else (a lock that is held, a host that is not reached, a kill) is handled by Airflow's retries.
+    as a retry of everything would not help those rows. 1 with all rows bad and none `failed`, 2, and a missing program:
+    no retry. Everything else (a lock that is held, a host that is not reached, a kill) is handled by Airflow's retries.
     """
     rows, status = ended.rows, ended.exit_status
     bad = [row for row in rows if row.get("status") in BAD]

@@ -111,8 +111,8 @@ def is_good(name: str, exit_status: int, output: str) -> bool:
 
 
 def to_verify(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the partitions that were compacted, or whose compaction failed; empty if the names are too
-    long for one argument."""
+    """Return the names of the partitions that were compacted, are corrupt, or whose compaction failed; empty if the
+    names are too long for one argument."""
     names = [_name(row) for row in rows if row.get("status") in ("compacted", "failed", "corrupt")]
     return names if sum(len(name) + 1 for name in names) <= MAX_NAMES else []
 

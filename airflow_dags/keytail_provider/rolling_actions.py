@@ -137,8 +137,8 @@ def _try_flags(one: Broker, values: Mapping[str, Any]) -> None:
 
 
 def _wait_until_ready(one: Broker) -> None:
-    """Wait until no partition of the cluster lacks a replica. Raises AirflowFailException if the broker does not run,
-    or keytail cannot."""
+    """Wait until the checks `rolling.BEFORE` find nothing. Raises AirflowFailException if the broker does not run, or
+    keytail cannot, or the checks still find something after `wait_for_sync_minutes`."""
     ended = _doctor(one)
     state = rolling.state_of(ended.rows)
     wrong = [f"{row.get('check')}: {row.get('found')}" for row in ended.rows if row.get("status") == "fail"]

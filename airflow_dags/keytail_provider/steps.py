@@ -238,7 +238,7 @@ def figures(command: Command, values: Mapping[str, Any], host: Host = HERE) -> d
 
     `cleanable_bytes` are the bytes from the first dirty offset, by the cleaner's checkpoint, to the end of what may be
     cleaned, of the partitions that `plan` would compact; `dirty_ratio` is their share of the sum of cleanable and clean
-    bytes. Both commands read only listings, no log data.
+    bytes. Both commands read listings, checkpoints and the ends of indexes, no records.
     """
     planned = run(command("plan", *flags(values, "plan")), host)
     made = outcome(planned)

@@ -18,8 +18,8 @@ class Agreement:
     """The result of comparing two logs, which agree below `end_offset`. At `end_offset` the leader epochs of the logs
     differ if `epoch_differs` is set; otherwise the shorter log ends at this offset.
 
-    `bytes_differ_at` is the base offset of the first batch below `end_offset` that both logs have completely, in the
-    same range of offsets and the same epoch, but with different bytes; None if there is no such batch.
+    `bytes_differ_at` is the base offset of the first batch below `end_offset` that both logs have completely, with the
+    same offsets, epoch and attributes and without a delete horizon, but with different CRCs; None if there is none.
     """
 
     end_offset: int

@@ -1,6 +1,7 @@
 """Finds the nodes of a cluster in the given log dirs, its newest metadata log, and the replicas of each partition.
 
-Only directories, `meta.properties` and metadata logs are read. Nothing is changed.
+Only directories, checkpoints, `meta.properties`, `partition.metadata`, `quorum-state` and metadata logs are read.
+Nothing is changed.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Cluster:
 
 
 def find_cluster(fs: FileSystem, replicas: Sequence[Replica]) -> Cluster:
-    """Return the cluster. Raises Refused if the nodes do not belong to one cluster, or no metadata log is found."""
+    """Return the cluster. Raises Refused if the nodes do not belong to one cluster, two have the same id or the ids of
+    one are unclear, no metadata log is found, or at least half of the voters are not given."""
     nodes = tuple(_node(fs, replica) for replica in replicas)
     by_id: dict[int, Node] = {}
     for node in nodes:
@@ -243,7 +245,8 @@ def _other_topic(fs: FileSystem, path: str, topic_id: str) -> ErrorText:
 
 
 def _not_written(nodes: Sequence[Node], partitions: Sequence[Hosted]) -> list[str]:
-    """Return a sentence for each directory in the log dirs that is not a replica of the cluster."""
+    """Return a sentence for each directory in the log dirs that is neither a replica of the cluster nor the metadata
+    log."""
     written = {host.entry.path for hosted in partitions for host in hosted.hosts}
     notes = []
     for node in nodes:

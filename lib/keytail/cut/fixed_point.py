@@ -22,7 +22,8 @@ class Part:
     """The part of a transaction in one partition. `first_offset` is the first offset of its data or, without data, of
     its marker; None if the log has neither. `marker_offset` is None if the log has no marker that decides it.
 
-    The decision in `__transaction_state` is also a part of the transaction: both offsets are the offset of its record.
+    The decision in `__transaction_state` is also a part: its offsets are those of the first and the last of the records
+    with a decision, which is usually one record.
     """
 
     partition: PartitionKey

@@ -27,7 +27,8 @@ R = TypeVar("R", State, Commit)
 @dataclass(frozen=True)
 class ReplicaLog:
     """The log of a replica: its log end offset, the last offset of each batch (int64, ascending), and the offset up to
-    which it agrees with all in-sync replicas. `torn` is a sentence about a torn end, or empty."""
+    which it agrees with all in-sync replicas (the log end offset if it is in sync itself: `Examined.limit` then
+    applies). `torn` is a sentence about a torn end, or empty."""
 
     host: Host
     facts: PartitionFacts
@@ -43,8 +44,9 @@ class ReplicaLog:
 
 @dataclass(frozen=True)
 class Examined:
-    """A partition, and the values that constrain its cut. `limit` is the offset up to which all in-sync replicas agree;
-    `limited_by` says which replica ends or differs there, and is empty if no record is above the limit.
+    """A partition, and the values that constrain its cut. `limit` is the offset up to which all in-sync replicas agree,
+    without leader epochs that the metadata log lacks; `limited_by` states the reason, and is empty if no record is
+    above the limit.
 
     `counts` (int64) has the number of records, 0 for control batches, of each batch of the longest in-sync replica,
     which is `logs[longest]`. `may_have_lost_markers` is set if every in-sync log has gaps.
@@ -150,8 +152,8 @@ def _ranges(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _limit(hosted: Hosted, scans: Sequence[Scan], in_sync: Sequence[int]) -> tuple[int, str]:
-    """Return the offset up to which all in-sync replicas agree, and a sentence that names the replicas that end or
-    differ there. Raises Refused if two replicas have different bytes in the same batch."""
+    """Return the offset up to which all in-sync replicas agree and have only leader epochs of the metadata log, and a
+    sentence with the reason, or "". Raises Refused if two replicas have different bytes in the same batch."""
     name = [host.node.replica.name for host in hosted.hosts]
     shortest = min(in_sync, key=lambda n: scans[n].end_offset)
     limit, limited_by = scans[shortest].end_offset, f"replica {name[shortest]} ends at this offset"

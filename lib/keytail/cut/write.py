@@ -67,7 +67,8 @@ def make_directories(fs: FileSystem, output: str, paths: Mapping[str, str]) -> N
 def write_partition(
     fs: FileSystem, reader: SegmentReader, log: ReplicaLog, hosted: Hosted, cut: int, directory: str, run_id: str
 ) -> Written:
-    """Write the log of one replica below the cut as a new partition in the log dir `directory`, and return its end.
+    """Write the log of one replica below the cut as a new partition in the log dir `directory`; return what was
+    written.
 
     Raises KeytailError if the source has changed since it was read, or the written files are damaged.
     """

@@ -128,7 +128,8 @@ _SETTING_COLUMNS: tuple[Column[tuple[str, Mapping[str, Any]]], ...] = (
 
 
 def show_rows(rows: Sequence[DescribeRow], request: Request) -> None:
-    """Print a line for each partition, then the reasons why compactions are not due, then each topic's settings."""
+    """Print a line for each partition, then the Kafka versions, the reasons why compactions are not due and errors, the
+    formats for old messages, then each topic's settings."""
     counted = any(row.records is not None for row in rows)
     print_rows("Partitions", [column for column in _COLUMNS if counted or column is not _RECORDS], rows)
     if rows:

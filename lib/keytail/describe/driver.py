@@ -94,7 +94,7 @@ def _settings(
     configuration: Configuration, topic: str, every: bool
 ) -> tuple[dict[str, dict[str, Any]], bool, MessageFormat]:
     """Return the settings of `topic`, whether its own settings are known, and the format for old messages; no settings,
-    False and "unknown" if settings contradict each other."""
+    False and "unknown" if settings are invalid or contradict each other."""
     try:
         resolved = configuration.of(topic)
         message_format = configuration.message_format_of(topic)

@@ -45,8 +45,8 @@ class ClassDecoder:
         return frozenset(name for name in ("key", "payload") if getattr(self, name) is not None)
 
     def text(self, key: bytes | None, value: bytes | None, offset: int) -> tuple[str | None, str | None]:
-        """Return key and payload of a record as Kafka's tool prints them; None for a part that is null or not
-        decoded."""
+        """Return key and payload of a record as Kafka's tool prints them, but bytes as base64; None for a part that is
+        null or not decoded."""
         return _text(self.key, "key", key, offset), _text(self.payload, "payload", value, offset)
 
 

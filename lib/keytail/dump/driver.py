@@ -25,7 +25,8 @@ from keytail.run.kernels import compile_kernels
 
 
 def run(request: Request, fs: FileSystem = LOCAL) -> int:
-    """Dump to this process's standard output; return the exit status, which is 1 if there were findings.
+    """Dump to this process's standard output; return the exit status, which is 1 if there were findings other than
+    gaps.
 
     Control characters of the data are escaped if `escape` is true, or if it is None and the output is a terminal, which
     would interpret them.

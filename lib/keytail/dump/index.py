@@ -108,8 +108,8 @@ def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None
 
 
 def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
-    """Report entries that are not in ascending order, among which a search would fail. Kafka's tool does not check the
-    order of offset index entries."""
+    """Report, for each column, the first entry that is not in ascending order: a search among such entries would fail.
+    Kafka's tool does not check the order of offset index entries."""
     for column in columns:
         back = np.flatnonzero(np.diff(column) <= 0)
         if len(back):

@@ -28,7 +28,8 @@ class LegacyRecords:
     """Records of old messages: `spans` (RECORD_TABLE; the body is only the value) over `raw`. For each record, `crcs`
     has the checksum, and `valid` whether it is correct.
 
-    `problems` are (row of the chunk, description); the records before a problem are included.
+    `problems` are (row of the chunk, description). A message with a problem has no records here, except those before an
+    inner message that is itself compressed.
     """
 
     spans: np.ndarray

@@ -1,7 +1,7 @@
 """Reads a segment, damaged or not, in parts: rows of batches, each with its validity, and their records.
 
-Damage does not end the reading if the size of the batch is known: the part has the problem and all records before the
-damage, and the next part continues after the batch. dump/legacy.py reads batches of magic 0 and 1.
+Damage does not end the reading if the size of the batch is known: the part has the problem and the records that could
+be read before the damage, and the next part continues after the batch. dump/legacy.py reads batches of magic 0 and 1.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Extent:
 
 
 class LogReader:
-    """Reads logs into its own buffers; each run creates one reader."""
+    """Reads logs into its own buffers."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs

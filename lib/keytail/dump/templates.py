@@ -77,7 +77,7 @@ class Template:
         return self._add(kernels.WORD, self._column(self._numbers, name), self._literals.add(*words), when)
 
     def span(self, label: str, name: str, kind: int, when: str = "") -> Template:
-        """Add a span, written by one of the operations BYTES, TEXT, HEADER_KEYS and JSON_HEADERS."""
+        """Add a span, written by the operation `kind`: BYTES, TEXT, HEADER_KEYS, JSON_HEADERS or JSON_HEADER_KEYS."""
         if label:
             self.text(label, when)
         return self._add(kind, self._column(self._spans, name), 0, when)

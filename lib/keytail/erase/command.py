@@ -115,7 +115,7 @@ _COLUMNS: tuple[Column[EraseRow], ...] = (
 def keys_found(rows: Sequence[EraseRow]) -> int:
     """Return the number of keys of the file that were found in at least one of these partitions."""
     union = 0
-    for row in rows:  # all rows have the same number of bits
+    for row in rows:  # all rows have the same number of bits, or none
         union |= int.from_bytes(row.found_keys, "big")
     return union.bit_count()
 

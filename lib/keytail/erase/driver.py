@@ -1,7 +1,8 @@
 """Erases the records with given keys in the chosen partitions.
 
 Tasks read logs and write scratch files; the driver rolls active segments and replaces segments. Without `execute`
-nothing is changed and no lock is taken. With `execute`, locks are held from the first read to the end of all checks.
+nothing is changed and no lock is taken. With `execute`, locks are held from before partitions are surveyed to the end
+of all checks.
 """
 
 from __future__ import annotations

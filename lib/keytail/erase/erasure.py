@@ -109,7 +109,8 @@ class Erasure:
         self._check([state for state in open_states if not state.ended])
 
     def _most_bytes(self, states: Sequence[_State]) -> int:
-        """Return the maximum bytes of segments to rewrite before any is replaced: at most half of the free space."""
+        """Return the maximum bytes of segments to rewrite before any is replaced: BUNDLE_BYTES, but at most half of the
+        free space in the log dir that has least."""
         free = min(self.fs.free_bytes(log_dir) for log_dir in {state.item.facts.log_dir for state in states})
         return min(BUNDLE_BYTES, free // 2)
 

@@ -1,4 +1,5 @@
-"""Decides for each chosen partition whether records may be erased in it, from directory listings and settings only."""
+"""Decides for each chosen partition whether records may be erased in it, from its survey and settings, without reading
+records."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def examine(
     """Survey one partition, and return it with the reason if it must not be processed. `others` are the other
     directories of the broker, which may belong to the same partition.
 
-    With `execute`, leftovers of an interrupted run in the partition are resolved first.
+    With `execute`, leftovers of an interrupted run in the partition are resolved first, unless it is refused anyway.
     """
     facts = survey_partition(fs, log_dir, entry)
     notes: list[str] = []

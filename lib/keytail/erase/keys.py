@@ -1,4 +1,4 @@
-"""Reads a file with one key on each line, and holds the keys as hashes of 40 bytes each.
+"""Reads a file with one key on each line, and holds the keys as hashes, in 40 to 48 bytes each.
 
 There are two independent sets of hashes: XXH3-128 with a random seed selects the records to be erased, and the hash of
 the proof, with its own secret, checks them. Key bytes are not retained, and no message contains them.
@@ -74,8 +74,9 @@ def read_keys(
     """Return the keys of the file: one for each line or, with `key_schema` (the arguments of --key-schema), one for
     each line and schema. `name` is the file's name in errors.
 
-    Raises UsageProblem, with the number of the line, for a line that is empty or not in the format, the empty key, and
-    a key that occurs twice; also for an empty file, and a schema that is missing, invalid or not accepted.
+    Raises UsageProblem, with the number of the line, for a line that is empty, too long or not in the format, a byte
+    order mark, a carriage return, the empty key, and a key that occurs twice; also for an empty file, and a schema that
+    is missing, invalid or not accepted.
     """
     decoders = _decoders(key_format, key_schema)
     digest = hashlib.sha256()

@@ -1,7 +1,7 @@
-"""Decodes Avro in Confluent's wire format (a zero byte, four bytes of schema id, the record) into Arrow columns.
+"""Decodes Avro in Confluent's wire format (a zero byte, four bytes of schema id, the encoded value) into Arrow columns.
 
-fastavro decodes each record to a Python object, which no other export format requires. If several schemas are given,
-records of all schemas are resolved to the first schema by Avro's rules of schema resolution.
+fastavro decodes each key or value to a Python object, which no other export format requires. If several schemas are
+given, data of all schemas is resolved to the first schema by Avro's rules of schema resolution.
 """
 
 from __future__ import annotations

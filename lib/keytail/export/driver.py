@@ -263,7 +263,8 @@ def _no_state(request: Request, state: TableState | None) -> str:
 
 
 def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
-    """Return the current state of the log and notes for the row. An --as-of flag lowers the last stable offset."""
+    """Return the current state of the log and notes for the row. An --as-of flag lowers `stable_offset` to the
+    requested offset."""
 
     now_ms = time.time_ns() // 1_000_000
     stable = readable(fs, facts, committed=True, log_end=request.high_watermark == "log-end", now_ms=now_ms)

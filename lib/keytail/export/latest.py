@@ -1,10 +1,10 @@
 """Finds the latest committed record of each key of a partition, for an export.
 
 Like the map phase of a compaction, the map phase (`find_latest`) hashes the keys of a range of offsets into the offset
-map, and returns one bit per record, which is set for the latest record of a key. Aborted data is not mapped. The read
-phase (`latest_records`) reads the records whose bit is set, in one task per slice of segments. If the keys do not fit
-into the map, they are divided into shards by their hashes, and the log is read once per shard, with a map of the same
-size.
+map, and returns one bit per record, which is set for the latest record of a key (for a tombstone only if requested).
+Aborted data is not mapped. The read phase (`latest_records`) reads the records whose bit is set, in one task per slice
+of segments. If the keys do not fit into the map, they are divided into shards by their hashes, and the log is read once
+per shard, with a map of the same size.
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ class Export:
             self._commit(what, of_strategy, commit)
 
     def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
-        """Return the outcomes with latest records by partition number; call `on_result` for partitions that failed."""
+        """Return the outcomes with latest records by partition number; call `on_result` for partitions that failed. If
+        offsets are missing after the last export, the partition is read again in full."""
         waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
         found = {}
         while waiting:
@@ -144,7 +145,8 @@ class Export:
         self, what: Exporting, found: dict[int, ExportOutcome], commit: Callable[[Exporting, Any, list[int]], None]
     ) -> None:
         """Commit the rows of all partitions in `found` in one commit. If a partition makes the job fail, that partition
-        is left out, and the job is repeated. Calls `on_result` for each partition."""
+        is left out, and the job is repeated; after an error of unknown origin, none is committed. Calls `on_result` for
+        each partition."""
         while found:
             try:
                 with _frame(self.engine.session, list(found.values()), what.formats, self.slice_bytes) as raw:

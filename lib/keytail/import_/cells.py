@@ -32,7 +32,7 @@ from keytail.log.fs import FileSystem
 PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bigint, size_bytes bigint"
 COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
 
-PART_BYTES = 16 << 20  # maximum bytes of decoded records that are divided at a time
+PART_BYTES = 16 << 20  # approximate maximum of bytes of decoded records that are divided at a time
 # Maximum number of rows of Parquet that are decoded at a time: the same as in Spark's own reader.
 _MAX_ROWS = 4096
 _READ_BYTES = 1 << 20
@@ -188,8 +188,8 @@ def count_slice(item: Slice, columns: Mapping[str, str], n_partitions: int) -> I
 
 def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
     """Return the partition of each record (int32): the record's number in `own`, if that number is valid. If it is not
-    valid, the key determines the partition; a record without a key gets its turn modulo `n_partitions`. The turns of
-    the records ascend by 1 from `first_turn` on."""
+    valid, the key determines the partition; that of a record without a key is `first_turn` plus the record's index,
+    modulo `n_partitions`."""
     found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
     keyless = np.flatnonzero(~keys.valid)
     found[keyless] = (first_turn + keyless) % n_partitions

@@ -41,7 +41,8 @@ _KINDS = {
 @dataclass(frozen=True)
 class LocalSource:
     """What is known of a source without Spark. `types`: Spark's type of each column by its name, "" if unknown. `uris`:
-    the Parquet files with the URIs and in the order of Spark's list; empty if only Spark can list the files."""
+    the Parquet files with the URIs and in the order of Spark's list; empty if only Spark can list the files, and for
+    other formats."""
 
     types: Mapping[str, str]
     uris: tuple[str, ...] = ()

@@ -255,8 +255,8 @@ def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
 
 
 def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
-    """Return the bytes of the producer snapshot at the log end or, if the partition has no snapshots, of an empty
-    snapshot: a broker then assumes that there are no producers. Raises Refused if the snapshot at the log end is
+    """Return the bytes of the producer snapshot at the log end or, if there are no snapshots above the log start, of an
+    empty snapshot: a broker then assumes that there are no producers. Raises Refused if the snapshot at the log end is
     invalid, or is missing although there are older ones. Imported records have no producer, so the snapshots of an
     import have the same bytes.
     """

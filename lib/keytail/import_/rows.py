@@ -95,7 +95,7 @@ def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
 
 def with_partitions(records: Any, n_partitions: int) -> Any:
     """Return `records` with a column `partition` without nulls: a null is replaced by the partition of the key; for a
-    record without a key, by its turn modulo `n_partitions`."""
+    record without a key, by its column `turn` modulo `n_partitions`."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     def partitions(keys: Any) -> Any:

@@ -75,8 +75,8 @@ class SegmentsWriter:
         self._log_bytes = 0
 
     def append(self, columns: RecordColumns) -> None:
-        """Add records. Records without a timestamp (-1) get the time of the import. Raises Refused for a record without
-        a key if the topic requires keys."""
+        """Add records. Those without a timestamp (-1), and all if `log_append_time` is set, get the time of the import.
+        Raises Refused for a record without a key if the topic requires keys."""
         task = self._task
         if not len(columns):
             return

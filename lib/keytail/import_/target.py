@@ -55,7 +55,8 @@ class Target:
     brokers_of: dict[int, tuple[int | None, ...]]  # broker ids of the replicas, by partition; None if unknown
 
     def check_replicas(self, partition: Partition) -> None:
-        """Raise Refused unless the log dirs of all replicas of the partition are known to have been given."""
+        """Raise Refused if log dirs of other brokers than those with replicas were given or, without a metadata log,
+        those of one broker without --single-replica."""
         of = self.brokers_of[partition.number]
         if self.known is not None:
             wanted = self.known.replicas.get(partition.number, ())
@@ -103,8 +104,9 @@ class Target:
 
 
 def find_target(fs: FileSystem, request: Request, *, is_reported: bool = False) -> Target:
-    """Return the target. Raises UsageProblem if the topic neither exists nor is to be created, and Refused if settings
-    are unknown. `is_reported` is passed to `with_metadata`."""
+    """Return the target. Raises UsageProblem for flags that are invalid, contradict the log dirs or do not determine
+    the topic's partitions, and Refused if settings are unknown, the topic has an old message format, or a partition to
+    be created has several replicas. `is_reported` is passed to `with_metadata`."""
     topic = request.topic
     _check_topic(request)
     by_broker = [survey_log_dirs(fs, dirs) for dirs in (request.log_dirs, *request.replica_log_dirs)]

@@ -30,8 +30,8 @@ class SegmentIndexes:
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, trusts_indexes: bool = False) -> None:
         self.facts = facts
         self.notes: list[str] = []
-        self.distrusted = False  # a time index was not trusted
-        self.is_unknown = False  # a broker's answer is unknown because of a wrong entry
+        self.distrusted = False  # True after a time index was found to be invalid
+        self.is_unknown = False  # True if a broker's answer is unknown because of a wrong entry
         self._fs = fs
         self._trusts_indexes = trusts_indexes
 

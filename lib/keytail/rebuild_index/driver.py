@@ -43,8 +43,8 @@ from keytail.run.workers import workers_of_run
 def rebuild(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[RebuildRow], None] = lambda row: None
 ) -> list[RebuildRow]:
-    """Return a row for each chosen partition, in the order of the log dirs. `on_row` is called with the row of each
-    examined partition when it is done."""
+    """Compare and, with `execute`, rebuild. Returns a row for each chosen partition, in the order of the log dirs.
+    `on_row` is called with the row of each partition that is read, when it is done."""
     with contextlib.ExitStack() as run:
         select_partitions(fs, request.partition_filter)  # invalid flags are reported before any lock is taken
         flags = request.ledger.checked(fs, request.partition_filter.log_dirs) if request.execute else LedgerFlags()

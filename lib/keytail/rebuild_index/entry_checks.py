@@ -17,8 +17,8 @@ from keytail.log.records.chunk import SegmentReader
 from keytail.log.records.opening import Chunk
 from keytail.log.records.scan import RecordScanner
 
-# An index is incomplete if more bytes of the log than this have no entry, and more than _INTERVALS times the sum of the
-# interval and the largest batch.
+# An index is incomplete if more consecutive bytes of the log than this have no entry, and more than _INTERVALS times
+# the sum of the interval and the largest batch.
 UNINDEXED_BYTES = 1 << 20
 _INTERVALS = 4
 

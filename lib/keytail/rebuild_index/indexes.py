@@ -149,8 +149,8 @@ def slices_of(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slic
 
 
 def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
-    """Read the whole segment once, and return the verdicts on its `.index` and `.timeindex`; with `execute`, write
-    replacements."""
+    """Read the whole segment, a second time if a file differs from what a recovery writes; return the verdicts on its
+    `.index` and `.timeindex`. With `execute`, write replacements."""
     return _result(fs, task, scan(fs, task, Slice(0, task.log_bytes)))
 
 

@@ -133,7 +133,8 @@ class _Replay:
         self.broken = NO_ERROR
 
     def start_from(self, snapshot: int | None) -> None:
-        """Continue from the snapshot at this offset, unless the log begins later or a snapshot's replay is past it."""
+        """Continue from the snapshot at this offset, unless the log begins later, or a replay from a snapshot has
+        reached this offset."""
         if snapshot is None or snapshot < self._first or (snapshot <= self._at and self.source is not None):
             return
         path = os.path.join(self._path, names.segment_file(snapshot, names.SNAPSHOT))

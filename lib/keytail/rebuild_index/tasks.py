@@ -45,19 +45,19 @@ from keytail.run.tasks import Outcome, as_problem, run_attempt
 from keytail.run.watching import sending_progress
 from keytail.threads import Threads
 
-# Maximum size of the logs in a bundle: large enough to use all cores of a cluster, small enough that a killed run loses
-# little work.
+# Maximum size of the logs, and maximum number of partitions, in a bundle: large enough to use all cores of a cluster,
+# small enough that a killed run loses little work.
 BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
 # Bytes of log per slice. Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
 SLICE_BYTES = 256 << 20
 _TASKS_PER_CORE = 3  # with fewer segments per core than this, large segments are divided into slices
-_CHUNKS_PER_CORE = 8  # number of Spark tasks per core into which the work of a bundle is divided
+_CHUNKS_PER_CORE = 8  # approximate number of tasks per core into which the work of a bundle is divided
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one task: index a whole segment, scan one slice, or join the scans of all slices."""
+    """A piece of work: index a whole segment, scan one slice, or join the scans of all slices."""
 
     task: SegmentTask
     slice: Slice | None = None
@@ -249,7 +249,7 @@ class Rebuild:
 
 
 def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
-    """Do the work of one task, and return its result."""
+    """Do a piece of work, and return its result."""
     task = replace(work.task, attempt=attempt)
     with sending_progress(task.partition_path, f"{attempt} {task.base_offset} {work.slice}", "index"):
         if work.scans:
@@ -260,7 +260,7 @@ def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
 def do_on_worker(
     portion: Sequence[Work], attempt: str, *, shared_storage: bool = False
 ) -> list[Outcome[SegmentResult | Scan]]:
-    """Do the work of one Spark task; return the outcome of each piece of work."""
+    """Do the work of one task of a worker; return the outcome of each piece of work."""
 
     def one(work: Work, attempt: str) -> SegmentResult | Scan:
         if work.task.execute and not shared_storage:

@@ -36,8 +36,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Loss:
-    """Data that is not in the result: bytes `start_byte` to below `end_byte` of `file`. The lost records have offsets
-    from `first_offset` to below `end_offset`, but not every such offset had a record."""
+    """Data that is or may be missing in the result: bytes `start_byte` to below `end_byte` of `file` (0 and 0 if no
+    bytes are known). Its offsets are from `first_offset` to below `end_offset`, but not each of them had a record."""
 
     kind: Annotated[
         str,

@@ -1,7 +1,7 @@
 """Writes the intact batches of damaged partitions to another directory, and lists the losses.
 
-The source is only read, and no lock is taken, since that would create a file in the log dir. If a broker holds the
-lock, the partition is refused. Without `execute` nothing is written anywhere.
+The source is only read, and no lock is taken, since that would create a file in the log dir. If a process holds the
+lock, or this is unknown, the partition is refused. Without `execute` nothing is written anywhere.
 """
 
 from __future__ import annotations

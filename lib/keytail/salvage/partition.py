@@ -56,7 +56,7 @@ class Salvage:
     records: int = 0
     gaps: int = 0  # gaps between adjacent batches
     gap_offsets: int = 0
-    left_out: int = 0  # batches that are or may be readable, but were not saved
+    left_out: int = 0  # batches, files and rests of files that are or may be readable, but were not saved
     log_start_offset: int | None = None
     log_end_offset: int | None = None
     last_batch_end: int | None = None  # the offset after the last intact batch
@@ -74,7 +74,7 @@ def salvage_partition(
     settings: Settings,
     new: NewPartition | None,
 ) -> Salvage:
-    """Read every byte of the partition, and with `new` write a partition from the intact batches.
+    """Read every byte of the partition's logs, and with `new` write a partition from the intact batches.
 
     Raises KeytailError if there is neither an intact batch nor an empty log file; Refused if this process is not
     allowed to read a file; OSError if the directory cannot be listed, `new` cannot be written, or a log cannot be read

@@ -89,8 +89,8 @@ class FileScan:
 
 
 def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -> FileScan:
-    """Find the intact batches with offsets in [low, high). The scan needs memory for the whole file, and 88 bytes per
-    batch.
+    """Find the intact batches with offsets in [low, high). The scan needs memory for the whole file, and some hundred
+    bytes per batch.
 
     Raises OSError if the file cannot be read for a reason that does not imply a loss; Refused for a compressed message
     of magic 0 or 1 that decompresses to more than `max_record_bytes`.

@@ -1,5 +1,5 @@
-"""Writes the directory of a salvaged partition: segments, then the files derived from them. The directory is renamed
-last.
+"""Writes the directory of a new partition, for `salvage` and `cut`: segments, then the files derived from them. The
+directory is renamed last.
 
 Until the directory is complete, it has a name with which a broker fails at startup, so that it is never used as a
 partition. Everything is durable before the final rename.
@@ -178,7 +178,8 @@ class NewPartition:
         ]
 
     def _copy_snapshots(self, snapshots: Sequence[int]) -> None:
-        """Copy the valid snapshots: they contain state from batches that the log has lost."""
+        """Copy the valid snapshots up to the last base offset: they contain state from batches that the log has
+        lost."""
         for offset in snapshots:
             name = names.segment_file(offset, names.SNAPSHOT)
             path = os.path.join(self._source.path, name)
@@ -192,7 +193,8 @@ class NewPartition:
                 self._fs.write_file(os.path.join(self.path, name), data, self._like(like))
 
     def _put_last_snapshot(self, plan: PartitionPlan, log_end_offset: int) -> list[str]:
-        """Write a snapshot of the producers at the log end, as a broker that recovers the log finds them; return notes.
+        """Write a snapshot of the producers at the log end, as a broker that recovers the log finds them, unless there
+        is one or the log is empty; return notes.
 
         Without any snapshot, a broker that starts after a clean shutdown assumes no producers and no open transactions.
         """

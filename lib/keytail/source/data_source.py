@@ -1,4 +1,4 @@
-"""Defines the Spark data sources `kafka-log` (one row per record) and `kafka-log-batches` (one row per batch).
+"""Defines the Spark data sources `kafka-log` (one row per record) and `kafka-log-batches` (one row per record batch).
 
     spark.read.format("kafka-log").option("logDirs", "/data/kafka-logs").option("topic", "orders").load()
 
@@ -114,7 +114,7 @@ class _LogReader(_Reads, DataSourceReader):
 
 
 class _LogStreamReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the batches of a stream in a process that lives as long as its query."""
+    """Plans the micro-batches of a stream in a process that lives as long as its query."""
 
     _streaming = True
     _latest: Mapping[str, Any] | None = None

@@ -1,5 +1,5 @@
-"""Parses the options of the `kafka-log` data sources. The options have the names and the meaning that Spark's own Kafka
-source gives them. No file is read. SOURCE.md has a table of the options for users.
+"""Parses the options of the `kafka-log` data sources. Options that Spark's own Kafka source also has, have the same
+names and meaning. No file is read. SOURCE.md has a table of the options for users.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ def chosen_partitions(
 
 
 def in_tasks(pieces_of: Callable[[int], list[Piece]], options: SourceOptions) -> list[tuple[Piece, ...]]:
-    """Return the slices of each task. `pieces_of` returns all slices for a given number of bytes per slice."""
+    """Return the slices of each task, for at least `min_partitions` tasks if the log can be divided so often.
+    `pieces_of` returns all slices for a given number of bytes per slice."""
     tasks = _bundled(pieces_of(options.slice_bytes), options.slice_bytes)
     total_bytes = sum(piece.slice.size_bytes for pieces in tasks for piece in pieces)
     if len(tasks) >= options.min_partitions or not total_bytes:
@@ -196,7 +197,8 @@ def _asked(bound: Bound, facts: PartitionFacts) -> int:
 
 
 def start_of(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: Readable) -> int:
-    """Return the first offset to read, by the options. Raises UsageProblem if that offset or time is not in the log."""
+    """Return the first offset to read, by the options. Raises UsageProblem if that offset or time is not in the log,
+    unless the options permit this."""
     asked = _asked(options.start, facts)
     if options.start.timestamps:
         found = _offset_of(fs, facts, asked, limit)

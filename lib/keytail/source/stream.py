@@ -1,4 +1,5 @@
-"""Plans the batches of a stream: the offsets up to which each partition is read, and the slices of one batch.
+"""Plans the micro-batches of a stream, called batches here: the offsets up to which each partition is read, and the
+slices of one batch.
 
 A stream reads only data that a running broker neither appends to nor truncates: closed segments, below the high
 watermark and, with read_committed, below the last stable offset; and the active segment only after a clean shutdown.
@@ -108,8 +109,8 @@ def _extent(fs: FileSystem, options: SourceOptions, known: int | None, facts: Pa
 
 
 def limited(begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """Return the end offsets of a batch of about `most` offsets. As in Spark's Kafka source, each partition has a share
-    in proportion to its size, and at least one offset."""
+    """Return the end offsets of a batch of about `most` offsets. As in Spark's Kafka source, each partition with new
+    offsets has a share in proportion to their number, and at least one offset."""
     sizes = {key: end - begins[key] for key, end in ends.items()}
     total = sum(size for size in sizes.values() if size > 0)
     return {

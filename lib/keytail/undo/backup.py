@@ -42,7 +42,8 @@ class Backup:
 
 @dataclass(frozen=True)
 class Entry:
-    """The backup of one partition by one run. If an entry has no manifest, its creation or its removal was interrupted.
+    """The backup of one partition by one run. If an entry has no manifest, `problem` is why the manifest cannot be used
+    or, if empty, the creation or the removal of the entry was interrupted.
 
     `held_bytes` is the size of the files without another hard link: this space is freed when the entry is removed.
     """
@@ -79,7 +80,8 @@ def keep(
 ) -> str:
     """Create an entry and return its path. The entry is durable on return; after an error nothing is left.
 
-    Raises Refused if hard links are impossible, or if a segment lacks an index, without which it cannot be restored.
+    Raises Refused if hard links are impossible, if a file changes meanwhile, or if a segment lacks an index, without
+    which it cannot be restored.
     """
     log_dir, name = os.path.split(partition_path)
     parsed = names.parse_partition_dir(name)

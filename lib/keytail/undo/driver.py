@@ -259,8 +259,8 @@ def _manifest(entry: Entry) -> Manifest:
 
 
 def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) -> list[str]:
-    """Resolve leftovers of an interrupted run. Returns a note for each action. Raises Refused if the partition must not
-    be changed."""
+    """With `execute`, resolve leftovers of an interrupted run. Returns a note for each action. Raises Refused if the
+    partition must not be changed."""
     if (manifest.log_dir, manifest.name) not in places:
         raise Refused(
             "the partition no longer exists in the log dir that it had in the run",

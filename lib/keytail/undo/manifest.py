@@ -60,8 +60,8 @@ class Manifest:
 
     `end_offset` is the base offset of the first segment that the run does not replace. The checkpoint entries are from
     before the run (None: no entry); the leader epochs are those that begin below `end_offset`. `next_checkpoint` is the
-    value to which the run sets the cleaner checkpoint at its end. `parts` are ascending within each pass, in the order
-    of the passes. `kept_ms` and `undone_ms` are the times of the backup and of its restoration.
+    value to which a compaction sets the cleaner checkpoint at its end; a repack sets none. `parts` are ascending within
+    each pass, in the order of the passes. `kept_ms` and `undone_ms` are the times of the backup and of its restoration.
     """
 
     run_id: str

@@ -277,7 +277,8 @@ def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterabl
 
 
 def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, now_ms: int) -> None:
-    """Carry out the decision. After an interruption at any moment, `decide` returns what remains to be done.
+    """Carry out the decision, and record the time `now_ms` in the manifest. After an interruption at any moment,
+    `decide` returns what remains to be done.
 
     The cleaner checkpoint is moved first: a broker's cleaner treats records below it as clean, but the restored records
     are not clean. Parts are restored from the latest to the oldest, so that a tombstone or marker is restored before

@@ -1,8 +1,8 @@
 """The scratch file with the surviving records of a shard; each task that rewrites segments reads a part of the file.
 
 A file consists of blocks and an index with one row per block. A block has the numbers, within their segment, of
-surviving records (4 bytes each, ascending), or one bit per batch, set if the batch has a null value. Like the files of
-compact/saved_state.py, a file belongs to one run, and is used only if its checksums match.
+surviving records (4 bytes each, ascending), or one bit per batch of a slice, set if a record of the batch has a null
+value. Like the files of compact/saved_state.py, a file belongs to one run, and is used only if its checksums match.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from keytail.kernels import fan_out as kernels
 from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import CleanFile
 
-RECORDS, NULLS = 0, 1
+RECORDS, NULLS = 0, 1  # the kinds of blocks
 # `count`: the number of records or, for NULLS, of batches; `first`: for NULLS, the first batch's number in the segment.
 _ROW = np.dtype(
     [("segment", "i8"), ("kind", "i8"), ("position", "i8"), ("count", "i8"), ("first", "i8"), ("digest", "S16")]
@@ -35,10 +35,10 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True)
 class ShardBits:
-    """The file of one shard, the number of blocks in the file, and the shard's number of keys in the dirty section.
-    `keyless` has four numbers for each slice whose null values are in the file: the number of keyless records in the
-    mapped range and the first offset of these, then the number and the first offset of the other keyless records.
-    `counted` has the counts of records by key, or is None.
+    """The file of one shard (its digest is that of the index), the number of blocks in the file, and the shard's number
+    of keys in the dirty section. `keyless` has four numbers for each slice whose null values are in the file: the
+    number of keyless records in the mapped range and the first offset of these, then the number and the first offset of
+    the other keyless records. `counted` has the counts of records by key, or is None.
     """
 
     file: CleanFile
@@ -97,7 +97,7 @@ class BitsWriter:
         self._size_bytes += len(part)
 
     def close(self) -> tuple[CleanFile, int]:
-        """Finish the file; return its name, size and digest, and the number of its blocks."""
+        """Finish the file; return its name and size with the digest of its index, and the number of its blocks."""
         self._flush()
         rows = np.array(self._rows, _ROW)
         data = rows.tobytes()

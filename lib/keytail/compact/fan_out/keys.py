@@ -1,9 +1,10 @@
 """Stages 3 and 4 of a fan-out: key runs of slices, split into shards by hash, and their merge in each shard.
 
-Records of the dirty section that the map would contain are *put*: of each key, the last record in a slice is sent. All
-other records whose survival depends on their key are *probed*: records before the dirty section, and data that only the
-map treats as aborted (CLEANING.md 11.4). A shard receives all puts and probes of its keys. One rule holds for puts and
-probes: a record survives unless a later record of its key was put.
+Records of the dirty section that the map would contain are *put*: of each key, the last record in a slice is sent, and
+an earlier one each time the slice's own map is full. All other records whose survival depends on their key are
+*probed*: records before the dirty section, and data that only the map treats as aborted (CLEANING.md 11.4). A shard
+receives all puts and probes of its keys. One rule holds for puts and probes: a record survives unless a later record of
+its key was put.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class ScanPart:
 
 
 def shards_for(task: CleaningTask, slices: Sequence[SliceFacts]) -> int:
-    """Return a number of shards such that the keys of each shard fit into its map, and into its table of the proof,
-    even if all records of the dirty section have distinct keys.
+    """Return a number of shards, at most MAX_SHARDS. Below that maximum, the keys of each shard fit into its map, and
+    into its table of the proof, even if all records of the dirty section have distinct keys.
     """
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     dirty = sum(facts.records for facts in slices if first <= facts.segment < end)
@@ -129,7 +130,8 @@ class _Scan:
         self.keyless = np.array([0, -1, 0, -1], np.int64)
 
     def wanted(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each batch (bool) whether it is put, and whether it is probed."""
+        """Return for each batch (bool) whether its records are put, and whether they are probed. Records below the
+        first dirty offset are probed even in a batch that is put."""
         is_data = ((table["attributes"] & CONTROL) == 0) & (table["record_count"] > 0)
         puts = np.zeros(len(table), bool)
         if self._is_dirty:
@@ -197,11 +199,11 @@ def _portions(
 def merge(
     fs: FileSystem, task: CleaningTask, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> ShardBits:
-    """Write the survivors among the keys of one shard to a scratch file of this attempt; return the file and its
-    counts.
+    """Write the survivors among the records of one shard to a scratch file of this attempt; return the file and the
+    counts of the shard.
 
-    In `cells`, puts are first, in the order of the log. A merge needs the memory of the map and a quarter more, for any
-    number of probes.
+    In `cells`, puts are first, those of each key in the order of the log. A merge needs the memory of the map and a
+    quarter more, for any number of probes.
     """
     counting = task.hottest_keys > 0
     offset_map = OffsetMap(task.map_memory_bytes, counting=counting)

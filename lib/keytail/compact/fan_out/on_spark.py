@@ -40,9 +40,9 @@ R = TypeVar("R")
 
 _CELL_SCHEMA = "shard int, place bigint, data binary"
 _PROBLEM = -1  # the order of an error, before all cells of shard 0
-_BATCH_BYTES = 4 << 20  # bytes of cells that are sent in one Arrow batch: few calls, little memory
+_BATCH_BYTES = 4 << 20  # bytes of cells from which on an Arrow batch is sent: few calls, little memory
 _SETTINGS = {
-    # A row can have megabytes, and without a limit an Arrow batch would contain 10,000 rows.
+    # A row can have megabytes, and without this limit an Arrow batch could contain 10,000 rows.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
 }
 

@@ -1,4 +1,4 @@
-"""Stages 6, 8 and 9 of a fan-out: a task proves each group, and another task the latest records of each shard of keys.
+"""Stages 6, 8 and 9 of a fan-out: a task proves each range, and another task the latest records of each shard of keys.
 
 A group and its sources are read in the same way as in compact/proof/prove.py. The keys of the records are put into a
 table, which is split into shards when it is full, and at the end. A shard merges the entries of all groups and reports
@@ -68,9 +68,9 @@ class ProofContext:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one shard: the lowest offset of a latest record that is missing (-1: none), 1 in `older_retained`
-    if an older record of that key was retained, the number of keys, and the table for the next pass, or None if no pass
-    follows.
+    """The result of one shard: the lowest offset of a key's latest record that was removed without reason (-1: none), 1
+    in `older_retained` if an older record of that key was retained, the number of keys, and the table for the next
+    pass, or None if no pass follows.
     """
 
     offset: int
@@ -97,7 +97,8 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
 
 
 def prove_part(fs: FileSystem, part: ProofPart, attempt: str) -> Iterator[Cell]:
-    """Prove one group, or read segments of later passes; yield the entries of keys by shard. Changes nothing."""
+    """Prove the groups of a part, or read a segment of later passes; yield the entries of keys by shard. Changes
+    nothing."""
     yield from _pushed(lambda push: _prove(fs, part, push))
 
 
@@ -146,7 +147,8 @@ def settle_proof(
 
 
 class _Table:
-    """The key entries of one shard; the table takes at most `memory_bytes`, even while it grows."""
+    """The key entries of one shard; the table takes at most two thirds of `memory_bytes` (in addition, while it grows,
+    the previous smaller table)."""
 
     def __init__(self, memory_bytes: int, path: str) -> None:
         self._memory_bytes, self._path = memory_bytes, path

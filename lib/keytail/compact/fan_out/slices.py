@@ -1,8 +1,9 @@
 """Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of transactions.
 
-A slice is a byte range of a segment that begins at a batch boundary and is about `SLICE_BYTES` long. `survey` reads a
-slice and yields its transactional and control batches; `settle` processes the batches of all slices in the order of the
-log, as compact/map_phase/reading.py processes chunks, and determines the first record of each slice.
+A slice is a byte range of a segment that begins at a batch boundary and is at most about `SLICE_BYTES` long. `survey`
+reads a slice and yields its transactional and control batches; `settle` processes these batches of all slices in the
+order of the log, as compact/map_phase/reading.py processes chunks, and counts the batches and records before each
+slice.
 """
 
 from __future__ import annotations
@@ -122,11 +123,11 @@ def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]
 
 
 def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
-    """Return the start and the end of the slice in bytes. Both are positions that the offset index contains, so that
-    adjacent slices meet.
+    """Return the start and the end of the slice in bytes. Except at the ends of the segment, both are positions that
+    the offset index contains, so that adjacent slices meet.
 
     The only slice of a segment is the whole segment. `bounds` does not check that batches begin at these positions.
-    Raises CorruptLog if the index is not sorted.
+    Raises CorruptLog if the start is after the end, as in an index that is not sorted.
     """
     segment = task.segments[piece.segment]
     if piece.parts == 1:
@@ -149,10 +150,11 @@ def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
 
 
 def survey(fs: FileSystem, part: SurveyPart, attempt: str) -> Iterator[Cell]:
-    """Check every batch of a slice. Raises CorruptLog and Refused as a single task does.
+    """Check every batch of a slice. Raises CorruptLog and Refused as a single task does, and CorruptLog for an offset
+    index that is not sorted.
 
-    Yields, for shard 0, the table rows of transactional and control batches and of batches that contain an offset named
-    by a transaction index, and finally the slice's SliceFacts.
+    Yields, for shard 0, the table rows of transactional and control batches and of batches that contain a first offset
+    or last stable offset of a transaction index, and finally the slice's SliceFacts.
     """
     task, piece = part.task, part.slice
     segment = task.segments[piece.segment]

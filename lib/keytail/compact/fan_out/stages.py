@@ -76,7 +76,7 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class Sizes:
-    """The size of a slice, and the number of shards (None: it is derived from the memory of a map)."""
+    """The bytes of a slice, and the number of shards (None: it is derived from the memory of a map)."""
 
     slice_bytes: int = SLICE_BYTES
     shards: int | None = None
@@ -84,7 +84,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Found:
-    """The results of stages 1 to 6, which all passes use."""
+    """The results of stages 1 to 6, which all passes use; `key_counts` is known only in the first pass."""
 
     ranges: tuple[tuple[int, int], ...]
     settled: CleanFile
@@ -152,8 +152,8 @@ def _known(before: FannedOut) -> _Found:
 
 
 def _survey(fs: FileSystem, task: CleaningTask, stages: Stages, slice_bytes: int) -> Survey:
-    """Return the survey of slices that begin at positions in the offset index. If that survey finds the log corrupt,
-    because an index may be wrong, return the survey of whole segments."""
+    """Return the survey of slices that begin at positions in the offset index. After CorruptLog, which a wrong index
+    may cause, return the survey of whole segments; if no segment was divided, the error is raised."""
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
         return _survey_with(task, stages, slice_bytes, aborted)
@@ -199,7 +199,8 @@ def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
 
 
 def _of_this_pass(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
-    """Return the ranges that fit into the scratch space beside the fan-out's own files, at least the first range."""
+    """Return the ranges that fit into the scratch space beside the fan-out's own files, at least the first range. All
+    ranges are returned if the space is not limited, or if the output is written out of place."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return list(found.ranges)
     kept = sum(shard.file.size_bytes for shard in found.bits) + found.settled.size_bytes
@@ -221,7 +222,7 @@ def _write(
     passes.
 
     If an output reached a limit that the measured sizes did not show, one task writes that range and all later ranges,
-    in order.
+    in order, also those that were left for later passes.
     """
     write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
     written = stages.run("groups", write, write_all(ranges))

@@ -1,9 +1,9 @@
 """Stages 5 and 7 of a fan-out: groups of segments, each rewritten by a separate task.
 
 Kafka's groups depend on sizes only. Measured groups depend on how much of each segment remains: `measure` rewrites a
-segment without keeping the output, `ranges_of` groups the segments as one task would, and `write` detects whether the
-groups were correct. Only limits that depend on the position of segments in an output (index.bytes, 2^31 offsets) can
-make measured groups wrong.
+segment without keeping the output, `ranges_of` groups the segments as one task would, and the number of groups that
+`write` returns shows whether that was correct. Only limits that depend on the position of segments in an output
+(index.bytes, 2^31 offsets) can make measured groups wrong.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`compact --output-dir`: writes the compacted log dirs elsewhere, and leaves the log dirs unchanged.
 
 The same rules as for `compact` determine what is due; for a partition that is already in the target, they are applied
-to the target's state. Everything that is not due is copied. The states on disk are described in
-compact/out_of_place/OUT_OF_PLACE.md.
+to the target's state. A partition that is not due is copied or, if the target already has it, kept there; one with
+problems is left out. The states on disk are described in compact/out_of_place/OUT_OF_PLACE.md.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _with_room(room: Room, item: PlannedPartition, target: Target, rules: Rules,
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Write the chosen partitions to the target; return a row for each."""
+    """Write the chosen partitions to the target; return a row for each, then rows of metadata logs that were not
+    copied.
+    """
     with contextlib.ExitStack() as run:
         steps = Steps(request, fs, run)
         target = target_of(fs, request)
@@ -171,7 +173,7 @@ class _Driver:
     planned_partitions: list[PlannedPartition]
     work: list[PlannedPartition]
     reporter: Reporter
-    placed: dict[str, OutputRecord] = field(default_factory=dict)  # records by path of the source
+    placed: dict[str, OutputRecord] = field(default_factory=dict)  # output records by path of the source
 
     def compaction(self, engine: Engine) -> Compaction:
         request, fs = self.steps.request, self.steps.fs
@@ -197,7 +199,8 @@ class _Driver:
         return Compaction(engine, tasks, ScratchSpace(fs), destination, events, self.steps.deadline_s)
 
     def roots(self) -> list[Root]:
-        """Return the log dirs of the target, with the partitions placed so far."""
+        """Return the log dirs of the target, with the partitions whose copies are up to date so far, and those that are
+        lacking."""
         roots = []
         checked = {
             item.path: item for item in (*self.planned_partitions, *_metadata(self.steps.fs, self.chosen, self.known))

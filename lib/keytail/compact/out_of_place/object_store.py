@@ -90,10 +90,10 @@ class Store:
     def send(
         self, fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput], started: OutputRecord
     ) -> tuple[PlacedFile, ...]:
-        """Write all objects of a partition, in a task: cleaned files from its scratch directory, others from the
-        source. Return the files that were written.
+        """Write the files of a partition as objects, in a task: cleaned files from its scratch directory, others from
+        the source. Return the files that were written.
 
-        The unfinished record `started` is written first. The size of each object is checked in the store.
+        The unfinished record `started` is written first. The size of each file's object is checked in the store.
         """
         assert task.out_of_place is not None
         store = self.below(started.name)
@@ -206,7 +206,8 @@ class Store:
         return self._tried("", once)
 
     def _tried(self, name: str, once: Callable[[Any, str], T]) -> T:
-        """Return `once(filesystem, path)`; if the store fails, call the function again after a delay."""
+        """Return `once(filesystem, path)`; if the store fails, call the function again after a delay, _ATTEMPTS times
+        at most."""
         retrying = Retrying(
             retry=retry_if_exception_type(StoreProblem),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -272,7 +273,7 @@ def shown(uri: str) -> str:
 
 
 def is_store(target: str) -> bool:
-    """Return whether a target is a URI of an object store; `file:` is a path."""
+    """Return whether a target is a URI of an object store; a `file://` URI is a path."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", target) is not None and not target.startswith("file://")
 
 

@@ -1,4 +1,4 @@
-"""The files in the log dirs of a target: checkpoints, and the files without which no broker starts.
+"""The files in the log dirs of a target: checkpoints, and those on which the start of a broker depends.
 
 `meta.properties` is removed before anything is changed. The file is written last, and only if every partition of the
 source is in the target: a broker would treat missing partitions as empty (compact/out_of_place/OUT_OF_PLACE.md).
@@ -78,14 +78,14 @@ def is_outdated(tree: Tree, wanted: Mapping[str, bytes]) -> bool:
 
 
 def close_to_brokers(roots: Sequence[Root]) -> None:
-    """Remove the files without which no broker starts on the target, first those beside the metadata log."""
+    """Remove the files STARTING, so that no broker starts on the target, first those beside the metadata log."""
     for root in _metadata_first(roots):
         root.tree.remove(STARTING)
 
 
 def write(fs: FileSystem, roots: Sequence[Root], *, is_complete: bool) -> None:
-    """Write the files of all log dirs. The files without which no broker starts are written last, those beside the
-    metadata log after all others.
+    """Write the files of all log dirs. `meta.properties` is written last, and of these files, the one beside the
+    metadata log.
     """
     planned = [(root, contents(fs, root, is_complete=is_complete)) for root in reversed(_metadata_first(roots))]
     for root, wanted in planned:

@@ -145,8 +145,8 @@ class MountedTree:
     def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
         """Replace the contents of the partition with the output of a task; return the final record.
 
-        While files are replaced, the record on disk is marked unfinished, so a killed run leaves the partition either
-        unchanged or marked unfinished.
+        While files are replaced, the record on disk is marked unfinished, so a killed run leaves the partition
+        unchanged, marked unfinished, or complete.
         """
         path = self.partition_path(record.name)
         self._check_sizes(path, placed)
@@ -191,7 +191,8 @@ class MountedTree:
             return None
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file of the log dir durably, with the attributes of the source's file."""
+        """Write a file of the log dir durably, with owner and mode of the source's file (of the source log dir, if it
+        has no such file), but writable."""
         source = os.path.join(self.source, name)
         like = self.fs.stat(source if self.fs.exists(source) else self.source)
         replace_file(self.fs, os.path.join(self.path, name), data, writable(like))

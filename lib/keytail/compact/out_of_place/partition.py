@@ -1,5 +1,5 @@
-"""Compacts one partition out of place: cleans it into another directory, and copies all other files there
-(OUT_OF_PLACE.md).
+"""Compacts one partition out of place: cleans it into another directory, and copies all files there that the cleaning
+does not replace (OUT_OF_PLACE.md).
 
 `place_partition` reads the sources and writes scratch files. `place_partition` may run on any host that has access to
 the source and the target. The driver renames the files.
@@ -27,8 +27,8 @@ from keytail.undo.backup import copy_file
 def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write, under scratch names, all files that the partition must have in the target, durable and proven.
 
-    If cleaning is refused because of its records, the partition is copied; the result's `refusal` is the reason. Raises
-    what `clean_partition` raises, after removing the outputs of this attempt, and Refused if the source is not as the
+    If `clean_partition` refuses the partition, it is copied; the result's `refusal` is the reason. Other errors of
+    `clean_partition` are raised after removing the outputs of this attempt, and Refused if the source is not as the
     driver listed it, before or after the files are read.
     """
     result = clean_or_not(fs, task)
@@ -43,7 +43,7 @@ def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
 def clean_or_not(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Clean the partition if it is due; return the result, whose files still have scratch names. The result for a
-    partition that is only copied has no groups.
+    partition that is only copied, or whose cleaning is refused, has no groups.
     """
     place = _place(task)
     refuse_other_files(fs, task)

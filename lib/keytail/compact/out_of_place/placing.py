@@ -64,8 +64,9 @@ class Tree(Protocol):
 class Intended:
     """The driver's decision for one partition: where it is placed, and its row, with the reason if it is copied.
 
-    `entries` are the entries of the source's checkpoints; `repaired` replaces the entry of the cleaner's checkpoint if
-    this entry is outside the log. `notes` are messages that are printed when the partition has been placed.
+    `entries` are the entries of the source's checkpoints; in a copy, `repaired` replaces the entry of the cleaner's
+    checkpoint if this entry is outside the log. `notes` are messages that are printed when the partition has been
+    placed.
     """
 
     tree: Tree

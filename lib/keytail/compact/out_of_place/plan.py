@@ -77,7 +77,7 @@ class PlannedPartition:
 
     @property
     def is_unhosted(self) -> bool:
-        """Whether other replicas were named, but none of them hosts the partition."""
+        """Whether the partition is to be cleaned and other replicas were named, but none of them hosts it."""
         held = self.planned.removal_limit if self.planned is not None and self.action == "clean" else None
         return held is not None and held.replica is None
 

@@ -1,4 +1,4 @@
-"""Decides whether a run with --execute may commit a preparation, and discards it if not.
+"""Decides whether a preparation may be committed, and discards it if not, unless the partition is refused.
 
 PREPARED.md in this directory explains why each condition for a commit suffices.
 """
@@ -47,8 +47,8 @@ def max_age_ms(delete_retention_ms: int) -> int:
 
 @dataclass(frozen=True)
 class Now:
-    """The state of a partition that the run with --execute finds. `sources` and `outputs` are those sources and
-    outputs of the record that still exist."""
+    """The present state of a partition. `sources` and `outputs` are those sources and outputs of the record that still
+    exist."""
 
     now_ms: int
     basis: Basis
@@ -83,7 +83,8 @@ def reason_against_commit(
 ) -> ErrorText:
     """Return why the preparation cannot be committed in the partition's present state (`planned`); NO_ERROR if it can.
 
-    Reads names, sizes and times of files, checkpoints, and the header of each source's first batch.
+    Reads names, sizes and times of files, checkpoints, the header of each source's first batch, and the replicas that
+    --replica names.
     """
     facts = planned.facts
     if planned.decision.status == "refused" or not planned.is_compacted_topic:
@@ -105,7 +106,8 @@ def reason_against_commit(
 
 def commit_or_discard(fs: FileSystem, planned: Planned, record: Record, reason: ErrorText) -> Planned:
     """Return the plan that commits `record`. If there is a `reason`, discard the preparation instead, and return the
-    plan with this reason. The preparation of a refused partition is kept: perhaps only a flag is missing.
+    plan with this reason. The preparation of a refused partition is kept, but not committed: perhaps only a flag is
+    missing.
     """
     if planned.decision.status == "refused":
         text = joined([planned.decision.error, "the preparation is kept"])
@@ -206,7 +208,8 @@ def _of_epochs(then: Basis, basis: Basis) -> str | None:
 
 
 def _changed_settings(then: CompactionConfig, now: CompactionConfig) -> list[str]:
-    # If producers expire sooner now, or this has become known, more of their last batches were retained than necessary.
+    # A shorter or newly known expiration of producers is no reason: more of their last batches were retained than
+    # necessary.
     if then.producer_id_expiration_ms > now.producer_id_expiration_ms:
         now = replace(now, producer_id_expiration_ms=then.producer_id_expiration_ms)
     return [
@@ -260,8 +263,9 @@ def _of_age(record: Record, now: Now) -> ErrorText:
 
 
 def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Record | None, ErrorText]:
-    """Return the record of a preparation in the partition directory `path`, or None and the reason if it is not usable.
-    `leftovers` are the names of scratch files; if none is a record, the result is None and NO_ERROR.
+    """Return the record of a preparation in the partition directory `path` (of several, the last by name), or None and
+    the reason if it is not usable. `leftovers` are the names of scratch files; if none is a record, the result is None
+    and NO_ERROR.
     """
     found = sorted(name for name in leftovers if is_record(name))
     if not found:

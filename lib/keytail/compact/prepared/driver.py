@@ -72,7 +72,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 break
             try:
                 chosen_again, configuration = steps.select_partitions(rules.now_ms)
-            except (KeytailError, OSError):  # a chosen topic was deleted; its rows have the reason
+            except (KeytailError, OSError):  # for example, a chosen topic was deleted; the rows have the status skipped
                 break
             wanted = {entry.path for _, entry in left}
             left = [item for item in chosen_again.partitions if item[1].path in wanted]

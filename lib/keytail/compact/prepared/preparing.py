@@ -80,7 +80,8 @@ class Preparing:
     _record_name: str = ""
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Write the record of the preparation durably. Raises SourcesChanged if the sources have changed."""
+        """Write the record of the preparation durably. Raises Interrupted after a signal, and SourcesChanged if the
+        sources have changed."""
         if is_stopped():
             raise Interrupted("interrupted")
         assert result.rest is None, "a preparation has one pass"

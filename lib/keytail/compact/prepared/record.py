@@ -112,7 +112,7 @@ def see_sources(fs: FileSystem, path: str, segments: Sequence[SegmentFacts]) -> 
 
 
 def see_outputs(fs: FileSystem, path: str, files: frozenset[str]) -> tuple[Output, ...]:
-    """Return the files in `path` whose names are in `files`, sorted by name."""
+    """Return the regular files in `path` whose names are in `files`, sorted by name."""
     return tuple(
         sorted(
             Output(entry.name, entry.size_bytes, entry.mtime_ns, entry.inode)
@@ -167,7 +167,7 @@ def decode_record(data: bytes, where: str) -> Record:
 
 
 def _check_numbers(record: Record) -> None:
-    """Raise ValueError unless all offsets and sizes are numbers from 0 to the largest offset."""
+    """Raise ValueError unless all numbers that are used as offsets, sizes or times are from 0 to the largest offset."""
     basis, result = record.basis, record.result
     outputs = [out for group in result.groups for out in group.segments]
     numbers = [
@@ -187,7 +187,8 @@ def _check_numbers(record: Record) -> None:
 
 
 def _check_groups(record: Record) -> None:
-    """Raise ValueError unless the groups replace exactly the sources, with files that are listed among the outputs."""
+    """Raise ValueError unless the groups replace exactly the sources, with files that are listed among the outputs and
+    have their segment's base offset, and without producer snapshots."""
     groups = record.result.groups
     replaced = [base for group in groups for base in group.source_bases]
     if not replaced or replaced != [source.base_offset for source in record.sources]:

@@ -85,8 +85,8 @@ def _planned(
     rules: Rules,
     request: Request,
 ) -> Planned:
-    """Return the plan of a partition. The plan is a refusal if the partition has a prepared compaction, or if this
-    process cannot give new files the owner and mode of the partition's files."""
+    """Return the plan of a partition. A partition that has segments to repack, or leftovers, is also refused if it has
+    a usable preparation, or if this process cannot give new files the owner and group of the partition's directory."""
     planned = plan_repack(fs, log_dir, entry, configuration, rules, _flags(request))
     facts = planned.facts
     if planned.decision.status == "refused" or not (planned.wanted or facts.leftovers):
@@ -109,7 +109,8 @@ def _planned(
 def _plan_resolved(
     fs: FileSystem, chosen: SelectedPartitions, configuration: Configuration, rules: Rules, request: Request
 ) -> list[Planned]:
-    """Return the plans of all partitions, after resolving leftovers of interrupted runs in those not refused."""
+    """Return the plans of all partitions. In partitions that are not refused, leftovers of interrupted runs are
+    resolved first."""
 
     def plan(log_dir: LogDirFacts, entry: PartitionEntry) -> Planned:
         return _planned(fs, log_dir, entry, configuration, rules, request)

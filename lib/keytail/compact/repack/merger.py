@@ -32,8 +32,8 @@ from keytail.log.records.scan import Portion, RecordScanner
 
 
 class Repacked(Protocol):
-    """Receives the batches of one repacked segment in order. `data` are their bytes, `table` their BATCH_TABLE rows;
-    both are valid only during the call."""
+    """Receives the batches of one repacked segment in order. `data` are their bytes, and are valid only during the
+    call; `table` are their BATCH_TABLE rows, which the receiver may keep."""
 
     def unchanged(self, data: np.ndarray, table: np.ndarray) -> None:
         """Receive batches that are copied from the source byte for byte."""
@@ -64,7 +64,8 @@ class Merger:
         self._state = np.zeros(kernels.STATE, np.int64)
         self._state[kernels.LIMIT] = repacking.block_bytes(max_message_bytes)
         self._state[kernels.MAX_RECORDS] = WHOLE_BLOCK_RECORDS
-        # The open batch: its sources in this chunk begin at row `_first`; `_earlier` has copies of earlier sources.
+        # The open batch: its sources in this chunk begin at row `_first`; `_earlier` has copies of those in earlier
+        # chunks.
         self._first = 0
         self._earlier: list[tuple[np.ndarray, np.ndarray]] = []
         self._last_row = np.zeros(1, BATCH_TABLE)  # the last row of the previous chunk
@@ -125,11 +126,13 @@ class Merger:
         return wanted & rebuildable, joins
 
     def _share_fields(self, before: np.ndarray, table: np.ndarray) -> np.ndarray:
-        """Return for each row of `table` whether its header may be merged with that of the same row in `before`."""
+        """Return for each row of `table` whether the fields that a merged batch has only once equal those of the same
+        row in `before`."""
         attributes = table["attributes"]
         kinds = DELETE_HORIZON | LOG_APPEND_TIME | (CODEC_MASK if self._repacking.codec is None else 0)
         same = ((before["attributes"] ^ attributes) & kinds) == 0
-        # Without a producer, the epoch and the sequence have no meaning; group coordinators write the sequence 0.
+        # Even without a producer, the producer epoch and the sequence are compared: group coordinators write the
+        # sequence 0.
         for name in ("leader_epoch", "producer_epoch", "base_sequence"):
             same &= before[name] == table[name]
         same &= ((attributes & DELETE_HORIZON) == 0) | (before["base_timestamp_ms"] == table["base_timestamp_ms"])
@@ -187,8 +190,9 @@ class Merger:
     def _merged(self, sources: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the open batch and its row, or None if its sources must be copied unchanged.
 
-        The sources are copied if the new batch would exceed `max.message.bytes`. The sources are also copied if the new
-        batch would not be smaller, unless a source is compressed with a codec other than the requested one.
+        The sources are copied if there is only one and it has the requested codec, or if the new batch would exceed
+        `max.message.bytes`. The sources are also copied if the new batch would not be smaller, unless a source is
+        compressed with a codec other than the requested one.
         """
         repacking, state = self._repacking, self._state
         codecs = {attributes & CODEC_MASK for _, table in sources for attributes in table["attributes"].tolist()}
@@ -213,7 +217,7 @@ class Merger:
 
 
 def _without_producers(table: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Return the rows of a table, without the producer fields in the rows that `which` (bool) selects."""
+    """Return the rows of a table; those that `which` (bool) selects have no producer and are not transactional."""
     if not which.any():
         return table
     table = table.copy()
@@ -224,7 +228,7 @@ def _without_producers(table: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 
 def _rows_of(chunk: Chunk, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes of the rows from `first` to before `end` of a chunk, and a copy of the rows."""
+    """Return the bytes of the batches in rows `first` to before `end` of a chunk's table, and a copy of these rows."""
     table = chunk.table[first:end].copy()
     start, last = int(table["position"][0]) - chunk.position, table[-1]
     return chunk.raw[start : int(last["position"]) - chunk.position + int(last["size_bytes"])], table

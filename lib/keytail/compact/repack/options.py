@@ -78,7 +78,8 @@ def repack_flags(
     replicas_in_sync: ReplicasInSync = False,
     forget_producers: ForgetProducers = False,
 ) -> RepackFlags | None:
-    """Return the flags of a repack; None if --repack is not given."""
+    """Return the flags of a repack; None if --repack is not given. Raises UsageProblem for invalid values and
+    combinations, and for flags that require --repack."""
     if repack:
         if compression is not None:
             from keytail.format.compression import check_level  # noqa: PLC0415 (--help needs no codec)

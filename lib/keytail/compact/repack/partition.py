@@ -1,4 +1,4 @@
-"""Repacks one partition: writes a new segment for each segment in which a batch changes, and proves the new segments.
+"""Repacks one partition: replaces each segment in which a batch changes by one or more new ones, and proves these.
 
 `repack_partition` writes only scratch files, may run on any host that has access to the directory, and may be repeated.
 The driver installs the new segments in the same way as those of a compaction.
@@ -39,18 +39,19 @@ _BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RepackResult(CleaningResult):
-    """The result of a repack: also has the numbers of batches in the segments that were read, before and after."""
+    """The result of a repack: also has the numbers of batches in the segments of all passes so far, before and
+    after."""
 
     batches_before: int = 0
     batches_after: int = 0
 
 
 def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
-    """Write and prove the replacements of the segments in which a batch changes, and return the result.
+    """Write and prove the replacements of the segments in which a batch changes, in one pass; return its result.
 
-    Only segments below `first_uncleanable_offset` are read; segments without a change have no group in the result. On
-    any error, all scratch files of this attempt are removed. Raises CorruptLog, Refused or KeytailError. Memory: less
-    than 512 MiB for segments of any size.
+    Only segments below `first_uncleanable_offset` are changed; of other segments, at most batch headers matter.
+    Segments without a change have no group in the result. On any error, all scratch files of this attempt are removed.
+    Raises CorruptLog, Refused or KeytailError. Memory: less than 512 MiB for segments of any size.
     """
     clock = PhaseClock()
     check_sources(fs, task)
@@ -88,7 +89,7 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
 
 def _live_producers(fs: FileSystem, task: RepackTask, reader: SegmentReader) -> np.ndarray:
     """Return the ids (int64, sorted) of the producers whose last batches must not be changed: all producers that a
-    broker would know or, if expired producers are forgotten, all that have not expired.
+    broker may know or, if expired producers are forgotten, all that have not expired.
 
     If only batches without a producer are changed, the ids are not needed, and the result is empty.
     """
@@ -99,8 +100,9 @@ def _live_producers(fs: FileSystem, task: RepackTask, reader: SegmentReader) -> 
 
 
 def producers_of_log(task: RepackTask, reader: SegmentReader, live: np.ndarray, end: int) -> ProducersOfLog:
-    """Return what the batch headers of the whole log show about producers. The repack reads segments before number
-    `end`; `live` are the ids (int64, sorted) of the producers whose last batches must not be changed."""
+    """Return what the batch headers of the whole log show about producers; empty if no producer matters. Segments
+    before number `end` are repacked; `live` are the ids (int64, sorted) of the producers whose last batches must not be
+    changed."""
     headers = HeaderPass(live, task.expired_before_ms)
     if len(live) or task.expired_before_ms is not None:
         for number in range(len(task.segments)):
@@ -168,7 +170,8 @@ class _Written:
     _bytes: int = 0  # total bytes in `_parts`
 
     def has_room_for(self, number: int) -> bool:
-        """Return whether this pass may also write segment `number`: its first segment, or if scratch space suffices."""
+        """Return whether this pass may also write segment `number`: always before the first changed segment, later only
+        if the scratch space suffices."""
         limit = self.task.max_scratch_bytes
         if limit is None or not self.numbers:
             return True

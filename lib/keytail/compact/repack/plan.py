@@ -1,4 +1,5 @@
-"""Decides which partitions may be repacked, and up to which offset. Reads no log data and changes no file."""
+"""Decides which partitions may be repacked, and up to which offset. Changes no file. Logs are read only from the latest
+producer snapshot on, for the states of transactions, and at their end."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ class HeaderPass:
 
 
 class _NewestTimes:
-    """The largest timestamp of each producer's batches. Parts are merged only when they are large, so that the time of
-    a pass remains proportional to its rows."""
+    """The largest timestamp of each producer's batches. Parts are merged only when together they are large, so that the
+    time of a pass remains proportional to the number of batches."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []

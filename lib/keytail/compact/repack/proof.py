@@ -1,6 +1,6 @@
 """Proves a repack before its commit: reads the outputs back and compares them with the sources (REPACK.md).
 
-An output must have exactly the records of its source, in the same order, each with the same offset, timestamp, key,
+The outputs of a source must have exactly its records, in the same order, each with the same offset, timestamp, key,
 value and headers. The header of a new batch must satisfy the rules for all source batches that it replaces. Index files
 must have the content that the output requires. The proof uses another reader and another parser than the writer.
 """

@@ -20,7 +20,7 @@ _COLUMNS: tuple[Column[ResultRow], ...] = (
 
 
 def show_repack(rows: Sequence[ResultRow], *, execute: bool) -> None:
-    """Print a line for each changed partition, then reasons and totals. Unchanged partitions are only counted."""
+    """Print a line for each partition, then reasons and totals. Partitions with status `clean` may be only counted."""
     title = "Repacked" if execute else "Dry run: nothing was changed"
     changes = [row for row in rows if row.status != "clean"]
     if changes:

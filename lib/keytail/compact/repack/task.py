@@ -21,9 +21,10 @@ _NO_FILE = CleanFile("", "", 0, "")
 @dataclass(frozen=True)
 class Repacking:
     """The changes that a repack makes. Neighbouring batches are merged up to `batch_bytes` of uncompressed records; 0
-    disables merging. All batches get the codec with the number `codec`; if it is None, they keep their codec. Rebuilt
-    batches are compressed at `level`; None is the default level of Kafka's codec. Merged batches lose producers that
-    have been idle for `forget_after_ms`; if this is None, they lose none.
+    disables merging. Batches that may be changed get the codec with the number `codec`, with the exceptions in
+    REPACK.md; if it is None, they keep their codec. Rebuilt batches are compressed at `level`; None is the default
+    level of Kafka's codec. Merged batches may lose producers that have been idle for `forget_after_ms`; if this is
+    None, they lose none.
     """
 
     batch_bytes: int
@@ -42,7 +43,7 @@ class Repacking:
 
 @dataclass(frozen=True)
 class RepackTask(CleaningTask):
-    """One repack of one partition. Segments from `first_uncleanable_offset` on are not read."""
+    """One repack of one partition. Segments from `first_uncleanable_offset` on are not changed."""
 
     repacking: Repacking = field(default_factory=partial(Repacking, 0))
     cleaner_checkpoint: int | None = None
@@ -60,7 +61,8 @@ class RepackTask(CleaningTask):
         return None if idle_ms is None else self.now_ms - idle_ms
 
     def next_checkpoint(self, end_offset: int) -> int:
-        """Return the cleaner's checkpoint, which a repack does not move, or `end_offset` if that is larger."""
+        """Return the largest checkpoint that the cleaner may have after the repack: its present one, or `end_offset` if
+        that is larger. The repack itself does not move the checkpoint."""
         return max(end_offset, self.cleaner_checkpoint or 0)
 
 
@@ -87,7 +89,8 @@ class RepackState(SavedState):
 
 
 def output_segment_bytes(task: CleaningTask) -> int:
-    """Return the maximum bytes of an output: twice the largest segment, so that only a segment that grows to more than
-    its double is divided."""
+    """Return the maximum bytes of an output: twice `segment.bytes`, or twice the largest segment if that is more, but
+    at most MAX_SEGMENT_BYTES. So only a segment that grows to more than its double, or beyond that limit, is
+    divided."""
     largest = max((segment.log_bytes for segment in task.segments), default=0)
     return min(MAX_SEGMENT_BYTES, 2 * max(task.config.segment_bytes, largest))
