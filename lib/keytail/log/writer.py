@@ -86,7 +86,7 @@ class SegmentWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """The size of the log and its two indexes if the segment were sealed now, without the `.txnindex`."""
+        """The maximum size of the log and its two indexes if the segment were sealed now, without the `.txnindex`."""
         return self.size_bytes + self._indexer.size_bytes
 
     def _create(self, suffix: str) -> int:
@@ -104,7 +104,7 @@ class SegmentWriter:
         """Append whole batches (`table` rows over `data`) until a limit is reached; return how many batches were
         appended.
 
-        Sets the rows' positions in this segment. An empty segment takes a batch of any size.
+        Sets the rows' positions in this segment. An empty segment takes a batch of any size within the offset range.
         """
         ends = np.cumsum(table["size_bytes"], dtype=np.int64)
         fits = (self.size_bytes + ends <= self._max_bytes) & (
@@ -220,7 +220,7 @@ class OutputWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """The size of all files if all outputs were closed now, without the `.txnindex` of the current output."""
+        """The maximum size of all files if all outputs were closed now, without the current output's `.txnindex`."""
         return self._closed_bytes + (self._current.scratch_bytes if self._current else 0)
 
     @property
