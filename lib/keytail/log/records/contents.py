@@ -29,8 +29,8 @@ class SegmentContents:
     that a consumer sees; None if there are no records.
 
     `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is the digest of the `.log` file, in
-    hexadecimal. `index_status` is `missing` if there is no offset or time index, `bad` if one of them has an invalid
-    size or entries that do not ascend or point outside of the segment, otherwise `good`.
+    hexadecimal. `index_status` is `missing` if there is no offset or time index, `bad` if entries of one of them do not
+    ascend or point outside of the segment, otherwise `good`.
     """
 
     base_offset: int

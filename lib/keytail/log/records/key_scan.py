@@ -1,4 +1,4 @@
-"""Hashes and numbers the keys of opened chunks for the map phase: in portions and reused buffers, or all at once."""
+"""Hashes and numbers the keys of chunks for the map phase: in portions and reused buffers, or all at once."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ChunkKeys:
 
 
 class KeyScanner:
-    """Produces the hashed keys of opened chunks; use one scanner per task."""
+    """Produces the hashed keys of chunks; use one scanner per thread."""
 
     def __init__(self, seed: int, portion_keys: int = _KEYS) -> None:
         self._seed = np.uint64(seed)

@@ -66,7 +66,7 @@ class Chunk:
 
 @dataclass
 class OpenedRows:
-    """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted rows.
+    """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted ("opened") rows.
 
     The arrays have an item for each row of the whole chunk, valid from `first` to before `end`: `where` is CLOSED,
     IN_RAW or IN_ARENA; `start` and `size` are the position of the row's block in the chunk's `raw` or in `arena`, and

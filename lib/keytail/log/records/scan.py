@@ -1,4 +1,4 @@
-"""Parses the records of opened chunks, a portion at a time, and hashes their keys on request, in reused buffers.
+"""Parses the records of chunks, a portion at a time, and hashes their keys on request, in reused buffers.
 
 A portion contains whole batches, with about as many records as stay in a core's cache between two kernels.
 """
@@ -59,7 +59,7 @@ class Portion:
 
 
 class RecordScanner:
-    """Produces the portions of opened chunks; use one scanner per task."""
+    """Produces the portions of chunks; use one scanner per thread."""
 
     def __init__(self, portion_records: int = PORTION_RECORDS) -> None:
         self._columns = [Columns(portion_records), Columns(portion_records)]

@@ -1,4 +1,4 @@
-"""Presents the records of opened batches as columns: numbers as arrays; keys, values and headers as copies, on request.
+"""Presents the records of batches as columns: numbers as arrays; keys, values and headers as copies, on request.
 
 A table refers to the reused buffers of a chunk, an opener and a scanner, which later chunks or portions overwrite.
 """

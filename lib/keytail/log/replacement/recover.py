@@ -35,10 +35,11 @@ def recover(fs: FileSystem, partition_path: str, keep: Collection[str] = ()) -> 
 
     Scratch files of all runs are removed, except `keep`, so recovery must precede the tasks that write such files.
     Every `.cleaned` file is removed, after every `.swap` that it makes void. Every other `.swap` gets its final name,
-    or is removed if it is an index file without a log, of an incomplete set, or replaced by a broker; then `.deleted`
-    files are removed. If this process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog,
-    before anything is changed, if a broker would lose data or not start correctly, or if a Kafka or keytail name is not
-    that of a regular file; and LockLost, with nothing changed, if the lock of the log dir is lost.
+    except index files without a log, of an incomplete set, or of a log whose indexes a broker has rebuilt, which are
+    removed; then `.deleted` files are removed. If this process is killed at any moment, recovery can be run again.
+    Raises Refused or CorruptLog, before anything is changed, if a broker would lose data or not start correctly, or if
+    something with a Kafka or keytail name is not a regular file; and LockLost, with nothing changed, if the lock of the
+    log dir is lost.
     """
     refuse_lost(fs, partition_path)
     files = named_files(fs, partition_path)
