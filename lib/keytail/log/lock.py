@@ -32,7 +32,7 @@ _ATTEMPTS = 20
 
 LockName = Literal[".lock", ".keytail-prepare.lock"]
 
-# Descriptors and lock file paths of each log dir whose lock this process holds, by every path that names the log dir.
+# Descriptors and lock file paths of each log dir whose lock this process holds, by its real path and each given path.
 _held: dict[str, list[tuple[int, str]]] = {}
 
 

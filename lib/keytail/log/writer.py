@@ -29,7 +29,7 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 @dataclass(frozen=True)
 class Limits:
     """The limits of an output: `segment_bytes` is the maximum size of its log, `index_bytes` the maximum size of each
-    index. `index_interval_bytes` is the index interval."""
+    index. After more than `index_interval_bytes` of the log, a batch gets an index entry."""
 
     segment_bytes: int
     index_bytes: int

@@ -48,7 +48,7 @@ class _Buffers:
 
 
 class SegmentReader:
-    """Reads segments into its own buffers, by default two sets in turn (`keep_valid`); use one reader per thread."""
+    """Reads segments into its own buffers, by default two sets in turn (`keep_valid`); read one segment at a time."""
 
     def __init__(
         self, fs: FileSystem, chunk_bytes: int = CHUNK_BYTES, arena_bytes: int = ARENA_BYTES

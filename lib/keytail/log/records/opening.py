@@ -152,8 +152,8 @@ class BlockOpener:
         Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part after
         the next one overwrites. A part has up to about `arena_bytes` in the arena, or one block of at most
         WHOLE_BLOCK_BYTES, or is a piece of a block that is larger or has more than WHOLE_BLOCK_RECORDS records. Raises
-        CorruptLog for a block that cannot be decompressed or converted, Refused for a piece's record, or a compressed
-        message of magic 0 or 1, of more than `max_record_bytes`.
+        CorruptLog for a block that cannot be decompressed or converted, Refused for a record in a piece, or for the
+        decompressed messages of magic 0 or 1 in a message, of more than `max_record_bytes`.
         """
         table = chunk.table
         n = len(table)

@@ -2,7 +2,7 @@
 
 A piece has at most PIECE_BYTES and PIECE_RECORDS, or is one larger record. A batch of some KiB may decompress to
 gigabytes; Kafka's cleaner decompresses such a batch one record at a time. A single record must fit into memory, as in
-Kafka; larger records than `max_record_bytes` and a piece are refused.
+Kafka; a record that is larger than both `max_record_bytes` and a piece is refused.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class RecordStream:
         none are left, or if the next record has a delta above `up_to_delta`, is invalid, or is incomplete.
 
         `last_delta` is the largest offset delta so far. Raises ValueError if the codec cannot decompress the block, and
-        if the first offset is not above those of earlier parts; Refused for a record of more than `max_record_bytes`
-        and `room_bytes`, or data that need too much memory.
+        if the first offset is not above those of earlier parts; Refused for a record larger than both
+        `max_record_bytes` and `room_bytes`, or data that need too much memory.
         """
         self._turn()
         self._fill(room_bytes)

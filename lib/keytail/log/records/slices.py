@@ -222,7 +222,8 @@ def _refuse_below_segment(chunk: Chunk, piece: LogSlice) -> None:
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
     """Yield the wanted data records, some thousands at a time; a table is valid until the next table is requested.
-    Raises the same errors as `batches`, and those of `_refuse_unlisted` and `BlockOpener.open_rows`."""
+    Raises the same errors as `batches` and `BlockOpener.open_rows`, and CorruptLog if the transaction index lacks an
+    aborted transaction that has data in the chunk of its marker."""
     reader, scanner = SegmentReader(fs), RecordScanner()
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         for chunk in _chunks(reader, piece):

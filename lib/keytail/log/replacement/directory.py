@@ -36,7 +36,7 @@ class Directory:
 
     def refresh(self) -> None:
         """List the directory, unless its modification time shows that nothing has changed it since `keep`."""
-        changed_ns = self.fs.stat(self.path).mtime_ns  # before the listing: the next call detects a change during it
+        changed_ns = self.fs.stat(self.path).mtime_ns  # before the listing: a change during it counts as a later one
         if changed_ns == self._changed_ns:
             return
         files = named_files(self.fs, self.path)
