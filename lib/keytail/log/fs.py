@@ -1,4 +1,4 @@
-"""The only module that accesses log dirs: all reads and all changes.
+"""The only module that accesses log dirs: all reads and all changes, except a check of permissions in `log/owner.py`.
 
 The modules of `files/`, which only this module imports, carry out the operations. Every path is resolved to a
 descriptor of its directory, without following links below a log dir (`files/paths.py`), and the last name of the path
@@ -318,8 +318,7 @@ class FileSystem:
         self._change("set_mtime_ns", (path, mtime_ns), lambda: existing.set_mtime_ns(path, mtime_ns))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
-        """Create a file with the contents `data`, durable except for its name. If writing fails, the file is removed.
-        """
+        """Create a file with the contents `data`, durable except for its name. If writing fails, remove the file."""
         fd = self.create(path, like)
         try:
             try:

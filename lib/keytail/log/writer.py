@@ -375,8 +375,8 @@ class OutputWriter:
 
 
 def make_empty_segment(fs: FileSystem, partition_path: str, base_offset: int, like: FileStat) -> None:
-    """Create an empty segment, durably, as a broker does when it rolls. The `.log` is created last, because a broker
-    that starts removes index files without a log."""
+    """Create an empty segment, durably, as a broker does when it rolls; replace existing files of that base offset. The
+    `.log` is created last, because a broker that starts removes index files without a log."""
     for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
         for suffix in suffixes:
             path = os.path.join(partition_path, names.segment_file(base_offset, suffix))
